@@ -16,11 +16,12 @@ from zope.interface import implementer
 
 from dmsg.base.printable import shortened
 from dmsg.clients.choice import ServerChoice
-from dmsg.clients.dial import Session, SessionOpener
+from dmsg.clients.dial import SessionOpener
 from dmsg.clients.entries import Entries, delegated_servers
 from dmsg.clients.lifecycle import LifecycleCore, make_lifecycle
 from dmsg.clients.publish import EntryPublisher
 from dmsg.clients.servers import ServerSet, ServerUses
+from dmsg.clients.session import Session
 from dmsg.discovery.entries.entry import Entry, features as entry_features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups

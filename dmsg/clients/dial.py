@@ -6,7 +6,7 @@ A :class:`SessionOpener` connects only when its session can be used, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
@@ -18,50 +18,14 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.base.printable import shortened
+from dmsg.clients.session import Session
 from dmsg.discovery.entries.entry import Entry
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.retry import retry_delay
-from dmsg.net.streams.stream import StreamTransport
 
 SHORT_SESSION = 5.0
 """Seconds: a session that ends before counts as a failed try."""
-
-
-class Session(Protocol):
-    """A connection to one server, of some family.
-
-    :ivar lost: fires with None when it is gone.
-    :ivar leaving: the server said that it leaves.
-    :ivar why_lost: says why, once it is gone; never empty.
-    :ivar refused_extension: the server ended it at something that its entry says it knows.
-    :ivar key_shared: told the address of another program with the same key, when the server says so.
-    :ivar draining: told (seconds, other servers) when it says so.
-    """
-
-    server: PubKey
-    lost: Deferred[None]
-    connected: bool
-    leaving: bool
-    why_lost: str
-    refused_extension: bool
-    key_shared: Callable[[str], None]
-    draining: Callable[[int, list[PubKey]], None]
-
-    @property
-    def round_trip(self) -> float | None:
-        """Seconds to the server and back; None while not measured."""
-
-    @property
-    def transports(self) -> int:
-        """How many streams it carries or is to carry."""
-
-    @property
-    def streams(self) -> Sequence[StreamTransport]:
-        """The streams that it carries."""
-
-    def close(self) -> None:
-        """End it; its streams end with it."""
 
 
 class SessionOpener(Protocol):

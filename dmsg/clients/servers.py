@@ -19,7 +19,8 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.clients.choice import ServerChoice
-from dmsg.clients.dial import ServerLink, Session, SessionOpener
+from dmsg.clients.dial import ServerLink, SessionOpener
+from dmsg.clients.session import Session
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from dmsg.keys import PubKey
 from dmsg.messaging.core.state import ClientChannel, State
 from dmsg.messaging.core.table import ClientConnection
 from dmsg.messaging.streams import ChannelStream
-from dmsg.net.streams.stream import StreamTransport
+from dmsg.net.streams import carrier
 
 
-class CarryingSession(Protocol):
+class CarryingSession(carrier.CarryingSession, Protocol):
     """The link to a server, as a carrier needs it."""
 
-    server: PubKey
     core: ClientConnection
-    writable: bool
-    """The link takes more."""
-
-    def flush(self) -> None:
-        """Send what the core has to send."""
 
     def taken(self, stream: ChannelStream) -> None:
         """The application has read some of what came."""
@@ -28,31 +21,22 @@ class CarryingSession(Protocol):
     def closed(self, stream: ChannelStream, reason: int) -> None:
         """The application, or this end in its name, has ended the stream."""
 
-    def schedule(self, stream: StreamTransport) -> None:
-        """Flush it at the end of the reactor turn."""
 
-
-class ChannelCarrier:
+class ChannelCarrier(carrier.SessionCarrier[CarryingSession, ChannelStream]):
     """Knows the stream, its channel and the session; a channel carries one stream, which ends with it."""
 
-    __slots__ = ("channel", "session", "stream")
-
-    stream: ChannelStream
+    __slots__ = ("channel",)
 
     def __init__(self, session: CarryingSession, channel: ClientChannel) -> None:
-        self.session = session
+        super().__init__(session)
         self.channel = channel
-
-    @property
-    def server(self) -> PubKey:
-        return self.session.server
 
     @property
     def confirms(self) -> bool:
         return self.stream.acks is not None
 
     def may_send(self) -> bool:
-        if not self.session.writable or self.channel.state is not State.OPEN:
+        if not (self.session.writable and self.writable) or self.channel.state is not State.OPEN:
             return False
         acks = self.stream.acks
         return acks is None or acks.may_send()
@@ -66,9 +50,6 @@ class ChannelCarrier:
         self.session.core.send(self.channel, data)
         stream.acknowledged(ticket)
 
-    def flush(self) -> None:
-        self.session.flush()
-
     def in_flight(self) -> int:
         acks = self.stream.acks
         return acks.in_flight if acks is not None else 0
@@ -80,6 +61,3 @@ class ChannelCarrier:
 
     def close(self, reason: int) -> None:
         self.session.closed(self.stream, reason)
-
-    def schedule(self) -> None:
-        self.session.schedule(self.stream)

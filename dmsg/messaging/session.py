@@ -21,6 +21,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.clients.doorman import Doorman
+from dmsg.clients.session import Session, build_accepted, start_opened
 from dmsg.errors import (
     CloseReason,
     DmsgTimeout,
@@ -36,12 +37,10 @@ from dmsg.messaging.core.events import Closed, DataReceived, Event, Opened, Reje
 from dmsg.messaging.core.state import ClientChannel, State
 from dmsg.messaging.core.table import ClientConnection
 from dmsg.messaging.streams import ChannelStream
-from dmsg.net.isolate import dispatched, isolated
+from dmsg.net.isolate import isolated
 from dmsg.net.links.link import Link
 from dmsg.net.pending import Pending
-from dmsg.net.share import FRAMES
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn import TurnFlush
 
 OPEN_TIMEOUT = 10.0
@@ -62,24 +61,19 @@ STALL_TIMEOUT = 15.0
 all its channels."""
 LEFT_LIMIT = 16 * 1024 * 1024
 """Bytes of closed channels that their applications may take later."""
-CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
-"""Bytes of answers that a client holds for a server that does not read."""
 
 _log = Logger()
 
 
-class ClientSession:
+class ClientSession(Session):
     """A client's link to one server.
 
     :param accept: the factory for channels that others open, asked for each time; None refuses them.
     :param dialect: its ``acks``: whether somebody who opens a channel acknowledges.
     :param doorman: says which OpenChannels are looked at.
-    :ivar lost: fires with None when the link is gone.
     """
 
-    leaving = False
-    why_lost = "connection to the server was lost"
-    refused_extension = False
+    core: ClientConnection
     round_trip: float | None = None
     """Seconds to the server and back, as the handshake took them."""
 
@@ -96,26 +90,17 @@ class ClientSession:
         ephemeral: Callable[[], SecKey | None] = lambda: None,
     ) -> None:
         self._reactor = reactor
-        self._turn = turn
         self._local = key.public
         self._dialect = dialect
-        self.core = ClientConnection(key, dialect.profile, two_ids=dialect.two_ids, ephemeral=ephemeral)
+        core = ClientConnection(key, dialect.profile, two_ids=dialect.two_ids, ephemeral=ephemeral)
         if doorman is not None:
-            self.core.refusal = doorman.at(server)
+            core.refusal = doorman.at(server)
+        super().__init__(turn, server, core, accept)
         self._doorman = doorman
-        self._accept = accept
-        self._link: Link | None = None
         self._opening: Pending[ClientChannel, ClientChannel] = Pending()
         self._closing: dict[ClientChannel, IDelayedCall] = {}
-        self.writable = True
-        self._receiving = False
         self._holding: dict[ClientChannel, IDelayedCall] = {}
         self._ended: list[ChannelStream] = []
-        self.server = server
-        self.lost: Deferred[None] = Deferred()
-        self.draining: Callable[[int, list[PubKey]], None] = lambda seconds, servers: None
-        self.key_shared: Callable[[str], None] = lambda address: None
-        self.connected = False
 
     # --- what the application does ---
 
@@ -153,16 +138,7 @@ class ClientSession:
             if greet and not ping:
                 self._send_message(channel, b"")
             stream = self._make_stream(channel, False if ping else acks)
-            try:
-                protocol = factory.buildProtocol(stream.getPeer())
-                if protocol is None:
-                    raise TransportClosed(CloseReason.REFUSED, "the factory built no protocol")
-            except Exception:
-                self.closed(stream, CloseReason.REFUSED)
-                stream.carrier_closed(CloseReason.REFUSED)
-                raise
-            stream.start(protocol)
-            return protocol
+            return start_opened(stream, factory, partial(self.closed, stream))
 
         def gave_up(failure: Failure) -> Failure:
             # rejected ones are closed already, lost ones too; this is for a timeout or a cancel
@@ -177,23 +153,18 @@ class ClientSession:
         self.flush()
         return waiting.addCallback(opened)
 
-    def close(self) -> None:
-        """End the link; its channels end with it, told so."""
-        self.connected = False
-        if self._link is not None:
-            for channel in list(self.core.channels.values()):
-                if channel.user is None:
-                    self.core.close(channel)  # just being opened
-                elif channel.state is State.OPEN:
-                    # what was not sent yet never will be: that is no clean end
-                    stream: ChannelStream = channel.user
-                    reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
-                    if stream.acks is not None:
-                        stream.acks.flush()
-                    self.core.close(channel)
-                    stream.carrier_closed(stream.reason_of_end(reason))
-            self._send_all()
-            self._link.close()
+    def _close_streams(self) -> None:
+        for channel in list(self.core.channels.values()):
+            if channel.user is None:
+                self.core.close(channel)  # just being opened
+            elif channel.state is State.OPEN:
+                # what was not sent yet never will be: that is no clean end
+                stream: ChannelStream = channel.user
+                reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
+                if stream.acks is not None:
+                    stream.acks.flush()
+                self.core.close(channel)
+                stream.carrier_closed(stream.reason_of_end(reason))
 
     @property
     def transports(self) -> int:
@@ -208,63 +179,31 @@ class ClientSession:
     # --- the link's side ---
 
     def link_up(self, link: Link) -> None:
-        self._link = link
+        super().link_up(link)
         self.connected = True
 
-    def frames_received(self, buffer: bytearray, end: int) -> int:
-        self.core.accepting = self._accept() is not None
-        taken, events = self.core.receive_frames(buffer, end, FRAMES)
-        self._receiving = True
-        dispatched(events, self._handle, self, self._event_lost)
-        self._receiving = False
-        self.flush()
-        if self.core.left and self._link is not None:
-            self._link.left()
-        if self.core.broken is not None:
-            self.why_lost = str(self.core.broken)
-            raise self.core.broken
-        link = self._link
-        if link is not None and link.congested and link.queued() > CLIENT_QUEUE_LIMIT:
-            _log.warn("server {server} provokes answers and reads none", server=self.server.short)
-            self.close()
-        return taken
-
     def _event_lost(self, event: Event) -> None:
-        """What it was about cannot go on as if it had been told."""
         self._end_now(event.channel)
         stream: ChannelStream | None = event.channel.user
         if stream is not None:
             self._over(stream, CloseReason.ABORTED)
 
-    def link_congested(self) -> None:
-        self.writable = False
-
-    def link_relieved(self) -> None:
-        self.writable = True
-        for stream in self.streams:
-            isolated(stream.window_opened)
-
-    def link_lost(self, reason: Failure) -> None:
-        self._link = None
-        self.connected = False
+    def _forget_streams(self, gone: Failure) -> Callable[[], None]:
         channels = list(self.core.channels.values())
         self.core.channels.clear()
         for timer in (*self._closing.values(), *self._holding.values()):
             timer.cancel()
         self._closing.clear()
         self._holding.clear()
-        # first the news that this server is gone: who looks for another must not find this one
-        self.lost.callback(None)
-        gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "connection to the server was lost")
-        self._opening.fail_all(Failure(gone))
-        for channel in channels:
-            stream: ChannelStream | None = channel.user
-            if stream is not None:
-                isolated(stream.carrier_closed, CloseReason.PEER_DISCONNECTED)
 
-    def flush(self) -> None:
-        if not self._receiving:
-            self._send_all()
+        def tell() -> None:
+            self._opening.fail_all(gone)
+            for channel in channels:
+                stream: ChannelStream | None = channel.user
+                if stream is not None:
+                    isolated(stream.carrier_closed, CloseReason.PEER_DISCONNECTED)
+
+        return tell
 
     def _send_all(self) -> None:
         if self._link is None:
@@ -278,14 +217,8 @@ class ClientSession:
         channel = event.channel
         if channel.state is not State.OFFERED:
             return  # a ChannelClosed came with it
-        factory = self._accept()
-        protocol = None
         stream = self._make_stream(channel, self._dialect.acks)
-        if factory is not None:
-            try:
-                protocol = factory.buildProtocol(stream.getPeer())
-            except Exception:
-                _log.failure("{factory!r} failed to build a protocol", factory=factory)
+        protocol = build_accepted(self._accept(), stream)
         if protocol is None:
             self.core.close(channel)
             return
@@ -469,9 +402,6 @@ class ClientSession:
         else:
             self._end_now(stream.channel)  # aborted: nothing more is taken
         self.flush()
-
-    def schedule(self, stream: StreamTransport) -> None:
-        self._turn.add_stream(stream)
 
 
 def _no_answer(result: object, seconds: float) -> None:

@@ -7,8 +7,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from twisted.python.failure import Failure
 
-from dmsg.keys import PubKey
-from dmsg.net.streams.carrier import EndedCarrier
+from dmsg.net.streams import carrier
+from dmsg.net.streams.carrier import EndedCarrier, SessionCarrier
 from dmsg.net.streams.outbox import EndOfData
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.streams.core.secure import SecureEnd
@@ -93,19 +93,12 @@ class TransportTable(Protocol[TransportT_contra]):
         """Send the end of a stream's data."""
 
 
-class CarryingSession(Protocol[TransportT]):
+class CarryingSession(carrier.CarryingSession, Protocol[TransportT]):
     """The connection to a server, as a carrier needs it."""
-
-    server: PubKey
-    writable: bool
-    """The link takes more."""
 
     @property
     def core(self) -> TransportTable[TransportT]:
         """The transports of the connection."""
-
-    def flush(self) -> None:
-        """Send what the core has to send."""
 
     def consumed(self, carrier: TransportCarrier[TransportT], size: int) -> None:
         """The application has read ``size`` bytes."""
@@ -116,46 +109,36 @@ class CarryingSession(Protocol[TransportT]):
     def left(self, transport: TransportT, reason: int) -> None:
         """The stream has another transport, or none: this one is closed."""
 
-    def schedule(self, stream: StreamTransport) -> None:
-        """Flush it at the end of the reactor turn."""
 
-
-class TransportCarrier(Generic[TransportT]):
+class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream], Generic[TransportT]):
     """A stream's place on one transport: the only object that knows the stream, the transport and the session.
 
     ``transport.carrier`` is how the session finds a stream by an event; the stream holds the carrier that it
     sends over.  While a stream moves, the transport that it moves to has a carrier already.
     """
 
-    __slots__ = ("_core", "session", "stream", "transport")
+    __slots__ = ("_core", "transport")
 
     confirms = True
 
     def __init__(
         self, session: CarryingSession[TransportT], transport: TransportT, stream: ClientStream | None = None
     ) -> None:
-        self.session = session
+        super().__init__(session)
         self.transport = transport
         self._core = session.core
         if stream is not None:
             self.stream = stream
         transport.carrier = self
 
-    @property
-    def server(self) -> PubKey:
-        return self.session.server
-
     def may_send(self) -> bool:
-        return self.session.writable and self.transport.window_open
+        return self.session.writable and self.writable and self.transport.window_open
 
     def send(self, data: bytes | memoryview, ticket: Any) -> None:
         if ticket.__class__ is EndOfData:
             self._core.send_end(self.transport, ticket)
         else:
             self._core.send(self.transport, data, ticket)
-
-    def flush(self) -> None:
-        self.session.flush()
 
     def in_flight(self) -> int:
         end = self.stream.end
@@ -166,9 +149,6 @@ class TransportCarrier(Generic[TransportT]):
 
     def close(self, reason: int) -> None:
         self.session.closed(self, reason)
-
-    def schedule(self) -> None:
-        self.session.schedule(self.stream)
 
     def leave(self, reason: int) -> None:
         """The stream goes on elsewhere, or is over: close the transport."""

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
-from twisted.logger import Logger
+from twisted.internet.interfaces import IProtocolFactory, IReactorTime
 from twisted.python.failure import Failure
 
+from dmsg.clients.session import build_accepted
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
 from dmsg.net.isolate import isolated
@@ -30,8 +30,6 @@ MAX_ASKING = 16
 MAX_ANSWERS = 4
 """RESUMEs of one stream through one server that wait for their confirmation; one more, and the oldest of them goes.
 An initiator tries one after the other, so those before its newest are its own that came to nothing, or forged."""
-
-_log = Logger()
 
 
 class Carrying(CarryingSession[ClientTransport], Protocol):
@@ -134,21 +132,13 @@ class Incoming:
 
     def _accept_plain(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
         stream = self._session.make_stream(transport, DmsgAddress(self._local), DmsgAddress(transport.remote))
-        protocol = self._build(factory, stream)
+        protocol = build_accepted(factory, stream)
         if protocol is None:
             self._refuse(transport, CloseReason.REFUSED)
             stream.carrier_closed(CloseReason.REFUSED)
         else:
             self._core.accept(transport)
             stream.start(protocol)
-
-    def _build(self, factory: IProtocolFactory | None, stream: ClientStream) -> IProtocol | None:
-        try:
-            return factory.buildProtocol(stream.getPeer()) if factory is not None else None
-        except Exception:
-            # the application's bug ends its transport, not the connection of all
-            _log.failure("unhandled error in buildProtocol of {factory!r}", factory=factory)
-            return None
 
     def _on_offer(self, transport: ClientTransport) -> None:
         """A secure transport is asked for: answer, and wait for the initiator to show that it holds the keys."""
@@ -256,7 +246,7 @@ class Incoming:
         if factory is None:
             self._goes_on(stream, event, self._reactor.seconds() - unconfirmed.asked)
             return
-        protocol = self._build(factory, stream)
+        protocol = build_accepted(factory, stream)
         if protocol is None:
             self._refuse(transport, CloseReason.REFUSED)
             stream.kept.detach()

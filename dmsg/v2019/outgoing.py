@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
 from twisted.python.failure import Failure
 
+from dmsg.clients.session import start_opened
 from dmsg.errors import (
     CloseReason,
     DmsgTimeout,
@@ -119,16 +120,7 @@ class Outgoing:
         def opened(_: Accepted) -> IProtocol:
             if secure:
                 self._session.begin(stream, transport, self._round_trip(transport, started))
-            try:
-                protocol = factory.buildProtocol(stream.getPeer())
-                if protocol is None:
-                    raise TransportClosed(CloseReason.REFUSED, "the factory built no protocol")
-            except Exception:
-                transport.carrier.close(CloseReason.REFUSED)
-                stream.carrier_closed(CloseReason.REFUSED)
-                raise
-            stream.start(protocol)
-            return protocol
+            return start_opened(stream, factory, transport.carrier.close)
 
         def refused(failure: Failure) -> Failure:
             if isinstance(failure.value, TransportRefused) and failure.value.reason == CloseReason.REFUSED:

@@ -17,19 +17,16 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.printable import printable
+from dmsg.clients.session import Session
 from dmsg.errors import (
     CloseReason,
     DropReason,
-    RemoteProtocolError,
     TransportClosed,
     TransportRefused,
 )
 from dmsg.keys import PubKey
-from dmsg.net.isolate import dispatched, isolated
-from dmsg.net.links.link import Link
-from dmsg.net.share import FRAMES
+from dmsg.net.isolate import isolated
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn import TurnFlush
 from dmsg.streams.carrier import ClientStream, TransportCarrier
 from dmsg.streams.core.secure import MAX_SECURE_DATA, SecureEnd
@@ -59,25 +56,22 @@ from dmsg.v2019.transport_streams import TransportStreams
 
 EXTENSION_TIME = 5.0
 """Seconds after the first PING in which an end of the connection says that the server does not know PING."""
-CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
-"""Bytes queued for a server that does not read, beyond which it is no good: it has us answer, and takes nothing."""
 
 
 _log = Logger()
 
 
-class ClientSession:
+class ClientSession(Session):
     """A client's connection to one server.
 
     :param accept: the factory for transports that others open, asked for each
         time; None refuses them.  Not used when there are ``streams``.
     :param streams: what makes transports secure and lets them be resumed.
     :param receipts: the server takes RECEIPT, and is to have them.
-    :ivar server: the server's key.
     :ivar established: fires with this session when the server said OK.
-    :ivar lost: fires with None when the connection is gone.
-    :ivar draining: told (seconds, servers) when the server says that it leaves.
     """
+
+    core: ClientConnection
 
     def __init__(
         self,
@@ -92,40 +86,21 @@ class ClientSession:
         random: Random | None = None,
     ) -> None:
         self._reactor = reactor
-        self._turn = turn
-        self._local = local
         self._streams = streams
         self._receipts = receipts
         key = streams.secure_key if streams is not None else None
         budget = streams.budget if streams is not None else None
-        self.core = ClientConnection(
-            local, key=key, random=random, budget=budget, receipts_to=server if receipts else None
-        )
+        core = ClientConnection(local, key=key, random=random, budget=budget, receipts_to=server if receipts else None)
         if streams is not None:
-            self.core.refusal = streams.doorman.at(server)
-        self._link: Link | None = None
-        self._accept = accept
-        self._incoming = Incoming(reactor, self, self.core, accept, streams)
-        self.writable = True
-        self._receiving = False
+            core.refusal = streams.doorman.at(server)
+        super().__init__(turn, server, core, accept)
+        self._incoming = Incoming(reactor, self, core, accept, streams)
         instance = streams.instance if streams is not None else b""
         self.pings = Pings(reactor, self._send_ping, self._stalled, instance)
         self._outgoing = Outgoing(reactor, self, streams)
-        self.server = server
         self.established: Deferred[ClientSession] = Deferred()
-        self.lost: Deferred[None] = Deferred()
-        self.draining: Callable[[int, list[PubKey]], None] = lambda seconds, servers: None
-        self.key_shared: Callable[[str], None] = lambda address: None
-        """Told when the server says that another program, at that address, is connected with this key."""
         self.carries_secure: Callable[[], bool] = lambda: True
         """Whether the server carries secure transports, as far as its entry says."""
-        self.leaving = False
-        """The server said that it leaves."""
-        self.connected = False
-        self.why_lost = "connection to the server was lost"
-        """Says, once it is lost, why."""
-        self.refused_extension = False
-        """The server ended the connection at the first PING, as programs of 2019 do."""
 
     # --- what the application does ---
 
@@ -152,24 +127,19 @@ class ClientSession:
         """See :meth:`dmsg.v2019.outgoing.Outgoing.reopen`."""
         return self._outgoing.reopen(stream, timeout, upgrade=upgrade)
 
-    def close(self) -> None:
-        """End the connection; the streams end with it."""
-        self.connected = False
-        if self._link is not None:
-            for transport in list(self.core.transports.values()):
-                end = transport.secure
-                if transport.state is not State.OPEN or (end is None and transport.is_secure):
-                    self.core.close(transport, CloseReason.UNSPECIFIED)
-                    continue
-                stream: ClientStream = transport.carrier.stream
-                # what was not sent yet never will be: that is no clean end
-                reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
-                self.core.close(transport, reason)
-                if end is not None and self._streams is not None:
-                    self._streams.closed(stream, reason)
-                stream.carrier_closed(reason)
-            self.flush()
-            self._link.close()
+    def _close_streams(self) -> None:
+        for transport in list(self.core.transports.values()):
+            end = transport.secure
+            if transport.state is not State.OPEN or (end is None and transport.is_secure):
+                self.core.close(transport, CloseReason.UNSPECIFIED)
+                continue
+            stream: ClientStream = transport.carrier.stream
+            # what was not sent yet never will be: that is no clean end
+            reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
+            self.core.close(transport, reason)
+            if end is not None and self._streams is not None:
+                self._streams.closed(stream, reason)
+            stream.carrier_closed(reason)
 
     @property
     def transports(self) -> int:
@@ -218,27 +188,11 @@ class ClientSession:
 
     # --- the link's side ---
 
-    def link_up(self, link: Link) -> None:
-        self._link = link
-
-    def frames_received(self, buffer: bytearray, end: int) -> int:
-        self.core.accepting = self._streams is not None or self._accept() is not None
-        taken, events = self.core.receive_frames(buffer, end, FRAMES)
-        self._receiving = True
-        dispatched(events, self._handle, self, self._event_lost)
-        self._receiving = False
-        self.flush()
-        if self.core.left and self._link is not None:
-            self._link.left()
-        if self.core.broken is not None:
-            self.why_lost = str(self.core.broken)
-            raise self.core.broken
-        if self._link is not None and self._link.congested and self._link.queued() > CLIENT_QUEUE_LIMIT:
-            raise RemoteProtocolError(DropReason.SEND_BUFFER_FULL, "server provokes answers and reads none")
-        return taken
+    @property
+    def _accepts(self) -> bool:
+        return self._streams is not None or super()._accepts
 
     def _event_lost(self, event: Event) -> None:
-        """What it was about cannot go on as if it had been told."""
         transport: ClientTransport | None = getattr(event, "transport", None)
         if transport is not None and transport.state is not State.CLOSED:
             was_open = transport.state is State.OPEN
@@ -246,37 +200,31 @@ class ClientSession:
             if was_open:
                 self.transport_lost(transport, transport.secure, CloseReason.ABORTED, final=True)
 
-    def link_congested(self) -> None:
-        self.writable = False
-
-    def link_relieved(self) -> None:
-        self.writable = True
-        for stream in self.streams:
-            isolated(stream.window_opened)
-
     def link_lost(self, reason: Failure) -> None:
         self._look_at_loss()
-        self._link = None
-        self.connected = False
-        gone = TransportClosed(CloseReason.PEER_DISCONNECTED, self.why_lost)
-        self.pings.stop(Failure(gone))
+        super().link_lost(reason)
+
+    def _forget_streams(self, gone: Failure) -> Callable[[], None]:
+        self.pings.stop(gone)
         all_of_them = list(self.core.transports.values())
         open_ones = [one for one in all_of_them if one.state is State.OPEN]
         self._incoming.link_lost()
         self.core.transports.clear()
         self.core.lost = True
         if not self.established.called:
-            self.established.errback(Failure(gone))
+            self.established.errback(gone)
             # who gave up connecting waits no longer; who comes later looks at `connected`
             self.established.addErrback(lambda _: None)
-        # first the news that this server is gone: who looks for another must not find this one
-        self.lost.callback(None)
-        self._outgoing.opening.fail_all(Failure(gone))
-        for transport in open_ones:
-            isolated(self._link_gone, transport)
-            self._keep_receipt(transport)
-        self.core.removed += all_of_them
-        self._let_go()
+
+        def tell() -> None:
+            self._outgoing.opening.fail_all(gone)
+            for transport in open_ones:
+                isolated(self._link_gone, transport)
+                self._keep_receipt(transport)
+            self.core.removed += all_of_them
+            self._let_go()
+
+        return tell
 
     def _let_go(self) -> None:
         """Part transports that are over from their carriers: the circle would keep their streams in memory."""
@@ -414,9 +362,6 @@ class ClientSession:
         self.core.close(transport, reason)
         self.flush()
 
-    def schedule(self, stream: StreamTransport) -> None:
-        self._turn.add_stream(stream)
-
     @property
     def linked(self) -> bool:
         """Its connection is there."""
@@ -430,9 +375,6 @@ class ClientSession:
         carrier.stream.secure = transport.is_secure
         return carrier.stream
 
-    def flush(self) -> None:
-        """Send what the core has to send, unless that is done at the end of this read."""
-        if self._receiving:
-            return  # frames_received() does it once for all its events
+    def _send_all(self) -> None:
         self._let_go()
         self.core.send_through(self._link.send if self._link is not None else lambda frames: None)

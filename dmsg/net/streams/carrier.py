@@ -7,9 +7,12 @@ it lies in (a transport, a channel), and the connection.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from dmsg.keys import PubKey
+
+if TYPE_CHECKING:
+    from dmsg.net.streams.stream import StreamTransport
 
 
 class StreamCarrier(Protocol):
@@ -43,6 +46,64 @@ class StreamCarrier(Protocol):
 
     def schedule(self) -> None:
         """Call ``flush()`` of the stream at the end of the reactor turn."""
+
+
+class CarryingSession(Protocol):
+    """The connection to a server, as the carriers on it need it.
+
+    :ivar writable: whether the link takes more.
+    """
+
+    server: PubKey
+    writable: bool
+
+    def flush(self) -> None:
+        """Send what the streams have queued."""
+
+    def schedule(self, stream: StreamTransport) -> None:
+        """Flush ``stream`` at the end of the reactor turn."""
+
+
+SessionT = TypeVar("SessionT", bound=CarryingSession)
+StreamT = TypeVar("StreamT", bound="StreamTransport")
+
+
+class SessionCarrier(Generic[SessionT, StreamT]):
+    """Base of the carriers on one connection to a server: it knows the session and the stream.
+
+    Back-pressure has two levels: ``session.writable`` holds back all streams of the link, ``writable`` this one alone.
+    ``may_send`` of a family asks both.
+
+    :ivar writable: False while something holds back this stream alone.
+    """
+
+    __slots__ = ("session", "stream", "writable")
+
+    session: SessionT
+    stream: StreamT
+
+    def __init__(self, session: SessionT) -> None:
+        self.session = session
+        self.writable = True
+
+    @property
+    def server(self) -> PubKey:
+        return self.session.server
+
+    def flush(self) -> None:
+        self.session.flush()
+
+    def schedule(self) -> None:
+        self.session.schedule(self.stream)
+
+    def congested(self) -> None:
+        """Hold back this stream; the others of the connection go on."""
+        self.writable = False
+
+    def relieved(self) -> None:
+        """Let this stream go on."""
+        self.writable = True
+        self.stream.window_opened()
 
 
 class EndedCarrier:
