@@ -12,10 +12,11 @@ from enum import Enum, IntEnum
 
 
 class CloseReason(IntEnum):
-    """The one byte of a CLOSE frame.
+    """Why a stream or a transport is over.
 
-    The 2019 reference writes only 0 and reads none.  A value that is not
-    listed here is carried as it came (see ``close_reason_text``).
+    Inside the library a reason is any number from 0 on, listed here or not (see ``close_reason_text``); a family
+    writes what fits on its wire (``fit_close_reason``).  A CLOSE frame of 2019 has one byte for it; the 2019 reference
+    writes only 0 and reads none.
     """
 
     UNSPECIFIED = 0
@@ -99,8 +100,16 @@ def not_listening(address: str) -> str:
 
 
 def as_close_reason(reason: int) -> int:
-    """The :class:`CloseReason`, where the byte is a listed one."""
+    """Return the :class:`CloseReason` for a listed number, and any other number as it is."""
     return CloseReason(reason) if reason in _CLOSE_TEXTS else reason
+
+
+def fit_close_reason(reason: int, size: int = 1) -> int:
+    """Return a close reason that fits into ``size`` bytes: ``ABORTED`` stands for one that does not.
+
+    Its lower bytes alone would say something else: those of 256 are 0, which is a clean end.
+    """
+    return reason if 0 <= reason < 1 << 8 * size else CloseReason.ABORTED
 
 
 class DropReason(Enum):

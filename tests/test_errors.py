@@ -8,6 +8,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 import dmsg
+from dmsg.errors import fit_close_reason
 from dmsg.v2019 import Client
 from tests.support import KEYS
 
@@ -23,6 +24,13 @@ class ErrorTests(SynchronousTestCase):
         self.assertEqual(repr(late), "StreamTimeout('read deadline passed')")
         self.assertEqual(dmsg.StreamLost(250).close_reason, 250)
         self.assertEqual(dmsg.TransportClosed(250).reason, 250)
+
+    def test_reasons_larger_than_a_byte(self) -> None:
+        """They are numbers as any other inside the library; where a wire has no room, none turns into a clean end."""
+        self.assertEqual(dmsg.StreamLost(0x1234).close_reason, 0x1234)
+        self.assertEqual(dmsg.TransportClosed(0x1234).reason, 0x1234)
+        self.assertEqual([fit_close_reason(reason) for reason in (0, 255, 256, -1)], [0, 255, 12, 12])
+        self.assertEqual([fit_close_reason(reason, 2) for reason in (256, 65535, 65536)], [256, 65535, 12])
 
     def test_a_connect_that_takes_too_long(self) -> None:
         """It is the timeout that callers expect, and says what was tried."""

@@ -33,6 +33,7 @@ from dmsg.errors import (
     NobodyThere,
     PingUnavailable,
     TransportRefused,
+    fit_close_reason,
 )
 
 PROTOCOL = 1
@@ -47,6 +48,8 @@ ALLOW_LIMIT = 500
 """Keys of those whom a service admits that are said to the agent, which refuses others where that are all."""
 MAX_PAYLOAD = 65536
 """Bytes of a frame behind its header."""
+MAX_REASON = 4
+"""Bytes of a close reason; those of 2019 have one, other families may have larger numbers."""
 WINDOW = 1024 * 1024
 """Bytes of a stream that its program may have sent and the peer not acknowledged; as many that the agent may have
 sent and the program not read."""
@@ -65,7 +68,8 @@ class Kind(IntEnum):
     TAKEN = 1
     """To the program: so many of its DATA frames (4 bytes, big-endian) are acknowledged by the peer."""
     CLOSE = 2
-    """The stream is over, for this :class:`~dmsg.errors.CloseReason` (1 byte); the last frame of its sender."""
+    """The stream is over, for this :class:`~dmsg.errors.CloseReason` (1 byte, or up to
+    ``MAX_REASON`` where the number needs them); the last frame of its sender."""
     WAY = 3
     """To the program: by which server it goes (``server``), and for how many seconds by none (``away``), as JSON."""
     READ = 4
@@ -106,8 +110,9 @@ def counted(kind: Kind, count: int) -> bytes:
 
 
 def close(reason: int) -> bytes:
-    """The frame that says so."""
-    return frame(Kind.CLOSE, bytes((reason,)))
+    """Return the CLOSE frame with a close reason, in as many bytes as the number needs."""
+    reason = fit_close_reason(reason, MAX_REASON)
+    return frame(Kind.CLOSE, reason.to_bytes(max(1, (reason.bit_length() + 7) // 8), "big"))
 
 
 END_FRAME = HEADER.pack(Kind.END, 0)
@@ -122,10 +127,10 @@ def parse_count(payload: bytes) -> int:
 
 
 def parse_close(payload: bytes) -> int:
-    """Why.  :raises WireError: it is not a byte."""
-    if len(payload) != 1:
+    """Return the close reason.  :raises WireError: there is none, or it has more than ``MAX_REASON`` bytes."""
+    if not 0 < len(payload) <= MAX_REASON:
         raise WireError("CLOSE without a reason")
-    return payload[0]
+    return int.from_bytes(payload, "big")
 
 
 class Reader:

@@ -31,6 +31,8 @@ from dmsg.errors import HandshakeError, KeyFormatError, LocalProtocolError
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 
 TAG_SIZE = 16
+MAX_FRAMED_MESSAGE = 4094
+"""Bytes of the longest handshake message that any family asks for: with its length it fits into 4 KiB."""
 MAX_HANDSHAKE_MESSAGE = 65535
 """Bytes; the Noise specification's maximum (section 3)."""
 HANDSHAKE_FRAMES = 64

@@ -14,10 +14,11 @@ from functools import partial
 from dmsg.base.buffers import PrefixedBuffer
 from dmsg.errors import HandshakeError
 from dmsg.keys import PubKey, SecKey
-from dmsg.noise.handshake import Handshake, Pattern
+from dmsg.noise.handshake import MAX_FRAMED_MESSAGE, Handshake, Pattern
 
 MAX_LINK_MESSAGE = 1024
-"""Bytes; the messages have 49 or 65, a payload would make them longer."""
+"""Bytes of a message, unless a family asks for more; the messages of 2019 have 49 or 65, a payload would make them
+longer."""
 
 
 class XKHandshake:
@@ -32,15 +33,29 @@ class XKHandshake:
 
     __slots__ = ("_buffer", "_handshake", "_make", "_outgoing", "keys", "remote")
 
-    def __init__(self, local: SecKey, remote: PubKey | None = None, *, ephemeral: SecKey | None = None) -> None:
-        """:param remote: the server's key; given means this side is the initiator."""
+    def __init__(
+        self,
+        local: SecKey,
+        remote: PubKey | None = None,
+        *,
+        ephemeral: SecKey | None = None,
+        max_message: int = MAX_LINK_MESSAGE,
+    ) -> None:
+        """:param remote: the server's key; given means this side is the initiator.
+
+        :param max_message: bytes of the longest message that is taken, at most
+            :data:`~dmsg.noise.handshake.MAX_FRAMED_MESSAGE`.
+        :raises ValueError: more than that.
+        """
+        if max_message > MAX_FRAMED_MESSAGE:
+            raise ValueError(f"handshake messages have at most {MAX_FRAMED_MESSAGE} bytes, not {max_message}")
         # a responder makes its half when the first message is whole: a silent
         # peer costs a server nothing
         self._make: Callable[[], Handshake] | None = partial(
             Handshake, Pattern.XK, local, initiator=remote is not None, remote=remote, ephemeral=ephemeral
         )
         self._handshake: Handshake | None = None
-        self._buffer = PrefixedBuffer(MAX_LINK_MESSAGE)
+        self._buffer = PrefixedBuffer(max_message)
         self._outgoing = b""
         self.remote: PubKey | None = None
         self.keys: tuple[bytes, bytes] | None = None

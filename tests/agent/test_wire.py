@@ -74,6 +74,15 @@ class ReaderTests(SynchronousTestCase):
             except WireError:
                 pass
 
+    def test_close_reasons(self) -> None:
+        """Those of 2019 have the one byte that they always had."""
+        for reason, size in ((0, 1), (255, 1), (256, 2), (0xFFFFFFFF, 4)):
+            payload = close(reason)[5:]
+            self.assertEqual((len(payload), parse_close(payload)), (size, reason))
+        self.assertEqual(close(1 << 32), close(CloseReason.ABORTED))
+        for wrong in (b"", bytes(5)):
+            self.assertRaises(WireError, parse_close, wrong)
+
     def test_limits(self) -> None:
         reader = Reader()
         reader.feed(b"x" * (MAX_LINE - 1))

@@ -7,9 +7,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DropReason, HandshakeError, LocalProtocolError
 from dmsg.keys import SecKey, sha256
-from dmsg.noise.handshake import Handshake, Pattern
+from dmsg.noise.handshake import MAX_FRAMED_MESSAGE, Handshake, Pattern
 from dmsg.noise.records import RecordOpener, RecordSealer
-from dmsg.noise.xk import XKHandshake
+from dmsg.noise.xk import MAX_LINK_MESSAGE, XKHandshake
 from tests.support import SERVER_KEY, ciphers, vectors
 
 CLIENT_KEY = SecKey.from_seed(b"client-a")
@@ -186,6 +186,22 @@ class LinkTests(SynchronousTestCase):
         else:
             # a longer length just waits for bytes that never come
             self.assertIsNone(server.remote)
+
+    def test_longer_messages_where_a_family_asks(self) -> None:
+        """1,024 bytes are enough for 2019; what later programs put into a message has up to 4,094."""
+        for size in (MAX_LINK_MESSAGE, MAX_LINK_MESSAGE + 1, MAX_FRAMED_MESSAGE, MAX_FRAMED_MESSAGE + 1):
+            client = Handshake(Pattern.XK, CLIENT_KEY, initiator=True, remote=SERVER_KEY.public)
+            message = client.write_message(bytes(size - 49))
+            self.assertEqual(len(message), size)
+            data = size.to_bytes(2, "big") + message
+            for longest in (MAX_LINK_MESSAGE, MAX_FRAMED_MESSAGE):
+                server = XKHandshake(SERVER_KEY, max_message=longest)
+                if size <= longest:
+                    server.receive_data(data)
+                    self.assertEqual(len(server.data_to_send()), 51)
+                else:
+                    self.assertRaises(HandshakeError, server.receive_data, data)
+        self.assertRaises(ValueError, XKHandshake, SERVER_KEY, max_message=MAX_FRAMED_MESSAGE + 1)
 
     def test_the_wrong_server_key(self) -> None:
         client = XKHandshake(CLIENT_KEY, CLIENT_KEY.public)

@@ -52,6 +52,7 @@ from dmsg.v2019.core.wire import (
     REQUEST,
     SECURE_OVERHEAD,
     Frame,
+    encode_close,
     encode_frame,
     pack_header_into,
 )
@@ -300,6 +301,22 @@ class EndTests(SynchronousTestCase):
         one, two = pair()
         one.seal_data(b"x", None)
         self.assert_error(CloseReason.BAD_FRAME, one.open_ack, seal(two, b"\0\1" + bytes(ACK_HASH_SIZE), ACK))
+
+    def test_reasons_of_a_close_in_as_many_bytes_as_a_family_has(self) -> None:
+        one, two = pair()
+        for reason, size, said in (
+            (0, 1, 0),
+            (255, 1, 255),
+            (256, 1, CloseReason.ABORTED),
+            (256, 2, 256),
+            (70_000, 4, 70_000),
+        ):
+            payload = one.seal_close(reason, size)
+            self.assertEqual(payload[:size], said.to_bytes(size, "big"))
+            self.assertIsNone(two.open_close(payload, size + 1))
+            self.assertEqual(two.open_close(payload, size), said)
+        self.assertEqual(Hello.decode(Hello(ended=256).encode()).ended, CloseReason.ABORTED)
+        self.assertEqual(encode_close(1, 256), encode_close(1, CloseReason.ABORTED))
 
     @given(st.binary(max_size=200))
     def test_random_frames(self, data: bytes) -> None:

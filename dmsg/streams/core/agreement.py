@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from dmsg.errors import HandshakeError
+from dmsg.errors import HandshakeError, fit_close_reason
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.noise.handshake import TAG_SIZE as _TAG_SIZE, Handshake, HandshakeResult, Pattern
 
@@ -39,7 +39,8 @@ KEYS_SIZE = 2 * PUBKEY_SIZE
 MIN_MESSAGE = PUBKEY_SIZE + HELLO_SIZE + _TAG_SIZE
 """177 bytes: a KK message in a REQUEST or ACCEPT."""
 MAX_MESSAGE = 1024
-"""Bytes of a KK message of a later version, with options that this one ignores."""
+"""Bytes of a KK message of a later version, with options that this one ignores; a family may ask for as much as
+:data:`~dmsg.noise.handshake.MAX_FRAMED_MESSAGE`."""
 CRITICAL = 0x80
 """Options from here on must be understood, or the transport is refused."""
 OPTION_END = 0x00
@@ -114,7 +115,7 @@ class Hello:
             value = _resume.pack(resume.token, resume.generation, resume.received, resume.hash)
             parts.append(_option(OPTION_RESUME, value))
         if self.ended is not None:
-            parts.append(_option(OPTION_ENDED, bytes((self.ended,))))
+            parts.append(_option(OPTION_ENDED, bytes((fit_close_reason(self.ended),))))
         if self.probe is not None:
             parts.append(_option(OPTION_PROBE, bytes((self.probe,))))
         return b"".join(parts).ljust(HELLO_SIZE, b"\0")
@@ -203,11 +204,20 @@ class Proposal:
     :ivar upgrade: the message follows a plain REQUEST.
     """
 
-    __slots__ = ("_handshake", "hello", "keys", "message", "upgrade")
+    __slots__ = ("_handshake", "_max_message", "hello", "keys", "message", "upgrade")
 
     def __init__(
-        self, key: SecKey, remote: PubKey, hello: Hello, *, upgrade: bool = False, ephemeral: SecKey | None = None
+        self,
+        key: SecKey,
+        remote: PubKey,
+        hello: Hello,
+        *,
+        upgrade: bool = False,
+        ephemeral: SecKey | None = None,
+        max_message: int = MAX_MESSAGE,
     ) -> None:
+        """:param max_message: bytes of the longest answer that is taken."""
+        self._max_message = max_message
         self._handshake = _handshake(key, remote, initiator=True, upgrade=upgrade, ephemeral=ephemeral)
         self.hello = hello
         self.upgrade = upgrade
@@ -227,7 +237,7 @@ class Proposal:
         """
         if payload[:KEYS_SIZE] != self.keys:
             raise HandshakeError("ACCEPT is of other keys than the REQUEST")
-        hello = Hello.decode(self._handshake.read_message(_message(payload)))
+        hello = Hello.decode(self._handshake.read_message(_message(payload, self._max_message)))
         assert self._handshake.result is not None
         return self._handshake.result, hello
 
@@ -243,14 +253,23 @@ class Offer:
 
     __slots__ = ("_handshake", "_keys", "hello")
 
-    def __init__(self, key: SecKey, payload: bytes, *, upgrade: bool = False, ephemeral: SecKey | None = None) -> None:
+    def __init__(
+        self,
+        key: SecKey,
+        payload: bytes,
+        *,
+        upgrade: bool = False,
+        ephemeral: SecKey | None = None,
+        max_message: int = MAX_MESSAGE,
+    ) -> None:
         """:param payload: of the REQUEST frame; where that was a plain one, the keys and the initiator's message.
 
+        :param max_message: bytes of the longest message that is taken.
         :raises KeyFormatError: the initiator's key is none.
         :raises HandshakeError: the message is not authentic or malformed.
         """
         self._keys = payload[:KEYS_SIZE]
-        message = _message(payload)
+        message = _message(payload, max_message)
         if self._keys[PUBKEY_SIZE:] != key.public:
             raise HandshakeError("REQUEST is to another key")
         initiator = PubKey(payload[:PUBKEY_SIZE])
@@ -269,8 +288,8 @@ def is_secure(payload: bytes) -> bool:
     return len(payload) > KEYS_SIZE
 
 
-def _message(payload: bytes) -> bytes:
+def _message(payload: bytes, longest: int) -> bytes:
     message = payload[KEYS_SIZE:]
-    if not MIN_MESSAGE <= len(message) <= MAX_MESSAGE:
+    if not MIN_MESSAGE <= len(message) <= longest:
         raise HandshakeError("handshake message has a wrong length")
     return message

@@ -12,7 +12,7 @@ from typing import Any
 
 from cryptography.exceptions import InvalidTag
 
-from dmsg.errors import CloseReason
+from dmsg.errors import CloseReason, fit_close_reason
 from dmsg.noise.handshake import HandshakeResult
 from dmsg.streams.core.agreement import Hello
 from dmsg.streams.core.resumption import ACK, CLOSE, END_DATA, FWD, MAX_FRAMES, ResumableEnd, SecureError, pack_nonce
@@ -137,12 +137,12 @@ class SecureEnd(ResumableEnd):
         self._seal_nonce = nonce + 1
         return self._encrypt(pack_nonce(nonce), plain, _ACK_DATA)
 
-    def seal_close(self, reason: int) -> bytes:
-        """The payload of a CLOSE: the reason, and what proves that it is this end's."""
-        byte = bytes((reason,))
+    def seal_close(self, reason: int, size: int = 1) -> bytes:
+        """Return the payload of a CLOSE: the reason in ``size`` bytes, and what proves that it is this end's."""
+        plain = fit_close_reason(reason, size).to_bytes(size, "big")
         nonce = self._seal_nonce
         self._seal_nonce = nonce + 1
-        return byte + self._encrypt(pack_nonce(nonce), byte, _CLOSE_DATA)
+        return plain + self._encrypt(pack_nonce(nonce), plain, _CLOSE_DATA)
 
     def queue_was_full(self) -> None:
         """A server held more for the receiver than it may: send less ahead."""
@@ -239,15 +239,15 @@ class SecureEnd(ResumableEnd):
             raise SecureError(CloseReason.HASH_MISMATCH)
         return count, tickets
 
-    def open_close(self, payload: bytes) -> int | None:
-        """The reason of a CLOSE that the other end made; None when a server made it."""
-        if len(payload) != 2 + TAG_SIZE:
+    def open_close(self, payload: bytes, size: int = 1) -> int | None:
+        """Return the reason, of ``size`` bytes, of a CLOSE that the other end made; None when a server made it."""
+        if len(payload) != 2 * size + TAG_SIZE:
             return None
         try:
-            plain = self._open(payload[1:], _CLOSE_DATA)
+            plain = self._open(payload[size:], _CLOSE_DATA)
         except SecureError:
             return None
-        return plain[0] if len(plain) == 1 else None
+        return int.from_bytes(plain, "big")
 
     def _open(self, payload: bytes | memoryview, associated: bytes) -> bytes:
         nonce = self._open_nonce

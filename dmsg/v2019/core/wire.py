@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dmsg.errors import KeyFormatError
+from dmsg.errors import KeyFormatError, fit_close_reason
 from dmsg.keys import PUBKEY_SIZE, PubKey
 from dmsg.noise.records import MAX_PLAINTEXT
 
@@ -103,8 +103,8 @@ def encode_frame(frame_type: int, transport_id: int, payload: bytes = b"") -> by
 
 
 def encode_close(transport_id: int, reason: int) -> bytes:
-    """CLOSE with its one byte of reason."""
-    return _pack_close(CLOSE, transport_id, 1, reason)
+    """Return a CLOSE with its one byte of reason."""
+    return _pack_close(CLOSE, transport_id, 1, fit_close_reason(reason))
 
 
 def encode_ack(transport_id: int, sequence: int) -> bytes:
