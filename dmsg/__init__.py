@@ -41,7 +41,7 @@ __all__, __getattr__, __dir__ = public(
         "dmsg.servers.admission": "Admission Hook KeyList ListError read_keys",
         "dmsg.base.memory": "Memory",
         "dmsg.telemetry.service": "TelemetrySettings",
-        "dmsg.collector.service": "Collector",
+        "dmsg.collector.service": "Collector CollectorSettings",
         "dmsg.collector.sender": "SpoolSender",
         "dmsg.v2019.client": "Client",
     },
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from dmsg.clients.http import DmsgEndpointFactory as DmsgEndpointFactory
     from dmsg.clients.names import Names as Names, UnknownName as UnknownName
     from dmsg.collector.sender import SpoolSender as SpoolSender
-    from dmsg.collector.service import Collector as Collector
+    from dmsg.collector.service import Collector as Collector, CollectorSettings as CollectorSettings
     from dmsg.discovery.entries.dialects import Dialect as Dialect
     from dmsg.discovery.entries.entry import ClientMeta as ClientMeta, Entry as Entry, ServerMeta as ServerMeta
     from dmsg.discovery.lookup.lookup import Lookup as Lookup

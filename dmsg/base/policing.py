@@ -6,7 +6,9 @@ others provoke from a client are not counted against it: see :class:`Provoked`.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from enum import IntEnum
+from typing import Any, ClassVar
 
 from dmsg.base.buckets import Bucket
 from dmsg.errors import DropReason, RemoteProtocolError
@@ -66,31 +68,61 @@ class Provoked:
             self._since = now
 
 
+class DerivedRates:
+    """Rates that follow from the requests that one connection may send; base of the limits of each family."""
+
+    __slots__ = ()
+
+    @property
+    def basic_rate(self) -> float:
+        """Requests a second that one connection may send; 0 means no limit on control frames."""
+        raise NotImplementedError
+
+    def rate(self, kind: Any) -> float:
+        """Frames of that kind a second."""
+        raise NotImplementedError
+
+    @property
+    def flood(self) -> float:
+        """Refused frames a second, of all kinds, with which a connection ends."""
+        return self.basic_rate * FLOOD_FACTOR
+
+    @property
+    def destination_rate(self) -> float:
+        """Requests a second to one destination, from all others."""
+        return self.basic_rate * DESTINATION_FACTOR
+
+    @property
+    def destination_burst(self) -> float:
+        """Requests to one destination at once."""
+        return self.basic_rate * DESTINATION_BURST
+
+
 class Police:
     """The buckets of one client.
 
-    :param kinds: how many kinds of frames are counted apart.
+    :cvar kinds: kinds of frames that are counted apart.
+    :cvar forgiven: kinds of frames that are not the client's doing when they are over their rate, and end nothing.
     """
 
     __slots__ = ("_buckets", "_excess", "_patience")
+    kinds: ClassVar[type[IntEnum]]
+    forgiven: ClassVar[Container[IntEnum]] = ()
 
-    def __init__(self, kinds: int) -> None:
-        self._buckets: list[Bucket | None] = [None] * kinds
+    def __init__(self) -> None:
+        self._buckets: list[Bucket | None] = [None] * len(self.kinds)
         self._excess: Bucket | None = None
         self._patience: Bucket | None = None
 
-    def take(self, kind: IntEnum, rate: float, flood: float, now: float, *, forgiven: bool = False) -> bool:
+    def allows(self, kind: IntEnum, limits: DerivedRates, now: float) -> bool:
         """Whether a frame of that kind is within its rate.
 
-        :param rate: frames of that kind a second.
-        :param flood: refused frames a second, of all kinds, that end the connection.
-        :param forgiven: what is over the rate is not this client's doing, and ends nothing.
         :raises RemoteProtocolError: so many were not that the connection ends.
         """
-        if self.within(kind, rate, now):
+        if not limits.basic_rate or self.within(kind, limits.rate(kind), now):
             return True
-        if not forgiven:
-            self.refuse(kind, flood, now)
+        if kind not in self.forgiven:
+            self.refuse(kind, limits.flood, now)
         return False
 
     def within(self, kind: IntEnum, rate: float, now: float) -> bool:

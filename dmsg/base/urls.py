@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from dmsg.base.options import Text
 from dmsg.base.printable import without_userinfo
 
 
@@ -20,3 +21,6 @@ def check_url(url: str) -> str:
     if not good:
         raise ValueError(f"{without_userinfo(url)[:80]!r} is not a URL, as http://127.0.0.1:9090 is")
     return url
+
+
+URL = Text("URL", check_url)

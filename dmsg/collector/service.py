@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
+from dmsg.base.options import Number, option
 from dmsg.collector.receiver import ReceivingFactory
 from dmsg.collector.shown import CollectorShown
 from dmsg.collector.store import LIMIT, RESERVE, Store
-from dmsg.collector.wire import PORT
+from dmsg.collector.wire import PORT, PORT_NUMBER
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.again import Again
 from dmsg.net.reactor import Reactor
 from dmsg.net.threads import in_thread
 from dmsg.pages.port import StatusPort
+from dmsg.pages.settings import PageSettings
 from dmsg.servers.admission import LOOK_INTERVAL, KeyList
 from dmsg.telemetry.metrics import CONTENT_TYPE
 from dmsg.v2019.client import Client
@@ -34,14 +37,24 @@ COUNT_INTERVAL = 600.0
 _log = Logger()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorSettings(PageSettings):
+    """What an operator chooses of a collector; sizes are in bytes."""
+
+    port: int = option(PORT, "of dmsg, 1 to 65535", PORT_NUMBER)
+    limit: int = option(LIMIT, "GiB of files that are kept; then senders wait", Number(1, 2**20, "GiB"))
+    reserve: int = option(RESERVE, "MiB of the disk that stay free", Number(0, 2**30, "MiB"))
+
+
+DEFAULTS = CollectorSettings()
+
+
 class Collector(Service):
     """Keeps what senders bring.
 
     :param root: where files are kept, see :class:`~dmsg.collector.store.Store`.
     :param senders: the list of keys that may bring files.
     :param discovery: URLs, or a Lookups.
-    :param port: of dmsg.
-    :param metrics: endpoint string for ``/metrics`` and ``/health``, or None.
     :ivar ready: fires when it can be reached, and fails when the store cannot be used.
     """
 
@@ -55,23 +68,21 @@ class Collector(Service):
         root: Path,
         senders: KeyList,
         discovery: Sequence[str] | Lookups,
+        settings: CollectorSettings = DEFAULTS,
         *,
-        port: int = PORT,
-        limit: int = LIMIT,
-        reserve: int = RESERVE,
-        metrics: str | None = None,
-        page_token: bytes | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._reactor = reactor
         self._senders = senders
-        self._port = port
+        self._port = settings.port
         self._wall = wall
-        self.store = Store(root, limit=limit, reserve=reserve)
+        self.store = Store(root, limit=settings.limit, reserve=settings.reserve)
         self.factory = ReceivingFactory(reactor, self.store, self._allows, wall)
         self.client = Client(reactor, key, discovery)
         self.started = wall()
-        self._status = StatusPort(reactor, metrics, page_token, CollectorShown(self), self.render, self.health)
+        self._status = StatusPort(
+            reactor, settings.metrics, settings.page_token, CollectorShown(self), self.render, self.health
+        )
         self.ready: Deferred[None] = Deferred()
         self._looks = Again(reactor, self._look, lambda failures: LOOK_INTERVAL, "reading the list of senders")
         self._counts = Again(reactor, self._count, lambda failures: COUNT_INTERVAL, "counting files")

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from dmsg.base.options import Number
 from dmsg.base.printable import printable
 from dmsg.errors import DmsgError
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
@@ -31,6 +32,7 @@ from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 VERSION = 1
 PORT = 900
 """Of a collector's key, where nobody names another."""
+PORT_NUMBER = Number(1, 65535, "")
 LINE_LIMIT = 2048
 """Bytes of a line."""
 FILE_LIMIT = 64 * 1024 * 1024

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -22,7 +21,7 @@ from dmsg.net.links.plain import PlainLink
 from dmsg.net.reactor import Reactor
 from dmsg.net.turn import TurnFlush
 from dmsg.servers.server import DRAIN_LOOK, RelayServer
-from dmsg.servers.settings import DEFAULTS, ServerOptions, ServerSettings
+from dmsg.servers.settings import DEFAULTS, ServerSettings
 
 _log = Logger()
 
@@ -34,7 +33,7 @@ class Server(RelayServer):
     :param profile: of its clients; a :class:`~dmsg.messaging.Profile`, or its name.
     :param two_ids: with ``skywire``: whether a client that has answered no OpenChannel yet knows two ids (Go from
         2019-03-13 on); None: what who answers it does.
-    :param settings: what all servers have; single ones may be given as keywords.
+    :param settings: what all servers have.
     :param limits: what one client may have.
     :ivar ready: fires with the listening ports.
     """
@@ -53,14 +52,12 @@ class Server(RelayServer):
         profile: Profile | str = Profile.SEED,
         two_ids: bool | None = None,
         limits: Limits | None = None,
-        **options: Unpack[ServerOptions],
     ) -> None:
         """:raises DmsgError: the public address is malformed.
 
         :raises ValueError: no such profile.
         """
         profile = profile_of(profile)
-        settings = replace(settings, **options)
         factory = ServerFactory(reactor, key, profile, limits=limits, admission=settings.admission, two_ids=two_ids)
         super().__init__(
             reactor, key, listen, factory, settings, mark=lambda version: with_feature(version, profile.feature)

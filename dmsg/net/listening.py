@@ -10,10 +10,30 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IListeningPort, IProtocolFactory
 from twisted.logger import Logger
 
+from dmsg.base.options import Text
 from dmsg.net.reactor import Reactor
 from dmsg.net.socketopts import tune_listening
 
 _log = Logger()
+
+
+def check_endpoint(description: str) -> str:
+    """Return a Twisted endpoint string when a port could be opened with it; none is opened.
+
+    :raises ValueError: it is none.
+    """
+    from twisted.internet import reactor
+
+    try:
+        port = getattr(serverFromString(reactor, description), "_port", 0)
+        if isinstance(port, int) and not 0 <= port < 65536:
+            raise ValueError(f"{port} is no port")
+    except Exception as error:
+        raise ValueError(f"{description!r} is not an endpoint string, as tcp:8080 is: {error}") from None
+    return description
+
+
+ENDPOINT = Text("endpoint string", check_endpoint)
 
 
 class ListeningService(Service):

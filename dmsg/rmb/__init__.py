@@ -13,7 +13,7 @@ __all__, __getattr__, __dir__ = public(
         "dmsg.rmb.session.handlers": "HandlerError Request",
         "dmsg.rmb.relay.server": "RelaySettings RmbRelay",
         "dmsg.rmb.peer.service": "PeerSettings RmbPeer",
-        "dmsg.rmb.registry.service": "RegistryService open_registry",
+        "dmsg.rmb.registry.service": "RegistryService RegistrySettings open_registry",
         "dmsg.rmb.twins.secrets": "TwinSecret read_secret write_secret",
         "dmsg.rmb.twins.twin": "Twin",
         "dmsg.rmb.errors": (
@@ -45,7 +45,11 @@ if TYPE_CHECKING:
         TwinOffline as TwinOffline,
     )
     from dmsg.rmb.peer.service import PeerSettings as PeerSettings, RmbPeer as RmbPeer
-    from dmsg.rmb.registry.service import RegistryService as RegistryService, open_registry as open_registry
+    from dmsg.rmb.registry.service import (
+        RegistryService as RegistryService,
+        RegistrySettings as RegistrySettings,
+        open_registry as open_registry,
+    )
     from dmsg.rmb.relay.server import RelaySettings as RelaySettings, RmbRelay as RmbRelay
     from dmsg.rmb.session.handlers import HandlerError as HandlerError, Request as Request
     from dmsg.rmb.twins.secrets import (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from dmsg.base.options import SECONDS, Choice, Text, option
 from dmsg.base.printable import shortened
 from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError, KeyFormatError
@@ -209,3 +211,43 @@ class Admission:
         """Look no more."""
         if self._call is not None and self._call.active():
             self._call.cancel()
+
+
+def _list_in(path: str) -> KeyList | None:
+    return KeyList(path) if path else None
+
+
+def _checked_hook(url: str) -> str | None:
+    return check_url(url) if url else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionSettings:
+    """What an operator says of whom a server admits."""
+
+    allow: KeyList | None = option(
+        None,
+        "file with the keys that are admitted, one a line, read again when it changes; none means all",
+        Text("file", _list_in),
+    )
+    deny: KeyList | None = option(None, "file with keys that are not admitted", Text("file", _list_in))
+    hook: str | None = option(
+        None,
+        "URL that is asked about keys that are not denied, where there is no --allow: 200 admits, 403 refuses",
+        Text("URL", _checked_hook),
+        name="admission-hook",
+    )
+    timeout: float = option(HOOK_TIMEOUT, "seconds for its answer", SECONDS, name="admission-timeout")
+    when_down: bool = option(
+        False,
+        "refuse or admit, when it does not answer",
+        Choice({"refuse": False, "admit": True}),
+        name="admission-down",
+    )
+
+    def admission(self, reactor: IReactorTime) -> Admission:
+        """Whom to admit."""
+        hook = None
+        if self.hook is not None:
+            hook = Hook(reactor, self.hook, timeout=self.timeout, when_down=self.when_down)
+        return Admission(self.allow, self.deny, hook)

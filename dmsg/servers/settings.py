@@ -5,52 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TypedDict
 
+from dmsg.base.options import SECONDS, Number, Text, checked_by, option
+from dmsg.base.urls import URL
 from dmsg.discovery.lookup.lookups import Lookups
+from dmsg.net.addresses import parse_address
+from dmsg.pages.settings import PageSettings
 from dmsg.servers.admission import Admission
-
-DRAIN_TIMEOUT = 8.0
-"""Seconds that stopping leaves to what clients have open, by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
+class ServerSettings(PageSettings):
     """What an operator chooses.
 
-    :ivar public_address: ``host:port`` at which clients reach it; None takes
-        the first listening port, which must then be on one interface.
-    :ivar discovery: URLs, or a Lookups; empty means it is not registered.
+    ``public_address`` of None takes the first listening port, which must then be on one interface.  ``discovery`` may
+    be a Lookups; a server without one is not registered.  The Messaging System knows no way to move channels: there
+    ``drain_timeout`` is for channels to end.
+
     :ivar admission: whom it admits; None: everybody.
-    :ivar drain_timeout: seconds that stopping leaves to clients to go elsewhere.  The Messaging System
-        knows no way to move channels: there it is for channels to end.
-    :ivar metrics: endpoint string for the page, ``/metrics`` and ``/health``, or None.
-    :ivar page_token: who has it may look at the page from anywhere; None: it is for this machine alone.
-    :ivar memory: bytes that are held for clients, in all; None: a quarter of what the machine has.
     :ivar random: when its entry is posted again; None: the system's.
     """
 
-    public_address: str | None = None
-    discovery: Sequence[str] | Lookups = ()
+    public_address: str | None = option(
+        None, "HOST:PORT at which clients reach this server", Text("HOST:PORT", checked_by(parse_address))
+    )
+    discovery: Sequence[str] | Lookups = option(
+        (), "URL of a discovery to register in; may be repeated", URL, repeated=True
+    )
     admission: Admission | None = None
-    drain_timeout: float = DRAIN_TIMEOUT
-    metrics: str | None = None
-    page_token: bytes | None = None
-    memory: int | None = None
+    drain_timeout: float = option(8.0, "seconds that leaving waits for streams", SECONDS)
+    memory: int | None = option(
+        None,
+        "MiB held for clients that read slowly, in all",
+        Number(1, 2**20, "MiB"),
+        default_text="a quarter of the machine's",
+    )
     random: Random | None = None
-
-
-class ServerOptions(TypedDict, total=False):
-    """Single fields of :class:`ServerSettings`, as keywords."""
-
-    public_address: str | None
-    discovery: Sequence[str] | Lookups
-    admission: Admission | None
-    drain_timeout: float
-    metrics: str | None
-    page_token: bytes | None
-    memory: int | None
-    random: Random | None
 
 
 DEFAULTS = ServerSettings()

@@ -16,21 +16,26 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 from twisted.python.usage import UsageError
 
+from dmsg.base.options import Flag, Option
 from dmsg.net.reactor import Reactor
 from dmsg.tap.log_files import reopen_log_files
 
 _log = Logger()
 
 
-def given(arguments: Sequence[str]) -> frozenset[str]:
-    """Names of the options on a command line."""
-    return frozenset(word[2:].partition("=")[0] for word in arguments if word.startswith("--"))
+class Said(str):
+    """Text that somebody gave for an option.
+
+    :ivar where: the file and the line, with a colon; empty: on the command line.
+    """
+
+    where = ""
 
 
-def read(path: str, known: Sequence[str], lists: Sequence[str], flags: Sequence[str] = ()) -> dict[str, Any]:
+def read(path: str, rows: Sequence[Option]) -> dict[str, Any]:
     """The settings in the file, as the command line would have them.
 
-    :param known: names of all options; ``lists`` of those that may be repeated.
+    :param rows: of all options.
     :raises UsageError: unreadable, malformed, or with a name or value that is none.
     """
     try:
@@ -39,24 +44,28 @@ def read(path: str, known: Sequence[str], lists: Sequence[str], flags: Sequence[
         raise UsageError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
+    known = {row.name: row for row in rows if row.in_file}
     settings: dict[str, Any] = {}
     for given_name, value in content.items():
-        name = given_name.replace("_", "-")
-        if name not in known or name == "config":
-            raise UsageError(f"{where(path, given_name)}: there is no setting {given_name!r}")
-        if name in lists:
+        name, place = given_name.replace("_", "-"), f"{where(path, given_name)}: "
+        if name not in known:
+            raise UsageError(f"{place}there is no setting {given_name!r}")
+        if known[name].repeated:
             values = value if isinstance(value, list) else [value]
             if not all(isinstance(one, str) for one in values):
-                raise UsageError(f"{where(path, given_name)}: {given_name} is a text or a list of texts")
-            settings[name] = values
-        elif name in flags:
+                raise UsageError(f"{place}{given_name} is a text or a list of texts")
+            settings[name] = [Said(one) for one in values]
+            for one in settings[name]:
+                one.where = place
+        elif isinstance(known[name].kind, Flag):
             if not isinstance(value, bool):
-                raise UsageError(f"{where(path, given_name)}: {given_name} is true or false")
-            settings[name] = int(value)
+                raise UsageError(f"{place}{given_name} is true or false")
+            settings[name] = value
         elif isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise UsageError(f"{where(path, given_name)}: {given_name} is a text or a number")
+            raise UsageError(f"{place}{given_name} is a text or a number")
         else:
-            settings[name] = str(value)
+            settings[name] = Said(value)
+            settings[name].where = place
     return settings
 
 

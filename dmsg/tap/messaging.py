@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from twisted.application.service import IService
+from twisted.python.usage import UsageError
 
-from dmsg.messaging.core.policing import MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_PER_PAIR, OPEN_RATE, Limits
-from dmsg.messaging.core.wire import ID_COUNT, Profile
+from dmsg.base.options import Choice, Option
+from dmsg.messaging.core.policing import Limits
+from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.server import Server
 from dmsg.net.reactor import Reactor, the_reactor
-from dmsg.servers.settings import DRAIN_TIMEOUT
-from dmsg.tap.options import descriptors, set_log_format
-from dmsg.tap.relay import RelayOptions, relay_parameters
+from dmsg.tap.options import set_log_format
+from dmsg.tap.relay import RelayOptions, relay_rows
 from dmsg.tap.running import StopOnFailure
-
-IDS = {"auto": None, "one": False, "two": True}
-
-
-def _two_ids(text: str, profile: str) -> bool | None:
-    if text not in IDS:
-        raise ValueError(f"{text!r} is neither auto, one nor two")
-    if text != "auto" and profile != Profile.SKYWIRE.value:
-        raise ValueError("is a setting of --profile skywire")
-    return IDS[text]
 
 
 class Options(RelayOptions):
@@ -34,32 +25,27 @@ class Options(RelayOptions):
         "Example: twistd -n dmsg-messaging-server --listen tcp:8081 --public-address relay.example.org:8081 "
         "--discovery http://discovery.example.org:9090 --key-file messaging.key"
     )
-    optParameters = [
-        *relay_parameters("messaging-server", DRAIN_TIMEOUT),
-        ["profile", None, Profile.SEED.value, "seed, or skywire for clients of the Go code of March 2019", str],
-        ["ids", None, "auto", "with skywire: one or two ids in the answer to a client that has given none yet", str],
-        ["max-connections", None, str(MAX_CONNECTIONS), "clients at a time", str],
-        ["max-per-pair", None, str(MAX_PER_PAIR), "channels between one client and another", str],
-        ["max-per-address", None, str(MAX_PER_ADDRESS), "connections from one address; 0 means no limit", str],
-        ["open-rate", None, str(int(OPEN_RATE)), "OpenChannels a second of one link; 0 means no limit", str],
-    ]
+    limits_class = Limits
+    rows = (
+        *relay_rows("messaging-server", Limits),
+        Option(
+            name="profile",
+            help="seed, or skywire for clients of the Go code of March 2019",
+            kind=Choice({profile.value: profile for profile in Profile}),
+            default=Profile.SEED,
+        ),
+        Option(
+            name="ids",
+            help="with skywire: one or two ids in the answer to a client that has given none yet",
+            kind=Choice({"auto": None, "one": False, "two": True}),
+            default_text="auto",
+        ),
+    )
 
-    def limits(self) -> Limits:
-        """What one client may have."""
-        return Limits(
-            max_connections=min(self.number("max-connections", 1, 10**6), descriptors()),
-            max_per_pair=self.number("max-per-pair", 1, ID_COUNT),
-            max_per_address=self.number("max-per-address", 0, 10**6),
-            open_rate=self.number("open-rate", 0, 10**6),
-        )
-
-    def check_own(self) -> None:
-        self.checked("profile", Profile)
-        self.two_ids()
-
-    def two_ids(self) -> bool | None:
-        """What ``--ids`` says."""
-        return self.checked("ids", _two_ids, self["profile"])
+    def finish(self) -> None:
+        if self["ids"] is not None and self["profile"] is not Profile.SKYWIRE:
+            raise UsageError("ids: is a setting of --profile skywire")
+        super().finish()
 
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
@@ -71,8 +57,8 @@ def makeService(options: Options, reactor: Reactor | None = None) -> IService:
         options["key"],
         options["listen"],
         options.settings(reactor),
-        profile=Profile(options["profile"]),
-        two_ids=options.two_ids(),
+        profile=options["profile"],
+        two_ids=options["ids"],
         limits=options.limits(),
     )
     options.reload_on_hangup(reactor, server)

@@ -1,15 +1,15 @@
-"""What the options of several entities share."""
+"""Options of the plugins of twistd, made from rows, and what several of them have."""
 
 from __future__ import annotations
 
 import json
 import resource
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, TextIO, cast
+from typing import Any, ClassVar, Self, TextIO, TypeVar, cast
 
-from twisted.internet.endpoints import serverFromString
 from twisted.logger import (
     FileLogObserver,
     FilteringLogObserver,
@@ -22,19 +22,70 @@ from twisted.logger import (
 )
 from twisted.python.usage import Options as UsageOptions, UsageError
 
+from dmsg.base.options import FLAG, Choice, Flag, Option, Text, rows_of
 from dmsg.base.printable import printable, without_userinfo
-from dmsg.base.urls import check_url
 from dmsg.directories import config_directory
 from dmsg.errors import DmsgError
-from dmsg.pages.access import read_token
+from dmsg.keylock import KeyLock, hold
+from dmsg.keys import default_key, load_or_create_key
+from dmsg.net.listening import ENDPOINT
+from dmsg.tap import config
+from dmsg.tap.config import Said
 from dmsg.tap.log_files import log_file_of, reopen_at_signals
 
 DESCRIPTOR_RESERVE = 64
 """Descriptors that are not for clients: log, listening ports, discovery."""
+UNSAID: tuple[Any, ...] = (None, [], 0)
+"""Values of options that nobody has said on the command line."""
+_T = TypeVar("_T")
+
+LISTEN = Option(name="listen", help="Endpoint string to listen on; may be repeated", kind=ENDPOINT, repeated=True)
+LOG_FORMAT = Option(
+    name="log-format", help="text or json", kind=Choice({"text": "text", "json": "json"}), default="text"
+)
+DEBUG = Option(name="debug", short="d", help="Log also what is said for debugging", kind=FLAG)
+
+
+def listen_row(default: str, help: str = LISTEN.help, **more: Any) -> Option:
+    """Return the row of ``--listen``."""
+    return replace(LISTEN, default=(default,), help=help, **more)
 
 
 class EntityOptions(UsageOptions):
-    """Options of an entity: what is wrong with them is one line, behind which twistd prints no page of usage."""
+    """Options of an entity, made from rows; see :mod:`dmsg.base.options`.
+
+    What is wrong with them is one line, behind which twistd prints no page of usage.  After parsing, each option has
+    its value, in the unit of the settings.
+
+    :cvar plugin: name of the plugin of twistd.
+    :cvar rows: all options of the plugin; :func:`~dmsg.base.options.rows_of` has those of a settings class.
+    :ivar from_file: what the configuration file says.
+    """
+
+    plugin: ClassVar[str] = ""
+    rows: ClassVar[tuple[Option, ...]] = ()
+    optFlags: ClassVar[list[list[Any]]]
+    optParameters: ClassVar[list[list[Any]]]
+    synopsis = "[options]"
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        known = {row.name for base in cls.__mro__[1:] for row in getattr(base, "rows", ())}
+        own = [row for row in cls.rows if row.name not in known]
+        cls.optFlags = [[row.name, row.short, row.help] for row in own if isinstance(row.kind, Flag)]
+        cls.optParameters = []
+        for row in own:
+            if row.repeated:
+                method = _appending(row)  # one for both names, by which twistd shows them in one line
+                for name in filter(None, (row.name.replace("-", "_"), row.short)):
+                    setattr(cls, f"opt_{name}", method)
+            elif not isinstance(row.kind, Flag):
+                cls.optParameters.append([row.name, row.short, None, _usage(row), Said])
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.from_file: dict[str, Any] = {}
+        self.update({row.name: [] for row in self.rows if row.repeated})
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
         """:raises UsageError: one of them cannot be; twistd's caller gets a line instead, and its status 1."""
@@ -46,6 +97,65 @@ class EntityOptions(UsageOptions):
                 raise
             sys.stderr.write(f"twistd {twistd.subCommand}: {error}\n")
             raise SystemExit(1) from None
+
+    def postOptions(self) -> None:
+        own_pid_file(self, self.plugin)
+        self._said = {name: [*value] if isinstance(value, list) else value for name, value in self.items()}
+        try:
+            self.take_values()
+            self.finish()
+        except (DmsgError, OSError) as error:
+            raise UsageError(str(error)) from None
+
+    def take_values(self) -> None:
+        """Read the configuration file and the value of each option.
+
+        :raises UsageError: one of them cannot be; says which, and where it stands.
+        """
+        if self.get("config") is not None:
+            self.from_file = config.read(self["config"], self.rows)
+            for name, value in self.from_file.items():
+                if self[name] in UNSAID:
+                    self[name] = value
+        if self.get("page-token") is not None and self["metrics"] is None:
+            raise UsageError("--page-token: there is no page without --metrics")
+        for row in self.rows:
+            self[row.name] = self._value(row)
+
+    def _value(self, row: Option) -> Any:
+        said = self[row.name]
+        if row.repeated:
+            return [_read(row, one) for one in said] or list(row.default or ())
+        if isinstance(row.kind, Flag):
+            return bool(said)
+        return _read(row, said) if isinstance(said, Said) else row.default
+
+    def finish(self) -> None:
+        """Check what concerns several options, and prepare what the service needs.
+
+        :raises UsageError: something cannot be, as do DmsgError and OSError.
+        """
+
+    def make(self, settings: Callable[..., _T], **others: Any) -> _T:
+        """Return settings with what the options say, and ``others``, which go before it."""
+        values = {}
+        for row in rows_of(cast(Any, settings)):
+            said = self[row.name]
+            values[row.field] = row.default != said if isinstance(row.kind, Flag) else said
+        return settings(**{**values, **others})
+
+    def read_again(self) -> tuple[Self, list[str]]:
+        """Return the options as the configuration file has them now, and what of it waits for a restart.
+
+        :raises UsageError: it cannot be used.
+        """
+        fresh = type(self)()
+        fresh.update({name: [*value] if isinstance(value, list) else value for name, value in self._said.items()})
+        fresh.take_values()
+        before, now = self.from_file, fresh.from_file
+        changed = {name for name in {*before, *now} if before.get(name) != now.get(name)}
+        reloaded = {row.name for row in self.rows if row.reloads}
+        return fresh, sorted(name for name in changed - reloaded if self._said[name] in UNSAID)
 
     def opt_version(self) -> None:
         """Show the version of dmsg and exit"""
@@ -59,47 +169,26 @@ class EntityOptions(UsageOptions):
         self.opt_help()  # type: ignore[no-untyped-call]
 
 
-def endpoint(value: str) -> str:
-    """Check a Twisted endpoint string without listening."""
-    from twisted.internet import reactor
+def _appending(row: Option) -> Callable[[EntityOptions, str], None]:
+    """Return the method of an option that may be repeated."""
 
+    def append(self: EntityOptions, value: str) -> None:
+        self[row.name].append(Said(value))
+
+    append.__doc__ = _usage(row)
+    return append
+
+
+def _usage(row: Option) -> str:
+    return f"{row.help} [default: {row.said_default}]" if row.said_default else row.help
+
+
+def _read(row: Option, said: Said) -> Any:
+    assert not isinstance(row.kind, Flag)
     try:
-        port = getattr(serverFromString(reactor, value), "_port", 0)
-        if isinstance(port, int) and not 0 <= port < 65536:
-            raise ValueError(f"{port} is no port")
-    except Exception as error:
-        raise UsageError(f"{value!r} is not an endpoint string, as tcp:8080 is: {error}") from None
-    return value
-
-
-def url(value: str) -> str:
-    """Check an HTTP URL."""
-    try:
-        return check_url(value)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def number(value: str, low: int, high: int) -> int:
-    """A whole number within bounds."""
-    try:
-        result = int(value)
-    except ValueError:
-        raise UsageError(f"{value!r} is not a number") from None
-    if not low <= result <= high:
-        raise UsageError(f"{value} is not between {low} and {high}")
-    return result
-
-
-def seconds(value: str) -> float:
-    """Seconds, 0 to 3600."""
-    try:
-        result = float(value)
-    except ValueError:
-        raise UsageError(f"{value!r} is not a number of seconds") from None
-    if not 0 <= result <= 3600:
-        raise UsageError(f"{value} is not between 0 and 3600 seconds")
-    return result
+        return row.kind.read(str(said))
+    except (DmsgError, ValueError, OSError) as error:
+        raise UsageError(f"{said.where}{row.name}: {error}") from None
 
 
 def descriptors() -> int:
@@ -197,33 +286,44 @@ def default_key_file(name: str) -> str:
     return str(config_directory() / f"{name}.key")
 
 
-METRICS_OPTION = [
-    "metrics",
-    None,
-    None,
-    "endpoint string for its page, /metrics and /health, as in tcp:9100:interface=127.0.0.1",
-    str,
-]
-PAGE_TOKEN_OPTION = [
-    "page-token",
-    None,
-    None,
-    "file (mode 0600) with a token that opens the page from anywhere; without it the page is for this machine alone",
-    str,
-]
+class KeyOptions(EntityOptions):
+    """Options of an entity that has a key.
 
-
-def page_token(options: Any) -> bytes | None:
-    """What is in the file of ``--page-token``.
-
-    :raises UsageError: it cannot be used, or there is no page.
+    :cvar key_name: of the key file, when none is said.
     """
-    path = options["page-token"]
-    if path is None:
-        return None
-    if options["metrics"] is None:
-        raise UsageError("--page-token: there is no page without --metrics")
-    try:
-        return read_token(path)
-    except DmsgError as error:
-        raise UsageError(str(error)) from None
+
+    key_name: ClassVar[str] = ""
+
+    def take_key(self) -> None:
+        """Load the key, or make it.
+
+        :raises DmsgError: it cannot be used, or another program uses it.
+        """
+        if self["key-file"]:
+            self["key"] = load_or_create_key(self["key-file"], create=bool(self["create"]))
+        else:
+            self["key-file"] = default_key_file(self.key_name)
+            self["key"] = default_key(self["key-file"])
+        # held from the start of the service on, which is after twistd has gone into the background
+        self.hold_key().release()
+
+    def hold_key(self) -> KeyLock:
+        """The key file is in use from now on.
+
+        :raises KeyInUse: another program has taken it.
+        """
+        return hold(self["key-file"], self.plugin, share=bool(self["share"]))
+
+
+def key_rows(help: str, default: str) -> tuple[Option, ...]:
+    """Return the rows of :class:`KeyOptions`."""
+    return (
+        Option(name="key-file", help=help, kind=Text("file"), default_text=default, secret=True),
+        Option(name="create", help="make the key file that is named, if it is absent", kind=FLAG, in_file=False),
+        Option(
+            name="share",
+            help="use the key though another program on this machine uses it; only the newest is reached",
+            kind=FLAG,
+            in_file=False,
+        ),
+    )

@@ -8,12 +8,12 @@ from typing import Any
 
 from twisted.python.usage import UsageError
 
-from dmsg.errors import DmsgError
-from dmsg.rmb.registry.service import check_registry
+from dmsg.base.options import Option
+from dmsg.rmb.registry.service import REGISTRY, check_registry
 from dmsg.tap.options import EntityOptions
 
 REGISTRIES = "http://HOST:PORT of an rmb-registry, file:PATH, or tfchain:wss://HOST:PORT, the chain that rmb-rs uses"
-REGISTRY_OPTION = ["registry", None, None, REGISTRIES, str]
+REGISTRY_ROW = Option(name="registry", help=REGISTRIES, kind=REGISTRY)
 
 
 class RmbOptions(EntityOptions):
@@ -25,7 +25,7 @@ class RmbOptions(EntityOptions):
     several: tuple[str, ...] = ("-s", "--substrate")
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._nodes: list[str] = []
 
     def opt_substrate(self, value: str) -> None:
@@ -46,20 +46,17 @@ class RmbOptions(EntityOptions):
     def check_registry(self) -> None:
         """See which registry it is.
 
-        :raises UsageError: none, two, or one that cannot be.
+        :raises UsageError: none, or two.
+        :raises RegistryUnavailable: it cannot be one.
         """
         if self._nodes:
             if self["registry"] is not None:
                 raise UsageError("--substrate is --registry tfchain:URL: give one of them")
-            self["registry"] = f"tfchain:{self._nodes[0]}"
+            self["registry"] = check_registry(f"tfchain:{self._nodes[0]}")
             if len(self._nodes) > 1:
                 self.note(f"--substrate: only the first node is asked, {self._nodes[0]}")
         if self["registry"] is None:
             raise UsageError(f"--registry is needed, to look twins up: {REGISTRIES}")
-        try:
-            check_registry(self["registry"])
-        except DmsgError as error:
-            raise UsageError(str(error)) from None
 
 
 def one_each(words: Sequence[str], several: Sequence[str]) -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.errors import DmsgError, needs_extra
+from dmsg.base.options import FLAG, Option, Text, rows_of
+from dmsg.errors import needs_extra
 from dmsg.net.reactor import Reactor, the_reactor
-from dmsg.net.redis import redis_address
-from dmsg.tap.options import own_pid_file, set_log_format
+from dmsg.tap.options import DEBUG, LOG_FORMAT, set_log_format
 from dmsg.tap.running import StopOnFailure
 
 try:
@@ -18,52 +16,46 @@ try:
     from dmsg.rmb.session.setup import relay_text
     from dmsg.rmb.twins.identity import KEY_TYPES
     from dmsg.rmb.twins.secrets import SECRET, read_secret
-    from dmsg.tap.rmb_options import REGISTRY_OPTION, RmbOptions
+    from dmsg.tap.rmb_options import REGISTRY_ROW, RmbOptions
 except ModuleNotFoundError as error:
     raise SystemExit(f"rmb-peer: {error}; {needs_extra('rmb')}") from None
+
+
+def _key_type(text: str) -> str:
+    if text.lower() not in KEY_TYPES:
+        raise ValueError(f"{text!r} is not sr25519 or ed25519")
+    return text
 
 
 class Options(RmbOptions):
     """Options of ``twistd rmb-peer``."""
 
-    synopsis = "[options]"
+    plugin = "rmb-peer"
     longdesc = (
         "The gateway of a twin: services and clients speak JSON over Redis, the peer speaks for them to its relays. "
         "Example: twistd -n rmb-peer --key-file twin.key --registry https://registry.example.org "
         "--relay wss://relay.example.org"
     )
-    optParameters = [
-        ["key-file", None, None, f"file of mode 0600 with the words or the 0x seed; else {SECRET} has them", str],
-        ["key-type", "k", None, "sr25519 or ed25519 [default: what the file says, else sr25519]", str],
-        REGISTRY_OPTION,
-        ["redis", "r", "redis://localhost:6379", "where services and clients are", str],
-        ["uploads", "u", None, "directory for files that other twins upload; without one they cannot", str],
-        ["log-format", None, "text", "text or json", str],
-    ]
-    optFlags = [
-        ["no-update", None, "leave the registry as it is: relays and key of this twin are set elsewhere"],
-        [
-            "strict",
-            None,
-            "let the registry say that every program of this twin signs with borders",
-        ],
-        ["no-strict", None, "the default; it was an option of earlier versions"],
-    ]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self["relay"] = []
-        self["debug"] = 0
-
-    def opt_debug(self) -> None:
-        """Log also what is said for debugging"""
-        self["debug"] = 1
-
-    opt_d = opt_debug
-
-    def opt_relay(self, value: str) -> None:
-        """URL of a relay, wss:// or ws://; may be repeated, at most four"""
-        self["relay"].append(value)
+    rows = (
+        Option(
+            name="key-file",
+            help=f"file of mode 0600 with the words or the 0x seed; else {SECRET} has them",
+            kind=Text("file"),
+            secret=True,
+        ),
+        Option(
+            name="key-type",
+            short="k",
+            help="sr25519 or ed25519",
+            kind=Text("`sr25519` or `ed25519`", _key_type),
+            default_text="what the file says, else sr25519",
+        ),
+        REGISTRY_ROW,
+        *rows_of(PeerSettings),
+        Option(name="no-strict", help="the default; it was an option of earlier versions", kind=FLAG),
+        LOG_FORMAT,
+        DEBUG,
+    )
 
     def opt_mnemonic(self, value: str) -> None:
         """Not taken: what is on a command line everybody can read who may list processes"""
@@ -82,38 +74,20 @@ class Options(RmbOptions):
 
     opt_m = opt_mnemonic
 
-    def postOptions(self) -> None:
-        own_pid_file(self, "rmb-peer")
-        if self["log-format"] not in ("text", "json"):
-            raise UsageError("log-format is text or json")
+    def finish(self) -> None:
         self.check_registry()
         if not self["relay"]:
             raise UsageError("--relay is needed: through which relay is this twin reached?")
-        if self["key-type"] is not None and self["key-type"].lower() not in KEY_TYPES:
-            raise UsageError("key-type is sr25519 or ed25519")
         try:
             relay_text(self["relay"])
-            redis_address(self["redis"])
-            self["secret"] = read_secret(self["key-file"], self["key-type"])
-        except (DmsgError, ValueError) as error:
-            raise UsageError(str(error)) from None
-        if self["uploads"] is not None:
-            self["uploads"] = Path(self["uploads"]).absolute()
-            if not self["uploads"].is_dir():
-                raise UsageError(f"{self['uploads']}: no directory")
+        except ValueError as error:
+            raise UsageError(f"relay: {error}") from None
+        self["secret"] = read_secret(self["key-file"], self["key-type"])
 
     def settings(self) -> PeerSettings:
         """What the peer is told."""
-        return PeerSettings(
-            secret=self["secret"].secret,
-            registry=self["registry"],
-            relays=self["relay"],
-            redis=self["redis"],
-            key_type=self["secret"].key_type,
-            uploads=self["uploads"],
-            update=not self["no-update"],
-            strict=bool(self["strict"]),
-        )
+        secret = self["secret"]
+        return self.make(PeerSettings, secret=secret.secret, registry=self["registry"], key_type=secret.key_type)
 
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:

@@ -6,7 +6,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from dmsg.base.memory import resident
+from dmsg.base.options import Choice, Number, Option, Text, needed, option
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey
 from dmsg.net.isolate import isolated
@@ -42,22 +43,45 @@ TARGETS_LIMIT = 1024
 _log = Logger()
 
 
+def _absolute(text: str) -> Path:
+    return Path(text).absolute()
+
+
 @dataclass(frozen=True)
 class TelemetrySettings:
-    """What an operator says of telemetry.
+    """What an operator says of telemetry; the limit is in bytes."""
 
-    :ivar directory: where the spool is.
-    :ivar clear: name clients by their keys.
-    :ivar secret: a file with the secret for their names, instead of the directory's own.
-    :ivar rotate_seconds: after which a file is sealed.
-    :ivar limit: bytes of sealed files.
-    """
-
-    directory: Path
-    clear: bool = False
-    rotate_seconds: float = ROTATE_SECONDS
-    limit: int = SPOOL_LIMIT
-    secret: Path | None = None
+    directory: Path = field(
+        metadata=needed(
+            Option(
+                name="telemetry",
+                help="directory for events that the data pipeline reads (dmsg analytics)",
+                kind=Text("directory", _absolute),
+            )
+        )
+    )
+    clear: bool = option(
+        False,
+        "how events name clients: hashed, or clear, by their keys",
+        Choice({"hashed": False, "clear": True}),
+        name="telemetry-keys",
+    )
+    rotate_seconds: float = option(
+        ROTATE_SECONDS,
+        "seconds after which a file of events is finished",
+        Number(1, 86400, "seconds"),
+        name="telemetry-rotate",
+    )
+    limit: int = option(
+        SPOOL_LIMIT, "MiB of finished files that are kept", Number(1, 2**30, "MiB"), name="telemetry-limit"
+    )
+    secret: Path | None = option(
+        None,
+        "file of 32 bytes that clients are named with, for servers of one operator",
+        Text("file", _absolute),
+        name="telemetry-secret",
+        secret=True,
+    )
 
     def prepare(self) -> tuple[bytes, bytes]:
         """Make the directory and its secret, and try to write there.

@@ -30,9 +30,11 @@ from zope.interface import implementer
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.discovery.service.service import Discovery
+from dmsg.discovery.service.settings import DiscoverySettings
 from dmsg.keys import SecKey
 from dmsg.messaging.openings import OPENINGS
 from dmsg.net.web.fetch import Body, make_pool
+from dmsg.servers.settings import ServerSettings
 from dmsg.testing.network import Host, Network
 from dmsg.v2019.client import Client
 from dmsg.v2019.server import Server
@@ -84,9 +86,7 @@ class Lab:
             host.reactor,
             [f"tcp:{DISCOVERY_PORT}:interface={host.address}"],
             "memory:",
-            rate=0,
-            max_servers=1000,
-            openings=OPENINGS,
+            DiscoverySettings(rate=0, max_servers=1000, openings=OPENINGS),
             random=self.random,  # which servers it names has to follow from the seed too
         )
         self.discovery.startService()
@@ -100,9 +100,9 @@ class Lab:
             host.reactor,
             self.key(name),
             [f"tcp:{SERVER_PORT}:interface={host.address}"],
-            public_address=f"{host.address}:{SERVER_PORT}",
-            discovery=self.lookups(host),
-            random=self.random,
+            ServerSettings(
+                public_address=f"{host.address}:{SERVER_PORT}", discovery=self.lookups(host), random=self.random
+            ),
             **options,
         )
         server.startService()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -18,7 +17,7 @@ from dmsg.net.reactor import Reactor
 from dmsg.net.turn import TurnFlush
 from dmsg.noise.xk import XKHandshake
 from dmsg.servers.server import DRAIN_LOOK, RelayServer
-from dmsg.servers.settings import DEFAULTS, ServerOptions, ServerSettings
+from dmsg.servers.settings import DEFAULTS, ServerSettings
 from dmsg.telemetry.service import Sent, Telemetry, TelemetrySettings
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
@@ -33,7 +32,7 @@ class Server(RelayServer):
     """A dmsg server.
 
     :param listen: Twisted endpoint strings.
-    :param settings: what all servers have; single ones may be given as keywords.
+    :param settings: what all servers have.
     :param limits: what one client may have; ``ServerFactory.limits`` changes it later.
     :param telemetry: where to write events for the pipeline, or None.
     :ivar ready: fires with the listening ports.
@@ -51,10 +50,8 @@ class Server(RelayServer):
         *,
         limits: Limits | None = None,
         telemetry: TelemetrySettings | None = None,
-        **options: Unpack[ServerOptions],
     ) -> None:
         """:raises DmsgError: the public address is malformed, or the directory of telemetry cannot be used."""
-        settings = replace(settings, **options)
         self.telemetry = Telemetry(reactor, telemetry, "server", key) if telemetry is not None else None
         super().__init__(
             reactor,

@@ -10,7 +10,7 @@ from twisted.internet.task import deferLater
 
 from dmsg.cli.bus.rmb import rmb
 from dmsg.cli.bus.twin import twin
-from dmsg.rmb.registry.service import RegistryService
+from dmsg.rmb.registry.service import RegistryService, RegistrySettings
 from dmsg.rmb.relay.server import RelaySettings, RmbRelay
 from tests.cli.json_output import check
 from tests.cli.test_commands import CommandCase
@@ -94,7 +94,7 @@ class CallTests(CommandCase):
     async def bus(self) -> dict[str, str]:
         from twisted.internet import reactor
 
-        registry = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", rate=0)
+        registry = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", RegistrySettings(rate=0))
         registry.startService()
         self.addCleanup(registry.stopService)
         url = f"http://127.0.0.1:{port_of((await registry.ready)[0])}"

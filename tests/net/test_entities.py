@@ -25,6 +25,7 @@ from twisted.web.server import Site
 from zope.interface import implementer
 
 from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.discovery.service.settings import DiscoverySettings
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net import socketopts
@@ -158,7 +159,7 @@ class NetworkTests(EntityCase):
         self.assertEqual(bob.status, "online")
         from dmsg.discovery.service.service import Discovery
 
-        again = Discovery(reactor, [f"tcp:{port}:interface=127.0.0.1"], "memory:", rate=0)
+        again = Discovery(reactor, [f"tcp:{port}:interface=127.0.0.1"], "memory:", DiscoverySettings(rate=0))
         again.startService()
         self.addCleanup(again.stopService)
         await again.ready

@@ -19,7 +19,7 @@ from dmsg.rmb.registry import cache
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.client import HTTPRegistry
 from dmsg.rmb.registry.file import FileRegistry
-from dmsg.rmb.registry.service import RegistryService, open_registry
+from dmsg.rmb.registry.service import RegistryService, RegistrySettings, open_registry
 from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin, check_relay, relay_of_websocket, relay_url
@@ -168,7 +168,7 @@ class HTTPTests(Behaviour, TestCase):
     timeout = 30
 
     async def make(self) -> None:
-        self.service = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", rate=0)
+        self.service = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", RegistrySettings(rate=0))
         self.service.startService()
         self.url = f"http://127.0.0.1:{port_of((await self.service.ready)[0])}"
         self.registry = HTTPRegistry(reactor, self.url)

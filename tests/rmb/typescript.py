@@ -16,7 +16,7 @@ from twisted.internet.utils import getProcessOutputAndValue
 from twisted.trial.unittest import SkipTest
 
 from dmsg.rmb.envelope.cipher import Encryption
-from dmsg.rmb.registry.service import RegistryService
+from dmsg.rmb.registry.service import RegistryService, RegistrySettings
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 from tests.ports import port_of
@@ -54,7 +54,7 @@ class TypeScriptTests(PeerCase):
     async def test_A16(self) -> None:
         """Connects, calls encrypted, gets an error of a service, pings."""
         where = await deferToThread(modules)
-        service = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", rate=0)
+        service = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", RegistrySettings(rate=0))
         service.startService()
         self.addCleanup(service.stopService)
         url = f"http://127.0.0.1:{port_of((await service.ready)[0])}"

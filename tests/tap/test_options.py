@@ -98,10 +98,10 @@ class ConfigTests(SynchronousTestCase):
         self.file.write_text("max-connections = 7")
         options = self.parse("--request-rate=9")
         self.file.write_text("max-connections = 8\nrequest-rate = 1")
-        limits = options.changed_limits()
+        limits = options.read_again()[0].limits()
         self.assertEqual((limits.max_connections, limits.request_rate), (8, 9))
         self.file.write_text("max-connections = none")
-        self.assertRaises(UsageError, options.changed_limits)
+        self.assertRaises(UsageError, options.read_again)
 
 
 class OptionTests(SynchronousTestCase):

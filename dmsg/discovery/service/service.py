@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
-from typing import Any, Unpack
+from typing import Any
 
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred
@@ -15,7 +15,7 @@ from twisted.logger import Logger
 
 from dmsg.discovery.checks.looks import Looks
 from dmsg.discovery.service.api import DiscoveryAPI
-from dmsg.discovery.service.settings import DEFAULTS, DiscoveryOptions, DiscoverySettings
+from dmsg.discovery.service.settings import DEFAULTS, DiscoverySettings
 from dmsg.discovery.service.shown import DiscoveryShown
 from dmsg.discovery.service.site import make_site
 from dmsg.discovery.service.sweep import Sweep
@@ -59,7 +59,7 @@ class Discovery(ListeningService):
 
     :param listen: Twisted endpoint strings, as in ``tcp:9090`` or ``ssl:9443:...``.
     :param store: what ``--store`` says, see :func:`~dmsg.discovery.store.opening.open_store`.
-    :param settings: what an operator chooses; single ones may be given as keywords.
+    :param settings: what an operator chooses.
     :ivar ready: fires with the listening ports; fails with StoreError or
         what listening raises.
     """
@@ -75,7 +75,6 @@ class Discovery(ListeningService):
         settings: DiscoverySettings = DEFAULTS,
         *,
         random: Random | None = None,
-        **options: Unpack[DiscoveryOptions],
     ) -> None:
         """:param random: chooses which servers a store in memory names.
 
@@ -84,7 +83,7 @@ class Discovery(ListeningService):
         super().__init__(reactor, listen)
         self._random = random
         self._store_description = store
-        self._settings = settings = replace(settings, **options)
+        self._settings = settings
         self._running: _Running | None = None
         self.metrics = Metrics()
         self.telemetry = None if settings.telemetry is None else Telemetry(reactor, settings.telemetry, "discovery")

@@ -5,17 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dmsg.base.policing import ANSWER_FACTOR, DESTINATION_BURST, DESTINATION_FACTOR, FLOOD_FACTOR, Police as Counting
+from dmsg.base.options import Number, option
+from dmsg.base.policing import ANSWER_FACTOR, DerivedRates, Police as Counting
 from dmsg.messaging.core.wire import ID_COUNT
-
-MAX_CONNECTIONS = 10_000
-"""Links of a server, by default."""
-MAX_PER_ADDRESS = 1024
-"""Links from one address, by default."""
-MAX_PER_PAIR = ID_COUNT
-"""Channels between one link and another, by default: the 256 that the seed document gives a link."""
-OPEN_RATE = 500.0
-"""OpenChannels a second of one link, by default; strays may be four times as many."""
 
 
 class Kind(IntEnum):
@@ -27,55 +19,37 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What an operator can set.
+class Limits(DerivedRates):
+    """What an operator can set, also while the server runs."""
 
-    :ivar open_rate: per second and client; 0 means no limit on control frames.
-    :ivar max_per_address: 0 means no limit.
-    """
-
-    max_connections: int = MAX_CONNECTIONS
-    max_per_address: int = MAX_PER_ADDRESS
-    max_per_pair: int = MAX_PER_PAIR
-    open_rate: float = OPEN_RATE
+    max_connections: int = option(10_000, "clients at a time", Number(1, 10**6, "clients"), reloads=True)
+    max_per_address: int = option(
+        1024, "connections from one address; 0 means no limit", Number(0, 10**6, "connections"), reloads=True
+    )
+    max_per_pair: int = option(
+        ID_COUNT, "channels between one client and another", Number(1, ID_COUNT, "channels"), reloads=True
+    )
+    open_rate: float = option(
+        500.0,
+        "OpenChannels a second of one link; 0 means no limit",
+        Number(0, 10**6, "OpenChannels a second"),
+        reloads=True,
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.max_per_pair <= ID_COUNT:
             raise ValueError(f"max_per_pair is 1 to {ID_COUNT}")
 
+    @property
+    def basic_rate(self) -> float:
+        return self.open_rate
+
     def rate(self, kind: Kind) -> float:
-        """Frames of that kind a second."""
         return self.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)
-
-    @property
-    def flood(self) -> float:
-        """Refused frames a second, of all kinds, with which a link ends."""
-        return self.open_rate * FLOOD_FACTOR
-
-    @property
-    def destination_rate(self) -> float:
-        """OpenChannels a second to one link, from all others."""
-        return self.open_rate * DESTINATION_FACTOR
-
-    @property
-    def destination_burst(self) -> float:
-        """OpenChannels to one link at once."""
-        return self.open_rate * DESTINATION_BURST
 
 
 class Police(Counting):
     """The buckets of one client."""
 
     __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(len(Kind))
-
-    def allows(self, kind: Kind, limits: Limits, now: float) -> bool:
-        """Whether a frame of that kind is within its rate.
-
-        :raises RemoteProtocolError: so many were not that the link ends.
-        """
-        if not limits.open_rate:
-            return True
-        return self.take(kind, limits.rate(kind), limits.flood, now)
+    kinds = Kind

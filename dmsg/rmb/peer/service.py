@@ -16,9 +16,11 @@ from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 
+from dmsg.base.options import FLAG, Option, Text, checked_by, needed, option
 from dmsg.base.seldom import Seldom
 from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor
+from dmsg.net.redis import redis_address
 from dmsg.rmb.envelope.envelope_pb2 import Backlog, Envelope
 from dmsg.rmb.envelope.wire import JSON, SENT_EXPIRATION, source_of, stamp, ttl
 from dmsg.rmb.errors import CallTimeout, CipherError, Drop, RmbError, TwinNotFound
@@ -59,22 +61,47 @@ RELAY_ERROR = 0
 _log = Logger()
 
 
+def _directory(text: str) -> Path:
+    path = Path(text).absolute()
+    if not path.is_dir():
+        raise ValueError(f"{path}: no directory")
+    return path
+
+
 @dataclass(frozen=True)
 class PeerSettings:
     """What a peer is told.
 
-    :ivar uploads: a directory for files that others upload, or None.
-    :ivar strict: let the registry say that every program of this twin signs with borders.
+    :ivar secret: words or a seed.
+    :ivar key_type: ``sr25519`` or ``ed25519``.
     """
 
     secret: str = field(repr=False)
     registry: str
-    relays: Sequence[str]
-    redis: str = "redis://localhost:6379"
+    relays: Sequence[str] = field(
+        metadata=needed(
+            Option(
+                name="relay",
+                help="URL of a relay, wss:// or ws://; may be repeated, at most four",
+                kind=Text("URL"),
+                repeated=True,
+            )
+        )
+    )
+    redis: str = option(
+        "redis://localhost:6379", "where services and clients are", Text("URL", checked_by(redis_address)), short="r"
+    )
     key_type: str = "sr25519"
-    uploads: Path | None = None
-    update: bool = True
-    strict: bool = False
+    uploads: Path | None = option(
+        None,
+        "directory for files that other twins upload; without one they cannot",
+        Text("directory", _directory),
+        short="u",
+    )
+    update: bool = option(
+        True, "leave the registry as it is: relays and key of this twin are set elsewhere", FLAG, name="no-update"
+    )
+    strict: bool = option(False, "let the registry say that every program of this twin signs with borders", FLAG)
 
 
 @dataclass(frozen=True)

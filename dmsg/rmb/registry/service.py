@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from dmsg.base.options import FLAG, Number, Text, checked_by, option
 from dmsg.base.urls import check_url
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
@@ -19,11 +21,6 @@ from dmsg.rmb.registry.client import HTTPRegistry
 from dmsg.rmb.registry.file import FileRegistry
 from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.registry.tfchain import TfchainRegistry, node_url
-
-RATE = 50.0
-"""Requests a second and address, by default."""
-BURST = 200.0
-"""Requests of an address at once, by default."""
 
 _log = Logger()
 
@@ -54,6 +51,9 @@ def check_registry(description: str) -> str:
     return description
 
 
+REGISTRY = Text("registry", checked_by(check_registry))
+
+
 def open_registry(description: str, reactor: IReactorTime) -> Any:
     """A registry from what ``--registry`` says.
 
@@ -67,6 +67,23 @@ def open_registry(description: str, reactor: IReactorTime) -> Any:
     if kind == "tfchain":
         return TfchainRegistry(reactor, rest)
     return HTTPRegistry(reactor, description)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistrySettings:
+    """What an operator chooses of a registry."""
+
+    rate: float = option(
+        50.0,
+        "requests a second of one address; 0 means no limit",
+        Number(0, 10**6, "requests a second"),
+        name="rate-limit",
+    )
+    burst: float = option(200.0, "requests of one address at once", Number(1, 10**6, "requests"))
+    proxied: bool = option(False, "take addresses from X-Forwarded-For (behind a proxy of your own)", FLAG)
+
+
+DEFAULTS = RegistrySettings()
 
 
 class RegistryService(ListeningService):
@@ -85,14 +102,11 @@ class RegistryService(ListeningService):
         reactor: Reactor,
         listen: Sequence[str],
         store: str,
-        *,
-        rate: float = RATE,
-        burst: float = BURST,
-        proxied: bool = False,
+        settings: RegistrySettings = DEFAULTS,
     ) -> None:
         super().__init__(reactor, listen)
         self._store = store
-        self._rate, self._burst, self._proxied = rate, burst, proxied
+        self._settings = settings
         self._table: TableRegistry | None = None
         self._api: RegistryAPI | None = None
 
@@ -103,12 +117,12 @@ class RegistryService(ListeningService):
             api.resource(),
             self._reactor,
             api.count_refusal,
-            rate=self._rate,
-            burst=self._burst,
-            proxied=self._proxied,
+            rate=self._settings.rate,
+            burst=self._settings.burst,
+            proxied=self._settings.proxied,
             max_body=MAX_BODY,
         )
-        guarded = GuardedFactory(site, self._reactor, by_place=not self._proxied, refused=api.count_refusal)
+        guarded = GuardedFactory(site, self._reactor, by_place=not self._settings.proxied, refused=api.count_refusal)
         await self._listen(guarded)
 
     async def _stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,13 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from dmsg.base.memory import Memory
+from dmsg.base.options import FLAG, Number, Text, option
 from dmsg.net.isolate import isolated
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.net.turn import TurnFlush
 from dmsg.pages.port import StatusPort
+from dmsg.pages.settings import PageSettings
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, QueueUnavailable
 from dmsg.rmb.registry.cache import CachedRegistry
@@ -39,6 +42,7 @@ from dmsg.rmb.relay.switch import MAX_UNFINISHED, Switch
 from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER
 from dmsg.rmb.twins import token
+from dmsg.rmb.twins.twin import check_relay
 
 MAX_SESSIONS = 100_000
 """Sessions of a relay, unless there are fewer descriptors."""
@@ -54,34 +58,69 @@ LOOK_EVERY = 0.02
 _log = Logger()
 
 
+def _two_numbers(text: str) -> tuple[int, int]:
+    """Return what ``--limit`` says."""
+    words = re.fullmatch(r"\s*([^\s,]+)(?:\s*,\s*|\s+)([^\s,]+)\s*", text)
+    if words is None:
+        raise ValueError("takes two numbers: messages and bytes a minute")
+    return int(Number(1, 2**31, "messages").read(words[1])), int(Number(1, 2**40, "bytes").read(words[2]))
+
+
 @dataclass(frozen=True)
-class RelaySettings:
-    """What a relay is told.
+class RelaySettings(PageSettings):
+    """What a relay is told; ``memory`` is in bytes.
+
+    Without ``metrics``, ``/metrics`` and ``/health`` are at its own port.
 
     :ivar queue: ``sqlite:PATH`` or ``redis://HOST:PORT/DB``.
-    :ivar durable: what clients send that will not send it again is in the queue before it is delivered.
-    :ivar limit: messages and bytes a minute of each twin, or None.
-    :ivar metrics: endpoint string for the page, ``/metrics`` and ``/health``; None: the last two are at its own port.
-    :ivar page_token: who has it may look at the page from anywhere; None: it is for this machine alone.
-    :ivar memory: bytes that are held for sessions in memory, in all; None: :func:`~dmsg.base.memory.default_limit`.
     """
 
     listen: Sequence[str]
     registry: str
-    domains: frozenset[str] = frozenset()
+    domains: frozenset[str] = option(
+        frozenset(),
+        "Name by which twins list this relay, or its URL; may be repeated",
+        Text("name or URL", check_relay),
+        name="domain",
+        short="m",
+        repeated=True,
+    )
     queue: str = "sqlite::memory:"
-    limit: tuple[int, int] | None = None
-    ranker_period: float = PERIOD
-    max_sessions: int = MAX_SESSIONS
-    max_token_ttl: int | None = token.MAX_TTL
-    proxied: bool = False
-    connect_rate: float = CONNECT_RATE
-    token_reuse: bool = False
-    durable: bool = False
-    memory: int | None = None
+    limit: tuple[int, int] | None = option(
+        None,
+        "Messages and bytes a minute of each twin, as in --limit 1000,1048576 (or --limit 1000 1048576)",
+        Text("two numbers", _two_numbers),
+    )
+    ranker_period: float = option(
+        PERIOD, "seconds that a failure of another relay counts", Number(1, 10**6, "seconds"), short="p"
+    )
+    max_sessions: int = option(
+        MAX_SESSIONS,
+        "sessions at once",
+        Number(1, 10**7, "sessions"),
+        default_text=f"{MAX_SESSIONS}, and what descriptors allow",
+    )
+    max_token_ttl: int | None = option(
+        token.MAX_TTL,
+        "seconds that a token may be good for; 0 means any",
+        Number(0, 10**9, "seconds"),
+        name="token-ttl",
+    )
+    proxied: bool = option(False, "take addresses from X-Forwarded-For (behind a proxy of your own)", FLAG)
+    connect_rate: float = option(
+        CONNECT_RATE, "connections a second of one address; 0 means no limit", Number(0, 10**6, "connections a second")
+    )
+    token_reuse: bool = option(False, "take a token for more than one connection", FLAG)
+    durable: bool = option(
+        False, "keep messages of clients that do not send them again before they are delivered", FLAG
+    )
+    memory: int | None = option(
+        None,
+        "MiB held in memory for sessions that read slowly, in all",
+        Number(1, 2**20, "MiB"),
+        default_text="a quarter of the machine's",
+    )
     queue_limits: QueueLimits = field(default_factory=QueueLimits)
-    metrics: str | None = None
-    page_token: bytes | None = None
 
 
 async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) -> Any:

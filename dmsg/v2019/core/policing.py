@@ -15,19 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dmsg.base.policing import ANSWER_FACTOR, DESTINATION_BURST, DESTINATION_FACTOR, FLOOD_FACTOR, Police as Counting
+from dmsg.base.options import Number, option
+from dmsg.base.policing import ANSWER_FACTOR, DerivedRates, Police as Counting
 from dmsg.v2019.core.wire import IDS_PER_SIDE
 
-MAX_CONNECTIONS = 10_000
-"""Connections of a server, by default."""
-MAX_TRANSPORTS = 8192
-"""Transports of one connection, by default."""
-MAX_PER_PAIR = 1024
-"""Transports between one connection and another, by default."""
-MAX_PER_ADDRESS = 1024
-"""Connections from one address, by default."""
-REQUEST_RATE = 500.0
-"""REQUESTs a second of one connection, by default; ACCEPTs and CLOSEs of no transport may be four times as many."""
 PING_RATE = 20.0
 """PINGs a second of one connection."""
 
@@ -47,61 +38,49 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What an operator can set, also while the server runs.
+class Limits(DerivedRates):
+    """What an operator can set, also while the server runs."""
 
-    :ivar request_rate: per second and connection; 0 means no limit on control frames.
-    :ivar byte_rate: bytes of frames per second and connection; 0 means no limit.
-    :ivar max_per_address: 0 means no limit.
-    """
-
-    max_connections: int = MAX_CONNECTIONS
-    max_transports: int = MAX_TRANSPORTS
-    max_per_pair: int = MAX_PER_PAIR
-    max_per_address: int = MAX_PER_ADDRESS
-    request_rate: float = REQUEST_RATE
-    byte_rate: float = 0.0
+    max_connections: int = option(10_000, "clients at a time", Number(1, 10**6, "clients"), reloads=True)
+    max_transports: int = option(
+        8192, "transports of one connection", Number(1, IDS_PER_SIDE, "transports"), reloads=True
+    )
+    max_per_pair: int = option(
+        1024, "transports between one connection and another", Number(1, IDS_PER_SIDE, "transports"), reloads=True
+    )
+    max_per_address: int = option(
+        1024, "connections from one address; 0 means no limit", Number(0, 10**6, "connections"), reloads=True
+    )
+    request_rate: float = option(
+        500.0,
+        "REQUESTs a second of one connection; 0 means no limit",
+        Number(0, 10**6, "REQUESTs a second"),
+        reloads=True,
+    )
+    byte_rate: float = option(
+        0.0,
+        "bytes a second read from one connection; 0 means no limit",
+        Number(0, 10**12, "bytes a second"),
+        reloads=True,
+    )
 
     def __post_init__(self) -> None:
         if not 0 < self.max_transports <= IDS_PER_SIDE:
             raise ValueError(f"max_transports is 1 to {IDS_PER_SIDE}")
 
+    @property
+    def basic_rate(self) -> float:
+        return self.request_rate
+
     def rate(self, kind: Kind) -> float:
-        """Frames of that kind a second."""
         if kind is Kind.PING:
             return PING_RATE
         return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR
-
-    @property
-    def flood(self) -> float:
-        """Refused frames a second, of all kinds, with which a connection ends."""
-        return self.request_rate * FLOOD_FACTOR
-
-    @property
-    def destination_rate(self) -> float:
-        """REQUESTs a second to one destination."""
-        return self.request_rate * DESTINATION_FACTOR
-
-    @property
-    def destination_burst(self) -> float:
-        """REQUESTs to one destination at once."""
-        return self.request_rate * DESTINATION_BURST
 
 
 class Police(Counting):
     """The buckets of one client."""
 
     __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(len(Kind))
-
-    def allows(self, kind: Kind, limits: Limits, now: float) -> bool:
-        """Whether a frame of that kind is within its rate.
-
-        :raises RemoteProtocolError: so many were not that the connection ends.
-        """
-        if not limits.request_rate:
-            return True
-        forgiven = kind in (Kind.STRAY, Kind.RECEIPT)
-        return self.take(kind, limits.rate(kind), limits.flood, now, forgiven=forgiven)
+    kinds = Kind
+    forgiven = frozenset({Kind.STRAY, Kind.RECEIPT})

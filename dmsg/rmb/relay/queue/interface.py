@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
+from dmsg.base.options import Number, option
 from dmsg.rmb.twins.address import Session
 
 FEDERATION = "relay.federation"
@@ -29,17 +30,29 @@ REFUSALS = ("the relay keeps as much as it may", "the relay keeps as much from t
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """How much is kept.
+    """How much is kept; sizes are in bytes.
 
-    :ivar messages: of one session; then the oldest go.
-    :ivar size: bytes of one session; then the oldest go.
-    :ivar total: bytes of all; then nothing more is taken.  The messages that one twin sent may be the ``PART``-th part
-        of it, and twice ``size`` at least.
+    The messages that one twin sent may be the ``PART``-th part of ``total``, and twice ``size`` at least.
     """
 
-    messages: int = 10_000
-    size: int = 64 * 1024 * 1024
-    total: int = 4 * 1024 * 1024 * 1024
+    messages: int = option(
+        10_000,
+        "messages kept for one session; then the oldest go",
+        Number(1, 10**7, "messages"),
+        name="queue-length",
+    )
+    size: int = option(
+        64 * 1024 * 1024,
+        "MiB kept for one session; then the oldest go",
+        Number(1, 10**5, "MiB"),
+        name="queue-size",
+    )
+    total: int = option(
+        4 * 1024 * 1024 * 1024,
+        "MiB kept for all; then nothing more is taken",
+        Number(1, 10**7, "MiB"),
+        name="queue-total",
+    )
 
     @property
     def part(self) -> int:
