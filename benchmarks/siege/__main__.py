@@ -148,7 +148,11 @@ def besiege(kind: str, name: str, seconds: float) -> Measured:
         entity, innocents = scene.entity, Innocents(scene)
         bystander = subprocess.Popen([sys.executable, "-c", BYSTANDER], preexec_fn=begin_child)
         try:
-            p50_before, p99_before = innocents.act(seconds / 2)
+            honest_cpu, began = _cpu(entity.process.pid)[0], time.perf_counter()
+            # newcomers too: what they cost the entity and its other clients is no doing of the enemy
+            with Watch(scene):
+                p50_before, p99_before = innocents.act(seconds / 2)
+                honest_load = (_cpu(entity.process.pid)[0] - honest_cpu) / (time.perf_counter() - began)
         finally:
             bystander.kill()
             bystander.wait()
@@ -171,6 +175,7 @@ def besiege(kind: str, name: str, seconds: float) -> Measured:
             cut=innocents.cut,
             connects=watch.connects,
             refused=watch.refused,
+            honest_load=honest_load,
             entity_load=(after_cpu[0] - before_cpu[0]) / took,
             entity_waited=(after_cpu[1] - before_cpu[1]) / took,
             enemy_load=(after_enemy[0] - before_enemy[0]) / took,
@@ -202,6 +207,7 @@ def _row(kind: str, name: str, measured: Measured, faults: list[str]) -> dict[st
         "newcomers": len(measured.connects) + measured.refused,
         "refused": measured.refused,
         "memory_mib": [each >> 20 for each in measured.memory],
+        "honest_load": measured.honest_load,
         "server_load": measured.entity_load,
         "server_waited": measured.entity_waited,
         "attacker_load": measured.enemy_load,
@@ -217,7 +223,7 @@ def _columns(row: dict[str, Any]) -> list[str]:
         f"{row['connect_ms']:.1f}",
         f"{row['refused']} of {row['newcomers']}",
         " > ".join(map(str, row["memory_mib"])),
-        f"{row['server_load']:.2f} + {row['server_waited']:.2f}, {row['attacker_load']:.2f}",
+        f"{row['honest_load']:.2f} > {row['server_load']:.2f} + {row['server_waited']:.2f}, {row['attacker_load']:.2f}",
         row["verdict"],
     ]
 

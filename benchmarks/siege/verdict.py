@@ -23,7 +23,7 @@ SETTLE = 20.0
 GOES_ON = 2.0
 """Seconds after the end of an attack within which the entity has to be done with what it left."""
 CHEAP = 0.75
-"""Cores by which an entity may work more than its enemy."""
+"""Cores by which an entity may work more than its enemy, beyond what it worked for the innocent before."""
 DEARER = 2.0
 """Factor for an attack that is nothing but data: so many times what the entity works for each second of an honest
 sender, in the same run. To relay a record costs more than to write one, and an enemy gets less of the machine beside
@@ -60,7 +60,8 @@ class Measured:
     :ivar shut_out: whether an innocent address was still refused when the attack had ended.
     :ivar went_on: seconds for which the entity still worked when its enemy had left.
     :ivar memory: resident bytes of the entity before the attack, at most, and after it.
-    :ivar entity_load: cores that the entity used.
+    :ivar honest_load: cores that the entity used for the innocent and for newcomers before the attack.
+    :ivar entity_load: cores that the entity used during it, for all of them.
     :ivar entity_waited: part of the time for which the entity could have run and had no core.
     :ivar enemy_load: cores that the attacker used.
     """
@@ -73,6 +74,7 @@ class Measured:
     shut_out: bool = False
     went_on: float = 0.0
     memory: tuple[int, int, int] = (0, 0, 0)
+    honest_load: float = 0.0
     entity_load: float = 0.0
     entity_waited: float = 0.0
     enemy_load: float = 0.0
@@ -118,7 +120,7 @@ def faults_of(
         faults.append("goes on when its enemy has left")
     if not bounds.is_given_back(measured.memory[0], measured.memory[2]):
         faults.append("memory stays")
-    dear = measured.entity_load > measured.enemy_load + CHEAP and not is_anchor
+    dear = measured.entity_load > measured.honest_load + measured.enemy_load + CHEAP and not is_anchor
     if dear and (anchor is None or measured.price > DEARER * anchor.price):
         faults.append("costs the enemy too little")
     return faults

@@ -62,6 +62,7 @@ class VerdictTests(SynchronousTestCase):
 
     def test_an_attack_costs_its_enemy_something(self) -> None:
         self.assertEqual(self.faults(entity_load=1.0, enemy_load=0.2), ["costs the enemy too little"])
+        self.assertEqual(self.faults(entity_load=1.0, enemy_load=0.2, honest_load=0.06), [])
 
     def test_data_may_cost_twice_what_honest_data_costs(self) -> None:
         honest = Measured(entity_load=0.9, enemy_load=0.3)
