@@ -7,10 +7,9 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import away, cores
+from benchmarks.machine import away, cores, cpu_of
 
 REQUEST = b"G" * 500
 """As long as the upgrade of a twin."""
@@ -56,17 +55,14 @@ def bare_connects(number: int) -> float:
                 one.sendall(REQUEST)
                 one.recv(100)
 
-        def cpu() -> float:
-            return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0]) / 1e9
-
         for _ in range(200):
             connect()
         time.sleep(0.2)
-        before = cpu()
+        before = cpu_of(process.pid)
         for _ in range(number):
             connect()
         time.sleep(0.2)
-        return (cpu() - before) / number
+        return (cpu_of(process.pid) - before) / number
     finally:
         process.kill()
         process.wait()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,21 @@ def pin(core: int) -> None:
         os.sched_setaffinity(0, {core})
 
 
+def scheduled(pid: int) -> tuple[float, float]:
+    """CPU seconds of all threads of a process so far, and seconds for which they could have run and had no core."""
+    used = waited = 0
+    # schedstat of the process itself is only that of its first thread
+    for each in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError):
+            of_thread = each.read_text().split()
+            used += int(of_thread[0])
+            waited += int(of_thread[1])
+    return used / 1e9, waited / 1e9
+
+
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a process so far, to the nanosecond."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    """CPU seconds of all threads of a process so far, to the nanosecond."""
+    return scheduled(pid)[0]
 
 
 class Entity:

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.machine import MALLOC, Entity, aead, begin_child
+from benchmarks.machine import MALLOC, Entity, aead, begin_child, cpu_of
 from dmsg.keys import SecKey, write_key_file
 
 SECONDS = 4
@@ -145,7 +145,7 @@ def _dmsg(stack: ExitStack, directory: Path, target: int, echo: int) -> tuple[in
     for here in ports:
         _wait(here)
     _first_works(ports[1])
-    return ports[0], ports[1], lambda: {part: _cpu(pid) for part, pid in processes.items()}
+    return ports[0], ports[1], lambda: {part: cpu_of(pid) for part, pid in processes.items()}
 
 
 def _ssh(stack: ExitStack, directory: Path, target: int, echo: int) -> tuple[int, int, Callable[[], dict[str, float]]]:
@@ -176,7 +176,7 @@ def _ssh(stack: ExitStack, directory: Path, target: int, echo: int) -> tuple[int
     for one in (here, there):
         _wait(one)
     _first_works(there)
-    return here, there, lambda: {"receiver": _cpu_below(daemon.pid), "sender": _cpu(client.pid)}
+    return here, there, lambda: {"receiver": _cpu_below(daemon.pid), "sender": cpu_of(client.pid)}
 
 
 # --- processes ---
@@ -255,13 +255,9 @@ def _first_works(port: int, seconds: float = 20) -> None:
     raise TimeoutError(f"nothing comes from port {port}")
 
 
-def _cpu(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
 def _cpu_below(pid: int) -> float:
     """Of a process and of its children: sshd has one for each connection."""
-    total = _cpu(pid)
+    total = cpu_of(pid)
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         total += _cpu_below(int(child))
     return total

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import begin_child
+from benchmarks.machine import begin_child, scheduled
 from benchmarks.siege.network import enter
 from benchmarks.siege.scene import LOST, Scene
 from benchmarks.siege.scenes import SCENES
@@ -108,23 +108,14 @@ class Watch:
                 self.connects.append(time.perf_counter() - started)
 
 
-def _cpu(pid: int) -> tuple[float, float]:
-    """CPU seconds of a process so far, and seconds for which it could have run and had no core."""
-    try:
-        used, waited = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
-    except (OSError, ValueError):
-        return 0.0, 0.0
-    return int(used) / 1e9, int(waited) / 1e9
-
-
 def _working(pid: int) -> float:
     """Return for how many seconds a process still works, a little more than ``GOES_ON`` at most."""
     began = time.perf_counter()
     while (took := time.perf_counter() - began) < GOES_ON:
-        before = sum(_cpu(pid))
+        before = sum(scheduled(pid))
         time.sleep(WORKING_EVERY)
         # what it waited for a core it wanted to work
-        if sum(_cpu(pid)) - before < WORKING * WORKING_EVERY:
+        if sum(scheduled(pid)) - before < WORKING * WORKING_EVERY:
             return took
     return took + WORKING_EVERY
 
@@ -148,21 +139,22 @@ def besiege(kind: str, name: str, seconds: float) -> Measured:
         entity, innocents = scene.entity, Innocents(scene)
         bystander = subprocess.Popen([sys.executable, "-c", BYSTANDER], preexec_fn=begin_child)
         try:
-            honest_cpu, began = _cpu(entity.process.pid)[0], time.perf_counter()
+            honest_cpu, began = scheduled(entity.process.pid)[0], time.perf_counter()
             # newcomers too: what they cost the entity and its other clients is no doing of the enemy
             with Watch(scene):
                 p50_before, p99_before = innocents.act(seconds / 2)
-                honest_load = (_cpu(entity.process.pid)[0] - honest_cpu) / (time.perf_counter() - began)
+                honest_load = (scheduled(entity.process.pid)[0] - honest_cpu) / (time.perf_counter() - began)
         finally:
             bystander.kill()
             bystander.wait()
         before = entity.memory()
         attacker = _begin(kind, name, seconds, scene.words())
         try:
-            before_cpu, before_enemy, began = _cpu(entity.process.pid), _cpu(attacker.pid), time.perf_counter()
+            before_cpu, before_enemy = scheduled(entity.process.pid), scheduled(attacker.pid)
+            began = time.perf_counter()
             with Watch(scene) as watch:
                 p50, p99 = innocents.act(seconds - 1)
-                after_cpu, after_enemy = _cpu(entity.process.pid), _cpu(attacker.pid)
+                after_cpu, after_enemy = scheduled(entity.process.pid), scheduled(attacker.pid)
                 took = time.perf_counter() - began
         finally:
             attacker.kill()

@@ -7,7 +7,7 @@ import html
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,14 @@ from dmsg.apps.parts import PART_SUFFIX
 from dmsg.apps.sources import Source, SourceChanged, open_regular
 from dmsg.apps.transfer import TransferError
 from dmsg.base.units import human_size
-from dmsg.net.threads import in_thread
+from dmsg.net.threads import giving_way, in_thread
 
 MAX_RANGES = 16
 """Parts of a file in one answer."""
 ROWS_LIMIT = 20_000
 """Files of a listing; of those behind them it is said how many there are."""
-LISTINGS_AT_ONCE = 2
-"""Listings that are made at the same time, each in a thread."""
+LISTINGS_AT_ONCE = 1
+"""Listings that are made at the same time, each in a thread of which the reactor's thread has half of the time."""
 LISTINGS_WAITING = 64
 """Requests for listings that wait for those; the next ones are answered with 503."""
 SORTS = {"name": "name", "size": "size", "time": "modified"}
@@ -43,39 +43,55 @@ SORTS = {"name": "name", "size": "size", "time": "modified"}
 class Threads:
     """Makes listings in threads: a few at a time, and the next ones in turn.
 
+    Requests for the same listing that wait for their turn get one page.  None joins a page that is being made: it may
+    lack what was put into the directory since.
+
     :param reactor: whose threads they are; None: each is made at once.
     """
 
     def __init__(self, reactor: IReactorTime | None) -> None:
         self._reactor = reactor
         self._places = DeferredSemaphore(LISTINGS_AT_ONCE)
+        self._waiting: dict[Hashable, list[Deferred[bytes]]] = {}
 
     @property
     def is_full(self) -> bool:
         """No more may wait."""
-        return len(self._places.waiting) >= LISTINGS_WAITING
+        return sum(map(len, self._waiting.values())) >= LISTINGS_WAITING
 
-    def run(self, act: Callable[[], bytes], gone: Deferred[Any]) -> Deferred[bytes]:
+    def run(self, what: Hashable, act: Callable[[], bytes], gone: Deferred[Any]) -> Deferred[bytes]:
         """Call it in a thread when it is its turn.
 
+        :param what: the same for listings whose page is the same.
         :param gone: fails when nobody waits for it any more: before its turn it is given up, behind that its thread
             has to come to its end before the next one begins.
         """
-        began = False
-
-        def begin() -> Deferred[bytes]:
-            nonlocal began
-            began = True
-            return in_thread(self._reactor, act)
-
-        made: Deferred[bytes] = self._places.run(begin)
+        made: Deferred[bytes] = Deferred()
+        if what in self._waiting:
+            self._waiting[what].append(made)
+        else:
+            self._waiting[what] = [made]
+            self._places.run(self._make, what, act).addErrback(lambda _: None)  # told to those who wait
 
         def left(_: object) -> None:
-            if not began:
+            if made in self._waiting.get(what, ()):
+                self._waiting[what].remove(made)
                 made.cancel()
 
         gone.addErrback(left)
         return made
+
+    def _make(self, what: Hashable, act: Callable[[], bytes]) -> Deferred[Any] | None:
+        waiting = self._waiting.pop(what)
+        if not waiting:
+            return None  # all of them have left
+
+        def tell(page: bytes | Failure) -> None:
+            for one in waiting:
+                one.callback(page)
+
+        made: Deferred[Any] = in_thread(self._reactor, act)
+        return made.addBoth(tell)
 
 
 class Contained(File):
@@ -197,7 +213,7 @@ class Listing(Resource):
         rows = []
         own = own_files()
         with os.scandir(self._path) as found:
-            for one in found:
+            for one in giving_way(found):
                 try:
                     one.name.encode()  # what is no text cannot be asked for
                     status = one.stat(follow_symlinks=False)
@@ -227,7 +243,9 @@ class Listing(Resource):
             request.setResponseCode(503)
             request.setHeader(b"retry-after", b"5")
             return b"too many listings are being made\n"
-        made = self._threads.run(lambda: self._made(below, by, down), request.notifyFinish())
+        made = self._threads.run(
+            (self._path, below, by, down), lambda: self._made(below, by, down), request.notifyFinish()
+        )
         answer: list[bytes] = []
         left: list[object] = []
         request.notifyFinish().addErrback(left.append)
@@ -267,7 +285,7 @@ class Listing(Resource):
             mark = (" \u25bc" if down else " \u25b2") if column == by else ""
             heads.append(f'<th><a href="?sort={column}&amp;order={order}">{column}{mark}</a></th>')
         lines = [] if below == "/" else ['<tr><td><a href="../">../</a></td><td></td><td></td></tr>']
-        for row in rows[:ROWS_LIMIT]:
+        for row in giving_way(rows[:ROWS_LIMIT]):
             slash = "/" if row.directory else ""
             link = f'<a href="./{html.escape(quote(row.name))}{slash}">{html.escape(row.name)}{slash}</a>'
             size = "" if row.directory else f'<span title="{row.size} bytes">{human_size(row.size)}</span>'

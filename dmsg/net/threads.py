@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -11,6 +12,11 @@ from twisted.internet.threads import deferToThreadPool
 
 _T = TypeVar("_T")
 
+PART = 0.001
+"""Seconds for which a thread computes before it lets the reactor's thread go on, and for which it then sleeps.
+Otherwise the reactor's thread would wait up to 5 ms for the interpreter after each of its system calls, of which one
+answer needs about ten."""
+
 
 def in_thread(reactor: IReactorTime | None, act: Callable[..., _T], *arguments: Any, **options: Any) -> Deferred[_T]:
     """Call in a thread of the reactor's; at once by a clock, which has none, or without a reactor."""
@@ -18,3 +24,13 @@ def in_thread(reactor: IReactorTime | None, act: Callable[..., _T], *arguments: 
     if pool is None:
         return maybeDeferred(act, *arguments, **options)
     return deferToThreadPool(cast(IReactorFromThreads, reactor), pool(), act, *arguments, **options)
+
+
+def giving_way(items: Iterable[_T]) -> Iterator[_T]:
+    """Iterate in a thread so that the reactor's thread is not kept waiting: it has half of the time."""
+    began = time.monotonic()
+    for item in items:
+        yield item
+        if time.monotonic() - began >= PART:
+            time.sleep(PART)
+            began = time.monotonic()

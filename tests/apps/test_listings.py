@@ -96,19 +96,37 @@ class ListingTests(SiteCase):
             return b"page"
 
         threads = Threads(reactor)
-        made = [threads.run(slow, Deferred()) for _ in range(LISTINGS_AT_ONCE)]
+        made = [threads.run(number, slow, Deferred()) for number in range(LISTINGS_AT_ONCE)]
         gone: Deferred[Any] = Deferred()
-        waiting = threads.run(slow, gone)
+        waiting = threads.run("gone", slow, gone)
         gone.errback(OSError())
         self.failureResultOf(waiting)
         self.patch(listings, "LISTINGS_WAITING", 1)
         self.assertFalse(threads.is_full)
         left: Deferred[Any] = Deferred()
-        made.append(threads.run(slow, left))
+        made.append(threads.run("left", slow, left))
         self.assertTrue(threads.is_full)
         go.set()
         await gatherResults(made)
         self.assertEqual(len(running), LISTINGS_AT_ONCE + 1)
+
+    @asynchronous
+    async def test_one_page_for_all_who_wait(self) -> None:
+        """Who asks for the same listing does not add work; who asks while it is made gets a newer one."""
+        go = threading.Event()
+        self.addCleanup(go.set)
+        pages: list[None] = []
+
+        def slow() -> bytes:
+            pages.append(None)
+            go.wait(20)
+            return b"page %d" % len(pages)
+
+        threads = Threads(reactor)
+        asked = [threads.run("name", slow, Deferred()) for _ in range(4)]
+        go.set()
+        self.assertEqual(await gatherResults(asked), [b"page 1", *[b"page 2"] * 3])
+        self.assertEqual(await threads.run("name", slow, Deferred()), b"page 3")
 
     @asynchronous
     async def test_too_many(self) -> None:
