@@ -5,9 +5,13 @@ import sys
 
 from hypothesis import HealthCheck, settings
 
+from tests.durations import measure_worker
+from tests.forking import install
+
 if "workertrial" in sys.argv[0]:
     # workers of trial are measured, the programs that tests start are not: that costs half as much again as all they do
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+    measure_worker()
 
 # `make fuzz` asks for many more; derandomised runs of CI would never find anything new
 settings.register_profile(
@@ -22,3 +26,4 @@ settings.load_profile("dmsg")
 
 # commands that tests run are not to work through the agent of whoever runs the tests
 os.environ["DMSG_AGENT"] = "off"
+install()

@@ -1,0 +1,198 @@
+"""Fork server for programs that tests start.
+
+``dmsg`` and ``twistd`` need half a second of the processor to start, nearly all of it for imports, and the tests start
+hundreds of them. :func:`install` makes ``reactor.spawnProcess`` fork these two programs from a process that has
+imported their modules and does nothing else. A forked program is a child of the test like any other program, with its
+own descriptors, directory and environment. A program at a pseudoterminal, or with other variables of the interpreter,
+is started as usual.
+
+``DMSG_TESTS_FORK=0`` starts every program as usual; ``make long WHICH=programs`` runs the tests in that way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import io
+import os
+import pickle
+import pkgutil
+import socket
+import subprocess
+import sys
+import types
+from typing import Any
+
+CODES = ("from dmsg.cli.entry import entry; entry()", "from twisted.scripts.twistd import run; run()")
+"""Code after ``-c`` of the programs that are forked."""
+LONGEST = 200_000
+"""Maximum number of bytes of a request: arguments and environment."""
+MOST_DESCRIPTORS = 16
+"""Maximum number of descriptors that a program may be given."""
+_INTERPRETER_PREFIXES = ("PYTHON", "LC_", "LANG", "LD_", "COVERAGE", "MALLOC_")
+"""Prefixes of variables that Python reads when it starts. A program for which they differ is not forked."""
+_NOT_IMPORTED = ("dmsg.analytics", "dmsg.cli.__main__", "dmsg.cli.pipeline")
+_PR_SET_CHILD_SUBREAPER = 36
+_REACTOR = "twisted.internet.reactor"
+
+
+def _import_all() -> None:
+    """Import the modules of the programs, but no reactor: each program installs its own."""
+    import twisted.scripts.twistd  # noqa: F401
+
+    import dmsg
+
+    # klein imports the reactor for a function that no program calls.
+    sys.modules[_REACTOR] = types.ModuleType(_REACTOR)
+    for found in pkgutil.walk_packages(dmsg.__path__, "dmsg."):
+        if not found.name.startswith(_NOT_IMPORTED):
+            with contextlib.suppress(ImportError):  # An extra is not installed.
+                importlib.import_module(found.name)
+    del sys.modules[_REACTOR]
+
+
+def _become(request: dict[str, Any], given: list[int]) -> str:
+    """Give this process the descriptors, directory, environment and arguments of the request; return its code."""
+    wanted: list[int] = request["descriptors"]
+    # Move the descriptors up first, so that none of them is overwritten before it has its place.
+    given = [os.dup2(descriptor, 100 + place) for place, descriptor in enumerate(given)]
+    os.closerange(3, 100)
+    for descriptor, target in zip(given, wanted, strict=True):
+        os.dup2(descriptor, target, inheritable=True)
+        os.close(descriptor)
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = ["-c", *request["arguments"]]
+    sys.path.insert(0, "")
+    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding=sys.stdin.encoding, errors=sys.stdin.errors)
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        stream = io.TextIOWrapper(
+            open(descriptor, "wb", buffering=0 if old.write_through else -1, closefd=False),
+            encoding=old.encoding,
+            errors=old.errors,
+            line_buffering=name == "stderr" and old.line_buffering,
+            write_through=old.write_through,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.__stdin__ = sys.stdin  # type: ignore[misc]
+    code: str = request["code"]
+    return code
+
+
+def _serve(connection: socket.socket) -> str:
+    """Serve requests until the connection ends; in a forked program, return the code to run."""
+    import gc
+
+    _import_all()
+    gc.collect()
+    gc.freeze()
+    while True:
+        message, given, _, _ = socket.recv_fds(connection, LONGEST, MOST_DESCRIPTORS)
+        if not message:
+            os._exit(0)
+        told, tell = os.pipe()
+        ready, begin = os.pipe()
+        between = os.fork()
+        if between == 0:
+            program = os.fork()
+            if program == 0:
+                connection.detach()
+                os.read(ready, 1)
+                return _become(pickle.loads(message), given)
+            os.write(tell, program.to_bytes(4, "big"))
+            # The program has lost its parent: the kernel gives it to the test, see ForkServer.fork.
+            os._exit(0)
+        os.waitpid(between, 0)
+        os.write(begin, b"1")
+        connection.send(os.read(told, 4))
+        for descriptor in (told, tell, ready, begin, *given):
+            os.close(descriptor)
+
+
+def _interpreter_variables(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_INTERPRETER_PREFIXES)}
+
+
+class ForkServer:
+    """Client side of the process that has imported the modules."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST)
+        with theirs:
+            number = theirs.fileno()
+            # Without -P, "import redis" would find the module beside this file.
+            command = [sys.executable, "-P", __file__, str(number)]
+            self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
+        self._environment = _interpreter_variables(dict(os.environ))
+        self._prctl = ctypes.CDLL(None).prctl
+
+    def fork(
+        self, arguments: list[str], environment: dict[str, str], directory: str, given: dict[int, int]
+    ) -> int | None:
+        """Fork a program.
+
+        :param arguments: one of :data:`CODES`, and the arguments of the program.
+        :param given: descriptors of the program, mapped to descriptors of this process.
+        :return: its process id, a child of this process; None if the program has to be started as usual.
+        """
+        if _interpreter_variables(environment) != self._environment or not {0, 1, 2} <= set(given):
+            return None
+        request = {
+            "code": arguments[0],
+            "arguments": arguments[1:],
+            "environment": environment,
+            "directory": directory,
+            "descriptors": list(given),
+        }
+        # The kernel gives an orphan to its nearest ancestor that is a subreaper. This process is one only for the
+        # moment of the fork: daemons that tests start must not become its children.
+        self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            socket.send_fds(self._connection, [pickle.dumps(request)], list(given.values()))
+            answer = self._connection.recv(4)
+        finally:
+            self._prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        return int.from_bytes(answer, "big") or None
+
+
+@functools.cache
+def fork_server() -> ForkServer:
+    """Return the fork server of this process; it ends with the process."""
+    return ForkServer()
+
+
+def install() -> None:
+    """Make ``reactor.spawnProcess`` fork the programs of :data:`CODES`."""
+    if not sys.platform.startswith("linux") or os.environ.get("DMSG_TESTS_FORK") == "0":
+        return
+    from twisted.internet.process import Process
+
+    usual = Process._trySpawnInsteadOfFork
+
+    def fork(self: Any, path: Any, uid: Any, gid: Any, program: Any, words: Any, environment: Any, more: Any) -> bool:
+        said = [os.fsdecode(word) for word in words]
+        if said[:2] == [sys.executable, "-c"] and said[2] in CODES and uid is None and gid is None:
+            given = os.environ if environment is None else environment
+            pid = fork_server().fork(
+                said[2:],
+                {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()},
+                os.path.abspath(os.fsdecode(path or ".")),
+                more["fdmap"],
+            )
+            if pid is not None:
+                self.pid, self.status = pid, -1
+                return True
+        started: bool = usual(self, path, uid, gid, program, words, environment, more)
+        return started
+
+    setattr(Process, "_trySpawnInsteadOfFork", fork)
+
+
+if __name__ == "__main__":
+    exec(_serve(socket.socket(fileno=int(sys.argv[1]))))

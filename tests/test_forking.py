@@ -1,0 +1,103 @@
+"""A forked program is like one that is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ProcessProtocol
+from twisted.trial.unittest import SkipTest, TestCase
+
+from tests import forking
+from tests.support import asynchronous
+
+TELL = """
+import json, os, random, stat, sys
+told = {
+    "arguments": sys.argv, "directory": os.getcwd(), "parent": os.getppid(), "group": os.getpgid(0),
+    "environment": dict(os.environ), "input": sys.stdin.read(), "path": sys.path,
+    "kinds": [stat.S_IFMT(os.fstat(one).st_mode) for one in range(3)],
+    "descriptors": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
+    "buffered": [(one.line_buffering, one.write_through) for one in (sys.stdout, sys.stderr)],
+    "encodings": [(one.encoding, one.errors) for one in (sys.stdin, sys.stdout, sys.stderr)],
+    "reactor": "twisted.internet.reactor" in sys.modules, "name": __name__,
+}
+random = random.random()
+print(json.dumps([told, random]))
+sys.exit(3)
+"""
+
+
+class _Program(ProcessProtocol):
+    def __init__(self) -> None:
+        self.out = b""
+        self.err = b""
+        self.ended: Deferred[Any] = Deferred()
+
+    def outReceived(self, data: bytes) -> None:
+        self.out += data
+
+    def errReceived(self, data: bytes) -> None:
+        self.err += data
+
+    def processEnded(self, reason: Any) -> None:
+        self.ended.callback(reason.value)
+
+
+class ForkingTests(TestCase):
+    """Programs that ``reactor.spawnProcess`` forks, beside those that it starts."""
+
+    def setUp(self) -> None:
+        if not sys.platform.startswith("linux") or os.environ.get("DMSG_TESTS_FORK") == "0":
+            raise SkipTest("programs are started as usual here")
+        self.directory = Path(self.mktemp()).absolute()
+        self.directory.mkdir()
+
+    def start(self, code: str, *arguments: str, forked: bool = True, **environment: str) -> _Program:
+        self.patch(forking, "CODES", (code,) if forked else ())
+        program = _Program()
+        argv = [sys.executable, "-c", code, *arguments]
+        run: Any = reactor.spawnProcess
+        run(program, sys.executable, argv, env={**os.environ, **environment}, path=str(self.directory))
+        return program
+
+    @asynchronous
+    async def test_it_sees_the_same(self) -> None:
+        told, drawn = [], []
+        for forked in (True, True, False):
+            program = self.start(TELL, "a", "--b", forked=forked, DMSG_X="1")
+            program.transport.write(b"some input")  # type: ignore[union-attr]
+            program.transport.closeStdin()  # type: ignore[union-attr]
+            ended = await program.ended
+            self.assertEqual((ended.exitCode, program.err), (3, b""))
+            said, number = json.loads(program.out)
+            told.append(said)
+            drawn.append(number)
+        self.assertEqual(told[0], told[2])
+        self.assertEqual(told[1], told[2])
+        self.assertEqual(told[0]["parent"], os.getpid())
+        self.assertEqual(len(set(drawn)), 3, "forked programs must not draw the same numbers")
+
+    @asynchronous
+    async def test_signals_and_errors(self) -> None:
+        waiting = self.start("print('here', flush=True); import time; time.sleep(60)")
+        while not waiting.out:
+            looked: Deferred[None] = Deferred()
+            reactor.callLater(0.01, looked.callback, None)
+            await looked
+        waiting.transport.signalProcess("TERM")  # type: ignore[union-attr]
+        self.assertEqual((await waiting.ended).signal, 15)
+        failed = self.start("1 / 0")
+        self.assertEqual((await failed.ended).exitCode, 1)
+        self.assertIn(b"ZeroDivisionError", failed.err)
+
+    def test_another_interpreter_is_started(self) -> None:
+        given = {0: 0, 1: 1, 2: 2}
+        server = forking.fork_server()
+        self.assertIsNone(server.fork(["pass"], {**os.environ, "PYTHONUTF8": "1"}, ".", given))
+        self.assertIsNone(server.fork(["pass"], dict(os.environ), ".", {1: 1}))
