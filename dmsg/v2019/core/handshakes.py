@@ -80,7 +80,7 @@ class SecureTable(TransportTable):
             window=window,
             token=token,
             budget=self._budget,
-            peer=bytes(transport.remote),
+            peer=transport.remote,
             tags=asked.tags and answer.tags,
             half_close=asked.half_close and answer.half_close,
         )
