@@ -85,6 +85,11 @@ class PubKey(bytes):
         return super().__new__(cls, data)
 
     @classmethod
+    def shared(cls, data: bytes) -> PubKey:
+        """Return the key, as one object for all who ask for one of the keys that were asked for last."""
+        return _shared_key(data)
+
+    @classmethod
     def from_hex(cls, text: str) -> PubKey:
         """:param text: 66 hexadecimal characters of either case."""
         return cls(_from_hex(text, PUBKEY_SIZE, "public key"))
@@ -134,6 +139,11 @@ class PubKey(bytes):
 
     def __repr__(self) -> str:
         return f"PubKey({self.hex()})"
+
+
+@lru_cache(maxsize=POINTS)
+def _shared_key(data: bytes) -> PubKey:
+    return PubKey(data)
 
 
 class Signature(bytes):

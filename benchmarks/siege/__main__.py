@@ -37,6 +37,8 @@ BEGINS = 0.5
 """Seconds after which an attack that is prepared has begun."""
 PREPARED_WITHIN = 120.0
 """Seconds that an attack may take for its preparations."""
+LEAST_SECONDS = 2.0
+"""Seconds of the shortest attack: what the innocent feel is measured from the second on that follows the first."""
 NEWCOMER_EVERY = 0.1
 """Seconds between one newcomer and the next."""
 
@@ -238,6 +240,8 @@ def main() -> int:
     parser.add_argument("--scene", choices=SCENES, action="append", help="only these; all by default")
     parser.add_argument("names", nargs="*", help="of attacks, as the table has them; all by default")
     arguments = parser.parse_args()
+    if not arguments.seconds >= LEAST_SECONDS:
+        parser.exit(2, f"{parser.prog}: --seconds is {LEAST_SECONDS:g} or more, not {arguments.seconds:g}\n")
     console = Console(width=170)
     without = enter(sys.argv[1:])
     scenes = arguments.scene or list(SCENES)

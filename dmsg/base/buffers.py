@@ -7,10 +7,13 @@ frames have loops of their own, because there each microsecond counts.
 from __future__ import annotations
 
 from collections import deque
+from types import MappingProxyType
 from typing import Any, cast
 
 NO_QUEUE: deque[Any] = cast(Any, ())
 """Stands for a queue without entries until the first one comes: an empty deque takes 760 bytes."""
+NO_TABLE: dict[Any, Any] = cast(Any, MappingProxyType({}))
+"""Stands for a dict without entries until the first one comes: an empty dict takes 64 bytes."""
 
 
 def count_equal(buffer: bytearray, position: int, step: int, most: int, size: int) -> int:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from typing import TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+SPARSE, SPARSE_ENTRY = 64 * 1024, 128
+"""Bytes of a dict, in all and for each entry, from which on the dict is mostly empty."""
+
+
+def compact(table: dict[Key, Value]) -> dict[Key, Value]:
+    """Return ``table``, or a smaller copy if it is mostly empty: a dict keeps its size when entries are deleted."""
+    size = sys.getsizeof(table)
+    return dict(table) if size > SPARSE and size > SPARSE_ENTRY * len(table) else table
 
 
 def uncount(counter: Counter[Key], key: Key, number: int = 1) -> None:

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.seldom import Seldom
-from dmsg.base.tables import uncount
+from dmsg.base.tables import compact, uncount
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.isolate import isolated
@@ -329,6 +329,8 @@ class Streams:
                     end.transport.carrier.leave(CloseReason.STALLED)
                     self.suspend(stream, CloseReason.STALLED)
         self._thin_out(now)
+        self._live, self._waiting = compact(self._live), compact(self._waiting)
+        self._awaited = compact(self._awaited)
         if self._live or self._ended:
             self._watch_soon()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol
 
 from twisted.internet.interfaces import IProtocolFactory, IReactorTime
@@ -30,6 +31,13 @@ MAX_ASKING = 16
 MAX_ANSWERS = 4
 """RESUMEs of one stream through one server that wait for their confirmation; one more, and the oldest of them goes.
 An initiator tries one after the other, so those before its newest are its own that came to nothing, or forged."""
+ADDRESSES = 64
+"""Addresses that streams share, those that were asked for last: many streams of one client come together."""
+
+
+@lru_cache(maxsize=ADDRESSES)
+def _address(key: PubKey, port: int) -> DmsgAddress:
+    return DmsgAddress(key, port)
 
 
 class Carrying(CarryingSession[ClientTransport], Protocol):
@@ -166,9 +174,7 @@ class Incoming:
         answer = Hello(0, INITIAL_WINDOW, token, tags=hello.tags, half_close=hello.half_close)
         end = self._core.accept_secure(transport, answer)
         end.token = token
-        stream = self._session.make_stream(
-            transport, DmsgAddress(self._local, hello.port), DmsgAddress(transport.remote)
-        )
+        stream = self._session.make_stream(transport, _address(self._local, hello.port), _address(transport.remote, 0))
         stream.end = end
         self._unconfirmed.add(transport, factory)
 

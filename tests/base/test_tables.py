@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.ranked import SLACK, Ranked
-from dmsg.base.tables import remember, uncount
+from dmsg.base.tables import SPARSE, SPARSE_ENTRY, compact, remember, uncount
 
 
 class TableTests(SynchronousTestCase):
@@ -25,6 +26,17 @@ class TableTests(SynchronousTestCase):
         for number, key in enumerate("abcad"):
             remember(known, key, number, 3)
         self.assertEqual(list(known.items()), [("c", 2), ("a", 3), ("d", 4)])
+
+    def test_a_dict_that_is_mostly_empty_gives_its_room_back(self) -> None:
+        table = dict.fromkeys(range(5000))
+        self.assertIs(compact(table), table)
+        for number in range(4000):
+            del table[number]
+        smaller = compact(table)
+        self.assertEqual((list(smaller), len(smaller)), (list(table), 1000))
+        self.assertLess(sys.getsizeof(smaller), sys.getsizeof(table) // 2)
+        self.assertLess(sys.getsizeof(smaller), max(SPARSE, SPARSE_ENTRY * 1000))
+        self.assertIs(compact(smaller), smaller)
 
 
 class RankedTests(SynchronousTestCase):

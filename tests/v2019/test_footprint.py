@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.internet.protocol import Factory
 
-from dmsg.base.buffers import NO_QUEUE
+from dmsg.base.buffers import NO_QUEUE, NO_TABLE
 from dmsg.errors import CloseReason
 from dmsg.net.streams.address import StreamLost
 from dmsg.streams import streams as streams_module
@@ -110,7 +110,14 @@ class WaitingTests(ResumeCase):
             self.assertIs(stream._outbox.waiting, NO_QUEUE)
             self.assertIs(stream._unread, NO_QUEUE)
             self.assertIs(stream.end.in_flight, NO_QUEUE)
+            self.assertIs(stream._outbox.tickets, NO_TABLE)
+            self.assertIs(stream.end.answers, NO_TABLE)
+            self.assertIsNone(stream._deadlines)
             self.assertRaises(AssertionError, stream.end.seal_data, b"", None)
+        two = [pair[1].transport for pair in pairs]
+        self.assertEqual(len({id(one.getPeer()) for one in two}), 1)
+        self.assertEqual(len({id(one.end._sent_hash) for one in two}), 1)
+        self.assertEqual(len({id(one.end._received_hash) for one in two}), 2)
         pairs[0][1].transport.write(b"later")
         self.find()
         self.assertEqual(pairs[0][0].data, b"later")

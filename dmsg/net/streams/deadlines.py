@@ -16,13 +16,12 @@ class Deadlines:
     :ivar idle: seconds without traffic that are too many; None: nobody minds.
     """
 
-    __slots__ = ("_last_traffic", "_over", "_passed", "_reactor", "_timers", "idle")
+    __slots__ = ("_last_traffic", "_passed", "_reactor", "_timers", "idle")
 
     def __init__(self, reactor: IReactorTime, passed: Callable[[str], None]) -> None:
         self._reactor = reactor
         self._passed = passed
         self._timers: dict[str, IDelayedCall] = {}
-        self._over = False
         self.idle: float | None = None
         self._last_traffic = 0.0
 
@@ -34,7 +33,7 @@ class Deadlines:
         timer = self._timers.pop(name, None)
         if timer is not None:
             timer.cancel()
-        if seconds is None or self._over:
+        if seconds is None:
             return
 
         def late() -> None:
@@ -52,7 +51,8 @@ class Deadlines:
 
     def traffic(self) -> None:
         """Something came, or was acknowledged."""
-        self._last_traffic = self._reactor.seconds()
+        if self.idle is not None:
+            self._last_traffic = self._reactor.seconds()
 
     def _watch_idle(self) -> None:
         if self.idle is None:
@@ -70,7 +70,6 @@ class Deadlines:
 
     def cancel(self) -> None:
         """The stream has ended: none of them matters any more."""
-        self._over = True
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -80,11 +79,30 @@ class Deadlines:
 class Deadlined:
     """What an application sets of a stream's deadlines."""
 
-    _deadlines: Deadlines
+    _deadlines: Deadlines | None = None
+    """None on a stream on which none was set: most have none."""
+    _deadlines_over = False
+    _reactor: IReactorTime
+
+    def _deadline_passed(self, name: str) -> None:
+        raise NotImplementedError
 
     def _has_unacknowledged(self) -> bool:
         """Something was written that the other end does not have."""
         raise NotImplementedError
+
+    def _need_deadlines(self) -> Deadlines | None:
+        """Return the deadlines, also if none was set so far; None once the stream has ended."""
+        if self._deadlines is None and not self._deadlines_over:
+            self._deadlines = Deadlines(self._reactor, self._deadline_passed)
+        return self._deadlines
+
+    def _end_deadlines(self) -> None:
+        """The stream has ended: no deadline matters any more."""
+        self._deadlines_over = True
+        if self._deadlines is not None:
+            self._deadlines.cancel()
+            self._deadlines = None
 
     def setReadDeadline(self, seconds: float | None) -> None:
         """End the stream ``seconds`` from now, unless the deadline is moved or, with None, taken back before.
@@ -93,11 +111,13 @@ class Deadlined:
         gets :class:`~dmsg.net.streams.address.StreamTimeout`, pending sends fail with
         :class:`~dmsg.errors.DmsgTimeout`.
         """
-        self._deadlines.set(READ, seconds, lambda: True)
+        if deadlines := self._need_deadlines():
+            deadlines.set(READ, seconds, lambda: True)
 
     def setWriteDeadline(self, seconds: float | None) -> None:
         """End the stream ``seconds`` from now if something is written and not acknowledged then; None takes it back."""
-        self._deadlines.set(WRITE, seconds, self._has_unacknowledged)
+        if deadlines := self._need_deadlines():
+            deadlines.set(WRITE, seconds, self._has_unacknowledged)
 
     def setDeadline(self, seconds: float | None) -> None:
         """Both, as ``SetDeadline`` of Go's ``net.Conn``."""
@@ -106,4 +126,5 @@ class Deadlined:
 
     def setIdleTimeout(self, seconds: float | None) -> None:
         """End the stream when nothing came and nothing was acknowledged for ``seconds``; None takes it back."""
-        self._deadlines.set_idle(seconds)
+        if deadlines := self._need_deadlines():
+            deadlines.set_idle(seconds)

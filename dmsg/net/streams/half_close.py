@@ -91,7 +91,7 @@ class HalfClosing:
         done: Deferred[None] = Deferred()
         self._end_ticket = EndOfData(done)
         done.addCallback(self._on_end_acknowledged)
-        self._outbox.tickets[self._end_ticket] = None
+        self._outbox.wait(self._end_ticket)
         self._outbox.add(b"\1", self._end_ticket)
         self._schedule()
         return done

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from dmsg.base.buffers import NO_QUEUE
+from dmsg.base.buffers import NO_QUEUE, NO_TABLE
 
 LARGEST_PIECE = 256 * 1024
 """Bytes of what is queued in one piece."""
@@ -55,7 +55,7 @@ class Outbox:
         self.waiting: deque[tuple[bytes | memoryview, Ticket | None]] = NO_QUEUE
         self._offset = 0
         self.size = 0
-        self.tickets: dict[Ticket, None] = {}
+        self.tickets: dict[Ticket, None] = NO_TABLE
 
     def add(self, data: bytes, ticket: Ticket | None) -> None:
         """Queue a write."""
@@ -74,6 +74,12 @@ class Outbox:
                 ticket.frames += 1
             piece = data if len(data) <= LARGEST_PIECE else data[start : start + LARGEST_PIECE]
             queue.append((piece, ticket))
+
+    def wait(self, ticket: Ticket) -> None:
+        """Remember a caller that waits."""
+        if self.tickets is NO_TABLE:
+            self.tickets = {}
+        self.tickets[ticket] = None
 
     def put_back(self, frames: Iterable[tuple[bytes | memoryview, Any]]) -> None:
         """What was taken and has not arrived goes before everything else."""
@@ -140,7 +146,8 @@ class Outbox:
             if ticket is not None:
                 ticket.frames -= 1
                 if not ticket.frames:
-                    self.tickets.pop(ticket, None)
+                    if self.tickets:
+                        self.tickets.pop(ticket, None)
                     ticket.fire(None)
 
     def clear(self) -> list[Ticket]:
@@ -150,5 +157,5 @@ class Outbox:
         """
         self.waiting = NO_QUEUE
         self.size = self._offset = 0
-        waited, self.tickets = list(self.tickets), {}
+        waited, self.tickets = list(self.tickets), NO_TABLE
         return waited

@@ -33,7 +33,7 @@ from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClose
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import StreamLost, StreamTimeout
 from dmsg.net.streams.carrier import StreamCarrier
-from dmsg.net.streams.deadlines import Deadlined, Deadlines
+from dmsg.net.streams.deadlines import Deadlined
 from dmsg.net.streams.half_close import HalfClosing
 from dmsg.net.streams.outbox import Outbox, Ticket
 from dmsg.net.streams.producing import Producing
@@ -81,7 +81,6 @@ class StreamTransport(HalfClosing, Deadlined):
         self._scheduled = False
         self._linger: IDelayedCall | None = None
         self._producing = Producing()
-        self._deadlines = Deadlines(reactor, self._deadline_passed)
         self._suspended = False
         self.away_since: float | None = None
         """Since when nothing carries the stream, seconds of the reactor's clock; None while something does."""
@@ -103,7 +102,7 @@ class StreamTransport(HalfClosing, Deadlined):
 
     def data_received(self, data: bytes) -> None:
         """User bytes from the remote."""
-        if self._deadlines.idle is not None:
+        if self._deadlines is not None:
             self._deadlines.traffic()
         if self._lost is not None:
             self._carrier.consumed(len(data))
@@ -132,7 +131,7 @@ class StreamTransport(HalfClosing, Deadlined):
         """
         self._outbox.acknowledged(tickets)
         probed, self._probing = self._probing, False
-        if self._deadlines.idle is not None and not probed and count:
+        if self._deadlines is not None and not probed and count:
             self._deadlines.traffic()
         if self._linger is not None and count:
             self._linger.reset(LINGER)
@@ -247,7 +246,7 @@ class StreamTransport(HalfClosing, Deadlined):
             return fail(SendBufferFull(f"more than {SEND_LIMIT} bytes wait to be sent"))
         deferred: Deferred[None] = Deferred()
         ticket = Ticket(deferred)
-        self._outbox.tickets[ticket] = None
+        self._outbox.wait(ticket)
         self._enqueue(data, ticket)
         if timeout is not None:
             deferred.addTimeout(timeout, self._reactor, _timed_out)
@@ -429,7 +428,7 @@ class StreamTransport(HalfClosing, Deadlined):
             self._linger.cancel()
         self._linger = None
         self._cancel_last_wait()
-        self._deadlines.cancel()
+        self._end_deadlines()
         tickets = self._outbox.clear()
         producer = self._producing.take_out()
         if producer is self:

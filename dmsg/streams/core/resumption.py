@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from dmsg.base.buffers import NO_QUEUE
+from dmsg.base.buffers import NO_QUEUE, NO_TABLE
 from dmsg.errors import CloseReason, DmsgError
 from dmsg.noise.handshake import HandshakeResult
 from dmsg.streams.core.agreement import HASH_SIZE, Hello, Resume
@@ -49,6 +49,10 @@ class SecureError(DmsgError):
     def __init__(self, reason: CloseReason) -> None:
         super().__init__(reason.name)
         self.reason = reason
+
+
+_NO_HASH = blake2b(digest_size=HASH_SIZE)
+"""Stands for the rolling hash of a direction in which nothing has moved: each hash takes 448 bytes."""
 
 
 def _no_keys(*_: object) -> Any:
@@ -200,10 +204,7 @@ class ResumableEnd:
         self.generation = 0
         self.transport: Any = None
         """The transport that carries it now; None while there is none."""
-        # one hash for each direction, so that no direction's word can stand for the other's
-        first = blake2b(binding + (b"\2" if tags else b"\0"), digest_size=HASH_SIZE)
-        second = blake2b(binding + (b"\3" if tags else b"\1"), digest_size=HASH_SIZE)
-        self._sent_hash, self._received_hash = (first, second) if initiator else (second, first)
+        self._sent_hash = self._received_hash = _NO_HASH
         self.acknowledged = 0
         self.idle_moves = 0
         self.moved_at: tuple[int, int] | None = None
@@ -234,8 +235,19 @@ class ResumableEnd:
         """The end of data was among them: nothing may follow it, whatever comes over the next transport."""
         self.unproven: Agreement | None = None
         """This end has moved, and the other has not shown yet that it has too."""
-        self.answers: dict[Any, Answer] = {}
+        self.answers: dict[Any, Answer] = NO_TABLE
         """Transports over which the other end may go on, once it has confirmed one."""
+        self._need_hashes()
+
+    def _need_hashes(self) -> None:
+        """Make the rolling hashes that are not there: those of directions in which nothing has moved."""
+        # one hash for each direction, so that no direction's word can stand for the other's
+        first, second = (b"\2", b"\3") if self._tags else (b"\0", b"\1")
+        sent, received = (first, second) if self.initiator else (second, first)
+        if self._sent_hash is _NO_HASH:
+            self._sent_hash = blake2b(self.binding + sent, digest_size=HASH_SIZE)
+        if self._received_hash is _NO_HASH:
+            self._received_hash = blake2b(self.binding + received, digest_size=HASH_SIZE)
 
     # --- transports come and go ---
 
@@ -246,6 +258,7 @@ class ResumableEnd:
         :param told_window: the window that this end named in its own.
         """
         self.detach()
+        self._need_hashes()
         self.transport = transport
         if self.in_flight is NO_QUEUE:
             self.in_flight = deque()
@@ -273,6 +286,11 @@ class ResumableEnd:
             self._encrypt = self._encrypt_into = self._decrypt = self._decrypt_into = _no_keys
             if not self.in_flight:
                 self.in_flight = NO_QUEUE
+            # the other half: what can be made again
+            if not self.acknowledged:
+                self._sent_hash = _NO_HASH
+            if not self.received:
+                self._received_hash = _NO_HASH
 
     @property
     def delivered(self) -> tuple[int, int]:
@@ -286,6 +304,7 @@ class ResumableEnd:
     def position(self) -> Resume:
         """Where this end stands, for a hello."""
         assert self.token is not None
+        self._need_hashes()
         return Resume(self.token, self.generation, self.received, self._digest(self._received_hash, self.received))
 
     def _digest(self, rolling: blake2b, position: int) -> bytes:
@@ -300,6 +319,7 @@ class ResumableEnd:
 
         :raises SecureError: that cannot be: the streams have gone apart.
         """
+        self._need_hashes()
         position, count, rolling = self.acknowledged, 0, self._sent_hash.copy()
         for data, _, counted in self.in_flight:
             if position >= there.received:
@@ -335,7 +355,14 @@ class ResumableEnd:
 
     def answer(self, result: HandshakeResult, there: Hello, told: Hello) -> Answer:
         """What is needed to go on over another transport, once the initiator has confirmed it."""
+        self._need_hashes()
         return Answer(self, result, there, told, self._received_hash.copy(), self.remote_ended)
+
+    def keep_answer(self, transport: Any, answer: Answer) -> None:
+        """Keep what was answered over ``transport`` until the initiator confirms it, or the transport ends."""
+        if self.answers is NO_TABLE:
+            self.answers = {}
+        self.answers[transport] = answer
 
     def take_up(self, transport: Any, answer: Answer) -> Unsent:
         """The initiator has confirmed ``answer``: ``transport`` carries the stream from where this end said it stood.

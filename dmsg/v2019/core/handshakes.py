@@ -109,7 +109,8 @@ class SecureTable(TransportTable):
         position = replace(end.position(), generation=transport.offer.hello.resume.generation)
         told = Hello(0, end.offer_window(), resume=position)
         offer, result = self._answer(transport, told)
-        transport.answer = end.answers[transport] = end.answer(result, offer.hello, told)
+        transport.answer = end.answer(result, offer.hello, told)
+        end.keep_answer(transport, transport.answer)
 
     def _answer(self, transport: ClientTransport, hello: Hello) -> tuple[Offer, HandshakeResult]:
         self._move(transport, Input.SEND_ANSWER)

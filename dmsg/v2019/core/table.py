@@ -361,7 +361,7 @@ class ClientConnection(SecureTable):
                     # before anything is worked out, also whether that is a key at all
                     reason = unseen
                 else:
-                    initiator = PubKey(payload[:PUBKEY_SIZE])
+                    initiator = PubKey.shared(bytes(payload[:PUBKEY_SIZE]))
                     if self._key is not None and is_secure(payload):
                         self._dear += HANDSHAKE_FRAMES
                         offer = Offer(self._key, payload)
