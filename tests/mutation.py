@@ -45,7 +45,7 @@ TESTS = {
     "dmsg/v2019/core/table.py": "tests.v2019.test_table tests.v2019.test_table_vectors "
     "tests.v2019.test_secure tests.v2019.test_protocol tests.v2019.test_streams "
     "tests.telemetry.test_receipts tests.v2019.test_telemetry",
-    "dmsg/v2019/core/owed.py": "tests.v2019.test_owed",
+    "dmsg/telemetry/owed.py": "tests.telemetry.test_owed",
     "dmsg/v2019/core/relay.py": "tests.v2019.test_relay tests.v2019.test_relay_corners "
     "tests.v2019.test_vectors "
     "tests.v2019.test_protocol tests.v2019.test_policing tests.v2019.test_telemetry",

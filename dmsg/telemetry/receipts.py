@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import sha256
 
 from dmsg.errors import KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
@@ -30,6 +31,18 @@ _CONTEXT = b"dmsg receipt 1"
 _BODY = struct.Struct(">BB16s33s33s33sQQ")
 SIGNATURE_SIZE = 65
 RECEIPT_SIZE = _BODY.size + SIGNATURE_SIZE
+IDENTITY_SIZE = 16
+_IDENTITY = b"dmsg transport 1"
+
+
+def transport_identity(request: bytes, accept: bytes) -> bytes:
+    """16 bytes that both clients and the server know of a transport, and nobody else.
+
+    The first half of SHA-256 over ``dmsg transport 1``, the payload of REQUEST
+    and that of ACCEPT.  A secure transport's hold new keys, so no two
+    are alike.
+    """
+    return sha256(_IDENTITY + request + accept).digest()[:IDENTITY_SIZE]
 
 
 class ReceiptError(Exception):

@@ -30,12 +30,12 @@ from dmsg.noise.xk import XKHandshake
 from dmsg.servers.admission import Admission
 from dmsg.servers.serving import ServedSession, ServingFactory
 from dmsg.telemetry.metrics import relay_seconds
+from dmsg.telemetry.relays import RelayTelemetry
 from dmsg.telemetry.service import Telemetry
 from dmsg.v2019.core.peers import RelayPeer
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import OK_FRAME, encode_close, encode_drain
-from dmsg.v2019.telemetry import RelayTelemetry
 
 THROTTLED = 4
 """Who pauses a link, besides the relay and admission, which are 1 and 2."""

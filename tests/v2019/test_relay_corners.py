@@ -7,7 +7,7 @@ from typing import Any
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.streams.core.agreement import MAX_MESSAGE, MIN_MESSAGE
 from dmsg.telemetry.receipts import RECEIPT_SIZE
-from dmsg.v2019.core.observe import Carried
+from dmsg.telemetry.transports import Carried
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import STRANGER_AFTER, Relay
 from dmsg.v2019.core.routes import MAX_CONNECTIONS_PER_KEY
@@ -212,13 +212,13 @@ class Watching:
         self.told: list[Any] = []
         self.good = True
 
-    def requested(self, source: Any, there: Any, back: Any, payload: bytes) -> Carried:
-        return Carried(there, back, payload, bytes(source.key), False, 0.0)
+    def requested(self, source: Any, there: Any, back: Any, payload: bytes, target: bytes, secure: bool) -> Carried:
+        return Carried(there, back, payload, bytes(source.key), target, secure, 0.0)
 
     def accepted(self, carried: Carried, payload: bytes) -> None:
         self.told.append("accepted")
 
-    def refused(self, source: Any, payload: bytes, reason: str) -> None:
+    def refused(self, source: Any, target: bytes, reason: str) -> None:
         self.told.append(reason)
 
     def ended(self, carried: Carried, reason: int, by: str) -> None:

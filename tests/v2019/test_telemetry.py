@@ -9,12 +9,11 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, DropReason
-from dmsg.telemetry.receipts import Role, parse_receipt
+from dmsg.telemetry.receipts import Role, parse_receipt, transport_identity
+from dmsg.telemetry.relays import PROGRESS_INTERVAL, RelayTelemetry
 from dmsg.telemetry.schema import EVENT
-from dmsg.v2019.core.observe import transport_identity
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, RECEIPT, REQUEST, Frame
-from dmsg.v2019.telemetry import PROGRESS_INTERVAL, RelayTelemetry
 from dmsg.v2019.transport_streams import TransportStreams
 from tests.support import KEYS as CLIENTS, SERVER_KEY
 from tests.v2019.secure_support import SecureCase

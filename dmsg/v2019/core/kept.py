@@ -2,7 +2,7 @@
 
 The transports of a connection that is lost end with it, and nobody is there to
 take their receipts.  The server may live, or come back: it takes them a while
-later (:mod:`dmsg.v2019.core.owed`).
+later (:mod:`dmsg.telemetry.owed`).
 """
 
 from __future__ import annotations

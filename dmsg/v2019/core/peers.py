@@ -9,9 +9,9 @@ from dmsg.base.fair_rate import FairRate
 from dmsg.base.policing import Provoked
 from dmsg.base.ports import Port
 from dmsg.keys import PubKey
-from dmsg.v2019.core.observe import Carried
+from dmsg.telemetry.transports import Carried
 from dmsg.v2019.core.policing import Police
-from dmsg.v2019.core.wire import HEADER_SIZE, SECURE_OVERHEAD, SEQUENCE_SIZE
+from dmsg.v2019.core.wire import FWD, HEADER_SIZE, SECURE_OVERHEAD, SEQUENCE_SIZE, unpack_header
 
 
 class ConnectionPort(Port, Protocol):
@@ -140,23 +140,13 @@ class RelayPeer:
         """It was told of another program with its key."""
 
 
-class Observer(Protocol):
-    """Who is told what a relay does."""
-
-    def requested(self, source: RelayPeer, there: Route, back: Route, payload: bytes) -> Carried:
-        """A REQUEST was passed on."""
-
-    def accepted(self, carried: Carried, payload: bytes) -> None:
-        """Its ACCEPT was."""
-
-    def refused(self, source: RelayPeer, payload: bytes, reason: str) -> None:
-        """A REQUEST was not passed on."""
-
-    def ended(self, carried: Carried, reason: int, by: str) -> None:
-        """A transport is over.  :param by: src, dst or server."""
-
-    def look(self, carried: Carried, route: Route, data: int, acks: int) -> None:
-        """Frames passed on a route whose gate was open: ``data`` FWD and ``acks`` ACK frames."""
-
-    def receipt(self, source: RelayPeer, payload: bytes) -> bool:
-        """A client hands in a receipt; False: none was due, or it is no good."""
+def data_in(run: memoryview, secure: bool) -> int:
+    """Bytes of user data in whole frames."""
+    position = data = 0
+    overhead = SECURE_OVERHEAD if secure else SEQUENCE_SIZE
+    while position < len(run):
+        frame_type, _, size = unpack_header(run, position)
+        if frame_type == FWD:
+            data += max(0, size - overhead)
+        position += HEADER_SIZE + size
+    return data

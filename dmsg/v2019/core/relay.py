@@ -16,9 +16,9 @@ from dmsg.base.fair_rate import Crowds
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE
 from dmsg.telemetry.receipts import RECEIPT_SIZE
+from dmsg.telemetry.transports import Observer
 from dmsg.v2019.core.congestion import PEER_QUEUE_LIMIT
-from dmsg.v2019.core.observe import data_in
-from dmsg.v2019.core.peers import Observer, RelayPeer, Route
+from dmsg.v2019.core.peers import RelayPeer, Route, data_in
 from dmsg.v2019.core.policing import Kind, Limits
 from dmsg.v2019.core.routes import RouteTable
 from dmsg.v2019.core.wire import (
@@ -343,7 +343,7 @@ class Relay(RouteTable):
             self._refuse(peer, own_id, payload, DropReason.DRAINING, CloseReason.SHUTTING_DOWN)
         elif not allowed:
             if self.observer is not None:
-                self.observer.refused(peer, payload, DropReason.RATE_LIMITED.value)
+                self.observer.refused(peer, _target(payload), DropReason.RATE_LIMITED.value)
             self._answer(peer, encode_close(own_id, CloseReason.RATE_LIMITED))
         elif responder is None:
             self._refuse(peer, own_id, payload, DropReason.NO_SUCH_PEER, CloseReason.NO_SUCH_PEER)
@@ -363,7 +363,9 @@ class Relay(RouteTable):
             there, back = Route(responder, to_id), Route(peer, own_id)
             there.back, back.back = back, there
             if self.observer is not None:
-                there.carried = back.carried = self.observer.requested(peer, there, back, payload)
+                there.carried = back.carried = self.observer.requested(
+                    peer, there, back, payload, _target(payload), size > HANDSHAKE_PAYLOAD_SIZE
+                )
             peer.routes[own_id] = there
             responder.routes[to_id] = back
             peer.destinations[responder] = peer.destinations.get(responder, 0) + 1
@@ -383,7 +385,7 @@ class Relay(RouteTable):
     def _refuse(self, peer: RelayPeer, own_id: int, payload: bytes, reason: DropReason, byte: CloseReason) -> None:
         self.drops[reason] += 1
         if self.observer is not None:
-            self.observer.refused(peer, payload, reason.value)
+            self.observer.refused(peer, _target(payload), reason.value)
         self._answer(peer, encode_close(own_id, byte))
 
     def _allows(self, peer: RelayPeer, kind: Kind) -> bool:
@@ -392,3 +394,8 @@ class Relay(RouteTable):
             return True
         self.drops[DropReason.RATE_LIMITED] += 1
         return False
+
+
+def _target(request: bytes) -> bytes:
+    """Return the key of the client that a REQUEST asks."""
+    return request[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE]

@@ -23,9 +23,9 @@ from random import Random
 from dmsg.base.connections import Connections
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import PubKey
+from dmsg.telemetry.transports import Observer, share_loss
 from dmsg.v2019.core.congestion import Congestion
-from dmsg.v2019.core.observe import share_loss
-from dmsg.v2019.core.peers import ConnectionPort, Observer, RelayPeer, Route
+from dmsg.v2019.core.peers import ConnectionPort, RelayPeer, Route
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import ID_COUNT, IDS_PER_SIDE, encode_close, encode_drain
 

@@ -11,8 +11,7 @@ from random import Random
 from dmsg.base.pool import BufferPool
 from dmsg.errors import CloseReason, LocalProtocolError
 from dmsg.keys import PubKey, SecKey
-from dmsg.telemetry.receipts import Receipt, Role
-from dmsg.v2019.core.observe import transport_identity
+from dmsg.telemetry.receipts import Receipt, Role, transport_identity
 from dmsg.v2019.core.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.v2019.core.wire import (
     ACK,

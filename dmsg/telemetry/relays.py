@@ -1,4 +1,4 @@
-"""What a server tells its telemetry: sessions, transports, refusals, load."""
+"""What a server of any family tells its telemetry: sessions, transports, refusals, load."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections import Counter, OrderedDict
 from typing import Any
 
 from dmsg.errors import CloseReason, DropReason
+from dmsg.keys import PUBKEY_SIZE
 from dmsg.net.links.link import Link
+from dmsg.telemetry.owed import Due, Owed
 from dmsg.telemetry.service import Telemetry
-from dmsg.v2019.core.observe import Carried
-from dmsg.v2019.core.owed import Due, Owed
-from dmsg.v2019.core.peers import RelayPeer, Route
-from dmsg.v2019.core.relay import Relay
-from dmsg.v2019.core.wire import HANDSHAKE_PAYLOAD_SIZE
+from dmsg.telemetry.transports import Carried, CountingRelay, Peer, Way
 
 PROGRESS_INTERVAL = 300.0
 """Seconds after which an open transport, if anything passed, has an event."""
@@ -29,7 +27,7 @@ def reason_name(reason: int) -> str:
 
 
 class RelayTelemetry:
-    """Observes a relay (:class:`~dmsg.v2019.core.peers.Observer`) and its sessions."""
+    """Observes a relay (:class:`~dmsg.telemetry.transports.Observer`) and its sessions."""
 
     def __init__(self, telemetry: Telemetry, now: Any, server: bytes) -> None:
         """:param now: seconds of the reactor's clock.
@@ -39,7 +37,7 @@ class RelayTelemetry:
         self._telemetry = telemetry
         self._owed = Owed(server, now())
         self._now = now
-        self.relay: Relay
+        self.relay: CountingRelay
         self._sessions = 0
         self._open: OrderedDict[Carried, float] = OrderedDict()
         """Accepted transports, by the time of their last event, oldest first."""
@@ -57,7 +55,7 @@ class RelayTelemetry:
         self._telemetry.record("session_open", fields)
         return self._sessions
 
-    def session_closed(self, number: int, link: Link, duration: float, peer: RelayPeer | None) -> None:
+    def session_closed(self, number: int, link: Link, duration: float, peer: Peer | None) -> None:
         """The connection is gone."""
         reason = "connection_lost" if link.ended_for is None else link.ended_for.value
         fields: dict[str, Any] = {"peer": link.remote, "session": number, "reason": reason}
@@ -74,10 +72,10 @@ class RelayTelemetry:
 
     # --- the relay's side (Observer) ---
 
-    def requested(self, source: RelayPeer, there: Route, back: Route, payload: bytes) -> Carried:
+    def requested(self, source: Peer, there: Way, back: Way, payload: bytes, target: bytes, secure: bool) -> Carried:
         there.tick = back.tick = -1
         there.seen = back.seen = -2
-        return Carried(there, back, payload, source.key, len(payload) > HANDSHAKE_PAYLOAD_SIZE, self._now())
+        return Carried(there, back, payload, source.key, target, secure, self._now())
 
     def accepted(self, carried: Carried, payload: bytes) -> None:
         if carried.request is None:
@@ -99,10 +97,9 @@ class RelayTelemetry:
             },
         )
 
-    def refused(self, source: RelayPeer, payload: bytes, reason: str) -> None:
-        target = payload[33:66]
+    def refused(self, source: Peer, target: bytes, reason: str) -> None:
         fields = {"src": source.key, "reason": reason}
-        if len(target) == 33:
+        if len(target) == PUBKEY_SIZE:
             fields["dst"] = target
         self._telemetry.record_repeated("transport_refuse", (source.key, reason), fields, target)
 
@@ -131,7 +128,7 @@ class RelayTelemetry:
             fields |= _took(carried.accepted - carried.opened)
         self._telemetry.record("transport_close", fields)
 
-    def look(self, carried: Carried, route: Route, data: int, acks: int) -> None:
+    def look(self, carried: Carried, route: Way, data: int, acks: int) -> None:
         now = None
         back = route.back
         if acks and back.asked_at is not None:
@@ -146,7 +143,7 @@ class RelayTelemetry:
         # while an ACK is waited for, the gate of the way that it comes stays open
         route.tick = tick if back.asked_at is None else -1
 
-    def receipt(self, source: RelayPeer, payload: bytes) -> bool:
+    def receipt(self, source: Peer, payload: bytes) -> bool:
         due = self._owed.takes(
             payload, bytes(source.key), self._now(), self._telemetry.network(source.port.address) or ""
         )

@@ -7,9 +7,9 @@ from dataclasses import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.keys import SecKey
+from dmsg.telemetry import owed as owed_module
+from dmsg.telemetry.owed import OWED_FOR, Due, Owed
 from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, Role
-from dmsg.v2019.core import owed as owed_module
-from dmsg.v2019.core.owed import OWED_FOR, Due, Owed
 
 A, B, C, SERVER = (SecKey.from_seed(bytes([number])) for number in range(1, 5))
 TRANSPORT = bytes(range(16))
