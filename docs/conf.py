@@ -99,6 +99,20 @@ def _public_target(app: Any, env: Any, node: Any, content: Any) -> Any:
     return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], target, node, content)
 
 
+def _add_options(app: Any, what: str, name: str, one: Any, options: Any, lines: list[str]) -> None:
+    """The fields of a settings class that are options are described by their rows."""
+    from dataclasses import is_dataclass
+
+    from dmsg.base.options import rows_of
+
+    if what != "class" or not is_dataclass(one):
+        return
+    for row in rows_of(one):
+        unit = {"MiB": " In bytes.", "GiB": " In bytes.", "days": " In seconds."}.get(getattr(row.kind, "unit", ""), "")
+        lines += [f":ivar {row.field}: ``--{row.name}``: {row.help}.{unit}"]
+
+
 def setup(app: Any) -> None:
     """Sphinx calls it."""
     app.connect("missing-reference", _public_target)
+    app.connect("autodoc-process-docstring", _add_options)

@@ -193,7 +193,7 @@ def needed(row: Option) -> dict[str, Option]:
     return {_ROW: row}
 
 
-def rows_of(settings: type[Any]) -> tuple[Option, ...]:
+def rows_of(settings: Callable[..., Any]) -> tuple[Option, ...]:
     """Return the rows of the options that a settings class has."""
     return tuple(
         replace(
@@ -202,7 +202,7 @@ def rows_of(settings: type[Any]) -> tuple[Option, ...]:
             default=None if one.default is MISSING else one.default,
             field=one.name,
         )
-        for one in fields(settings)
+        for one in fields(cast(Any, settings))
         if (row := one.metadata.get(_ROW)) is not None
     )
 

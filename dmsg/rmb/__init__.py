@@ -11,7 +11,8 @@ __all__, __getattr__, __dir__ = public(
     {
         "dmsg.rmb.client": "Reply RmbClient",
         "dmsg.rmb.session.handlers": "HandlerError Request",
-        "dmsg.rmb.relay.server": "RelaySettings RmbRelay",
+        "dmsg.rmb.relay.server": "RmbRelay",
+        "dmsg.rmb.relay.settings": "RelaySettings",
         "dmsg.rmb.peer.service": "PeerSettings RmbPeer",
         "dmsg.rmb.registry.service": "RegistryService RegistrySettings open_registry",
         "dmsg.rmb.twins.secrets": "TwinSecret read_secret write_secret",
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
         RegistrySettings as RegistrySettings,
         open_registry as open_registry,
     )
-    from dmsg.rmb.relay.server import RelaySettings as RelaySettings, RmbRelay as RmbRelay
+    from dmsg.rmb.relay.server import RmbRelay as RmbRelay
+    from dmsg.rmb.relay.settings import RelaySettings as RelaySettings
     from dmsg.rmb.session.handlers import HandlerError as HandlerError, Request as Request
     from dmsg.rmb.twins.secrets import (
         TwinSecret as TwinSecret,

@@ -139,7 +139,7 @@ class EntityOptions(UsageOptions):
     def make(self, settings: Callable[..., _T], **others: Any) -> _T:
         """Return settings with what the options say, and ``others``, which go before it."""
         values = {}
-        for row in rows_of(cast(Any, settings)):
+        for row in rows_of(settings):
             said = self[row.name]
             values[row.field] = row.default != said if isinstance(row.kind, Flag) else said
         return settings(**{**values, **others})

@@ -18,7 +18,8 @@ from dmsg.tap.running import StopOnFailure
 
 try:
     from dmsg.rmb.relay.queue.interface import QueueLimits
-    from dmsg.rmb.relay.server import RelaySettings, RmbRelay
+    from dmsg.rmb.relay.server import RmbRelay
+    from dmsg.rmb.relay.settings import RelaySettings
     from dmsg.tap.rmb_options import REGISTRY_ROW, RmbOptions
 except ModuleNotFoundError as error:
     raise SystemExit(f"rmb-relay: {error}; {needs_extra('rmb')}") from None

@@ -11,7 +11,8 @@ from twisted.internet.task import deferLater
 from dmsg.cli.bus.rmb import rmb
 from dmsg.cli.bus.twin import twin
 from dmsg.rmb.registry.service import RegistryService, RegistrySettings
-from dmsg.rmb.relay.server import RelaySettings, RmbRelay
+from dmsg.rmb.relay.server import RmbRelay
+from dmsg.rmb.relay.settings import RelaySettings
 from tests.cli.json_output import check
 from tests.cli.test_commands import CommandCase
 from tests.ports import port_of

@@ -19,7 +19,8 @@ from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.relay import presence, rounds, server
 from dmsg.rmb.relay.federation import forward as federation
-from dmsg.rmb.relay.server import RelaySettings, RmbRelay
+from dmsg.rmb.relay.server import RmbRelay
+from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.socket.connect import connect
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session

@@ -255,7 +255,8 @@ class AwayTests(RedisCase):
     async def test_not_there(self) -> None:
         """A relay does not start on a Redis that does not answer."""
         from dmsg.net.redis import RedisUnavailable
-        from dmsg.rmb.relay.server import RelaySettings, RmbRelay
+        from dmsg.rmb.relay.server import RmbRelay
+        from dmsg.rmb.relay.settings import RelaySettings
 
         self.patch(net_redis, "CONNECT_TIMEOUT", 0.5)
         relay = RmbRelay(reactor, RelaySettings(["tcp:0"], "", queue="redis://127.0.0.1:1"), registry=self.registry)

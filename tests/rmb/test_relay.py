@@ -518,7 +518,8 @@ class SessionTests(PairCase):
         self.assertIn("locked", str(failure))
 
     def relay_fails(self, queue: str) -> Any:
-        from dmsg.rmb.relay.server import RelaySettings, RmbRelay
+        from dmsg.rmb.relay.server import RmbRelay
+        from dmsg.rmb.relay.settings import RelaySettings
 
         relay = RmbRelay(self.reactor, RelaySettings(["tcp:0"], "", queue=queue), registry=self.registry)
         relay.startService()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -14,13 +13,11 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from dmsg.base.memory import Memory
-from dmsg.base.options import FLAG, Number, Text, option
 from dmsg.net.isolate import isolated
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.net.turn import TurnFlush
 from dmsg.pages.port import StatusPort
-from dmsg.pages.settings import PageSettings
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, QueueUnavailable
 from dmsg.rmb.registry.cache import CachedRegistry
@@ -33,19 +30,16 @@ from dmsg.rmb.relay.metrics import RelayMetrics
 from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.relay.queue.redis import RedisQueue
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
-from dmsg.rmb.relay.ranker import PERIOD, Ranker
+from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.relay.rounds import ROUND, Rounds
 from dmsg.rmb.relay.rules import Rules
+from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.relay.shown import RmbRelayShown
-from dmsg.rmb.relay.site import CONNECT_RATE, RelaySite
+from dmsg.rmb.relay.site import RelaySite
 from dmsg.rmb.relay.switch import MAX_UNFINISHED, Switch
 from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER
-from dmsg.rmb.twins import token
-from dmsg.rmb.twins.twin import check_relay
 
-MAX_SESSIONS = 100_000
-"""Sessions of a relay, unless there are fewer descriptors."""
 PART = 4
 """Of the limit of memory: so much for messages to other relays, and as much for those that are not whole."""
 TAKES_NOTHING = "the queue takes nothing"
@@ -56,71 +50,6 @@ LOOK_EVERY = 0.02
 """Seconds between looks whether they have."""
 
 _log = Logger()
-
-
-def _two_numbers(text: str) -> tuple[int, int]:
-    """Return what ``--limit`` says."""
-    words = re.fullmatch(r"\s*([^\s,]+)(?:\s*,\s*|\s+)([^\s,]+)\s*", text)
-    if words is None:
-        raise ValueError("takes two numbers: messages and bytes a minute")
-    return int(Number(1, 2**31, "messages").read(words[1])), int(Number(1, 2**40, "bytes").read(words[2]))
-
-
-@dataclass(frozen=True)
-class RelaySettings(PageSettings):
-    """What a relay is told; ``memory`` is in bytes.
-
-    Without ``metrics``, ``/metrics`` and ``/health`` are at its own port.
-
-    :ivar queue: ``sqlite:PATH`` or ``redis://HOST:PORT/DB``.
-    """
-
-    listen: Sequence[str]
-    registry: str
-    domains: frozenset[str] = option(
-        frozenset(),
-        "Name by which twins list this relay, or its URL; may be repeated",
-        Text("name or URL", check_relay),
-        name="domain",
-        short="m",
-        repeated=True,
-    )
-    queue: str = "sqlite::memory:"
-    limit: tuple[int, int] | None = option(
-        None,
-        "Messages and bytes a minute of each twin, as in --limit 1000,1048576 (or --limit 1000 1048576)",
-        Text("two numbers", _two_numbers),
-    )
-    ranker_period: float = option(
-        PERIOD, "seconds that a failure of another relay counts", Number(1, 10**6, "seconds"), short="p"
-    )
-    max_sessions: int = option(
-        MAX_SESSIONS,
-        "sessions at once",
-        Number(1, 10**7, "sessions"),
-        default_text=f"{MAX_SESSIONS}, and what descriptors allow",
-    )
-    max_token_ttl: int | None = option(
-        token.MAX_TTL,
-        "seconds that a token may be good for; 0 means any",
-        Number(0, 10**9, "seconds"),
-        name="token-ttl",
-    )
-    proxied: bool = option(False, "take addresses from X-Forwarded-For (behind a proxy of your own)", FLAG)
-    connect_rate: float = option(
-        CONNECT_RATE, "connections a second of one address; 0 means no limit", Number(0, 10**6, "connections a second")
-    )
-    token_reuse: bool = option(False, "take a token for more than one connection", FLAG)
-    durable: bool = option(
-        False, "keep messages of clients that do not send them again before they are delivered", FLAG
-    )
-    memory: int | None = option(
-        None,
-        "MiB held in memory for sessions that read slowly, in all",
-        Number(1, 2**20, "MiB"),
-        default_text="a quarter of the machine's",
-    )
-    queue_limits: QueueLimits = field(default_factory=QueueLimits)
 
 
 async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) -> Any:
@@ -250,14 +179,11 @@ class RmbRelay(ListeningService):
             switch,
             UpgradeResource(self._reactor, TurnFlush(self._reactor)),
             self._reactor,
+            settings,
             metrics=metrics,
             health=self.health,
             admits=self._admits,
             make_place=self._make_place,
-            proxied=settings.proxied,
-            max_token_ttl=settings.max_token_ttl,
-            connect_rate=settings.connect_rate,
-            token_reuse=settings.token_reuse,
         )
 
     def _admits(self) -> Drop | None:

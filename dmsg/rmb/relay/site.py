@@ -28,6 +28,7 @@ from dmsg.rmb.relay.bringing import TAKEN, Bringing, Verdict
 from dmsg.rmb.relay.federation import batch
 from dmsg.rmb.relay.federation.post import ONLY_CONNECTED
 from dmsg.rmb.relay.sessions import RelaySession
+from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.door import DoorFactory, Upgrade
 from dmsg.rmb.socket.upgrade import UpgradeResource
@@ -36,8 +37,8 @@ from dmsg.rmb.twins.address import Session
 
 IDLE_TIMEOUT = 60
 """Seconds that a connection without a websocket may be silent."""
-CONNECT_RATE, CONNECT_BURST = 200, 2000
-"""Upgrades a second of one address, and at once, by default."""
+CONNECT_BURST = 2000
+"""Upgrades of one address at once, unless it may have more in a second."""
 OTHER_RATE, OTHER_BURST = 50.0, 500.0
 """Other requests a second of one address, and at once: metrics, health, and what is not there."""
 SAME_TIME = 2
@@ -54,8 +55,6 @@ _log = Logger()
 class RelaySite(Resource):
     """What is at each path.
 
-    :param max_token_ttl: seconds that a token may be good for; None means any.
-    :param token_reuse: a token may open more than one connection.
     :param admits: whether one more session may come.
     """
 
@@ -66,15 +65,12 @@ class RelaySite(Resource):
         switch: Switch,
         upgrade: UpgradeResource,
         reactor: IReactorTime,
+        settings: RelaySettings,
         *,
         metrics: Callable[[], bytes],
         health: Callable[[], dict[str, Any]],
         admits: Callable[[], Drop | None],
         make_place: Callable[[int], bool],
-        proxied: bool = False,
-        max_token_ttl: int | None = token.MAX_TTL,
-        connect_rate: float = CONNECT_RATE,
-        token_reuse: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._switch = switch
@@ -85,11 +81,10 @@ class RelaySite(Resource):
         self._health = health
         self._admits = admits
         self._make_place = make_place
-        self._proxied = proxied
-        self._max_token_ttl = max_token_ttl
-        self._connects = RateLimit(connect_rate, max(CONNECT_BURST, connect_rate), blocks_of)
+        self._settings = settings
+        self._connects = RateLimit(settings.connect_rate, max(CONNECT_BURST, settings.connect_rate), blocks_of)
         self._others = RateLimit(OTHER_RATE, OTHER_BURST, blocks_of)
-        self._used = None if token_reuse else token.UsedTokens(MAX_USED_TOKENS)
+        self._used = None if settings.token_reuse else token.UsedTokens(MAX_USED_TOKENS)
 
     def make_site(self) -> DoorFactory:
         """The factory to listen with."""
@@ -104,7 +99,7 @@ class RelaySite(Resource):
         site.displayTracebacks = False
         # the token is in the URL: no line of any log has it
         site.log = lambda request: None  # type: ignore[method-assign]
-        guard = Guard(self._reactor, by_place=not self._proxied, refused=unguarded)
+        guard = Guard(self._reactor, by_place=not self._settings.proxied, refused=unguarded)
         return DoorFactory(site, self._reactor, self._take, IDLE_TIMEOUT, guard)
 
     # --- routes ---
@@ -155,7 +150,7 @@ class RelaySite(Resource):
 
     def _address(self, forwarded: bytes | None, peer: Any) -> str:
         """Whose a connection is, as limits count."""
-        client = forwarded_client(forwarded) if self._proxied else ""
+        client = forwarded_client(forwarded) if self._settings.proxied else ""
         return blocks_of(client or str(getattr(peer, "host", "")))[0].name
 
     def _address_of(self, request: Request) -> str:
@@ -201,7 +196,7 @@ class RelaySite(Resource):
             return self._refuse(request, refusal, 503, refusal.value.replace("_", " "))
         try:
             parsed = token.parse(query)
-            parsed.check_times(int(self._switch.now()), self._max_token_ttl)
+            parsed.check_times(int(self._switch.now()), self._settings.max_token_ttl)
         except TokenError as error:
             return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
         return self._finish(Deferred.fromCoroutine(self._upgrade_session(request, parsed)), request)
@@ -214,7 +209,7 @@ class RelaySite(Resource):
             return False
         try:
             parsed = token.parse(upgrade.target.partition(b"?")[2])
-            parsed.check_times(int(self._switch.now()), self._max_token_ttl)
+            parsed.check_times(int(self._switch.now()), self._settings.max_token_ttl)
             twin = self._switch.registry.fresh(parsed.session.twin)
             if twin is not None:
                 parsed.check_signature(twin.account)
