@@ -8,30 +8,20 @@ PIP =
 # pip only warns of an extra that it does not find under that name, and goes on without what is in it
 PIP_INSTALL = sh .ci/pip-install $(BIN)/python --constraint constraints.txt
 
-.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs dist bench bench-pipeline siege mutate soak lab operate-long container fuzz fuzz-guided spark-long spark-s3 clean
+.PHONY: help demo demo-rmb demo-pipeline test test-core lint docs dist bench long clean
 
 help:
-	@echo "make demo      a whole dmsg network on this machine, in under a minute"
-	@echo "make demo-rmb  a whole message bus: registry, relays, peers over Redis, services"
-	@echo "make demo-pipeline  servers under load, then Spark over what they wrote, then a report (Java 17)"
-	@echo "make test      the test suite, with its coverage"
-	@echo "make test-core the same without Java and Spark"
-	@echo "make test-docs every command and program of README and docs, run"
-	@echo "make lint      ruff, mypy, import-linter"
-	@echo "make docs      the documentation, into docs/_build/html"
-	@echo "make dist      sdist and wheel, checked, and the demos from the wheel alone"
-	@echo "make bench     benchmarks beside the limits of this machine (a quarter of an hour)"
-	@echo "make bench-pipeline  the data pipeline beside DuckDB on the same machine (half an hour, 30 GB of disk)"
-	@echo "make spark-long  the pipeline against DuckDB on 2 million events, ten kills, a cluster, a stream"
-	@echo "make operate-long  an agent that is killed, every alert (Prometheus), pages in Chromium, codes between machines, a clock that is set"
-	@echo "make container the image of contrib/container, on a Debian made here, and what runs in it (root, buildah, debootstrap)"
-	@echo "make rmb-long  the bus: 10,000 messages over sixty kills; the official TypeScript client (node)"
-	@echo "make siege     all entities under attack, and what others feel of it (twelve minutes; SIEGE='--seconds=4 --scene=relay' for less)"
-	@echo "make mutate    what part of seeded mutants the tests notice (FILES='dmsg/rmb/envelope/wire.py' SAMPLE=60)"
-	@echo "make soak      a network under load and faults for SECONDS=600"
-	@echo "make lab       random walks over faults for SECONDS=600, and streams in network namespaces (root)"
-	@echo "make fuzz      the property tests with many more examples"
-	@echo "make fuzz-guided  parsers and tables of strangers' bytes, led by what they reach, for SECONDS=600 (FUZZ=--keep)"
+	@echo "make demo           a whole dmsg network on this machine, in under a minute"
+	@echo "make demo-rmb       a whole message bus: registry, relays, peers over Redis, services"
+	@echo "make demo-pipeline  servers under load, then Spark over their events, then a report (Java 17)"
+	@echo "make test           the test suite, with its coverage"
+	@echo "make test-core      the test suite without Java and Spark, without coverage"
+	@echo "make lint           ruff, mypy, import-linter"
+	@echo "make docs           the documentation, into docs/_build/html"
+	@echo "make dist           sdist and wheel, checked, and the demos from the wheel alone"
+	@echo "make bench          benchmarks beside the limits of this machine (a quarter of an hour)"
+	@echo "make long           tests that take minutes: lists them; make long WHICH=siege runs one"
+	@echo "make clean          remove everything that make has made"
 
 # the marks say which extras are installed, and are renewed when setup.cfg changes
 $(VENV)/.created:
@@ -74,30 +64,26 @@ demo-rmb: $(VENV)/.rmb
 demo-pipeline: $(VENV)/.spark
 	$(BIN)/dmsg analytics demo
 
-# all but those of Spark, which are run in one process: each worker would start a Java of its own
+# All packages but that of Spark: its tests share one process, since each worker would start a Java of its own.
 CORE_TESTS = $(patsubst tests/%/__init__.py,tests.%,$(filter-out tests/analytics/%,$(wildcard tests/*/__init__.py))) \
 	$(patsubst tests/%.py,tests.%,$(wildcard tests/test_*.py))
 
-# per cent of lines and branches; less is an error
+# Number of processes for the tests: some of them wait most of the time.
+JOBS ?= 4
+# Percentage of lines and branches that the tests must reach.
 COVERAGE ?= 83
 
 test: $(VENV)/.spark
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m tests.run -j3 --temp-directory=_trial_temp $(CORE_TESTS)
+	$(BIN)/python -m coverage run -m tests.run -j$(JOBS) --temp-directory=_trial_temp $(CORE_TESTS)
 	$(BIN)/python -m coverage run -m tests.run --temp-directory=_trial_temp_spark tests.analytics
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --fail-under=$(COVERAGE)
 	@$(BIN)/python -m tests.run --summary _trial_temp _trial_temp_spark
 
-# the same without Java and Spark
 test-core: $(VENV)/.test
-	$(BIN)/python -m tests.run -j3 --temp-directory=_trial_temp $(CORE_TESTS)
+	$(BIN)/python -m tests.run -j$(JOBS) --temp-directory=_trial_temp $(CORE_TESTS)
 	@$(BIN)/python -m tests.run --summary _trial_temp
-
-# every command and every program of README and docs, run as it stands
-test-docs: $(VENV)/.test
-	$(BIN)/python -m tests.run -j2 --temp-directory=_trial_temp_docs tests.docs.suite
-	@$(BIN)/python -m tests.run --summary _trial_temp_docs
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -120,70 +106,97 @@ dist: $(VENV)/.dist
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks
 
-siege: $(VENV)/.test
+# Tests that take minutes. The text after ## is the line in the list; .ci/run takes the parts by turns, in this order.
+PARTS := $(shell sed -n 's/^long-\([a-z0-9-]*\):.*\#\# .*/\1/p' $(firstword $(MAKEFILE_LIST)))
+
+ifeq ($(WHICH),)
+long:
+	@sed -n 's/^long-\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
+else
+# Every part is run, even after one that failed.
+long:
+	$(if $(filter-out all $(PARTS),$(WHICH)),$(error no long tests are called $(filter-out all $(PARTS),$(WHICH)); make long lists them))
+	@failed=; for part in $(if $(filter all,$(WHICH)),$(PARTS),$(WHICH)); do \
+		echo "=== long: $$part"; \
+		$(MAKE) --no-print-directory long-$$part || failed="$$failed $$part"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
+endif
+
+TRIAL = $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_$(@)
+.PHONY: $(addprefix long-,$(PARTS))
+
+long-siege: $(VENV)/.test ## all entities under attack, and what others feel of it (12 minutes; SIEGE='--seconds=4 --scene=relay' for less)
 	$(BIN)/python -m benchmarks.siege $(SIEGE)
 
-$(VENV)/.mutation: $(VENV)/.test
-	@echo "installing what makes mutants into $(VENV)"
-	$(PIP_INSTALL) --editable '.[mutation,redis,rmb,test]'
-	@touch $@
-
-FILES ?= dmsg/rmb/envelope/wire.py
-SAMPLE ?= 60
-$(VENV)/.fuzz: $(VENV)/.test
-	@echo "installing what guides fuzzing by what it reaches into $(VENV)"
-	$(PIP_INSTALL) --editable '.[fuzz,redis,rmb,test]'
-	@touch $@
-
-fuzz-guided: $(VENV)/.fuzz
-	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(FUZZ)
-
-mutate: $(VENV)/.mutation
-	$(BIN)/python -m tests.mutation $(FILES) --sample $(SAMPLE)
-
-bench-pipeline: $(VENV)/.spark
-	$(BIN)/python -m benchmarks.pipeline
+SECONDS ?= 600
+long-soak: $(VENV)/.test ## a network under load and faults (SECONDS=600)
+	$(BIN)/python -m benchmarks.soak --seconds $(SECONDS)
 
 $(VENV)/.spark-connect: $(VENV)/.spark
 	@echo "installing what Spark Connect needs into $(VENV)"
 	$(PIP_INSTALL) --editable '.[redis,rmb,spark,spark-connect,test,test-spark]'
 	@touch $@
 
+PIPELINE ?= $(patsubst tests/analytics/%.py,tests.analytics.%,$(wildcard tests/analytics/long_*.py)) \
+	tests.analytics.real_run tests.analytics.json_run
+long-pipeline: $(VENV)/.spark-connect ## the pipeline against DuckDB on 2 million events, ten kills, a cluster, a stream (PIPELINE=tests.analytics.real_run)
+	$(TRIAL) $(PIPELINE)
+
+EXAMPLES ?= 20000
+long-fuzz: $(VENV)/.test ## the property tests with many examples (EXAMPLES=20000)
+	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(TRIAL) tests.test_keys tests.noise tests.v2019 tests.messaging tests.rmb.test_wire tests.rmb.test_delivery tests.rmb.test_random_input tests.rmb.test_door.PlainTests tests.rmb.test_tfchain tests.discovery.entries.test_entry tests.net.test_faults.RandomTests
+
+long-lab: $(VENV)/.test ## random walks over faults, and streams in network namespaces (SECONDS=600; root)
+	$(TRIAL) tests.testing.long_namespaces
+	$(BIN)/python -m dmsg.testing.walk --seconds $(SECONDS)
+
 $(VENV)/.spark-s3: $(VENV)/.spark
-	@echo "installing an object store to try into $(VENV)"
+	@echo "installing an object store for tests into $(VENV)"
 	$(PIP_INSTALL) --editable '.[redis,rmb,spark,test,test-s3,test-spark]'
 	@touch $@
 
-# Spark fetches what it needs for it once, 700 MB
-spark-s3: $(VENV)/.spark-s3
-	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_s3 tests.analytics.s3_run
+long-s3: $(VENV)/.spark-s3 ## the pipeline on an object store (Spark fetches 700 MB once)
+	$(TRIAL) tests.analytics.s3_run
 
-LONG ?= tests.analytics.long_runs tests.analytics.real_run tests.analytics.json_run
-spark-long: $(VENV)/.spark-connect
-	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_spark $(LONG)
+long-programs: $(VENV)/.test ## the tests of the commands and entities, with each program started and not forked
+	DMSG_TESTS_FORK=0 $(BIN)/python -m tests.run -j$(JOBS) --temp-directory=_trial_temp_$(@) tests.cli tests.collector tests.net tests.tap
+	@$(BIN)/python -m tests.run --summary _trial_temp_$(@)
 
-operate-long: $(VENV)/.test
-	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp \
-		tests.cli.long_services tests.contrib.long_alerts tests.pages.long_browser tests.testing.long_codes \
+$(VENV)/.mutation: $(VENV)/.test
+	@echo "installing what makes mutants into $(VENV)"
+	$(PIP_INSTALL) --editable '.[mutation,redis,rmb,test]'
+	@touch $@
+
+FILES ?= dmsg/rmb/relay/federation/slots.py
+SAMPLE ?= 60
+long-mutate: $(VENV)/.mutation ## how many seeded mutants the tests notice (FILES='dmsg/rmb/envelope/wire.py' SAMPLE=60)
+	$(BIN)/python -m tests.mutation $(FILES) --sample $(SAMPLE)
+
+long-docs: $(VENV)/.test ## every command and program of README and docs
+	$(BIN)/python -m tests.run -j2 --temp-directory=_trial_temp_$(@) tests.docs.suite
+	@$(BIN)/python -m tests.run --summary _trial_temp_$(@)
+
+long-container: $(VENV)/.test ## the image of contrib/container, on a Debian made here (root, buildah, debootstrap)
+	$(TRIAL) tests.contrib.long_container
+
+$(VENV)/.fuzz: $(VENV)/.test
+	@echo "installing a fuzzer that is guided by coverage into $(VENV)"
+	$(PIP_INSTALL) --editable '.[fuzz,redis,rmb,test]'
+	@touch $@
+
+long-fuzz-guided: $(VENV)/.fuzz ## parsers and tables of untrusted bytes, guided by coverage (SECONDS=600 FUZZ=--keep)
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(FUZZ)
+
+long-operate: $(VENV)/.test ## a killed agent, every alert (Prometheus), pages in Chromium, codes between machines, a clock that is set
+	$(TRIAL) tests.cli.long_services tests.contrib.long_alerts tests.pages.long_browser tests.testing.long_codes \
 		tests.docs.long_pictures tests.net.long_clock tests.net.long_sites
 
-container: $(VENV)/.test
-	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.contrib.long_container
+long-rmb: $(VENV)/.test ## the bus: 10,000 messages over sixty kills; the official TypeScript client (node)
+	$(TRIAL) tests.rmb.long_runs
 
-rmb-long: $(VENV)/.test
-	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.rmb.long_runs
-
-SECONDS ?= 600
-soak: $(VENV)/.test
-	$(BIN)/python -m benchmarks.soak --seconds $(SECONDS)
-
-lab: $(VENV)/.test
-	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.testing.long_namespaces
-	$(BIN)/python -m dmsg.testing.walk --seconds $(SECONDS)
-
-EXAMPLES ?= 20000
-fuzz: $(VENV)/.test
-	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.test_keys tests.noise tests.v2019 tests.messaging tests.rmb.test_wire tests.rmb.test_delivery tests.rmb.test_random_input tests.rmb.test_door.PlainTests tests.rmb.test_tfchain tests.discovery.entries.test_entry tests.net.test_faults.RandomTests
+long-bench-pipeline: $(VENV)/.spark ## the data pipeline beside DuckDB on the same machine (half an hour, 30 GB of disk)
+	$(BIN)/python -m benchmarks.pipeline
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* _trial_temp* docs/_build .tox .mypy_cache .ruff_cache .hypothesis

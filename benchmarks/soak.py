@@ -1,4 +1,4 @@
-"""``make soak``: a network under load while its servers and discovery are killed and come back.
+"""``make long WHICH=soak``: a network under load while its servers and discovery are killed and come back.
 
 The promise that is checked: what was acknowledged arrived exactly once and in
 order on its transport, and nothing arrived that was not sent; clients are

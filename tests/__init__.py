@@ -13,7 +13,7 @@ if "workertrial" in sys.argv[0]:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
     measure_worker()
 
-# `make fuzz` asks for many more; derandomised runs of CI would never find anything new
+# `make long WHICH=fuzz` asks for many more; derandomised runs of CI would never find anything new
 settings.register_profile(
     "dmsg",
     max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "80")),

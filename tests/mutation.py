@@ -5,7 +5,7 @@ asked for are mutants that no test can notice, or none should: in annotations, w
 evaluates, of a module's constants, which are decisions (docs/limits.md), in what decorators
 are called with, as the size of a cache, and the star of a signature.
 
-``make mutate FILES="dmsg/rmb/envelope/wire.py" SAMPLE=60``
+``make long WHICH=mutate FILES="dmsg/rmb/envelope/wire.py" SAMPLE=60``
 """
 
 from __future__ import annotations

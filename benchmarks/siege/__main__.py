@@ -1,4 +1,4 @@
-"""``make siege``: entities under attack, and what those feel who have nothing to do with it.
+"""``make long WHICH=siege``: entities under attack, and what those feel who have nothing to do with it.
 
 For each attack an entity of its own, with default limits; innocents that do
 something all the time, and newcomers again and again, before and during

@@ -1,4 +1,4 @@
-"""What commands of the pipeline say with ``--json``: the objects of the documents' schema: ``make spark-long``."""
+"""Tests of ``--json`` in the pipeline: the objects of the documented schema (``make long WHICH=pipeline``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes long: two million events against DuckDB, ten kills, a cluster, a stream (``make spark-long``)."""
+"""What takes long: two million events against DuckDB, ten kills, a cluster, a stream (``make long WHICH=pipeline``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipeline on an object store: events, receipts and tables in a bucket of S3's interface (``make spark-s3``)."""
+"""Tests of the pipeline on an object store: events, receipts and tables in S3 (``make long WHICH=s3``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gold against DuckDB: on the day by hand, and on simulated events (`make spark-long`)."""
+"""Gold against DuckDB: on the day by hand, and on simulated events (`make long WHICH=pipeline`)."""
 
 from __future__ import annotations
 

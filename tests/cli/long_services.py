@@ -1,4 +1,4 @@
-"""Six programs on one key, and an agent that is killed: ``make operate-long``."""
+"""Six programs on one key, and an agent that is killed: ``make long WHICH=operate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every alert is made to fire once, by a real Prometheus that scrapes real entities: ``make operate-long``."""
+"""Every alert is made to fire once, by a real Prometheus that scrapes real entities: ``make long WHICH=operate``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Atheris looks for bytes that reach something new in what strangers' bytes come to.
 
-``make fuzz-guided SECONDS=600`` shares the time among all targets.  What it finds stays in a
+``make long WHICH=fuzz-guided SECONDS=600`` shares the time among all targets.  What it finds stays in a
 directory of this run; ``--keep`` puts the smallest set that reaches as much into the corpus,
 which every run of the tests uses.
 """

@@ -1,4 +1,4 @@
-"""The system's clock is set while a whole network runs: ``make operate-long``.
+"""The system's clock is set while a whole network runs: ``make long WHICH=operate``.
 
 Each process has libfaketime before libc, which takes the date from one file, so that the test can set the clock of all
 of them at once.  Only the date: the monotonic clocks are the kernel's.

@@ -1,4 +1,4 @@
-"""A site at a public key in headless Chromium, through ``dmsg socks``: ``make operate-long``."""
+"""A site at a public key in headless Chromium, through ``dmsg socks``: ``make long WHICH=operate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages in headless Chromium, with a thousand clients connected: ``make operate-long``."""
+"""Pages in headless Chromium, with a thousand clients connected: ``make long WHICH=operate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes minutes: ``make rmb-long``."""
+"""What takes minutes: ``make long WHICH=rmb``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codes between machines, each a network namespace: ``make operate-long``."""
+"""Codes between machines, each a network namespace: ``make long WHICH=operate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams over a network of namespaces that breaks; ``make lab`` runs these, they take minutes."""
+"""Streams over a network of namespaces that breaks; ``make long WHICH=lab`` runs these, they take minutes."""
 
 from __future__ import annotations
 

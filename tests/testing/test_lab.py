@@ -29,7 +29,7 @@ from dmsg.v2019.core.policing import Limits
 from tests.support import Accepting, Recorder
 
 SEEDS = range(100, 106)
-"""Walks of an ordinary run; ``make lab`` takes others for minutes."""
+"""Walks of an ordinary run; ``make long WHICH=lab`` takes others for minutes."""
 
 
 class NetworkTests(SynchronousTestCase):
