@@ -1,15 +1,10 @@
 """A Noise handshake: messages in, messages out, at the end two keys.
 
-Exactly the two patterns of the reference, each written as the tokens of the
-Noise specification (revision 34, sections 5 and 7).  The library ``noiseprotocol``
-drives any pattern with any functions, and spends on looking them up more than
-half of what a handshake costs beside its Diffie-Hellmans; the tests hold this
-module against it (``tests/noise/test_oracle.py``).  No length prefixes here (see
-:mod:`dmsg.noise.xk`) and no records (see :mod:`dmsg.noise.records`).
-
-The rules of secp256k1 are those of the 2019 reference (``noise/dh.go``): DHLEN is 33,
-the length of a public key, so the 32 bytes of a shared secret get one zero byte
-appended; all 33 go into MixKey.
+``noiseprotocol`` makes the two patterns of the reference (Noise specification, revision 34,
+sections 5 and 7), with the functions of :mod:`dmsg.noise.suite`. This module adds what the
+library leaves to its users: whose turn it is, the errors of dmsg, and the keys as the
+reference assigns them. No length prefixes here (see :mod:`dmsg.noise.xk`) and no records
+(see :mod:`dmsg.noise.records`).
 
 The 2019 reference gives the *writer of the last message* the keys the other
 way round than the Noise specification (``noise/noise.go``: ``res, ns.dec,
@@ -22,13 +17,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from hashlib import sha256
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from noise.noise_protocol import NoiseProtocol
+from noise.state import CipherState, HandshakeState
 
 from dmsg.errors import HandshakeError, KeyFormatError, LocalProtocolError
-from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
+from dmsg.keys import PubKey, SecKey
+from dmsg.noise.suite import BACKEND, Secp256k1KeyPair
 
 TAG_SIZE = 16
 MAX_FRAMED_MESSAGE = 4094
@@ -44,21 +40,6 @@ class Pattern(Enum):
 
     XK = b"Noise_XK_Secp256k1_ChaChaPoly_SHA256"  # messages of 49, 49, 65 bytes
     KK = b"Noise_KK_Secp256k1_ChaChaPoly_SHA256"  # messages of 49, 49 bytes
-
-
-_TOKENS = {
-    Pattern.XK: (("e", "es"), ("e", "ee"), ("s", "se")),
-    Pattern.KK: (("e", "es", "ss"), ("e", "ee", "se")),
-}
-"""Of each message; the initiator writes the first one."""
-_STARTS = {pattern: sha256(pattern.value).digest() for pattern in Pattern}
-"""``h`` and ``ck`` at the start: both names are longer than a hash."""
-
-_BLOCK = 64
-_INNER = bytes(byte ^ 0x36 for byte in range(256))
-_OUTER = bytes(byte ^ 0x5C for byte in range(256))
-_NONCES = tuple(bytes(4) + count.to_bytes(8, "little") for count in range(3))
-"""No key of a handshake seals more: the payload of one message, a static key and a payload of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +58,40 @@ class HandshakeResult:
     hash: bytes
 
 
-def _hkdf(chain: bytes, material: bytes) -> tuple[bytes, bytes]:
-    """Two outputs of 32 bytes each (section 4.3): HMAC-SHA-256 (RFC 2104) three times.
+class _SharedState:
+    """Attribute of a template that drops what is written to it, and answers what the library asks of it.
 
-    Written out, because keys here are shorter than a block and the last two
-    HMACs have the same one: a handshake does this three to four times.
+    :ivar initiator: role; the library chooses by it where to write the two final ciphers, and both writes are dropped.
     """
-    key = chain.ljust(_BLOCK, b"\0")
-    temporary = sha256(key.translate(_OUTER) + sha256(key.translate(_INNER) + material).digest()).digest()
-    key = temporary.ljust(_BLOCK, b"\0")
-    inner, outer = key.translate(_INNER), key.translate(_OUTER)
-    first = sha256(outer + sha256(inner + b"\1").digest()).digest()
-    return first, sha256(outer + sha256(inner + first + b"\2").digest()).digest()
+
+    initiator = True
+
+    def __get__(self, instance: object, owner: type) -> _SharedState:
+        return self
+
+    def __set__(self, instance: object, value: object) -> None:
+        pass
+
+    def has_key(self) -> bool:
+        """Whether a static key in a message is encrypted: in both patterns it is."""
+        return True
+
+
+class _Template(NoiseProtocol):  # type: ignore[misc]  # noiseprotocol has no types
+    """A pattern and its functions, looked up once and shared by all its handshakes.
+
+    The library writes the state of a handshake into its protocol. Dropping these writes keeps handshakes apart,
+    leaves no key behind, and makes no reference cycle: an abandoned handshake is freed at once.
+    """
+
+    handshake_state = cipher_state_handshake = cipher_state_encrypt = cipher_state_decrypt = _SharedState()
+
+    def handshake_done(self) -> None:
+        """Keep the functions; the library would delete them."""
+
+
+TEMPLATES = {pattern: _Template(pattern.value, BACKEND) for pattern in Pattern}
+"""The library's protocol of each pattern."""
 
 
 class Handshake:
@@ -101,20 +104,7 @@ class Handshake:
     :param ephemeral: only for tests with recorded randomness.
     """
 
-    __slots__ = (
-        "_chain",
-        "_cipher",
-        "_ephemeral",
-        "_hash",
-        "_initiator",
-        "_local",
-        "_nonce",
-        "_pattern",
-        "_remote",
-        "_remote_ephemeral",
-        "_step",
-        "result",
-    )
+    __slots__ = ("_pattern", "_remote", "_state", "result")
 
     result: HandshakeResult | None
     """None until the last message was written or read."""
@@ -132,41 +122,26 @@ class Handshake:
         if remote is None and (initiator or pattern is Pattern.KK):
             raise LocalProtocolError(f"the remote key is needed for this side of {pattern.name}")
         self._pattern = pattern
-        self._initiator = initiator
-        self._local = local
         self._remote = remote
-        self._ephemeral = ephemeral
-        self._remote_ephemeral: PubKey | None = None
-        self._cipher: ChaCha20Poly1305 | None = None
-        self._nonce = 0
-        self._step = 0
+        self._state = HandshakeState.initialize(
+            TEMPLATES[pattern],
+            initiator,
+            prologue,
+            s=Secp256k1KeyPair.of(local),
+            e=None if ephemeral is None else Secp256k1KeyPair.of(ephemeral),
+            rs=None if remote is None else Secp256k1KeyPair.of_remote(remote),
+        )
         self.result = None
-        self._hash = self._chain = _STARTS[pattern]
-        self._mix_hash(prologue)
-        # keys known before: the initiator's first, where both are
-        if pattern is Pattern.KK:
-            self._mix_hash(bytes(self._static(of_initiator=True)))
-        self._mix_hash(bytes(self._static(of_initiator=False)))
 
     def write_message(self, payload: bytes = b"") -> bytes:
         """The next handshake message.
 
         :raises LocalProtocolError: it is the other side's turn.
         """
-        message = b""
-        for what in self._next(writes=True):
-            if what == "e":
-                ephemeral = self._ephemeral = self._ephemeral or SecKey.generate()
-                public = bytes(ephemeral.public)
-                self._mix_hash(public)
-                message += public
-            elif what == "s":
-                message += self._seal(bytes(self._local.public))
-            else:
-                self._mix_dh(what)
-        message += self._seal(payload)
-        self._finish()
-        return message
+        self._check_turn(writes=True)
+        message = bytearray()
+        self._finish(self._state.write_message(payload, message))
+        return bytes(message)
 
     def read_message(self, message: bytes) -> bytes:
         """Take the other side's message; returns its payload.
@@ -177,84 +152,40 @@ class Handshake:
         """
         if len(message) > MAX_HANDSHAKE_MESSAGE:
             raise HandshakeError("handshake message is too long")
-        tokens = self._next(writes=False)
+        self._check_turn(writes=False)
+        payload = bytearray()
         try:
-            payload = self._read(tokens, bytes(message))
+            ciphers = self._state.read_message(bytes(message), payload)
         except InvalidTag:
             raise HandshakeError("handshake message is not authentic") from None
         except (KeyFormatError, ValueError) as error:
             raise HandshakeError(f"handshake message is malformed: {error}") from None
-        self._finish()
-        return payload
+        self._finish(ciphers)
+        return bytes(payload)
 
-    # --- messages ---
-
-    def _next(self, *, writes: bool) -> tuple[str, ...]:
-        messages = _TOKENS[self._pattern]
-        if self._step >= len(messages):
+    def _check_turn(self, *, writes: bool) -> None:
+        if self.result is not None:
             raise LocalProtocolError("the handshake is done")
-        if (self._step % 2 == 0) is not (self._initiator is writes):
+        state = self._state
+        turn = len(TEMPLATES[self._pattern].pattern.tokens) - len(state.message_patterns)
+        if (turn % 2 == 0) is not (state.initiator is writes):
             raise LocalProtocolError(f"it is {'the other' if writes else 'this'} side's turn to write")
-        self._step += 1
-        return messages[self._step - 1]
 
-    def _read(self, tokens: tuple[str, ...], message: bytes) -> bytes:
-        for what in tokens:
-            if what == "e":
-                # a point off the curve is refused here, before any DH (reference: panic)
-                self._remote_ephemeral = PubKey(message[:PUBKEY_SIZE])
-                self._mix_hash(message[:PUBKEY_SIZE])
-                message = message[PUBKEY_SIZE:]
-            elif what == "s":
-                self._remote = PubKey(self._open(message[: PUBKEY_SIZE + TAG_SIZE]))
-                message = message[PUBKEY_SIZE + TAG_SIZE :]
-            else:
-                self._mix_dh(what)
-        return self._open(message)
+    def _finish(self, ciphers: tuple[CipherState, CipherState] | None) -> None:
+        """Take the result if there is one.
 
-    def _finish(self) -> None:
-        if self._step < len(_TOKENS[self._pattern]):
+        :param ciphers: what the library makes of the last message: the specification's first cipher is the initiator's.
+        """
+        if ciphers is None:
             return
-        send, receive = _hkdf(self._chain, b"")
-        # the specification's order is turned for the responder, and the reference turns XK's again
-        if self._initiator is (self._pattern is Pattern.XK):
+        state, self._state = self._state, None
+        send, receive = (cipher.k for cipher in ciphers)
+        # The specification's order is turned for the responder, and the reference turns XK's again.
+        if state.initiator is (self._pattern is Pattern.XK):
             send, receive = receive, send
-        assert self._remote is not None
-        self.result = HandshakeResult(remote=self._remote, send_key=send, receive_key=receive, hash=self._hash)
-
-    # --- the symmetric state (section 5.2) ---
-
-    def _static(self, *, of_initiator: bool) -> PubKey:
-        key = self._local.public if self._initiator is of_initiator else self._remote
-        assert key is not None
-        return key
-
-    def _mix_hash(self, data: bytes) -> None:
-        self._hash = sha256(self._hash + data).digest()
-
-    def _mix_dh(self, token: str) -> None:
-        """MixKey of the Diffie-Hellman that ``token`` names: the initiator's key, then the responder's."""
-        own, other = (token[0], token[1]) if self._initiator else (token[1], token[0])
-        secret = self._local if own == "s" else self._ephemeral
-        public = self._remote if other == "s" else self._remote_ephemeral
-        assert secret is not None
-        assert public is not None
-        shared = secret.lasting_ecdh(public) if own == other == "s" else secret.ecdh(public)
-        self._chain, key = _hkdf(self._chain, shared + b"\0")
-        self._cipher = ChaCha20Poly1305(key)
-        self._nonce = 0
-
-    def _seal(self, plain: bytes) -> bytes:
-        # each pattern mixes a key before anything is sealed
-        assert self._cipher is not None
-        sealed = self._cipher.encrypt(_NONCES[self._nonce], plain, self._hash)
-        self._nonce += 1
-        self._mix_hash(sealed)
-        return sealed
-
-    def _open(self, sealed: bytes) -> bytes:
-        assert self._cipher is not None
-        plain = self._cipher.decrypt(_NONCES[self._nonce], sealed, self._hash)
-        self._nonce += 1
-        self._mix_hash(sealed)
-        return plain
+        self.result = HandshakeResult(
+            remote=self._remote or state.rs.public,
+            send_key=send,
+            receive_key=receive,
+            hash=state.symmetric_state.get_handshake_hash(),
+        )

@@ -1,13 +1,19 @@
-"""The product's handshakes beside those of ``noiseprotocol``: every byte and every refusal the same."""
+"""Handshakes beside ``noiseprotocol`` as it is documented: the same bytes, the same refusals, and nothing is left."""
 
 from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from unittest.mock import patch
+from weakref import ref
 
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.errors import HandshakeError
+from dmsg.errors import HandshakeError, LocalProtocolError
 from dmsg.keys import SecKey
-from dmsg.noise.handshake import Handshake, Pattern
+from dmsg.noise.handshake import MAX_HANDSHAKE_MESSAGE, TEMPLATES, Handshake, Pattern
 from tests.noise.oracle import LibraryHandshake
 
 KEYS = [SecKey.from_seed(bytes([n])) for n in range(1, 5)]
@@ -75,3 +81,94 @@ class OracleTests(SynchronousTestCase):
             except HandshakeError as error:
                 said.append(str(error))
         self.assertEqual(*said)
+
+
+class SharedTemplateTests(SynchronousTestCase):
+    """Handshakes of one pattern share what the library looked up, and nothing else."""
+
+    def setUp(self) -> None:
+        self.before = {pattern: dict(vars(template)) for pattern, template in TEMPLATES.items()}
+
+    def tearDown(self) -> None:
+        for pattern, template in TEMPLATES.items():
+            self.assertEqual(vars(template), self.before[pattern])
+
+    @staticmethod
+    def agree(pattern: Pattern, chosen: list[SecKey]) -> tuple[Side, Side]:
+        both = sides(Handshake, pattern, chosen, b"")
+        for turn in range(MESSAGES[pattern]):
+            both[1 - turn % 2].read_message(both[turn % 2].write_message())
+        return both
+
+    @given(st.lists(st.integers(0, 3), min_size=12, max_size=12))
+    def test_interleaved(self, order: list[int]) -> None:
+        """Four handshakes take their turns in any order."""
+        running = [sides(Handshake, pattern, KEYS, bytes([n])) for n in range(2) for pattern in Pattern]
+        turns = [0] * len(running)
+        for which in [*order, *range(4), *range(4), *range(4)]:
+            turn = turns[which]
+            if turn < MESSAGES[list(Pattern)[which % 2]]:
+                running[which][1 - turn % 2].read_message(running[which][turn % 2].write_message())
+                turns[which] += 1
+        for which, both in enumerate(running):
+            alone = sides(LibraryHandshake, list(Pattern)[which % 2], KEYS, bytes([which // 2]))
+            for turn in range(turns[which]):
+                alone[1 - turn % 2].read_message(alone[turn % 2].write_message())
+            self.assertEqual([one.result for one in both], [one.result for one in alone])
+
+    def test_threads(self) -> None:
+        barrier = Barrier(4)
+
+        def work(_: int) -> list[object]:
+            barrier.wait(5)
+            return [self.agree(pattern, KEYS)[0].result for pattern in Pattern for _ in range(10)]
+
+        with ThreadPoolExecutor(4) as pool:
+            done = list(pool.map(work, range(4)))
+        self.assertEqual(done, done[:1] * 4)
+
+    def test_abandoned_ones_are_freed_at_once(self) -> None:
+        """Without the garbage collector: it rarely runs at servers."""
+        gc.disable()
+        self.addCleanup(gc.enable)
+        for pattern in Pattern:
+            one, two = sides(Handshake, pattern, KEYS, b"")
+            two.read_message(one.write_message())
+            try:  # assertRaises() would keep the frames
+                one.read_message(bytes(49))
+            except HandshakeError:
+                pass
+            assert isinstance(one, Handshake)
+            state = ref(one._state)
+            del one
+            self.assertIsNone(state())
+
+    def test_finished_ones_keep_no_secret_key(self) -> None:
+        for pattern in Pattern:
+            for side in self.agree(pattern, KEYS):
+                assert isinstance(side, Handshake)
+                self.assertIsNone(side._state)
+                for call in (side.write_message, lambda side=side: side.read_message(bytes(49))):
+                    self.assertRaises(LocalProtocolError, call)
+
+    def test_two_lasting_keys_agree_once(self) -> None:
+        """In KK; what others a lasting key agreed with is not remembered."""
+        statics = [SecKey.generate(), SecKey.generate()]
+        asked = []
+        ecdh = SecKey.ecdh
+
+        def count(own: SecKey, other: bytes) -> bytes:
+            asked.append(own)
+            return ecdh(own, other)  # type: ignore[arg-type]
+
+        with patch.object(SecKey, "ecdh", count):
+            self.agree(Pattern.KK, [*statics, SecKey.generate(), SecKey.generate()])
+            first = len(asked)
+            self.agree(Pattern.KK, [*statics, SecKey.generate(), SecKey.generate()])
+            self.agree(Pattern.XK, [*statics, SecKey.generate(), SecKey.generate()])
+        self.assertEqual((first, len(asked) - first), (8, 6 + 6))
+        self.assertEqual([list(one._shared) for one in statics], [[statics[1].public], [statics[0].public]])
+
+    def test_messages_that_are_too_long(self) -> None:
+        responder = sides(Handshake, Pattern.KK, KEYS, b"")[1]
+        self.assertRaises(HandshakeError, responder.read_message, bytes(MAX_HANDSHAKE_MESSAGE + 1))
