@@ -53,7 +53,8 @@ def redis_address(url: str) -> tuple[str, int, int]:
     return host, port, database
 
 
-def _factory_classes() -> tuple[Any, Any]:
+# Ruff counts the methods of the classes inside.
+def _factory_classes() -> tuple[Any, Any]:  # noqa: C901
     """Those of txredisapi, an extra, with two of its habits mended; the second is for subscriptions.
 
     Its calls wait without limit while there is no connection: here they fail,

@@ -106,7 +106,7 @@ class XKHandshake:
     def _finish(self, handshake: Handshake) -> None:
         result = handshake.result
         assert result is not None
-        # the library's objects weigh 3 KiB: a connection keeps the two keys only
+        # the library's objects weigh 2 KiB: a connection keeps the two keys only
         self._handshake = None
         self.keys = (result.send_key, result.receive_key)
         self.remote = result.remote

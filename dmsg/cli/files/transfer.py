@@ -45,7 +45,8 @@ OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer"
 @qr_option
 @client_options
 @timeout_option
-def send(
+# Each misuse of the arguments has a check of its own.
+def send(  # noqa: C901
     what: tuple[str, ...],
     text: str | None,
     hidden: bool,
@@ -140,7 +141,8 @@ def _key_of(what: tuple[str, ...], *, alone: bool) -> PubKey | None:
         raise click.UsageError(f"{last}: no such file, and no key: {error}") from None
 
 
-def _send_to(
+# Ruff counts the imports, which commands load late.
+def _send_to(  # noqa: PLR0915
     what: tuple[str, ...], text: str | None, key: PubKey, hidden: bool, settings: ClientSettings, timeout: float
 ) -> NoReturn:
     """To a key: one file as all versions of dmsg do it, anything else as a parcel."""

@@ -32,7 +32,8 @@ MAX_CAUSE = 40
 @port_option
 @client_options_of(by_agent=False)
 @timeout_option
-def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSettings, timeout: float) -> None:
+# Ruff counts the coroutines inside.
+def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSettings, timeout: float) -> None:  # noqa: C901
     """Show over which servers PUBLIC_KEY, or KEY:PORT, is reached, and how fast each way is.
 
     Nobody has to listen there unless a port is named.

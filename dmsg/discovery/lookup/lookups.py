@@ -76,7 +76,8 @@ class Lookups:
             changing.cancel()
         return DeferredList([lookup.close() for lookup in self.lookups]).addCallback(lambda _: None)
 
-    async def _gather(self, ask: Callable[[Lookup], Deferred[Any]], *, leave: bool = False) -> list[Any]:
+    # Ruff counts the callbacks inside.
+    async def _gather(self, ask: Callable[[Lookup], Deferred[Any]], *, leave: bool = False) -> list[Any]:  # noqa: C901
         """The answers, or Failures, of those that answer; one that hangs is waited for ``GRACE`` beyond the first.
 
         :param leave: one that hangs may go on; else it is cancelled.

@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from typing import ClassVar
 
 from dmsg.base.buffers import count_equal
 from dmsg.base.connections import Connections
@@ -160,7 +161,8 @@ class Relay:
 
     # --- frames ---
 
-    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:
+    # Hot loop: a call would cost more than what a frame needs.
+    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:  # noqa: C901, PLR0912, PLR0915
         """Take the whole frames at the start of ``buffer``; ids are rewritten in place.
 
         :param limit: frames that are handled one by one: control frames, and those that go elsewhere than the ones
@@ -284,50 +286,59 @@ class Relay:
             self.drops[DropReason.UNKNOWN_FRAME] += 1
             peer.police.allows(Kind.STRAY, self.limits, now)
             return
-        if frame_type == OPEN_CHANNEL:
-            self._open(peer, body, now)
-            return
-        answers = frame_type in (CHANNEL_CLOSED, CLOSE_CHANNEL) and peer.answers_due.pop(body[0], body) is None
-        if answers and frame_type == CHANNEL_CLOSED:
-            return  # to the CloseChannel of a channel that is over: nothing of another one
+        self._CONTROL[frame_type](self, peer, body, now)
+
+    # What ends or answers a channel is paid for by the OpenChannel of whoever opened it.
+
+    def _on_data(self, peer: RelayPeer, body: bytes, now: float) -> None:
         end = peer.ends.get(body[0])
-        if frame_type == SEND:
-            if end is not None and len(body) < MIN_SEND_BODY:
-                self.drops[DropReason.BAD_FRAME] += 1
-                self._close(end)
-            else:
-                # of a channel that is not there, not open yet, or closed by its sender: a lot of it may be on its way,
-                # also where whoever closed the channel has opened another one, which has the same id
-                self.strays += not peer.provoked.take(now)
-                self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-            return
-        # what ends or answers a channel is paid for by the OpenChannel of whoever opened it
-        if not answers and (
-            end is None
-            or (frame_type == CHANNEL_OPENED and (end.open or end.opener))
-            or (frame_type == CLOSE_CHANNEL and end.closed)
-        ):
-            stray_allowed = self._allows_stray(peer, end, now)
+        if end is not None and len(body) < MIN_SEND_BODY:
+            self.drops[DropReason.BAD_FRAME] += 1
+            self._close(end)
         else:
-            stray_allowed = True
-        if end is None:
+            # of a channel that is not there, not open yet, or closed by its sender: a lot of it may be on its way,
+            # also where whoever closed the channel has opened another one, which has the same id
+            self.strays += not peer.provoked.take(now)
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-            if stray_allowed:
-                self._stray(peer, frame_type, body)
-        elif frame_type == CHANNEL_OPENED:
+
+    def _on_opened(self, peer: RelayPeer, body: bytes, now: float) -> None:
+        end = peer.ends.get(body[0])
+        fits = end is not None and not end.open and not end.opener
+        allowed = fits or self._allows_stray(peer, end, now)
+        if end is None:
+            self._of_no_channel(peer, CHANNEL_OPENED, body, allowed)
+        else:
             self._opened(end, body)
-        elif frame_type == CHANNEL_CLOSED:
-            if not end.open and not end.opener:
-                peer.doubtful.pop(end.id, None)
-                peer.doubtful[end.id] = None
-                if len(peer.doubtful) > MAX_DOUBTFUL:
-                    del peer.doubtful[next(iter(peer.doubtful))]
-            self._close(end, tell=False)
+
+    def _on_close(self, peer: RelayPeer, body: bytes, now: float) -> None:
+        answers = peer.answers_due.pop(body[0], body) is None
+        end = peer.ends.get(body[0])
+        allowed = answers or (end is not None and not end.closed) or self._allows_stray(peer, end, now)
+        if end is None:
+            self._of_no_channel(peer, CLOSE_CHANNEL, body, allowed)
         elif len(body) != 1:
             self.drops[DropReason.BAD_FRAME] += 1
         else:
-            assert frame_type == CLOSE_CHANNEL
             self._closing(end)
+
+    def _on_closed(self, peer: RelayPeer, body: bytes, now: float) -> None:
+        if peer.answers_due.pop(body[0], body) is None:
+            return  # to the CloseChannel of a channel that is over: nothing of another one
+        end = peer.ends.get(body[0])
+        if end is None:
+            self._of_no_channel(peer, CHANNEL_CLOSED, body, self._allows_stray(peer, end, now))
+            return
+        if not end.open and not end.opener:
+            peer.doubtful.pop(end.id, None)
+            peer.doubtful[end.id] = None
+            if len(peer.doubtful) > MAX_DOUBTFUL:
+                del peer.doubtful[next(iter(peer.doubtful))]
+        self._close(end, tell=False)
+
+    def _of_no_channel(self, peer: RelayPeer, frame_type: int, body: bytes, allowed: bool) -> None:
+        self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+        if allowed:
+            self._stray(peer, frame_type, body)
 
     def _allows_stray(self, peer: RelayPeer, end: End | None, now: float) -> bool:
         """Whether a control frame of no channel, or that does not fit it, is within its rate, or was provoked."""
@@ -356,57 +367,21 @@ class Relay:
             self._answer(peer, answer)
 
     def _open(self, peer: RelayPeer, body: bytes, now: float) -> None:
-        reason: DropReason | None = None
-        remote: RelayPeer | None = None
-        number: int | None = None
-        here_id: int | None = body[0]
-        there = peer.ends.get(body[0])
-        if not peer.two_ids:
-            peer.answers_due.pop(body[0], None)  # it answered nothing, and has freed the id all the same
-        if peer.two_ids:
-            # its ids and the server's are apart: only one of its own can be in use
-            there = next((one for one in peer.ends.values() if one.name == body[0] and not one.nameless), None)
-            if body[0] in peer.ends or body[0] in peer.draining:
-                here_id = self._choose(peer)
-        elif body[0] in peer.draining:
-            here_id = None  # something of a channel of that id is still on its way there
+        here_id, there = self._place(peer, body[0])
+        found: tuple[RelayPeer, int, bytes] | DropReason
         if not peer.police.allows(Kind.OPEN, self.limits, now):
-            reason = DropReason.RATE_LIMITED
+            found = DropReason.RATE_LIMITED
         elif there is not None or here_id is None:
-            reason = DropReason.ID_IN_USE
+            found = DropReason.ID_IN_USE
         elif self.draining:
-            reason = DropReason.DRAINING
+            found = DropReason.DRAINING
         else:
-            try:
-                key, message = decode_open(body)
-            except KeyFormatError:
-                reason = DropReason.BAD_REQUEST
-            else:
-                remote = self.newest.get(key)
-                if remote is None or remote.closing:
-                    reason = DropReason.NO_SUCH_PEER
-                elif remote.key == peer.key:
-                    reason = DropReason.REFUSED
-                elif self.limits.max_per_pair < ID_COUNT and (
-                    sum(e.other.peer is remote for e in peer.ends.values()) >= self.limits.max_per_pair
-                ):
-                    reason = DropReason.TOO_MANY_PER_PAIR
-                else:
-                    reason = self._overasked(peer, remote, now)
-                    number = self._choose(remote) if reason is None else None
-                    if reason is None and number is None:
-                        reason = DropReason.TOO_MANY_TRANSPORTS
-        if reason is not None or remote is None or number is None or here_id is None:
-            assert reason is not None
-            self.drops[reason] += 1
-            if there is not None and not peer.two_ids:
-                # a ChannelClosed with this id ends what its receiver has there: so does it here
-                self._close(there)
-            else:
-                self._answer(peer, encode_closed(self._profile, body[0]))
-            if reason is DropReason.DESTINATION_RATE:
-                peer.police.refuse(Kind.OPEN, self.limits.flood, now)
+            found = self._destination(peer, body, now)
+        if isinstance(found, DropReason):
+            self._refuse(peer, body[0], there, found, now)
             return
+        assert here_id is not None
+        remote, number, message = found
         here, far = End(peer, here_id, True), End(remote, number, False)
         here.name = body[0]
         here.other, far.other = far, here
@@ -416,8 +391,49 @@ class Relay:
         self.channels_opened += 1
         self._answer(remote, encode_open(self._profile, number, peer.key, message))
 
-    def _overasked(self, peer: RelayPeer, remote: RelayPeer, now: float) -> DropReason | None:
-        """Why an OpenChannel is more than its destination has to answer, of which all who ask have a part; or None."""
+    def _place(self, peer: RelayPeer, name: int) -> tuple[int | None, End | None]:
+        """The id for a channel that its opener names so, None if it has none; and what it has of that name now."""
+        if peer.two_ids:
+            # its ids and the server's are apart: only one of its own can be in use
+            there = next((one for one in peer.ends.values() if one.name == name and not one.nameless), None)
+            taken = name in peer.ends or name in peer.draining
+            return self._choose(peer) if taken else name, there
+        peer.answers_due.pop(name, None)  # it answered nothing, and has freed the id all the same
+        # something of a channel of a draining id is still on its way there
+        return None if name in peer.draining else name, peer.ends.get(name)
+
+    def _destination(self, peer: RelayPeer, body: bytes, now: float) -> tuple[RelayPeer, int, bytes] | DropReason:
+        """The link that an OpenChannel asks, the id there, and the opener's message; or why it is refused."""
+        try:
+            key, message = decode_open(body)
+        except KeyFormatError:
+            return DropReason.BAD_REQUEST
+        remote = self.newest.get(key)
+        if remote is None or remote.closing:
+            return DropReason.NO_SUCH_PEER
+        reason = self._refusal(peer, remote, now)
+        if reason is not None:
+            return reason
+        number = self._choose(remote)
+        return DropReason.TOO_MANY_TRANSPORTS if number is None else (remote, number, message)
+
+    def _refuse(self, peer: RelayPeer, name: int, there: End | None, reason: DropReason, now: float) -> None:
+        self.drops[reason] += 1
+        if there is not None and not peer.two_ids:
+            # a ChannelClosed with this id ends what its receiver has there: so does it here
+            self._close(there)
+        else:
+            self._answer(peer, encode_closed(self._profile, name))
+        if reason is DropReason.DESTINATION_RATE:
+            peer.police.refuse(Kind.OPEN, self.limits.flood, now)
+
+    def _refusal(self, peer: RelayPeer, remote: RelayPeer, now: float) -> DropReason | None:
+        """Why ``remote`` gets no OpenChannel of ``peer``; or None.  All who ask share what it has to answer."""
+        if remote.key == peer.key:
+            return DropReason.REFUSED
+        most = self.limits.max_per_pair
+        if most < ID_COUNT and sum(end.other.peer is remote for end in peer.ends.values()) >= most:
+            return DropReason.TOO_MANY_PER_PAIR
         rate, burst = self.limits.destination_rate, self.limits.destination_burst
         if rate and not self._crowds.take(remote.requests, (*peer.port.places, peer.key), rate, burst, now):
             self.refused += 1
@@ -501,6 +517,15 @@ class Relay:
         # with two ids, Go takes the id in a ChannelClosed for the one by which it names the channel: it must not
         # see that first.  Others learn by a ChannelClosed that comes first that this is no clean end.
         return close + closed if end.peer.two_ids else closed + close
+
+    _CONTROL: ClassVar[dict[int, Callable[[Relay, RelayPeer, bytes, float], None]]] = {
+        OPEN_CHANNEL: _open,
+        CHANNEL_OPENED: _on_opened,
+        CLOSE_CHANNEL: _on_close,
+        CHANNEL_CLOSED: _on_closed,
+        SEND: _on_data,
+    }
+    """Handlers of the frames that are not passed on as data of an open channel."""
 
     # --- for tests ---
 

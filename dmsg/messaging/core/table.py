@@ -202,7 +202,8 @@ class ClientConnection:
 
     # --- frames ---
 
-    def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:
+    # Hot loop: a call would cost more than what a frame needs.
+    def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
         """Take the whole frames at the start of ``buffer``.
 
         :param most: frames that are taken; then :attr:`left` says that there may be more, to be offered again.

@@ -93,7 +93,8 @@ class Bringing:
         finally:
             self.under_way -= 1
 
-    async def _take(self, data: bytes, only_connected: bool) -> tuple[Verdict, bool]:
+    # Each verdict returns.
+    async def _take(self, data: bytes, only_connected: bool) -> tuple[Verdict, bool]:  # noqa: PLR0911
         switch = self._switch
         try:
             envelope = decode(data)

@@ -104,7 +104,8 @@ class RelaySite(Resource):
 
     # --- routes ---
 
-    def render(self, request: Request) -> Any:
+    # Each route returns.
+    def render(self, request: Request) -> Any:  # noqa: PLR0911
         upgrade = (request.getHeader(b"upgrade") or b"").lower()
         if upgrade == b"websocket" and b"upgrade" in (request.getHeader(b"connection") or b"").lower():
             # whatever the path is
@@ -224,7 +225,8 @@ class RelaySite(Resource):
         self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, asks=parsed.asks))
         return True
 
-    async def _upgrade_session(self, request: Request, parsed: token.Token) -> Any:
+    # Each refusal returns.
+    async def _upgrade_session(self, request: Request, parsed: token.Token) -> Any:  # noqa: PLR0911
         session = parsed.session
         try:
             twin = await self._switch.registry.get(session.twin)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from random import Random
+from typing import ClassVar
 
 from dmsg.base.buffers import count_equal
 from dmsg.base.fair_rate import Crowds
@@ -84,7 +85,8 @@ class Relay(RouteTable):
 
     # --- frames ---
 
-    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:
+    # Hot loop: a call would cost more than what a frame needs.
+    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:  # noqa: C901, PLR0912, PLR0915
         """Take the whole frames at the start of ``buffer``; ids are rewritten in place.
 
         :param end: where the plaintext in ``buffer`` ends.
@@ -231,38 +233,40 @@ class Relay(RouteTable):
         self._close_both(source, own_id, route, CloseReason.QUEUE_FULL)
 
     def _receive_control(self, peer: RelayPeer, frame_type: int, own_id: int, payload: bytes) -> None:
-        if frame_type == REQUEST:
-            self._on_request(peer, own_id, payload)
-            return
-        if frame_type == PING and own_id == 0 and len(payload) <= MAX_PING:
-            peer.speaks_drain = True
-            if len(payload) >= PING_NAME + INSTANCE_SIZE:
-                peer.instance = payload[PING_NAME : PING_NAME + INSTANCE_SIZE]
-                self._tell_of_others(peer)
-            if self._allows(peer, Kind.PING):
-                self._answer(peer, encode_frame(PONG, 0, payload))
-            return
-        if frame_type == RECEIPT and own_id == 0 and len(payload) == RECEIPT_SIZE:
-            if (
-                self._allows(peer, Kind.RECEIPT)
-                and self.observer is not None
-                and not self.observer.receipt(peer, payload)
-            ):
-                self.drops[DropReason.BAD_RECEIPT] += 1
-            return
-        if frame_type not in (ACCEPT, CLOSE, FWD, ACK):
-            raise RemoteProtocolError(DropReason.UNKNOWN_FRAME, f"frame of unknown type {frame_type:#x}")
-        route = peer.routes.get(own_id)
-        if route is None:
+        if (on_peer := self._ON_PEER.get(frame_type)) is not None:
+            on_peer(self, peer, own_id, payload)
+        elif (on_route := self._ON_ROUTE.get(frame_type)) is None:
+            raise _unknown(frame_type)
+        elif (route := peer.routes.get(own_id)) is None:
             self._stray(peer, frame_type, own_id)
-        elif frame_type == CLOSE:
-            # free: a transport ends once, and its REQUEST was paid for
-            self._drop_route(peer, own_id, route, close_reason(payload))
-            said = payload if len(payload) <= MAX_CLOSE else payload[:1]
-            self._answer(route.peer, encode_frame(CLOSE, route.to_id, said))
-        elif frame_type != ACCEPT:
-            self._early(peer, own_id, route, encode_frame(frame_type, route.to_id, payload))
-        elif len(payload) > MAX_HANDSHAKE_PAYLOAD:
+        else:
+            on_route(self, peer, own_id, route, payload)
+
+    def _on_ping(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
+        if own_id or len(payload) > MAX_PING:
+            raise _unknown(PING)
+        peer.speaks_drain = True
+        if len(payload) >= PING_NAME + INSTANCE_SIZE:
+            peer.instance = payload[PING_NAME : PING_NAME + INSTANCE_SIZE]
+            self._tell_of_others(peer)
+        if self._allows(peer, Kind.PING):
+            self._answer(peer, encode_frame(PONG, 0, payload))
+
+    def _on_receipt(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
+        if own_id or len(payload) != RECEIPT_SIZE:
+            raise _unknown(RECEIPT)
+        allowed = self._allows(peer, Kind.RECEIPT)
+        if allowed and self.observer is not None and not self.observer.receipt(peer, payload):
+            self.drops[DropReason.BAD_RECEIPT] += 1
+
+    def _on_close(self, peer: RelayPeer, own_id: int, route: Route, payload: bytes) -> None:
+        # free: a transport ends once, and its REQUEST was paid for
+        self._drop_route(peer, own_id, route, close_reason(payload))
+        said = payload if len(payload) <= MAX_CLOSE else payload[:1]
+        self._answer(route.peer, encode_frame(CLOSE, route.to_id, said))
+
+    def _on_accept(self, peer: RelayPeer, own_id: int, route: Route, payload: bytes) -> None:
+        if len(payload) > MAX_HANDSHAKE_PAYLOAD:
             self.drops[DropReason.BAD_FRAME] += 1
             self._close_both(peer, own_id, route, CloseReason.BAD_FRAME)
         elif own_id & 1 and not route.accepted:  # of the responder, who alone is asked; free, since it is
@@ -280,6 +284,12 @@ class Relay(RouteTable):
                 route.peer.port.send(encode_frame(ACCEPT, route.to_id, payload))
         else:
             self._close_both(peer, own_id, route, CloseReason.RATE_LIMITED)
+
+    def _early_fwd(self, peer: RelayPeer, own_id: int, route: Route, payload: bytes) -> None:
+        self._early(peer, own_id, route, encode_frame(FWD, route.to_id, payload))
+
+    def _early_ack(self, peer: RelayPeer, own_id: int, route: Route, payload: bytes) -> None:
+        self._early(peer, own_id, route, encode_frame(ACK, route.to_id, payload))
 
     def _early(self, peer: RelayPeer, own_id: int, route: Route, frame: bytes) -> None:
         """Pass on FWD or ACK of a transport that is not accepted, as the reference does, but few of them.
@@ -394,6 +404,24 @@ class Relay(RouteTable):
             return True
         self.drops[DropReason.RATE_LIMITED] += 1
         return False
+
+    _ON_PEER: ClassVar[dict[int, Callable[[Relay, RelayPeer, int, bytes], None]]] = {
+        REQUEST: _on_request,
+        PING: _on_ping,
+        RECEIPT: _on_receipt,
+    }
+    """Handlers of frames that belong to a connection; all others but those below end it."""
+    _ON_ROUTE: ClassVar[dict[int, Callable[[Relay, RelayPeer, int, Route, bytes], None]]] = {
+        ACCEPT: _on_accept,
+        CLOSE: _on_close,
+        FWD: _early_fwd,
+        ACK: _early_ack,
+    }
+    """Handlers of frames that belong to a transport."""
+
+
+def _unknown(frame_type: int) -> RemoteProtocolError:
+    return RemoteProtocolError(DropReason.UNKNOWN_FRAME, f"frame of unknown type {frame_type:#x}")
 
 
 def _target(request: bytes) -> bytes:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from dmsg.errors import (
     CloseReason,
@@ -85,6 +85,8 @@ FRAME_OVERHEAD = 64
 """What each unread frame counts for besides its bytes."""
 MAX_INCOMING = 4096
 """Transports of one connection that others opened."""
+
+_Handler = Callable[["ClientConnection", ClientTransport, int, bytes, list[Event]], None]
 
 
 class ClientConnection(SecureTable):
@@ -209,7 +211,8 @@ class ClientConnection(SecureTable):
 
     # --- what the server sends ---
 
-    def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:
+    # Hot loop: a call would cost more than what a frame needs.
+    def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
         """Take the whole frames at the start of ``buffer``.
 
         :param end: where the plaintext in ``buffer`` ends.
@@ -279,13 +282,7 @@ class ClientConnection(SecureTable):
         events: list[Event],
     ) -> None:
         if not self.established:
-            if frame_type == CLOSE:
-                text = f"server refuses this client: {close_reason_text(close_reason(payload))}"
-                raise RemoteProtocolError(DropReason.REFUSED, text)
-            if frame_type != OK:
-                raise RemoteProtocolError(DropReason.NO_OK_FRAME, f"first frame of the server has type {frame_type:#x}")
-            self.established = True
-            events.append(Established())
+            self._on_first(frame_type, payload, events)
         elif frame_type in (PONG, DRAIN, NOTICE) and self._pinged:
             self._on_server_frame(frame_type, payload, events)
         elif transport is None:
@@ -298,43 +295,68 @@ class ClientConnection(SecureTable):
         elif frame_type == REQUEST and transport.state is not State.REQUESTED:
             raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "REQUEST on an id that is in use")
         elif frame_type == CLOSE:
-            if transport.answer is not None:
-                self._take_up(transport, transport.answer, frame_type, payload, events)
-            end = transport.secure
-            said = None
-            if end is not None and transport.state in (State.OPEN, State.ANSWERED):
-                if end.unproven is not None and len(payload) > 1:
-                    self._prove(transport, end, frame_type, payload, events)
-                said = end.open_close(payload)
-                if said is not None and transport.state is State.ANSWERED:
-                    # its first frame, so it holds the keys, and its last
-                    self._move(transport, Input.RECV_CONFIRM)
-                    events.append(Confirmed(transport))
-            refused = transport.state is not State.OPEN
-            self._move(transport, Input.RECV_CLOSE)
-            self._remove(transport, was_open=not refused)
-            reason = close_reason(payload) if said is None else said
-            events.append(Closed(transport, reason, refused, By.ANYBODY if said is None else By.REMOTE, end))
-        elif transport.state is State.REQUESTED:
-            if frame_type == ACCEPT and transport.proposal is not None and not transport.upgrade:
-                self._on_secure_accept(transport, payload, events)
-            elif frame_type == ACCEPT and transport.upgrade and payload == transport.payload:
-                self._move(transport, Input.RECV_INVITATION)
-                transport.prefaced = 0
-            elif frame_type == ACCEPT and payload == transport.payload:
-                self._move(transport, Input.RECV_ACCEPT)
-                events.append(Accepted(transport))
-            else:
-                self._fail(transport, CloseReason.BAD_FRAME, events)
-        elif transport.state is State.AGREEING or transport.state is State.INVITED:
-            self._upgrade(transport, frame_type, payload, events)
-        elif transport.state is State.ANSWERED:
-            self._confirm(transport, frame_type, payload, events)
-        elif transport.state is State.OFFERED or frame_type in (FWD, ACK):
-            # FWD and ACK of a wrong size, the right ones never come here; or
-            # anything at all before the application has answered
+            self._on_close(transport, payload, events)
+        else:
+            self._BY_STATE[transport.state](self, transport, frame_type, payload, events)
+
+    def _on_first(self, frame_type: int, payload: bytes, events: list[Event]) -> None:
+        if frame_type == CLOSE:
+            text = f"server refuses this client: {close_reason_text(close_reason(payload))}"
+            raise RemoteProtocolError(DropReason.REFUSED, text)
+        if frame_type != OK:
+            raise RemoteProtocolError(DropReason.NO_OK_FRAME, f"first frame of the server has type {frame_type:#x}")
+        self.established = True
+        events.append(Established())
+
+    def _on_close(self, transport: ClientTransport, payload: bytes, events: list[Event]) -> None:
+        if transport.answer is not None:
+            self._take_up(transport, transport.answer, CLOSE, payload, events)
+        end = transport.secure
+        said = None
+        if end is not None and transport.state in (State.OPEN, State.ANSWERED):
+            if end.unproven is not None and len(payload) > 1:
+                self._prove(transport, end, CLOSE, payload, events)
+            said = end.open_close(payload)
+            if said is not None and transport.state is State.ANSWERED:
+                # its first frame, so it holds the keys, and its last
+                self._move(transport, Input.RECV_CONFIRM)
+                events.append(Confirmed(transport))
+        refused = transport.state is not State.OPEN
+        self._move(transport, Input.RECV_CLOSE)
+        self._remove(transport, was_open=not refused)
+        reason = close_reason(payload) if said is None else said
+        events.append(Closed(transport, reason, refused, By.ANYBODY if said is None else By.REMOTE, end))
+
+    def _on_answer(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
+        if frame_type == ACCEPT and transport.proposal is not None and not transport.upgrade:
+            self._on_secure_accept(transport, payload, events)
+        elif frame_type != ACCEPT or payload != transport.payload:
             self._fail(transport, CloseReason.BAD_FRAME, events)
-        # OK, ACCEPT and unknown types on an open transport mean nothing
+        elif transport.upgrade:
+            self._move(transport, Input.RECV_INVITATION)
+            transport.prefaced = 0
+        else:
+            self._move(transport, Input.RECV_ACCEPT)
+            events.append(Accepted(transport))
+
+    def _on_early(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
+        """Close the transport: nothing may come before the application has answered."""
+        self._fail(transport, CloseReason.BAD_FRAME, events)
+
+    def _on_misfit(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
+        """Close the transport for a FWD or ACK of a wrong size; OK, ACCEPT and unknown types mean nothing."""
+        if frame_type in (FWD, ACK):
+            self._fail(transport, CloseReason.BAD_FRAME, events)
+
+    _BY_STATE: ClassVar[dict[State | None, _Handler]] = {
+        State.REQUESTED: _on_answer,
+        State.AGREEING: SecureTable._upgrade,  # noqa: SLF001  # of its base
+        State.INVITED: SecureTable._upgrade,  # noqa: SLF001  # of its base
+        State.ANSWERED: SecureTable._confirm,  # noqa: SLF001  # of its base
+        State.OFFERED: _on_early,
+        State.OPEN: _on_misfit,
+    }
+    """Handlers of frames of a transport other than REQUEST and CLOSE; what an open one carries is read before."""
 
     def _on_server_frame(self, frame_type: int, payload: bytes, events: list[Event]) -> None:
         if frame_type == PONG:
