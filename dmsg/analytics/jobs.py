@@ -109,6 +109,22 @@ def _no_progress(what: str, done: int, total: int) -> None:
     pass
 
 
+@dataclass(frozen=True)
+class Taken:
+    """The new lines of bronze, as one run takes them in.
+
+    :ivar batches: source -> its last batch.
+    :ivar days: days to refine, in order; none if there are no events.
+    :ivar events: number of lines that are events.
+    :ivar quarantined: number of lines that are not.
+    """
+
+    batches: dict[str, int]
+    days: list[str]
+    events: int
+    quarantined: int
+
+
 class Pipeline:
     """The jobs over one lake.
 
@@ -253,17 +269,23 @@ class Pipeline:
 
     def _run(self, sources: list[Source], claim: Claim) -> Outcome:
         before = self.lake.state()
+        return self.refine(before, claim, self.read(sources, before))
+
+    def read(self, sources: list[Source], before: State) -> list[str]:
+        """Write the lines of unread files to bronze.
+
+        :param before: as the last run left it.
+        :returns: the files that no run has refined, as Spark calls them.
+        """
         self._step("listing files")
         unread = self._listing(sources).join(self._known(before), "file", "left_anti").collect()
         # a run or a stream that was killed after it had read something is taken up where it was
-        if not unread and not self.lake.unrefined(before.batches):
-            self._progress("nothing is new", self._total, self._total)
-            return Outcome(before, [], 0, 0, 0, 0)
-        self._tune(sum(row.length for row in unread) < SMALL_BYTES)
-        for source in sources:
-            self._step(f"bronze: {source.name}")
-            self._ingest(source, [row.path for row in unread])
-        return self.refine(before, claim, [row.file for row in unread])
+        if unread or self.lake.unrefined(before.batches):
+            self._tune(sum(row.length for row in unread) < SMALL_BYTES)
+            for source in sources:
+                self._step(f"bronze: {source.name}")
+                self._ingest(source, [row.path for row in unread])
+        return [row.file for row in unread]
 
     def begin_small(self) -> None:
         """Expect a little work, until it is seen how much there is."""
@@ -288,21 +310,13 @@ class Pipeline:
         :param known: what is known of the files, instead of what their lines tell.
         """
         lake, number = self.lake, claim.number
-        if not unread and not lake.unrefined(before.batches):
+        taken = self.take_in(before, number, unread, known)
+        if taken is None:
             self._progress("nothing is new", self._total, self._total)
             return Outcome(before, [], 0, 0, 0, 0)
-        fresh = lake.fresh(before.batches)
-        self._step("which days are touched")
-        batches, days, events, quarantined = self._touched(fresh, before)
-        if batches == before.batches and not unread:
-            self._progress("nothing is new", self._total, self._total)
-            return Outcome(before, [], 0, 0, 0, 0)
-        self._write_files(bronze.file_report(fresh) if known is None else known, number, unread)
-        if known is None and self._add_passed_over(number):
-            fresh = lake.fresh(before.batches)
-            batches, days, events, quarantined = self._touched(fresh, before)
-            self._write_files(bronze.file_report(fresh), number, unread)
-        state = replace(before.with_days(days, number), run=number, batches=batches, at=self._now_ms, versions={})
+        days = taken.days
+        at = self._now_ms
+        state = replace(before.with_days(days, number), run=number, batches=taken.batches, at=at, versions={})
         duplicates = 0
         if days:
             self._tune(lake.bronze(days=days).count() < SMALL_EVENTS)
@@ -316,9 +330,31 @@ class Pipeline:
         lake.tidy(before, claim)
         state = lake.finish(claim, state)
         self._progress("done", self._total, self._total)
-        return Outcome(state, days, events, quarantined, torn, duplicates)
+        return Outcome(state, days, taken.events, taken.quarantined, torn, duplicates)
 
-    def _touched(self, fresh: DataFrame, before: State) -> tuple[dict[str, int], list[str], int, int]:
+    def take_in(self, before: State, number: int, unread: list[str], known: DataFrame | None = None) -> Taken | None:
+        """Write what is known of the files of bronze's new batches, and find the days that these touch.
+
+        :param number: of the run.  For the others see :meth:`refine`.
+        :returns: None if nothing is new.
+        """
+        lake = self.lake
+        if not unread and not lake.unrefined(before.batches):
+            return None
+        fresh = lake.fresh(before.batches)
+        self._step("which days are touched")
+        taken = self._touched(fresh, before)
+        if taken.batches == before.batches and not unread:
+            return None
+        self._write_files(bronze.file_report(fresh) if known is None else known, number, unread)
+        if known is None and self._add_passed_over(number):
+            fresh = lake.fresh(before.batches)
+            taken = self._touched(fresh, before)
+            self._write_files(bronze.file_report(fresh), number, unread)
+        return taken
+
+    @staticmethod
+    def _touched(fresh: DataFrame, before: State) -> Taken:
         of_day = F.col("ts") % DAY_MS
         witness = F.col("family").isin("transport", "receipt")
         rows = (
@@ -342,12 +378,8 @@ class Pipeline:
                 near |= {str(day - timedelta(1))} if row.early else set()
                 near |= {str(day + timedelta(1))} if row.late else set()
         days |= near & set(before.days)
-        return (
-            batches,
-            sorted(days),
-            sum(row.lines for row in rows if row.family != QUARANTINE),
-            sum(row.lines for row in rows if row.family == QUARANTINE),
-        )
+        quarantined = sum(row.lines for row in rows if row.family == QUARANTINE)
+        return Taken(batches, sorted(days), sum(row.lines for row in rows) - quarantined, quarantined)
 
     def _add_passed_over(self, number: int) -> bool:
         """Add lines of which Spark's reader of JSON makes no rows, for quarantine.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from secrets import token_hex
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from dmsg.analytics.delta import APPLICATION, Delta, File
 from dmsg.analytics.runs import State
@@ -18,6 +19,14 @@ from dmsg.analytics.store import BRONZE_KEY, Store, unrefined
 
 _READ = {"__globPaths__": "false"}
 """Names of files are names, whatever characters are in them."""
+
+
+def typed(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Return the rows with the columns and types of a table."""
+    # as text: a column or a type that is made in Python costs this process and Java dozens of calls each
+    return rows.selectExpr(
+        *[f"CAST(`{one.name}` AS {one.dataType.simpleString()}) AS `{one.name}`" for one in schema.fields]
+    )
 
 
 class Lake(Store):
@@ -65,11 +74,7 @@ class Lake(Store):
     ) -> None:
         again = f"run={label}."
         directory = again + token_hex(4)
-        # as text: a column or a type that is made in Python costs this process and Java dozens of calls each
-        typed = rows.selectExpr(
-            *[f"CAST(`{one.name}` AS {one.dataType.simpleString()}) AS `{one.name}`" for one in table.schema.fields]
-        )
-        writer = typed.write.options(**write_options(table.schema))
+        writer = typed(rows, table.schema).write.options(**write_options(table.schema))
         if table.partitions:
             writer = writer.partitionBy(*table.partitions)
         writer.parquet(f"{table.uri}/{directory}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
 from functools import cache
@@ -13,7 +13,7 @@ from dmsg.analytics import bronze, silver
 from dmsg.analytics.gold import abuse, capacity, lost, network, settlement, traffic, uptime
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.runs import Claim, State
-from dmsg.analytics.schemas import DAILY, DAY_MS, FAMILIES, OVERALL
+from dmsg.analytics.schemas import DAILY, DAY_MS, FAMILIES, GOLD, OVERALL
 
 MIDNIGHT_MS = 10 * 60 * 1000
 """Three words of one transport lie within this of each other: only events so near to midnight matter to the
@@ -21,10 +21,126 @@ day before or after."""
 SMALL_WORKERS = 4
 _OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
 """Tables made of other gold tables of the same days."""
+_OF_SILVER = ("verdicts", "unfinished")
+"""Silver tables made of other silver tables, one after the other."""
 FEW_CONFLICTS = 200_000
 """Conflicts of that many have room in the driver's memory."""
 HISTORY_DAYS = 28
 """Days that the tables without days look back."""
+
+Read = Callable[[str], DataFrame]
+"""Return the rows of the silver or gold table, or of the family of events, of that name."""
+Tables = dict[str, Callable[[], DataFrame]]
+"""Table -> the function that plans it. Nothing is computed before its rows are written or collected."""
+
+
+def silver_tables(events: Read, read: Read, around: Read, days: Iterable[str]) -> Tables:
+    """Plan the silver tables of some days.
+
+    The last two are made of the others.
+
+    :param events: the events of a family.
+    :param around: as ``read``, with the days before and after.
+    """
+
+    def ends() -> DataFrame:
+        return (
+            read("numbers")
+            .groupBy("producer", "boot", F.col("dt").cast("string").alias("dt"))
+            .agg(F.min("first_ts").alias("first_ts"), F.max("last_ts").alias("last_ts"))
+        )
+
+    return {
+        "transports": lambda: silver.transports(events("transport")),
+        "sessions": lambda: silver.sessions(events("session"), ends()),
+        "heartbeats": lambda: silver.heartbeats(events("beat")),
+        "refusals": lambda: silver.refusals(events("refusal")),
+        "entries": lambda: silver.entries(events("entry")),
+        "receipts": lambda: silver.receipts(events("receipt")),
+        "boots": lambda: silver.boots(events("life"), events("beat"), ends()),
+        "verdicts": lambda: _verdicts(around("transports"), around("receipts"), days),
+        "unfinished": lambda: lost.unfinished(read("transports"), read("verdicts"), read("receipts").where("former")),
+    }
+
+
+def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str]) -> DataFrame:
+    """Three words for the transports of these days, with what lies just beyond midnight."""
+    wanted = F.col("dt").cast("string").isin(list(days))
+    of_day = F.unix_millis("at") % DAY_MS
+    near = (of_day < MIDNIGHT_MS) | (of_day >= DAY_MS - MIDNIGHT_MS)
+    transports = transports.where(wanted | near)
+    is_former = F.coalesce("former", F.lit(False))
+    former = settlement.of_ends(receipts.where(is_former), transports)
+    # a receipt is due for some minutes after its transport: one of another day is of no transport of this one
+    due = receipts.where(~is_former & (wanted | near))
+    rows = settlement.verdicts(settlement.three_words(transports, due.unionByName(former)))
+    return rows.where(wanted)
+
+
+def _conflicts(verdicts: DataFrame, receipts: DataFrame) -> DataFrame:
+    few = verdicts.where(F.col("state") == "conflict").count() <= FEW_CONFLICTS
+    return settlement.settlement_conflict_day(verdicts, receipts, few=few)
+
+
+def daily_tables(read: Read, around: Read) -> Tables:
+    """Plan the gold tables of some days, from their silver tables and from each other (:data:`_OF_GOLD`).
+
+    :param around: as ``read``, with the days before and after.
+    """
+
+    def observed() -> DataFrame:
+        first, last = (F.floor(F.col(name) / 60_000) for name in ("first_ts", "last_ts"))
+        return read("numbers").groupBy("dt").agg((F.max(last) - F.min(first) + 1).alias("observed_minutes"))
+
+    return {
+        "traffic_hour": lambda: traffic.traffic_hour(read("transports")),
+        "close_day": lambda: traffic.close_day(read("transports")),
+        "pair_day": lambda: traffic.pair_day(read("transports")),
+        "latency_hour": lambda: traffic.latency_hour(read("transports")),
+        "latency_day": lambda: traffic.latency_day(read("latency_hour")),
+        "session_day": lambda: traffic.session_day(read("sessions")),
+        "server_hour": lambda: uptime.server_hour(read("heartbeats"), read("entries")),
+        "minute_day": lambda: uptime.minute_day(read("server_hour"), observed()),
+        "settlement_day": lambda: settlement.settlement_day(read("verdicts")),
+        "settlement_conflict_day": lambda: _conflicts(read("verdicts"), around("receipts")),
+        "refusal_hour": lambda: abuse.refusal_hour(read("refusals")),
+        "abuse_day": lambda: abuse.abuse_day(read("refusals"), read("transports"), read("entries")),
+        "clock_day": lambda: uptime.clock_day(read("entries")),
+        "refusal_day": lambda: abuse.refusal_day(read("refusals")),
+        "discovery_hour": lambda: abuse.discovery_hour(read("entries"), read("refusals")),
+        "capacity_day": lambda: capacity.capacity_day(read("server_hour"), read("refusals")),
+        "network_day": lambda: network.network_day(
+            *(read("traffic_hour"), read("session_day"), read("sessions")),
+            *(read("refusal_hour"), read("settlement_day"), read("latency_hour")),
+        ),
+    }
+
+
+def overall_tables(read: Read, recent: Read, today: date) -> Tables:
+    """Plan the gold tables that are made anew as a whole; placement is made of one of the others.
+
+    :param read: the rows of all days; ``recent``: of the last :data:`HISTORY_DAYS`.
+    :param today: the day of the run.
+    """
+
+    def gone() -> DataFrame:
+        return lost.lost_transport(recent("unfinished"), uptime.boot(read("boots")))
+
+    return {
+        "boot": lambda: lost.with_lost(uptime.boot(read("boots")), gone()),
+        "uptime_day": lambda: uptime.uptime_day(
+            read("minute_day"), uptime.boot(read("boots")), read("boots"), read("clock_day")
+        ),
+        "lost_transport": gone,
+        "actor": lambda: abuse.actor(read("abuse_day"), read("boots")),
+        "quality_day": lambda: network.quality_day(read("numbers")),
+        "capacity_forecast": lambda: capacity.capacity_forecast(recent("capacity_day"), today=today),
+        "placement": lambda: capacity.placement(
+            *(read("uptime_day"), recent("capacity_day"), recent("latency_day"), recent("settlement_day")),
+            today=today,
+        ),
+        "public_day": lambda: network.public_day(read("network_day"), today=today),
+    }
 
 
 class Refinement:
@@ -60,8 +176,21 @@ class Refinement:
         rows = self._lake.bronze([family], self._days)
         return rows if doubtful is None else bronze.deduplicate(rows, doubtful)
 
+    def _reader(self, days: Iterable[str] | None) -> Read:
+        """Tables as this run leaves them.
+
+        :param days: only those.
+        """
+
+        # several questions are asked of one table, and Spark takes a tenth of a second to look at it
+        @cache
+        def read(name: str) -> DataFrame:
+            return self._lake.read("gold" if name in GOLD else "silver", name, self._state, days)
+
+        return read
+
     def silver(self) -> int:
-        """Silver tables of those days.  :returns: how many events came twice."""
+        """Write the silver tables of those days.  :returns: how many events came twice."""
         lake, state, days = self._lake, self._state, self._days
         self._step("duplicates")
         everything = lake.bronze(FAMILIES, days)
@@ -69,31 +198,21 @@ class Refinement:
         sums = lake.read("silver", "sums", state, days)
         doubt = not bronze.unsure(sums).isEmpty()
         lake.write(bronze.numbers(sums, everything if doubt else None), "silver", "numbers", self._claim.number, days)
-        numbers = lake.read("silver", "numbers", state, days)
-        again = numbers.where("events > distinct_events")
+        again = lake.read("silver", "numbers", state, days).where("events > distinct_events")
         found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
         doubtful = again if found else None
-        ends = numbers.groupBy("producer", "boot", F.col("dt").cast("string").alias("dt")).agg(
-            F.min("first_ts").alias("first_ts"), F.max("last_ts").alias("last_ts")
+        tables = silver_tables(
+            lambda family: self._events(family, doubtful), self._reader(days), self._reader(self._around()), days
         )
-        tables: dict[str, Callable[[], DataFrame]] = {
-            "transports": lambda: silver.transports(self._events("transport", doubtful)),
-            "sessions": lambda: silver.sessions(self._events("session", doubtful), ends),
-            "heartbeats": lambda: silver.heartbeats(self._events("beat", doubtful)),
-            "refusals": lambda: silver.refusals(self._events("refusal", doubtful)),
-            "entries": lambda: silver.entries(self._events("entry", doubtful)),
-            "receipts": lambda: silver.receipts(self._events("receipt", doubtful)),
-            "boots": lambda: silver.boots(self._events("life", doubtful), self._events("beat", doubtful), ends),
-        }
-        self._write("silver", tables, days)
-        self._write("silver", {"verdicts": self._verdicts}, days)
-        self._write("silver", {"unfinished": self._unfinished}, days)
+        later: list[Tables] = [{name: tables.pop(name)} for name in _OF_SILVER]
+        for some in (tables, *later):
+            self._write("silver", some, days)
         return int(found or 0)
 
     def _write(
         self,
         layer: str,
-        tables: dict[str, Callable[[], DataFrame]],
+        tables: Tables,
         days: list[str] | None = None,
     ) -> None:
         """Write tables that do not need each other: at the same time, if they are small."""
@@ -107,119 +226,22 @@ class Refinement:
             list(pool.map(one, tables))
 
     def gold_daily(self) -> None:
-        """Gold tables of those days."""
-        lake, state, days = self._lake, self._state, self._days
-
-        # several questions are asked of one table, and Spark takes a tenth of a second to look at it
-        @cache
-        def old(name: str) -> DataFrame:
-            return lake.read("silver", name, state, days)
-
-        @cache
-        def new(name: str) -> DataFrame:
-            return lake.read("gold", name, state, days)
-
-        numbers = lake.read("silver", "numbers", state, days)
-        first, last = (F.floor(F.col(name) / 60_000) for name in ("first_ts", "last_ts"))
-        window = numbers.groupBy("dt").agg((F.max(last) - F.min(first) + 1).alias("observed_minutes"))
-        tables: dict[str, Callable[[], DataFrame]] = {
-            "traffic_hour": lambda: traffic.traffic_hour(old("transports")),
-            "close_day": lambda: traffic.close_day(old("transports")),
-            "pair_day": lambda: traffic.pair_day(old("transports")),
-            "latency_hour": lambda: traffic.latency_hour(old("transports")),
-            "latency_day": lambda: traffic.latency_day(new("latency_hour")),
-            "session_day": lambda: traffic.session_day(old("sessions")),
-            "server_hour": lambda: uptime.server_hour(old("heartbeats"), old("entries")),
-            "minute_day": lambda: uptime.minute_day(new("server_hour"), window),
-            "settlement_day": lambda: settlement.settlement_day(old("verdicts")),
-            "settlement_conflict_day": self._conflicts,
-            "refusal_hour": lambda: abuse.refusal_hour(old("refusals")),
-            "abuse_day": lambda: abuse.abuse_day(old("refusals"), old("transports"), old("entries")),
-            "clock_day": lambda: uptime.clock_day(old("entries")),
-            "refusal_day": lambda: abuse.refusal_day(old("refusals")),
-            "discovery_hour": lambda: abuse.discovery_hour(old("entries"), old("refusals")),
-            "capacity_day": lambda: capacity.capacity_day(new("server_hour"), old("refusals")),
-            "network_day": lambda: network.network_day(
-                new("traffic_hour"),
-                new("session_day"),
-                old("sessions"),
-                new("refusal_hour"),
-                new("settlement_day"),
-                new("latency_hour"),
-            ),
-        }
+        """Write the gold tables of those days."""
+        tables = daily_tables(self._reader(self._days), self._reader(self._around()))
         assert tables.keys() == DAILY.keys()
-        self._write("gold", {name: rows for name, rows in tables.items() if name not in _OF_GOLD}, days)
-        self._write("gold", {name: rows for name, rows in tables.items() if name in _OF_GOLD}, days)
+        self._write("gold", {name: rows for name, rows in tables.items() if name not in _OF_GOLD}, self._days)
+        self._write("gold", {name: rows for name, rows in tables.items() if name in _OF_GOLD}, self._days)
 
     def _around(self) -> list[str]:
         """With the days before and after."""
         return sorted({str(date.fromisoformat(day) + timedelta(step)) for day in self._days for step in (-1, 0, 1)})
 
-    def _conflicts(self) -> DataFrame:
-        verdicts = self._lake.read("silver", "verdicts", self._state, self._days)
-        receipts = self._lake.read("silver", "receipts", self._state, self._around())
-        few = verdicts.where(F.col("state") == "conflict").count() <= FEW_CONFLICTS
-        return settlement.settlement_conflict_day(verdicts, receipts, few=few)
-
-    def _verdicts(self) -> DataFrame:
-        """Three words for the transports of these days, with what lies just beyond midnight."""
-        around = self._around()
-        wanted = F.col("dt").cast("string").isin(self._days)
-        of_day = F.unix_millis("at") % DAY_MS
-        near = (of_day < MIDNIGHT_MS) | (of_day >= DAY_MS - MIDNIGHT_MS)
-        transports = self._lake.read("silver", "transports", self._state, around).where(wanted | near)
-        receipts = self._lake.read("silver", "receipts", self._state, around)
-        is_former = F.coalesce("former", F.lit(False))
-        former = settlement.of_ends(receipts.where(is_former), transports)
-        # a receipt is due for some minutes after its transport: one of another day is of no transport of this one
-        due = receipts.where(~is_former & (wanted | near))
-        rows = settlement.verdicts(settlement.three_words(transports, due.unionByName(former)))
-        return rows.where(wanted)
-
-    def _unfinished(self) -> DataFrame:
-        transports, verdicts, receipts = (
-            self._lake.read("silver", name, self._state, self._days) for name in ("transports", "verdicts", "receipts")
-        )
-        return lost.unfinished(transports, verdicts, receipts.where("former"))
-
     def gold_overall(self) -> None:
-        """Gold tables that are made anew as a whole."""
-        lake, state = self._lake, self._state
+        """Write the gold tables that are made anew as a whole."""
         since = str(self._today - timedelta(HISTORY_DAYS))
-        days = [day for day in state.days if day >= since]
-
-        @cache
-        def new(name: str) -> DataFrame:
-            return lake.read("gold", name, state, days)
-
-        boots = lake.read("silver", "boots", state)
-
-        def gone() -> DataFrame:
-            return lost.lost_transport(lake.read("silver", "unfinished", state, days), uptime.boot(boots))
-
-        tables: dict[str, Callable[[], DataFrame]] = {
-            "boot": lambda: lost.with_lost(uptime.boot(boots), gone()),
-            "uptime_day": lambda: uptime.uptime_day(
-                lake.read("gold", "minute_day", state),
-                uptime.boot(boots),
-                boots,
-                lake.read("gold", "clock_day", state),
-            ),
-            "lost_transport": gone,
-            "actor": lambda: abuse.actor(lake.read("gold", "abuse_day", state), boots),
-            "quality_day": lambda: network.quality_day(lake.read("silver", "numbers", state)),
-            "capacity_forecast": lambda: capacity.capacity_forecast(new("capacity_day"), today=self._today),
-            "placement": lambda: capacity.placement(
-                lake.read("gold", "uptime_day", state),
-                new("capacity_day"),
-                new("latency_day"),
-                new("settlement_day"),
-                today=self._today,
-            ),
-            "public_day": lambda: network.public_day(lake.read("gold", "network_day", state), today=self._today),
-        }
+        recent = [day for day in self._state.days if day >= since]
+        tables = overall_tables(self._reader(None), self._reader(recent), self._today)
         assert tables.keys() == OVERALL.keys()
-        last = {"placement": tables.pop("placement")}  # made of one of the others
+        last = {"placement": tables.pop("placement")}
         self._write("gold", tables)
         self._write("gold", last)

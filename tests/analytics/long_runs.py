@@ -27,8 +27,7 @@ from dmsg.analytics.lake import Lake
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import find_java
-from tests.analytics.spark_oracle import compare
-from tests.analytics.spark_simulated import PlantedCase
+from tests.analytics.comparison import compare
 from tests.analytics.support import DAY, S1, Boot, LakeCase, spark, write_file
 
 TRANSPORTS = int(os.environ.get("TRANSPORTS", "1000000"))
@@ -106,19 +105,6 @@ class SizeTests(LongCase):
         )
         self.assertEqual(set(found), set(GOLD))
         self.assertEqual({name: what[:3] for name, what in found.items() if what}, {})
-
-
-class SeedTests(PlantedCase):
-    """Other networks than the suite's."""
-
-    def test_the_first(self) -> None:
-        self.check(seed=1)
-
-    def test_the_second(self) -> None:
-        self.check(seed=2)
-
-    def test_the_third(self) -> None:
-        self.check(seed=3)
 
 
 class KillTests(LongCase):

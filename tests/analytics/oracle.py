@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
@@ -470,30 +469,3 @@ def queries(today: date) -> dict[str, str]:
                               ELSE coalesce(free / (SELECT nullif(max(free), 0) FROM room), 0) END, 4) AS headroom
             FROM up LEFT JOIN room USING (server)""",
     }
-
-
-def differences(gold: list[dict[str, Any]], oracle: list[dict[str, Any]], keys: list[str]) -> list[str]:
-    """What two answers to a question do not share; columns that only one has are passed over."""
-    found: list[str] = []
-
-    def keyed(rows: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
-        result = {tuple(row[key] for key in keys): row for row in rows}
-        if len(result) != len(rows):
-            found.append("keys are not unique")
-        return result
-
-    one, other = keyed(gold), keyed(oracle)
-    if one.keys() != other.keys():
-        found.append(f"rows: {len(one)} and {len(other)}; {list(one.keys() ^ other.keys())[:3]}")
-    for key in one.keys() & other.keys():
-        for name in one[key].keys() & other[key].keys():
-            mine, theirs = one[key][name], other[key][name]
-            if mine is None or theirs is None or isinstance(mine, str):
-                same = mine == theirs
-            elif isinstance(mine, int | float):
-                same = abs(float(mine) - float(theirs)) <= 1e-6 * max(1.0, abs(float(mine)))
-            else:
-                same = mine == theirs
-            if not same:
-                found.append(f"{key} {name}: {mine} and {theirs}")
-    return found

@@ -1,4 +1,4 @@
-"""Runs that are killed, files that are late, doubled, cut or garbage: the same tables."""
+"""Runs that are killed, files that are doubled, cut or garbage; the whole of it is in ``long_jobs``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from collections import Counter
+from datetime import timedelta
 from random import Random
 from typing import Any
 
@@ -15,105 +16,169 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import store
 from dmsg.analytics.bronze import UNCHECKED
 from dmsg.analytics.delta import LakeError
-from dmsg.analytics.jobs import MAX_LINE
+from dmsg.analytics.jobs import MAX_LINE, Pipeline
 from dmsg.analytics.main import Turns
 from dmsg.analytics.runs import Busy, State
-from dmsg.analytics.schemas import GOLD
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import DAY, NEXT, S1, Boot, LakeCase, write_file
+from tests.analytics.support import DAY, NEXT, S1, Boot, LakeCase, Memory, ms, write_file
 
-COMPARED = [name for name in GOLD if name != "quality_day"]
-"""Tables that may not depend on how events came."""
+
+def command(root: str, *arguments: str) -> str:
+    """The output of a command that needs no Java; one that ends well says nothing on standard error."""
+    program = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics")
+    line = (*program, arguments[0], "--out", root, *arguments[1:])
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env={"PATH": "/nonexistent"})
+    if done.returncode == 0 and done.stderr:
+        raise AssertionError(done.stderr)
+    return done.stdout or done.stderr
 
 
 class Killed(Exception):
     """In place of kill -9, at a step of a run."""
 
 
-class RunTests(LakeCase):
-    """What the incremental run promises."""
+class TakenUpTests(LakeCase):
+    """Runs over lines that are no events: all of a run but the tables of days."""
 
-    def killed_at(self, step: int) -> Any:
-        """A progress that ends the run there."""
+    def spoil(self, number: int) -> None:
+        """A file of one line that is no event."""
+        write_file(self.spool / f"events-{number}.jsonl.gz", [], end=False, garbage=[b"hello %d" % number])
+
+    def lines(self) -> list[str]:
+        return sorted(row.line for row in self.pipeline().lake.quarantine().collect())
+
+    def files(self, state: State) -> set[str]:
+        rows = self.pipeline().lake.read("silver", "files", state).collect()
+        self.assertEqual(len(rows), len({row.file for row in rows}))
+        return {row.file.rpartition("/")[2] for row in rows}
+
+    def killed_at(self, step: str) -> None:
+        """A run that ends there."""
 
         def progress(what: str, done: int, total: int) -> None:
-            if done == step:
+            if what == step:
                 raise Killed(what)
 
-        return progress
+        self.assertRaises(Killed, self.run_jobs, progress=progress)
 
-    def test_killed_late_doubled_and_in_pieces(self) -> None:
-        self.patch(store, "MERGE_AT", 3)
-        story = Story.told()
-        expected = {name: story.lines[name] for name in COMPARED}
-        aside = story.spool
-        shutil.copytree(story.checked, self.checked, dirs_exist_ok=True)
-        random = Random(7)
+    def test_a_run_that_was_killed_is_taken_up(self) -> None:
+        self.spoil(1)
+        self.killed_at("bronze: receipts")
+        # what came meanwhile is read besides, and what was read is not read again
+        self.spoil(2)
+        self.killed_at("commit")
         told: list[str] = []
-        begun: list[State] = []
 
         def at_work(what: str, done: int, total: int) -> None:
-            if what == "gold: close_day" and not told:
+            if what == "files" and not told:
                 told.append(str(self.assertRaises(Busy, self.run_jobs)))
 
-        # first the next day and one server; then, a day late, the rest; each run is killed before it succeeds
-        for names in (("events-3.jsonl.gz", "one/events-1.jsonl.gz"), ("two/events-2.jsonl.gz", "events-d.jsonl.gz")):
-            for name in names:
-                (self.spool / name).parent.mkdir(exist_ok=True)
-                shutil.copy(aside / name, self.spool / name)
-            step = random.randrange(4, 30)
-            self.assertRaises(Killed, self.run_jobs, progress=self.killed_at(step))
-            # who comes second meanwhile is told
-            outcome = self.run_jobs(progress=at_work)
-            begun.append(outcome.state)
-            # the checked receipts were there from the start
-            self.assertIn(str(DAY), outcome.days)
+        first = self.run_jobs(progress=at_work)
         self.assertIn("another run writes to", told[0])
-        self.assertEqual(self.tables(COMPARED), expected)
+        self.assertEqual((first.events, first.quarantined, first.torn_files), (0, 2, 2))
+        self.assertEqual(self.lines(), ["hello 1", "hello 2"])
+        self.assertEqual(self.files(first.state), {"events-1.jsonl.gz", "events-2.jsonl.gz"})
+        # nothing new changes nothing
+        self.assertEqual(self.run_jobs().state, first.state)
+        self.spoil(3)
+        second = self.run_jobs()
+        self.assertEqual(second.quarantined, 1)
+        self.assertEqual(len(self.files(second.state)), 3)
         # what was there before can be read on
-        then = self.pipeline().lake.read("gold", "uptime_day", begun[0]).collect()
-        self.assertTrue(then)
-        self.assertLess(len(then), len(expected["uptime_day"]))
-
-        # the same files again under other names, a part of one, and nothing new in it
-        shutil.copy(self.spool / "one" / "events-1.jsonl.gz", self.spool / "events-copy.jsonl.gz")
-        again = self.run_jobs()
-        self.assertGreater(again.duplicates, 100)
-        self.assertEqual(self.tables(COMPARED), expected)
-        quality = [row for row in self.table("quality_day") if row["dt"] == DAY]
-        self.assertEqual(sum(row["duplicates"] for row in quality), again.duplicates)
-        distinct = {(row["producer"], row["distinct_events"], row["missing"]) for row in quality}
-        self.assertEqual(
-            distinct,
-            {
-                (row["producer"], row["distinct_events"], row["missing"])
-                for row in story.lines["quality_day"]
-                if row["dt"] == DAY
-            },
-        )
-
-        # a run with nothing new changes nothing
-        before = self.pipeline().lake.state()
-        self.assertEqual(self.run_jobs().state, before)
-        # what no run that is kept names is gone from the disk
+        self.assertEqual(len(self.files(first.state)), 2)
+        # three small files of a kind and day were made one of, and nothing was lost
         lake = self.pipeline().lake
         with lake.claim() as claim:
-            lake.make_room(before, claim, 3)
-        for layer, name in (("gold", "traffic_hour"), ("silver", "transports")):
-            table = lake.table(layer, name)
-            named = {file.path for one in lake.runs.states() for file in table.files(one.versions[f"{layer}/{name}"])}
-            there = {str(path.relative_to(table.uri)) for path in Path(table.uri).rglob("*.parquet")}
-            self.assertEqual(there, named)
-        listed = [row["file"] for row in self.table("files", "silver")]
-        self.assertEqual(len(listed), len(set(listed)))
-        # three small files of a kind and day were made one of, and nothing was lost
-        lines = lake.table("", "bronze").files()
-        self.assertTrue([file for file in lines if not file.path.startswith("run=")])
-        self.assertEqual(self.tables(COMPARED), expected)
+            lake.make_room(second.state, claim, 3)
+        files = lake.table("", "bronze").files()
+        self.assertEqual([file.path.startswith("run=") for file in files], [False])
+        self.assertEqual(self.lines(), ["hello 1", "hello 2", "hello 3"])
+
+
+class DoubledTests(SynchronousTestCase):
+    """Events that came twice, in memory."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        boot = Boot(S1, "boot-1")
+        boot.event("start", DAY, "08:00:00", capacity=5)
+        boot.beats(DAY, "08:00:30", 20, sessions=1, transports=0, capacity=5, bytes=7)
+        for minute in range(10):
+            boot.event("transport_close", DAY, f"08:{30 + minute}:00", transport=f"t{minute}", src="a", dst="b")
+            boot.event("session_close", DAY, f"08:{30 + minute}:30", peer="p", session=minute, reason="connection_lost")
+            boot.event("transport_refuse", DAY, f"08:{30 + minute}:40", src="a", reason="rate_limited", n=20)
+        return boot.rows
+
+    def test_they_count_once(self) -> None:
+        rows = self.rows()
+        once, twice = Memory(rows), Memory([*rows[3:], *rows[:45], *rows[40:42]])
+        for name in ("server_hour", "close_day", "session_day", "refusal_hour"):
+            self.assertEqual(twice.table(name), once.table(name), name)
+            self.assertTrue(once.table(name), name)
+        (quality,) = twice.table("quality_day")
+        self.assertEqual((quality["events"], quality["distinct_events"], quality["missing"]), (95, 51, 0))
+        self.assertEqual(quality["duplicates"], 44)
+
+    def test_as_many_missing_as_doubled(self) -> None:
+        """The numbers of events are as many as there should be; their sums are not."""
+        rows = self.rows()
+        (quality,) = Memory([*rows[:10], *rows[11:], rows[20]]).table("quality_day")
+        self.assertEqual((quality["duplicates"], quality["missing"], quality["expected"]), (1, 1, 51))
+
+    def test_of_two_that_differ_it_is_always_the_same(self) -> None:
+        rows = self.rows()
+        other = {**rows[5], "bytes": 1_000_000}
+        found = [Memory(some).table("server_hour") for some in ([*rows, other], [other, *rows])]
+        self.assertEqual(found[0], found[1])
+
+    def test_what_is_near_to_midnight_touches_the_day_beside(self) -> None:
+        boot, receipts = Boot(S1, "boot-1"), Boot(S1, "receipts", started=ms(DAY, "00:00:00"))
+        boot.beats(DAY, "23:59:30", 1)
+        closing = {"transport": "t", "src": "a", "dst": "b"}
+        boot.event("transport_close", NEXT, "23:49:59", **closing)
+        receipts.event("receipt_checked", NEXT, "00:10:00", server=S1, transport="t", signer="s", partner="o")
+        everything = State(days={str(DAY + timedelta(step)): 1 for step in range(-1, 4)})
+
+        def touched(state: State) -> list[str]:
+            return Pipeline._touched(Memory(boot.rows, receipts.rows).bronze, state).days
+
+        self.assertEqual(touched(everything), [str(DAY), str(NEXT)])
+        boot.event("transport_close", NEXT, "23:50:00", **closing)
+        self.assertEqual(touched(everything), [str(DAY), str(NEXT), str(NEXT + timedelta(1))])
+        self.assertEqual(touched(State()), [str(DAY), str(NEXT)])
+        receipts.event("receipt_checked", DAY, "00:09:59", server=S1, transport="t", signer="s", partner="o")
+        self.assertEqual(touched(everything)[0], str(DAY - timedelta(1)))
+
+
+class QuarantineTests(LakeCase):
+    """Files with what is no event among what is."""
+
+    def take_in(self) -> tuple[int, int]:
+        """Read what is new.  :returns: lines in quarantine, and files that have a problem."""
+        pipeline = self.pipeline()
+        lake = pipeline.lake
+        with lake.claim() as claim:
+            before = lake.state()
+            taken = pipeline.take_in(before, claim.number, pipeline.read(self.sources(), before))
+            assert taken is not None
+            return taken.quarantined, pipeline._torn(claim.number)
+
+    def check_events(self) -> None:
+        """All that was whole is there, once."""
+        rows = self.pipeline().lake.bronze(["beat", "life"]).collect()
+        found = Counter((row.boot, row.type) for row in rows if row.type != "segment_end")
+        expected = {("boot-1", "start"): 1, ("boot-1", "heartbeat"): 50}
+        expected |= {("boot-2", "start"): 1, ("boot-2", "heartbeat"): 9}
+        # the file that was cut has some of the first one's again
+        self.assertEqual(found.keys(), expected.keys())
+        once = {(row.boot, row.seq) for row in rows if row.type != "segment_end"}
+        self.assertEqual(len(once), sum(expected.values()))
+
+    def look_again(self) -> None:
+        """Read what is in bronze."""
+        self.pipeline().lake.bronze(["beat"]).collect()
 
     def test_what_is_no_event_is_in_quarantine(self) -> None:
         boot = Boot(S1, "boot-1")
@@ -156,7 +221,7 @@ class RunTests(LakeCase):
         write_file(
             self.spool / "lo ng%20[1]" / "events-y.jsonl.gz", odd.rows[:1], garbage=[b'{"x":"%s"}' % (b"y" * MAX_LINE)]
         )
-        outcome = self.run_jobs()
+        quarantined, torn = self.take_in()
         problems: dict[str, list[Any]] = {}
         for row in self.pipeline().lake.quarantine().collect():
             problems.setdefault(row.problem, []).append(row.line)
@@ -178,7 +243,7 @@ class RunTests(LakeCase):
         )
         self.assertIn("hello", problems["not JSON, or a field of a wrong type"])
         self.assertIn('"seq":1000', problems["from the future"][0])
-        self.assertEqual(outcome.quarantined, sum(map(len, problems.values())))
+        self.assertEqual(quarantined, sum(map(len, problems.values())))
         files = {row["file"].rpartition("/")[2]: row["problem"] for row in self.table("files", "silver")}
         self.assertEqual(
             files,
@@ -191,41 +256,27 @@ class RunTests(LakeCase):
                 "events-y.jsonl.gz": "lines are missing",
             },
         )
-        self.assertEqual(outcome.torn_files, 4)
+        self.assertEqual(torn, 4)
         self.assertEqual(len([row for row in self.table("files", "silver") if "events-x" in row["file"]]), 9)
-        # all that was whole is counted, once
-        (day,) = self.table("uptime_day")
-        self.assertEqual((day["alive_minutes"], day["starts"]), (61, 2))
-        self.assertEqual(self.run_jobs().events, 0)
+        self.odd = odd
+        self.check_events()
         # what the pipeline wrote itself has to be whole
         part = next((self.out / "bronze").rglob("family=beat/dt=*/*.parquet"))
         part.write_bytes(part.read_bytes()[:-100])
         (part.parent / f".{part.name}.crc").unlink()
-        write_file(self.spool / "events-late.jsonl.gz", odd.rows[-1:])
-        error = self.assertRaises((PySparkException, Py4JError), self.run_jobs)
+        error = self.assertRaises((PySparkException, Py4JError), self.look_again)
         self.assertIn(part.name, str(error))
 
 
 class RoomTests(LakeCase):
-    """What makes room, as commands."""
+    """What makes room, as commands, on a copy of the story's tables."""
 
     def setUp(self) -> None:
         super().setUp()
-        boot = Boot(S1, "boot-1")
-        for day in (DAY, NEXT):
-            boot.beats(day, "10:00:30", 5, sessions=1, capacity=10)
-        write_file(self.spool / f"events-{1:032x}-000001.jsonl.gz", boot.rows)
-        (self.spool / f"events-{3:032x}-000001.jsonl.gz").symlink_to("nowhere")
-        self.run_jobs()
+        shutil.copytree(Story.told().out, self.out)
 
     def command(self, *arguments: str) -> str:
-        """Its output; nothing on standard error."""
-        program = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics")
-        out = self.pipeline().lake.root
-        command = (*program, arguments[0], "--out", out, *arguments[1:])
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/nonexistent"})
-        self.assertEqual(done.stderr if done.returncode == 0 else "", "")
-        return done.stdout or done.stderr
+        return command(self.pipeline().lake.root, *arguments)
 
     def days(self, name: str, layer: str = "gold") -> set[str]:
         return {str(row["dt"]) for row in self.table(name, layer)}
@@ -238,16 +289,11 @@ class RoomTests(LakeCase):
         for name in ("uptime_day", "quality_day", "public_day"):
             self.assertLessEqual(self.days(name), {str(NEXT)}, name)
         self.assertIn("nothing would be left", self.command("forget", "--before", "2030-01-01"))
-        # the file is there still, and known
+        # the files are there still, and known
         before = self.pipeline().lake.state()
-        self.assertEqual(self.run_jobs().state, before)
+        self.assertEqual(Story.told().run_jobs(self.out).state, before)
         self.assertRegex(self.command("optimize"), r"\A\d+ files removed\n\Z")
-        boot = Boot(S1, "boot-2")
-        boot.beats(NEXT, "12:00:30", 5, sessions=1, capacity=10)
-        write_file(self.spool / f"events-{2:032x}-000001.jsonl.gz", boot.rows)
-        self.run_jobs()
         self.assertEqual(self.days("server_hour"), {str(NEXT)})
-        self.assertEqual(self.days("uptime_day"), {str(NEXT)})
 
     def test_what_is_gone(self) -> None:
         """A claim, a table, the list of runs."""

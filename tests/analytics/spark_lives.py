@@ -5,19 +5,17 @@ from __future__ import annotations
 from datetime import date, timedelta
 from typing import Any
 
-from tests.analytics.spark_oracle import compare
-from tests.analytics.support import DAY, DISCOVERY, NEXT, NOW, S1, Boot, LakeCase, key, write_file
+from tests.analytics.support import DAY, DISCOVERY, NEXT, S1, Boot, RulesCase, key
 
 THIRD = DAY + timedelta(2)
 
 
-class LivesTests(LakeCase):
+class LivesTests(RulesCase):
     """Three days of servers, each with another misfortune; a discovery that sees all of them when they are there."""
 
     def setUp(self) -> None:
         super().setUp()
         self.discovery = Boot(DISCOVERY, "boot-d", "discovery")
-        self.files = 0
 
     def alive(
         self,
@@ -48,12 +46,6 @@ class LivesTests(LakeCase):
         if stop:
             at = first * 60 + minutes
             boot.event("stop", day, f"{at // 60:02d}:{at % 60:02d}:00")
-
-    def write(self, *boots: Boot, without: Any = lambda row: False) -> None:
-        for boot in boots:
-            self.files += 1
-            rows = [row for row in boot.rows if not without(row)]
-            write_file(self.spool / f"events-{self.files}.jsonl.gz", rows)
 
     def test_what_is_not_there(self) -> None:
         steady, crashing, silent, lossy, over_midnight, twice = (key(number) for number in range(1, 7))
@@ -100,13 +92,10 @@ class LivesTests(LakeCase):
         self.discovery.rows.sort(key=lambda row: row["ts"])
         for number, row in enumerate(self.discovery.rows):
             row["seq"] = number
-        self.write(*boots, without=lambda row: row["boot"] == "lossy" and (row["seq"] in lost_day or row["seq"] < 10))
-        self.write(self.discovery)
-        self.run_jobs()
-        found = compare(self.pipeline().lake, self.spool, self.checked, NOW.date())
-        self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
+        gone = lambda row: row["boot"] == "lossy" and (row["seq"] in lost_day or row["seq"] < 10)  # noqa: E731
+        self.refine([row for one in (*boots, self.discovery) for row in one.rows if not gone(row)])
 
-        ended = {row["boot"]: row["ended"] for row in self.table("boot")}
+        ended = {row["boot"]: row["ended"] for row in self.made("boot")}
         self.assertEqual(
             ended,
             {
@@ -123,7 +112,7 @@ class LivesTests(LakeCase):
                 "boot-d": "running",
             },
         )
-        days = {(row["server"], row["dt"]): row for row in self.table("uptime_day")}
+        days = {(row["server"], row["dt"]): row for row in self.made("uptime_day")}
         self.assertEqual([days[crashing, day]["crashes"] for day in (DAY, NEXT, THIRD)], [1, 1, 0])
         self.assertEqual({row["crashes"] for (server, _), row in days.items() if server != crashing}, {0})
         self.assertEqual([days[silent, day]["state"] for day in (DAY, NEXT, THIRD)], ["up", "down", "down"])
@@ -138,22 +127,22 @@ class LivesTests(LakeCase):
         self.assertEqual(days[ahead, DAY]["state"], "unheard")
         self.assertIn("its clock is ahead of discovery's", days[ahead, DAY]["flags"])
         self.assertEqual({row["flags"] for (server, _), row in days.items() if server == steady}, {""})
-        skews = {row["server"]: row["skew_ms"] for row in self.table("clock_day")}
+        skews = {row["server"]: row["skew_ms"] for row in self.made("clock_day")}
         self.assertEqual((skews[steady], skews[ahead], skews[behind]), (-5, 3_600_000, -90_000))
         # nobody is known before he was first heard of
         self.assertNotIn((twice, NEXT), days)
 
-        quality = {(row["producer"], row["dt"]): row for row in self.table("quality_day")}
+        quality = {(row["producer"], row["dt"]): row for row in self.made("quality_day")}
         self.assertEqual((quality[lossy, DAY]["missing"], quality[lossy, DAY]["expected"]), (10, 61))
         self.assertEqual((quality[lossy, NEXT]["missing"], quality[lossy, NEXT]["completeness"]), (60, 0.0))
         self.assertEqual(quality[lossy, THIRD]["missing"], 0)
         self.assertEqual({row["missing"] for (name, _), row in quality.items() if name != lossy}, {0})
-        placed = {row["server"]: row["availability"] for row in self.table("placement")}
+        placed = {row["server"]: row["availability"] for row in self.made("placement")}
         self.assertLess(placed[silent], 0.4)
         self.assertGreater(placed[lossy], 0.8)
 
 
-class LostTransportTests(LakeCase):
+class LostTransportTests(RulesCase):
     """What a server that was killed had carried."""
 
     def setUp(self) -> None:
@@ -172,7 +161,7 @@ class LostTransportTests(LakeCase):
 
     def lost(self) -> dict[str, tuple[Any, ...]]:
         columns = ("counted_bytes", "least_bytes", "most_bytes", "words")
-        return {row["transport"]: tuple(row[name] for name in columns) for row in self.table("lost_transport")}
+        return {row["transport"]: tuple(row[name] for name in columns) for row in self.made("lost_transport")}
 
     def test_between_both_words(self) -> None:
         killed, again = Boot(S1, "killed"), Boot(S1, "again")
@@ -198,12 +187,9 @@ class LostTransportTests(LakeCase):
         self.signed("self", True, 10, 0)
         self.signed("self", False, 0, 10, signer="A", partner="B")
         self.signed("never was", True, 10, 0)
-        write_file(self.spool / "events-2.jsonl.gz", [*killed.rows[first_day:], *again.rows])
-        self.run_jobs()
+        self.refine([*killed.rows[first_day:], *again.rows])
         self.assertEqual(set(self.lost()), {"unsaid", "half", "self"})
-        write_file(self.checked / "receipts-1.jsonl.gz", self.receipts.rows)
-        write_file(self.spool / "events-1.jsonl.gz", killed.rows[:first_day])
-        self.run_jobs()
+        self.refine(killed.rows[:first_day], self.receipts.rows)
         expected = {
             "long": (1520, 4000 + 50, 4300 + 60, 2),
             "unsaid": (0, None, None, 0),
@@ -211,9 +197,7 @@ class LostTransportTests(LakeCase):
             "self": (0, None, None, 2),
         }
         self.assertEqual(self.lost(), expected)
-        self.assertEqual({row["dt"] for row in self.table("lost_transport")}, {NEXT})
-        found = compare(self.pipeline().lake, self.spool, self.checked, NOW.date())
-        self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
+        self.assertEqual({row["dt"] for row in self.made("lost_transport")}, {NEXT})
         # what only an end speaks of, when the server has forgotten it, is no sign against the server
-        (day,) = [row for row in self.table("settlement_day") if row["dt"] == NEXT]
+        (day,) = [row for row in self.made("settlement_day") if row["dt"] == NEXT]
         self.assertEqual((day["unclaimed"], day["credited_bytes"], day["conflict"]), (4, 0, 0))

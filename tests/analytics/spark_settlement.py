@@ -7,13 +7,12 @@ from typing import Any
 from dmsg.analytics.gold import settlement
 from dmsg.analytics.schemas import LIES
 from dmsg.streams.core import resumption, secure
-from tests.analytics.spark_oracle import compare
-from tests.analytics.support import DAY, NOW, Boot, LakeCase, key, write_file
+from tests.analytics.support import DAY, Boot, RulesCase, key
 
 MB = 1_000_000
 
 
-class Words(LakeCase):
+class Words(RulesCase):
     """Servers with what they and the two ends say of their transports."""
 
     def setUp(self) -> None:
@@ -95,13 +94,8 @@ class Words(LakeCase):
 
     def verdicts(self) -> dict[str, dict[str, Any]]:
         """Server -> its day, after both engines said the same."""
-        for number, boot in enumerate(self.boots.values()):
-            write_file(self.spool / f"events-{number}.jsonl.gz", boot.rows)
-        write_file(self.checked / "receipts-1.jsonl.gz", self.receipts.rows)
-        self.run_jobs()
-        found = compare(self.pipeline().lake, self.spool, self.checked, NOW.date())
-        self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
-        return {row["server"]: row for row in self.table("settlement_day")}
+        self.refine([row for boot in self.boots.values() for row in boot.rows], self.receipts.rows)
+        return {row["server"]: row for row in self.made("settlement_day")}
 
 
 class CutTests(Words):

@@ -6,14 +6,25 @@ import gzip
 import json
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession, functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics.jobs import Outcome, Pipeline, receipts_source, spool_source
+from dmsg.analytics import bronze
+from dmsg.analytics.jobs import Outcome, Pipeline, Source, receipts_source, spool_source
+from dmsg.analytics.lake import typed
+from dmsg.analytics.refine import daily_tables, overall_tables, silver_tables
+from dmsg.analytics.schemas import BRONZE, GOLD, QUARANTINE, RAW, SILVER
 from dmsg.analytics.session import make_session
+from dmsg.analytics.store import NUMBERS, SUMS
+from tests.analytics.comparison import compare, unlike, until
+from tests.analytics.oracle import connect
 
 DAY = date(2026, 3, 10)
 NEXT = date(2026, 3, 11)
@@ -90,6 +101,74 @@ def write_file(path: Path, rows: Iterable[dict[str, Any]], *, end: bool = True, 
     path.write_bytes(gzip.compress(b"".join(line + b"\n" for line in lines)))
 
 
+def frame(rows: Iterable[dict[str, Any]], schema: StructType) -> DataFrame:
+    """Rows in memory; a column that a row lacks is NULL."""
+    return spark().createDataFrame(
+        pa.Table.from_pylist(list(rows), schema=to_arrow_schema(schema, timezone="UTC")), schema
+    )
+
+
+def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: json.dumps(row, default=str, sort_keys=True))
+
+
+def _naive(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows as Spark's own ``collect`` has them."""
+    return _in_order(
+        {key: value.replace(tzinfo=None) if isinstance(value, datetime) else value for key, value in row.items()}
+        for row in table.to_pylist()
+    )
+
+
+def rows_of(rows: DataFrame) -> list[dict[str, Any]]:
+    """The rows, in an order of their own."""
+    return _naive(rows.toArrow())
+
+
+class Memory:
+    """The tables of events in memory: the plans of a run, each computed when somebody asks for it.
+
+    :param events: rows as entities write them; ``receipts``: as those who check receipts write them.
+    """
+
+    def __init__(self, events: Iterable[dict[str, Any]], receipts: Iterable[dict[str, Any]] = ()) -> None:
+        self._kept: dict[str, pa.Table] = {}
+        lines = self._lines(events, checked=False).unionByName(self._lines(receipts, checked=True))
+        self.bronze = self._keep("bronze", lines, BRONZE)
+        self._events = self.bronze.where(F.col("family") != QUARANTINE)
+        days = {row["dt"] for row in self._kept["bronze"].to_pylist() if row["family"] != QUARANTINE}
+        sums = self._keep("sums", bronze.sums(self._events), SUMS.schema)
+        doubt = not bronze.unsure(sums).isEmpty()
+        numbers = self._keep("numbers", bronze.numbers(sums, self._events if doubt else None), NUMBERS.schema)
+        if doubt and not (again := numbers.where("events > distinct_events")).isEmpty():
+            self._events = self._keep("events", bronze.deduplicate(self._events, again), BRONZE)
+        self._read = cache(self._computed)
+        self._plans = {
+            "numbers": lambda: numbers,
+            **silver_tables(lambda family: self._events.where(F.col("family") == family), self._read, self._read, days),
+            **daily_tables(self._read, self._read),
+            **overall_tables(self._read, self._read, NOW.date()),
+        }
+
+    @staticmethod
+    def _lines(rows: Iterable[dict[str, Any]], *, checked: bool) -> DataFrame:
+        lines = frame(rows, RAW).withColumn("file", F.lit("file"))
+        found = bronze.bronze(lines, now_ms=int(NOW.timestamp() * 1000), checked=checked)
+        return found.withColumns({"origin": F.lit("memory"), "batch": F.lit(0)})
+
+    def _keep(self, name: str, rows: DataFrame, schema: StructType) -> DataFrame:
+        self._kept[name] = typed(rows, schema).toArrow()
+        return spark().createDataFrame(self._kept[name], schema)
+
+    def _computed(self, name: str) -> DataFrame:
+        return self._keep(name, self._plans[name](), {**SILVER, **GOLD, "numbers": NUMBERS}[name].schema)
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a table, in an order of their own."""
+        self._read(name)
+        return _naive(self._kept[name])
+
+
 class LakeCase(SynchronousTestCase):
     """A spool and the tables made of it, in directories of the test."""
 
@@ -103,16 +182,72 @@ class LakeCase(SynchronousTestCase):
         """The jobs over this test's tables."""
         return Pipeline(spark(), str(out or self.out), now=NOW, **options)
 
+    def sources(self) -> list[Source]:
+        """What a run reads."""
+        return [spool_source(str(self.spool)), receipts_source(str(self.checked))]
+
     def run_jobs(self, out: Path | None = None, **options: Any) -> Outcome:
         """One run."""
-        return self.pipeline(out, **options).run([spool_source(str(self.spool)), receipts_source(str(self.checked))])
+        return self.pipeline(out, **options).run(self.sources())
 
     def table(self, name: str, layer: str = "gold", out: Path | None = None) -> list[dict[str, Any]]:
         """The current rows, in an order of their own."""
         lake = self.pipeline(out).lake
-        rows = [row.asDict(recursive=True) for row in lake.read(layer, name, lake.state()).collect()]
-        return sorted(rows, key=lambda row: json.dumps(row, default=str, sort_keys=True))
+        return _in_order(row.asDict(recursive=True) for row in lake.read(layer, name, lake.state()).collect())
 
     def tables(self, names: Iterable[str], out: Path | None = None) -> dict[str, list[dict[str, Any]]]:
         """Several of them."""
         return {name: self.table(name, out=out) for name in names}
+
+
+class RulesCase(LakeCase):
+    """What events become in memory, with DuckDB's word beside each table; :class:`ByRuns` asks the same of runs.
+
+    :cvar ended: files of the spool have a last line that says so, which is an event, too.
+    """
+
+    ended = False
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._events: list[dict[str, Any]] = []
+        self._receipts: list[dict[str, Any]] = []
+        self._files = 0
+
+    def refine(self, events: Iterable[dict[str, Any]], receipts: Iterable[dict[str, Any]] = ()) -> None:
+        """Make the tables of these, and of what came before."""
+        for root, name, all_rows, rows in (
+            (self.spool, "events", self._events, list(events)),
+            (self.checked, "receipts", self._receipts, list(receipts)),
+        ):
+            all_rows += rows
+            self._files += 1
+            if rows:
+                write_file(root / f"{name}-{self._files}.jsonl.gz", rows, end=self.ended)
+        self.compute()
+
+    def compute(self) -> None:
+        """Of all that was given."""
+        self._memory = Memory(self._events, self._receipts)
+        self._oracle = connect(self.spool, self.checked, until=until(NOW.date()))
+        self.addCleanup(self._oracle.close)
+
+    def made(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a gold table."""
+        rows = self._memory.table(name)
+        self.assertEqual(unlike(name, rows, self._oracle, NOW.date())[:3], [], name)
+        return rows
+
+
+class ByRuns(RulesCase):
+    """The same of files, by runs over what is new; all tables are compared."""
+
+    ended = True
+
+    def compute(self) -> None:
+        self.run_jobs()
+        found = compare(self.pipeline().lake, self.spool, self.checked, NOW.date())
+        self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
+
+    def made(self, name: str) -> list[dict[str, Any]]:
+        return self.table(name)

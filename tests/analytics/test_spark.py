@@ -10,9 +10,9 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 MODULES = (
     "spark_tables",
+    "spark_rules",
     "spark_settlement",
     "spark_lives",
-    "spark_simulated",
     "spark_lake",
     "spark_jobs",
     "spark_report",

@@ -1,0 +1,224 @@
+"""Rules of gold that the story does not reach, each from a few rows of the tables it reads."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.analytics.gold import abuse, capacity, network, traffic
+from dmsg.analytics.schemas import DAILY, LIES, OVERALL, SILVER
+from dmsg.telemetry.schema import BUCKETS
+from tests.analytics.support import DAY, NEXT, NOW, S1, S2, S3, frame, rows_of
+
+TODAY = NOW.date()
+
+
+def counts(**filled: int) -> list[int]:
+    """``b3=2``: two samples in bucket 3."""
+    return [filled.get(f"b{index}", 0) for index in range(BUCKETS)]
+
+
+class AbuseTests(SynchronousTestCase):
+    """Who floods, scans, churns, over all servers."""
+
+    def day(self, producer: str, who: str, day: date = DAY, score: float = 60.0, **values: Any) -> dict[str, Any]:
+        row = {"producer": producer, "dt": day, "who": who, "kind": "scan", "score": score, "evidence": ""}
+        return row | {"requests": 0, "refused": 5, "targets": 60, "posts": 0} | values
+
+    def boots(self, *names: tuple[str, str | None]) -> list[dict[str, Any]]:
+        return [{"producer": server, "last_at": datetime(2026, 3, 10, 9), "names": name} for server, name in names]
+
+    def actors(self, days: list[dict[str, Any]], boots: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+        found = abuse.actor(frame(days, DAILY["abuse_day"].schema), frame(boots, SILVER["boots"].schema))
+        rows = rows_of(found)
+        return {who: [row for row in rows if row["who"] == who] for who in {row["who"] for row in rows}}
+
+    def test_servers_that_name_clients_alike_are_put_together(self) -> None:
+        days = [
+            self.day(S1, "x"),
+            self.day(S2, "x", score=70.0),
+            self.day(S1, "x", NEXT, score=90.0),
+            # these two name clients each in its own way: who is called alike is not the same one
+            self.day(S3, "x", score=20.0),
+            # its sum over servers is too little
+            self.day(S1, "small", score=4.0),
+            self.day(S2, "small", score=5.9),
+            self.day(S1, "just", score=4.0),
+            self.day(S2, "just", score=6.0),
+        ]
+        found = self.actors(days, self.boots((S1, "alike"), (S2, "alike"), (S3, None)))
+        self.assertEqual(found.keys(), {"x", "just"})
+        together, alone = sorted(found["x"], key=lambda row: -row["servers"])
+        self.assertEqual((together["names"], together["servers"], together["days"]), ("alike", 2, 2))
+        self.assertEqual((together["first_day"], together["last_day"]), (DAY, NEXT))
+        # the worst day of all, and where it was worst
+        self.assertEqual((together["score"], together["most_at"]), (130.0, S2))
+        self.assertEqual((together["refused"], together["targets"]), (15, 180))
+        self.assertEqual((alone["names"], alone["servers"], alone["most_at"]), (None, 1, S3))
+
+    def refused(self, producer: str, what: str, who: str | None, n: int = 1, **values: Any) -> dict[str, Any]:
+        row = {"producer": producer, "dt": DAY, "hour": 1, "what": what, "who": who, "n": n, "targets": 0}
+        return row | {"reason": "other"} | values
+
+    def test_refusal_day(self) -> None:
+        rows = [
+            self.refused(S1, "request", "a", 2),
+            self.refused(S1, "request", "a", 3, hour=5),
+            self.refused(S2, "request", "a", 5),
+            self.refused(S2, "drop", None, 7),
+        ]
+        found = {row["what"]: row for row in rows_of(abuse.refusal_day(frame(rows, SILVER["refusals"].schema)))}
+        self.assertEqual([found["request"][name] for name in ("n", "who", "producers")], [10, 2, 2])
+        self.assertEqual([found["drop"][name] for name in ("n", "who", "producers")], [7, 0, 1])
+
+    def scores(
+        self,
+        refusals: list[dict[str, Any]],
+        closes: list[dict[str, Any]] = [],
+        entries: list[dict[str, Any]] = [],  # noqa: B006
+    ) -> dict[tuple[str, str], float]:
+        found = abuse.abuse_day(
+            frame(refusals, SILVER["refusals"].schema),
+            frame(closes, SILVER["transports"].schema),
+            frame(entries, SILVER["entries"].schema),
+        )
+        return {(row["kind"], row["who"]): row["score"] for row in rows_of(found)}
+
+    def test_each_kind(self) -> None:
+        refusals = [
+            self.refused(S1, "request", "scanner", 9, reason="no_such_peer", targets=100),
+            self.refused(S1, "request", "flooder", 400, reason="rate_limited"),
+            self.refused(S1, "request", "flooder", 600, reason="flood"),
+            self.refused(S1, "handshake", "net", 200),
+            self.refused(S1, "entry", "poster", 500),
+            self.refused(S1, "lookup", "asker", 3, targets=1000),
+            # less than a hundredth of the limit
+            self.refused(S1, "request", "nobody", 9, reason="rate_limited"),
+            self.refused(S1, "drop", None, 10_000),
+        ]
+        expected = {
+            ("scan", "scanner"): 100.0,
+            ("flood", "flooder"): 100.0,
+            ("handshakes", "net"): 100.0,
+            ("entries", "poster"): 100.0,
+            ("lookups", "asker"): 100.0,
+        }
+        self.assertEqual(self.scores(refusals), expected)
+
+    def test_requests_that_nobody_accepts(self) -> None:
+        def closes(who: str, accepted: int, refused: int) -> list[dict[str, Any]]:
+            row = {"server": S1, "dt": DAY, "what": "close", "src": who}
+            return [row | {"accept_ms": 3}] * accepted + [row | {"accept_ms": None}] * refused
+
+        rows = [*closes("few", 0, 49), *closes("many", 4, 46), *closes("usual", 5, 45)]
+        self.assertEqual(self.scores([], rows), {("unanswered", "many"): 46.0})
+
+    def test_who_posts_without_end(self) -> None:
+        row = {"producer": "discovery-1", "dt": DAY, "is_server": False, "result": "next"}
+        posts = (
+            [row | {"subject": "c"}] * 50
+            + [row | {"subject": "d"}] * 40
+            + [row | {"subject": "s", "is_server": True}] * 60
+        )
+        self.assertEqual(self.scores([], [], posts), {("churn", "c"): 1.0})
+
+
+class NetworkTests(SynchronousTestCase):
+    """All servers together."""
+
+    def hours(self) -> list[dict[str, Any]]:
+        """A server with many quick answers, and one with few slow ones."""
+        row: dict[str, Any] = {"dt": DAY, "hour": 10, "accept": counts()}
+        return [row | {"server": S1, "rtt": counts(b4=95)}, row | {"server": S2, "rtt": counts(b20=5)}]
+
+    def test_percentiles_are_those_of_all_samples(self) -> None:
+        """Not an average of the servers' percentiles."""
+        empty = [DAILY["traffic_hour"], DAILY["session_day"], SILVER["sessions"], DAILY["refusal_hour"]]
+        hours = frame(self.hours(), DAILY["latency_hour"].schema)
+        tables = [*(frame([], table.schema) for table in (*empty, DAILY["settlement_day"])), hours]
+        (day,) = rows_of(network.network_day(*tables))
+        self.assertEqual((day["rtt_samples"], day["accept_samples"], day["accept_p50"]), (100, 0, None))
+        parts = {row["server"]: row for row in rows_of(traffic.latency_day(hours))}
+        self.assertEqual((parts[S1]["rtt_samples"], parts[S2]["rtt_samples"]), (95, 5))
+        # bucket 4 ends at 0.4 ms, bucket 20 begins at 72.4 ms and ends at 102.4 ms
+        self.assertLess(day["rtt_p50"], 0.4)
+        self.assertLess(day["rtt_p90"], 0.4)
+        self.assertAlmostEqual(day["rtt_p99"], 72.4077 + 4 / 5 * (102.4 - 72.4077), 3)
+        self.assertLess(parts[S1]["rtt_p99"], 0.4)
+
+    def public(self, day: date = DAY, **values: Any) -> dict[str, Any]:
+        row = {"dt": day, "servers": 3, "clients": 10, "transports": 17, "sessions": 8, "bytes": 1_250_000_001}
+        rows = [row | {"rtt_p50": 1.26, "rtt_p90": 9.0} | values]
+        found = rows_of(network.public_day(frame(rows, DAILY["network_day"].schema), today=TODAY))
+        return found[0] if found else {}
+
+    def test_what_may_be_published(self) -> None:
+        shown = self.public()
+        self.assertEqual([shown[name] for name in ("servers", "clients", "transports", "sessions")], [3, 16, 24, 8])
+        self.assertEqual((shown["gigabytes"], shown["rtt_p50"], shown["withheld"]), (1.3, 1.3, None))
+        for hidden, why in ((self.public(servers=2), "too few servers"), (self.public(clients=9), "too few clients")):
+            self.assertEqual(hidden.pop("withheld"), why)
+            self.assertEqual(hidden.pop("dt"), DAY)
+            self.assertEqual(set(hidden.values()), {None}, why)
+        self.assertTrue(self.public(TODAY - timedelta(2)))
+        self.assertEqual(self.public(TODAY - timedelta(1)), {})
+
+
+class CapacityTests(SynchronousTestCase):
+    """How near servers are to their limits, and where clients are sent."""
+
+    def forecast(self, *peaks: int, first: date = TODAY - timedelta(4), capacity_of: int = 100) -> dict[str, Any]:
+        rows = [
+            {"server": S1, "dt": first + timedelta(day), "peak_sessions": peak, "capacity": capacity_of}
+            for day, peak in enumerate(peaks)
+        ]
+        found = rows_of(capacity.capacity_forecast(frame(rows, DAILY["capacity_day"].schema), today=TODAY))
+        return found[0] if found else {}
+
+    def test_a_line_through_the_peaks(self) -> None:
+        row = self.forecast(60, 70, 80, 90)
+        self.assertEqual((row["days"], row["peak_sessions"], row["growth_per_day"], row["fit"]), (4, 90, 10.0, 1.0))
+        self.assertEqual((row["days_left"], row["full_on"]), (1.0, TODAY))
+        # it is full already; it shrinks; in more than ten years; of too few days
+        self.assertEqual(self.forecast(110, 120, 130)["days_left"], 0.0)
+        self.assertEqual([self.forecast(9, 8, 7)[name] for name in ("growth_per_day", "days_left")], [-1.0, None])
+        late = self.forecast(1, 2, 3, capacity_of=100_000)
+        self.assertEqual((late["days_left"], late["full_on"]), (99_997.0, None))
+        self.assertEqual([self.forecast(1, 2)[name] for name in ("days", "growth_per_day", "fit")], [2, None, None])
+        # today is no whole day, and four weeks back are the last
+        self.assertEqual(self.forecast(1, 2, 3, 4, 500)["growth_per_day"], 1.0)
+        self.assertEqual(self.forecast(9, 1, 2, 3, first=TODAY - timedelta(29))["days"], 3)
+
+    def placed(self, latency: dict[str, list[int]], **verdicts: str) -> dict[str, dict[str, Any]]:
+        servers = (S1, S2, S3)
+        up = [{"server": one, "dt": DAY, "availability": 1.0, "observed_minutes": 60} for one in servers]
+        free = [{"server": one, "dt": DAY, "capacity": 100, "peak_sessions": 20, "peak_share": 0.2} for one in servers]
+        found = capacity.placement(
+            frame(up, OVERALL["uptime_day"].schema),
+            frame(free, DAILY["capacity_day"].schema),
+            frame(
+                [{"server": one, "dt": DAY, "rtt": rtt} for one, rtt in latency.items()], DAILY["latency_day"].schema
+            ),
+            frame(
+                [{"server": one, "dt": DAY, "verdict": said} for one, said in verdicts.items()],
+                DAILY["settlement_day"].schema,
+            ),
+            today=TODAY,
+        )
+        return {row["server"]: row for row in rows_of(found)}
+
+    def test_the_quick_and_the_honest_come_first(self) -> None:
+        found = self.placed({S1: counts(b4=9), S2: counts(b6=9)}, **{S2: "agrees"})
+        factors = [found[one]["latency_factor"] for one in (S1, S2, S3)]
+        # of a server that nobody measured the half is assumed
+        self.assertEqual((factors[0], factors[2]), (1.0, capacity.LATENCY_UNKNOWN))
+        self.assertAlmostEqual(factors[1], 0.5, 3)
+        slow = self.placed({S1: counts(b4=9), S2: counts(b30=9)})[S2]
+        self.assertEqual(slow["latency_factor"], capacity.LATENCY_FLOOR)
+        self.assertIn("answers in", slow["reasons"])
+        self.assertEqual([found[one]["honesty"] for one in (S1, S2)], [1.0, 1.0])
+        liar = self.placed({S1: counts(b4=9), S2: counts(b4=9)}, **{S2: LIES})
+        self.assertEqual([liar[one]["honesty"] for one in (S1, S2)], [1.0, capacity.DISHONEST])
+        self.assertLess(liar[S2]["weight"], liar[S1]["weight"])
