@@ -1,36 +1,44 @@
-"""The side of a copy that is asked, for files: see :mod:`dmsg.apps.copying`."""
+"""Side of a copy that is asked: see :mod:`dmsg.apps.copies`."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import time
+import stat
 from pathlib import Path
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.interfaces import IReactorTime
+from twisted.internet.protocol import Protocol
+from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
-from dmsg.apps.copying import Copier
+from dmsg.apps.copies import GET, PUT, copy_error, cut, transferred
 from dmsg.apps.descriptors import open_within
+from dmsg.apps.parcels.offers import Offer
+from dmsg.apps.parcels.place import Place
+from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
+from dmsg.apps.parcels.sender import FilesSender, Sent
+from dmsg.apps.parcels.walk import Walked, walk
+from dmsg.apps.parcels.wire import MESSAGE_LIMIT, Messages, encode
 from dmsg.apps.parts import IS_BUSY
 from dmsg.apps.paths import inside
-from dmsg.apps.pieces import PieceReader
-from dmsg.apps.sources import Source
-from dmsg.apps.transfer import TransferError
+from dmsg.apps.transfer import TransferError, Transferred
 
 LEFT_AFTER = 5.0
 """Seconds without a way to who sends a file, after which another may send it: a program that was killed, and came
 again without a key of its own."""
+OLD_PROGRAM = "this dmsg does not know the copies of dmsg 0.1: update the program that asks"
 
 
-class Peer(Copier):
-    """The side that is asked.
+class Peer(Protocol):
+    """One connection to a listener; ``done`` fires with a :class:`~dmsg.apps.transfer.Transferred`.
 
     :param root: the directory that peers see.
-    :param readable: whether files may be fetched; ``writable``: sent.
+    :param writable: whether files may be sent; they may always be fetched.
     :param hidden: names that begin with a dot, too.
+    :param busy: what each connection of the listener writes.
     """
 
     def __init__(
@@ -38,117 +46,109 @@ class Peer(Copier):
         reactor: IReactorTime,
         root: Path,
         *,
-        readable: bool = True,
         writable: bool = False,
         overwrite: bool = False,
         hidden: bool = False,
         max_size: int | None = None,
         busy: dict[Path, Peer] | None = None,
-        **options: Any,
     ) -> None:
-        super().__init__(reactor, **options)
+        self._reactor = reactor
         self._root = root
-        self._readable, self._writable = readable, writable
+        self._writable = writable
         self._overwrite = overwrite
         self._hidden = hidden
         self._max_size = max_size
         self._busy = busy if busy is not None else {}
+        self._messages = Messages()
+        self._inner: Any = None
+        self._path = Path()
+        self._is_asked = False
         self._mine: Path | None = None
-        self._next = self._asked
+        self._lost: Failure | None = None
+        self.done: Deferred[Transferred] = Deferred()
 
-    def _asked(self, message: dict[str, Any]) -> None:
-        self._began = time.monotonic()
-        self._next = self._unexpected
-        op = message.get("op")
-        if op == "get" and self._readable:
-            self._give(message, inside(self._root, message.get("path"), hidden=self._hidden))
-        elif op == "put" and self._writable:
-            self._accept(message, inside(self._root, message.get("path"), hidden=self._hidden))
+    def dataReceived(self, data: bytes) -> None:
+        if self._inner is not None:
+            self._inner.dataReceived(data)
+            return
+        if self.done.called:
+            return
+        self._messages.feed(data)
+        if self._is_asked:
+            if self._messages.held > MESSAGE_LIMIT:
+                self._refuse(TransferError("the other side sends what was not asked for"))
+            return
+        try:
+            message = self._messages.take()
+            if message is not None:
+                self._is_asked = True
+                self._answer(message)
+        except OSError as error:
+            self._refuse(TransferError(f"{self._path.name}: {error.strerror}" if self._path.name else error.strerror))
+        except TransferError as error:
+            self._refuse(error)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        op, path = message.get("op"), message.get("path")
+        if op == PUT and self._writable:
+            base = self._root.resolve()
+            self._path = base if path == "" else inside(self._root, path, hidden=self._hidden)
+            place = Place(self._path, overwrite=self._overwrite, hidden=self._hidden, base=base, copies=True)
+            self._become(ParcelReceiver(place, self._asked))
+        elif op in (PUT, "put") and not self._writable:
+            raise TransferError("files are not sent here")
+        elif op == GET:
+            self._path = inside(self._root, path, hidden=self._hidden)
+            self._give(self._path, directories=message.get("directories") is not False)
         else:
-            raise TransferError("files are not sent here" if op == "put" else "files are not fetched here")
+            raise TransferError(OLD_PROGRAM)
 
-    def _open(self, path: Path) -> Source:
-        """A file below the directory; what has become a link since it was looked at is not followed.
+    # --- what is fetched ---
 
-        :raises TransferError: there is none.
-        """
+    def _give(self, path: Path, *, directories: bool) -> None:
         base = self._root.resolve()
         try:
             at = open_within(base, path.parent)
         except OSError:
             raise TransferError(f"there is no file {path.name}") from None
         try:
-            return self._open_source(path, at)
+            mode = os.stat(path.name, dir_fd=at, follow_symlinks=False).st_mode
         except FileNotFoundError:
             raise TransferError(f"there is no file {path.name}") from None
         finally:
             os.close(at)
+        if stat.S_ISDIR(mode) and not directories:
+            raise TransferError(f"{path.name}: is a directory")
+        if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            raise TransferError(f"{path.name}: is not a regular file")
+        self.transport.pauseProducing()  # type: ignore[union-attr]
+        walking = deferToThread(walk, [path], hidden=self._hidden, base=base)
+        walking.addCallbacks(self._walked, self._not_walked)
 
-    def _give(self, message: dict[str, Any], path: Path) -> None:
-        source = self._open(path)
-        wanted = self._number(message, "offset")
-        offset = wanted if wanted <= self._size else 0
+    def _walked(self, walked: Walked) -> None:
+        if not self.done.called:
+            self.transport.resumeProducing()  # type: ignore[union-attr]
+            self._become(FilesSender(walked))
 
-        def hashed(digest: Any) -> None:
-            same = digest.hexdigest() == message.get("sha256")
-            goes_on = {"size": self._size, "offset": offset if same else 0, **source.mode_and_time}
-            if message.get("pieces") is True:
-                self._pieces = PieceReader()
-                goes_on["pieces"] = True
-            self._say(**goes_on)
-            self._send_from(offset if same else 0, digest if same else hashlib.sha256())
+    def _not_walked(self, failure: Failure) -> None:
+        if not self.done.called:
+            self.transport.resumeProducing()  # type: ignore[union-attr]
+            # where the directory is on this machine is nobody else's business
+            self._refuse(TransferError(str(failure.value).replace(f"{self._path.parent}/", "")))
 
-        self._hash_prefix(source.read, offset, hashed)
+    # --- what is sent ---
 
-    def _accept(self, message: dict[str, Any], path: Path) -> None:
-        self._size = self._number(message, "size")
-        self._remember(message)
-        if self._max_size is not None and self._size > self._max_size:
-            raise TransferError(f"file of {self._size} bytes is too large, the limit is {self._max_size}")
-        if path.exists() and not self._overwrite:
-            self._compare(path)
-            return
-        self._claim(path)
-        here = self._hold(path, self._root.resolve()).size
-        here = here if here <= self._size else 0
+    def _asked(self, offer: Offer) -> None:
+        """See :data:`~dmsg.apps.parcels.receiver.Asked`.
 
-        def hashed(digest: Any) -> None:
-            def chosen(answer: dict[str, Any]) -> None:
-                offset = self._number(answer, "offset", here)
-                if offset not in (0, here):
-                    raise TransferError("offset is malformed")
-                if answer.get("pieces") is True:
-                    self._pieces = PieceReader()
-                self._receive_from(offset, digest if offset else hashlib.sha256())
-
-            self._next = chosen
-            self._say(offset=here, sha256=digest.hexdigest(), pieces=True)
-
-        self._hash_part(here, hashed)
-
-    def _compare(self, path: Path) -> None:
-        """It is there: perhaps the same file, whose sender missed the last word."""
-        exists = TransferError(f"{path.name} exists already")
-        size = self._size
-        try:
-            source = self._open(path)
-        except (TransferError, OSError):
-            raise exists from None
-        if source.size != size:
-            raise exists
-
-        def hashed(digest: Any) -> None:
-            def same(answer: dict[str, Any]) -> None:
-                if answer.get("same") is not True:
-                    raise exists
-                self._offset, self._hash = self._size, digest
-                self._say(ok=True)
-                self._finished(close=False)
-
-            self._next = same
-            self._say(whole=True, offset=self._size, sha256=digest.hexdigest())
-
-        self._hash_prefix(source.read, self._size, hashed)
+        :raises TransferError: it is not taken.
+        """
+        if offer.kind != "files" or len(offer.things) != 1:
+            raise TransferError("one file or directory at a time is sent here")
+        if self._max_size is not None and offer.size > self._max_size:
+            raise TransferError(f"{offer.size} bytes are too large, the limit is {self._max_size}")
+        self._path /= offer.things[0][0]
+        self._claim(self._path)
 
     def _claim(self, path: Path) -> None:
         """From now on this is this connection's, until it ends.
@@ -173,14 +173,38 @@ class Peer(Copier):
 
     def give_way(self) -> None:
         """Its part is another's from now on."""
-        assert self.transport is not None
-        self.transport.abortConnection()  # type: ignore[attr-defined]
+        self.transport.abortConnection()  # type: ignore[union-attr]
         self.connectionLost(Failure(ConnectionAborted()))  # at once: the other one begins now
 
     def _peer_key(self) -> object:
         return None if self.transport is None else getattr(self.transport.getPeer(), "public_key", None)
 
+    # --- both ---
+
+    def _become(self, inner: Any) -> None:
+        self._inner = inner
+        inner.done.addCallbacks(self._carried, self._failed)
+        inner.makeConnection(self.transport)
+        if rest := self._messages.some(self._messages.held):
+            inner.dataReceived(rest)
+
+    def _carried(self, result: Sent | Taken) -> None:
+        if not self.done.called:
+            self.done.callback(transferred(self._path.name, result))
+
+    def _failed(self, failure: Failure) -> None:
+        if not self.done.called:
+            self.done.errback(Failure(copy_error(failure, self._lost)))
+
+    def _refuse(self, error: TransferError) -> None:
+        self.transport.write(encode(error=str(error)))  # type: ignore[union-attr]
+        self.transport.loseConnection()  # type: ignore[union-attr]
+        self._failed(Failure(error))
+
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         if self._mine is not None and self._busy.get(self._mine) is self:
             del self._busy[self._mine]
-        super().connectionLost(reason)
+        self._lost = reason
+        if self._inner is not None:
+            self._inner.connectionLost(reason)
+        self._failed(Failure(cut(reason)))

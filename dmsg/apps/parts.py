@@ -13,7 +13,6 @@ import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
@@ -53,35 +52,6 @@ class HeldPart:
         self._name = name
         self._at = at
         self._descriptor: int | None = descriptor
-
-    def file(self) -> IO[bytes]:
-        """The file, open for reading and writing."""
-        assert self._descriptor is not None
-        file = os.fdopen(os.dup(self._descriptor), "r+b")
-        file.seek(0)
-        return file
-
-    @property
-    def status(self) -> os.stat_result:
-        """Of the part itself, whatever has its name."""
-        assert self._descriptor is not None
-        return os.fstat(self._descriptor)
-
-    def take_away(self) -> None:
-        """There is nothing to go on with."""
-        assert self._descriptor is not None
-        if is_at(self._descriptor, self._name, self._at):
-            take_away(self._name, self._at)
-
-    def become(self, name: str) -> None:
-        """A whole file gets its name; what has that name is replaced.
-
-        :raises TransferError: something else has the name of the part.
-        """
-        assert self._descriptor is not None
-        if not is_at(self._descriptor, self._name, self._at):
-            raise TransferError(f"{name}: somebody has replaced {self._name} while it came")
-        os.replace(self._name, name, src_dir_fd=self._at, dst_dir_fd=self._at)
 
     def release(self) -> None:
         """Another transfer may go on with it; an empty one is taken away.  May be repeated."""

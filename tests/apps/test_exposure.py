@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,17 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps.descriptors import open_within
 from dmsg.apps.exposure import OwnFile, check_target, check_written, is_home_or_above, own_files
-from dmsg.apps.incoming import Incoming
 from dmsg.apps.listings import Listing, Threads
 from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item
 from dmsg.apps.parcels.place import Place
-from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
-from dmsg.apps.parcels.sender import FilesSender, TextSender
+from dmsg.apps.parcels.receiver import ParcelReceiver
 from dmsg.apps.parcels.walk import walk
 from dmsg.apps.parcels.wire import encode
 from dmsg.apps.paths import inside, there_is
 from dmsg.apps.sources import open_regular
-from dmsg.apps.transfer import ReceiveFile, SendFile, TransferError, Transferred
+from dmsg.apps.transfer import TransferError
 from dmsg.keys import SecKey, write_key_file
 from dmsg.rmb.twins.secrets import TwinSecret, write_secret
-from tests.support import KEYS, Accepting, MemoryNetwork
 
 WORDS = "bottom drive obey lake curtain smoke basket hold race lonely fit walk"
 
@@ -67,7 +63,7 @@ class OwnFilesTests(HomeCase):
         (public / "copy").write_text((self.config / "key").read_text())
         for name in ("alice.key", "alice.twin", "by-hand.twin", "copy"):
             self.assertRaises(OwnFile, open_regular, public / name, name)
-            self.assertRaises(OwnFile, SendFile, public / name)
+            self.assertIn("is dmsg's own", str(self.assertRaises(TransferError, walk, [public / name])))
             self.assertRaises(OwnFile, check_target, name, self.at(public))
             self.assertRaises(OwnFile, there_is, name, self.at(public))
             self.assertRaises(OwnFile, Place(public, overwrite=True).check, [(name, FILE)])
@@ -177,65 +173,3 @@ class HomesTests(HomeCase):
                 self.assertTrue(is_home_or_above(directory), directory)
         for directory in (self.home / "public", self.home / ".config"):
             self.assertFalse(is_home_or_above(directory), directory)
-
-
-class IncomingTests(HomeCase):
-    """What is sent to a key: one file as dmsg 0.1 does it, or a parcel."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.inbox = self.home / "inbox"
-        self.inbox.mkdir()
-        self.network = MemoryNetwork()
-        self.accepting = Accepting(self._incoming)
-        self.a = self.network.client(KEYS["A"])
-        self.network.client(KEYS["B"], self.accepting)
-
-    def _incoming(self) -> Any:
-        return Incoming(lambda: ReceiveFile(self.inbox), lambda: ParcelReceiver(Place(self.inbox), lambda offer: None))
-
-    def send(self, protocol: Any) -> Any:
-        """:returns: what the other side has of it, or the failure."""
-        opening = self.a.open(KEYS["B"].public, Accepting(lambda: protocol))
-        self.network.settle()
-        self.successResultOf(opening)
-        receiver = self.accepting.built[-1]
-        results: list[Any] = []
-        receiver.done.addBoth(results.append)
-        for _ in range(50):
-            self.network.settle()
-        protocol.done.addErrback(lambda _: None)
-        return results[0] if results else None
-
-    def test_a_file(self) -> None:
-        done = self.send(SendFile(self.home / "public" / "notes.txt"))
-        self.assertIsInstance(done, Transferred)
-        self.assertEqual((self.inbox / "notes.txt").read_text(), "notes")
-        self.send(SendFile(self.home / ".bash_profile"))
-        self.assertEqual(os.listdir(self.inbox), ["notes.txt"])
-
-    def test_a_text(self) -> None:
-        done = self.send(TextSender("the door is open"))
-        self.assertIsInstance(done, Taken)
-        self.assertEqual(done.offer.text, "the door is open")
-
-    def test_a_parcel_to_who_takes_one_file(self) -> None:
-        """The receiver of dmsg 0.1 says no by words that the command knows."""
-        from dmsg.cli.files.transfer import OLD_RECEIVERS
-
-        self.accepting.protocol = lambda: ReceiveFile(self.inbox)
-        sender = FilesSender(walk([self.home / "public"]))
-        failures: list[Any] = []
-        sender.done.addErrback(failures.append)
-        self.send(sender)
-        self.assertTrue(any(one in str(failures[0].value) for one in OLD_RECEIVERS), failures)
-        self.assertEqual(os.listdir(self.inbox), [])
-
-    def test_what_is_neither(self) -> None:
-        class Garbage(TextSender):
-            def connectionMade(self) -> None:
-                self.transport.write(b"\xff" * 100)  # type: ignore[union-attr]
-
-        self.assertTrue(self.send(Garbage("x")).check(TransferError))
-        self.assertEqual(stat.S_IMODE(self.inbox.stat().st_mode) & 0o700, 0o700)
-        self.assertEqual(os.listdir(self.inbox), [])

@@ -16,11 +16,11 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.apps import sources
+from dmsg.apps.copies import CopyCut, Get, Put
 from dmsg.apps.copy_listener import Peer
-from dmsg.apps.copying import Copier, CopyCut, Get, Put
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver
-from dmsg.apps.parcels.sender import FilesSender
+from dmsg.apps.parcels.sender import FilesSender, OldFileSender
 from dmsg.apps.parcels.walk import walk
 from dmsg.apps.parts import part_of
 from dmsg.apps.pieces import PieceReader, digest_of, end, piece
@@ -33,8 +33,7 @@ from dmsg.apps.sources import (
     open_pipe,
     open_regular,
 )
-from dmsg.apps.transfer import ReceiveFile, SendFile, TransferError
-from dmsg.apps.trees import GetTree, PutTree, TreePeer
+from dmsg.apps.transfer import TransferError
 from tests.support import asynchronous
 
 SIZE = 2_000_000
@@ -198,26 +197,27 @@ class CopyTests(ChangeCase):
         return started
 
     async def put(self, change: Callable[[Path], object], *, old: bool = False, tree: bool = False) -> list[Any]:
-        kind: Any = TreePeer if tree else Peer
-        peer = kind(reactor, self.there, writable=True)
-        putter: Any = PutTree(self.here / "tree", "", started=self.started(self.inside, change))
-        if not tree:
-            putter = Put(reactor, self.file, "film", started=self.started(self.file, change))
-        self.know_no_pieces(peer if old else None)
+        peer = Peer(reactor, self.there, writable=True)
+        name, path = ("tree", self.inside) if tree else ("film", self.file)
+        putter = Put(self.here / name, name, started=self.started(path, change))
+        if old:
+            self.know_no_pieces()
         return await self.carry(putter, peer)
 
     async def get(self, change: Callable[[Path], object], *, old: bool = False, tree: bool = False) -> list[Any]:
-        kind: Any = TreePeer if tree else Peer
-        getter: Any = GetTree("tree", self.there, started=self.started(self.inside, change))
-        if not tree:
-            getter = Get(reactor, "film", self.there / "film", started=self.started(self.file, change))
-        self.know_no_pieces(getter if old else None)
-        return await self.carry(getter, kind(reactor, self.here))
+        name, path = ("tree", self.inside) if tree else ("film", self.file)
+        getter = Get(name, self.there / name, directories=tree, started=self.started(path, change))
+        if old:
+            self.know_no_pieces()
+        return await self.carry(getter, Peer(reactor, self.here))
 
-    def know_no_pieces(self, one: Copier | None) -> None:
-        if one is not None:
-            say = one._say
-            one._say = lambda **message: say(**{k: v for k, v in message.items() if k != "pieces"})  # type: ignore[method-assign]
+    def know_no_pieces(self) -> None:
+        say = ParcelReceiver._say
+        self.patch(
+            ParcelReceiver,
+            "_say",
+            lambda receiver, **message: say(receiver, **{k: v for k, v in message.items() if k != "pieces"}),
+        )
 
     @asynchronous
     async def test_it_becomes_shorter(self) -> None:
@@ -268,12 +268,12 @@ class CopyTests(ChangeCase):
     @asynchronous
     async def test_the_first_kind_of_transfer(self) -> None:
         """It can say nothing between bytes: the sender says what happened, the receiver what did not arrive."""
-        sender = SendFile(self.file, lambda done: os.truncate(self.file, 10))
-        ends = await self.carry(sender, ReceiveFile(self.there))
+        sender = OldFileSender(walk([self.file]), progress=lambda done: os.truncate(self.file, 10))
+        ends = await self.carry(sender, ParcelReceiver(Place(self.there), lambda offer: None))
         self.assertIs(type(ends[0]), SourceChanged)
-        self.assertTrue(str(ends[1]).startswith("film: "), ends[1])
+        self.assertIsInstance(ends[1], TransferError)
         self.assertNotIn(NEVER, f"{ends[0]} {ends[1]}")
-        self.assertEqual(os.listdir(self.there), [])
+        self.assertEqual(list(self.there.glob("[!.]*")), [], "nothing has its name")
 
 
 class UnmeasuredTests(ChangeCase):
@@ -286,13 +286,14 @@ class UnmeasuredTests(ChangeCase):
         await self.carry(FilesSender(walk([version])), ParcelReceiver(Place(self.there), lambda offer: None))
         self.assertEqual((self.there / "version").read_bytes(), version.read_bytes())
         (self.there / "version").unlink()
-        putter = Put(reactor, version, "version")
+        putter = Put(version, "version")
         await self.carry(putter, Peer(reactor, self.there, writable=True))
         self.assertEqual((self.there / "version").read_bytes(), version.read_bytes())
         (self.there / "version").unlink()
-        await self.carry(SendFile(version), ReceiveFile(self.there))
+        old = OldFileSender(walk([version]))
+        await self.carry(old, ParcelReceiver(Place(self.there), lambda offer: None))
         self.assertEqual((self.there / "version").read_bytes(), version.read_bytes())
-        await self.carry(Get(reactor, "version", self.there / "got"), Peer(reactor, Path("/proc")))
+        await self.carry(Get("version", self.there / "got"), Peer(reactor, Path("/proc")))
         self.assertEqual((self.there / "got").read_bytes(), version.read_bytes())
 
     @asynchronous

@@ -12,13 +12,11 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.protocol import ProcessProtocol
-from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.apps.transfer import ReceiveFile, SendFile, TransferError, safe_name
 from dmsg.keys import PubKey, SecKey, read_key_file
 from tests.cli.json_output import check
 from tests.net.support import EntityCase
-from tests.support import KEYS, Accepting, MemoryNetwork, Recorder, asynchronous
+from tests.support import asynchronous
 
 
 class Command(ProcessProtocol):
@@ -310,98 +308,3 @@ class NetworkCommandTests(CommandCase):
         self.assertEqual((status, err), (0, ""))
         self.assertIn("was killed (SIGKILL)", out)
         self.assertIn("all files arrived as they were sent", out)
-
-
-class TransferTests(SynchronousTestCase):
-    """The file protocol against a peer that does not keep to it."""
-
-    def setUp(self) -> None:
-        self.directory = Path(self.mktemp())
-        self.directory.mkdir()
-        self.network = MemoryNetwork()
-        self.accepting = Accepting(lambda: ReceiveFile(self.directory, max_size=10_000_000))
-        self.a = self.network.client(KEYS["A"])
-        self.network.client(KEYS["B"], self.accepting)
-
-    def open(self, protocol: Any) -> Any:
-        opening = self.a.open(KEYS["B"].public, Accepting(lambda: protocol))
-        self.network.settle()
-        self.successResultOf(opening)
-        return self.accepting.built[-1]
-
-    def _garbage(self, data: bytes) -> str:
-        sender = Recorder()
-        receiver = self.open(sender)
-        sender.transport.write(data)  # type: ignore[union-attr]
-        self.network.settle()
-        sender.transport.loseConnection()  # type: ignore[union-attr]
-        self.network.settle()
-        failure = self.failureResultOf(receiver.done, TransferError)
-        self.assertEqual(os.listdir(self.directory), [])
-        return str(failure.value)
-
-    def test_a_file(self) -> None:
-        path = self.directory / "source"
-        path.write_bytes(os.urandom(200_000))
-        inbox = self.directory / "inbox"
-        inbox.mkdir()
-        self.accepting.protocol = lambda: ReceiveFile(inbox)
-        sender = SendFile(path)
-        receiver = self.open(sender)
-        self.network.settle()
-        self.assertEqual(self.successResultOf(sender.done).sha256, self.successResultOf(receiver.done).sha256)
-        self.assertEqual((inbox / "source").read_bytes(), path.read_bytes())
-
-    def test_an_empty_file(self) -> None:
-        path = Path(self.mktemp())
-        path.write_bytes(b"")
-        sender = SendFile(path)
-        self.open(sender)
-        self.network.settle()
-        self.assertEqual(self.successResultOf(sender.done).size, 0)
-
-    def test_malformed_headers(self) -> None:
-        def header(text: str) -> bytes:
-            return len(text).to_bytes(4, "big") + text.encode()
-
-        for data in (
-            b"",
-            b"GET / HTTP/1.1\r\n\r\n",
-            b"\xff" * 100,
-            header("[]"),
-            header("{}"),
-            header('{"name":"x"}'),
-            header('{"name":"x","size":-1}'),
-            header('{"name":"x","size":true}'),
-            header('{"name":"x","size":1e3}'),
-            header('{"name":"../x","size":1}'),
-            header('{"name":"..","size":1}'),
-            header('{"name":"x","size":99999999999}'),
-            header('{"name":"x","size":5}') + b"12345" + bytes(32),
-            header('{"name":"x","size":5}') + b"123",
-        ):
-            self._garbage(data)
-
-    def test_what_is_no_regular_file(self) -> None:
-        """A pipe would block the program for ever, a device never ends."""
-        pipe = self.directory / "pipe"
-        os.mkfifo(pipe)
-        for path in (pipe, Path("/dev/zero"), self.directory):
-            self.assertRaises(TransferError, SendFile, path)
-
-    def test_names(self) -> None:
-        for name in ("", ".", "..", "a/b", "/a", "a\\b", "a\0b", "a\nb", "x" * 256, 5, None, "é" * 200):
-            self.assertRaises(TransferError, safe_name, name)
-        for name in ("a", ".hidden", "a b", "ü.txt", "x" * 255):
-            self.assertEqual(safe_name(name), name)
-
-    def test_a_file_that_changes_while_it_is_sent(self) -> None:
-        path = Path(self.mktemp())
-        path.write_bytes(bytes(1000))
-        sender = SendFile(path)
-        path.write_bytes(bytes(500))
-        receiver = self.open(sender)
-        self.network.settle()
-        self.failureResultOf(sender.done, TransferError)
-        self.failureResultOf(receiver.done, TransferError)
-        self.assertEqual(os.listdir(self.directory), [])

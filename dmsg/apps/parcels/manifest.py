@@ -7,7 +7,7 @@ are bytes on both sides: what is no UTF-8 travels as surrogates (PEP 383).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dmsg.apps.exposure import check_names
@@ -44,6 +44,11 @@ class Item:
     mode: int = 0o644
     mtime: int = 0
     target: str = ""
+
+    def below(self, name: str) -> Item:
+        """Return the item as it is where its thing has another name."""
+        _, slash, rest = self.path.partition("/")
+        return replace(self, path=f"{name}{slash}{rest}")
 
     def to_list(self) -> list[Any]:
         """As it travels."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dmsg.apps.parcels.manifest import DIRECTORY, ENTRIES_LIMIT, FILE
@@ -19,6 +19,7 @@ class Offer:
     :ivar size: bytes in all; of a pipe nobody knows.
     :ivar files: how many.
     :ivar text: the text; the name of a pipe.
+    :ivar of_0_1: the sender is a program of dmsg 0.1: the bytes of its one file follow, whatever the receiver says.
     """
 
     kind: str
@@ -26,6 +27,16 @@ class Offer:
     size: int = 0
     files: int = 0
     text: str = ""
+    of_0_1: bool = False
+
+    def called(self, name: str) -> Offer:
+        """Return the offer with another name of its one thing.
+
+        :raises TransferError: there are several things, or none.
+        """
+        if len(self.things) != 1:
+            raise TransferError("one file or directory was expected")
+        return replace(self, things=[(name, *self.things[0][1:])])
 
 
 def offer_of(message: dict[str, Any]) -> Offer:
@@ -43,6 +54,9 @@ def offer_of(message: dict[str, Any]) -> Offer:
             total, number = sum(one[2] for one in found), sum(one[3] for one in found)
             if (size, files) == (total, number):
                 return Offer("files", found, total, number)
+    if kind is None and "name" in message:
+        file = thing_of({"kind": FILE, "files": 1, "directories": 0, "name": message["name"], "size": size})
+        return Offer("files", [file], file[2], 1, of_0_1=True)
     raise TransferError("what is offered is malformed")
 
 

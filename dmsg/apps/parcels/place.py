@@ -19,7 +19,8 @@ from dmsg.apps.descriptors import Descent, make_private, new_file, open_ours, op
 from dmsg.apps.exposure import check_names, check_target
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Item, parts_of
 from dmsg.apps.parts import PART_SUFFIX, HeldPart, hold, part_name, take_away
-from dmsg.apps.paths import umask
+from dmsg.apps.paths import there_is, umask
+from dmsg.apps.sources import open_regular
 from dmsg.apps.transfer import TransferError
 from dmsg.directories import free_bytes
 
@@ -35,16 +36,27 @@ class Place:
 
     :param overwrite: files of the same names are replaced; directories never are.
     :param hidden: names that begin with a dot are taken.
-    :param base: a directory above it: no link is followed between the two.
+    :param base: a directory above it: no link is followed between the two, and directories between are made.
+    :param copies: files are put there as cp(1) does: one that takes the place of another keeps the mode of that one,
+        which has to be writable; one that is there already and is the same counts as received.
     """
 
     def __init__(
-        self, directory: Path, *, overwrite: bool = False, hidden: bool = False, base: Path | None = None
+        self,
+        directory: Path,
+        *,
+        overwrite: bool = False,
+        hidden: bool = False,
+        base: Path | None = None,
+        copies: bool = False,
     ) -> None:
         self.hidden = hidden
         self._directory = directory
-        self._base = directory if base is None else base
+        self._base = base
         self._overwrite = overwrite
+        self._copies = copies
+        self._same: str | None = None
+        """The name of a file that is there already, as far as the sender has not said otherwise."""
         self._mask = ~umask()
         """What this user gives others, whatever the sender gave his."""
         self._held: list[HeldPart] = []
@@ -64,33 +76,45 @@ class Place:
                 raise TransferError("a name is malformed")
             parts_of(name)
             check_names(name, hidden=self.hidden)
-            check_target(name, self._opened())
             try:
-                there = os.stat(name, dir_fd=self._opened(), follow_symlinks=False)
+                at = self._opened()
+            except FileNotFoundError:
+                if self._base is None:
+                    raise
+                continue  # nothing is there until the thing is taken
+            check_target(name, at)
+            try:
+                there = os.stat(name, dir_fd=at, follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if kind == FILE and self._overwrite and stat.S_ISREG(there.st_mode):
-                continue
-            raise TransferError(f"{name} exists already")
+            if kind == FILE and self._overwrite and self._copies:
+                there_is(name, at)
+            elif kind != FILE or not stat.S_ISREG(there.st_mode) or not (self._overwrite or self._copies):
+                raise _exists(name)
 
     def free(self) -> int | None:
         """Bytes that still fit; None where the file system does not say."""
-        return free_bytes(self._directory)
+        try:
+            return free_bytes(self._directory)
+        except FileNotFoundError:
+            if self._base is None:
+                raise
+            return free_bytes(self._base)
 
     def has_begun(self, names: Sequence[str]) -> bool:
-        """Some of these things are here already, as an earlier transfer left them."""
-        there = 0
-        for name in names:
+        """Some of these things are here already, as an earlier transfer left them, or whole."""
+        for name in (*map(part_name, names), *names):
             with suppress(FileNotFoundError):
-                os.stat(part_name(name), dir_fd=self._opened(), follow_symlinks=False)
-                there += 1
-        return there > 0
+                os.stat(name, dir_fd=self._opened(), follow_symlinks=False)
+                return True
+        return False
 
     def hold(self, names: Sequence[tuple[str, str]]) -> None:
         """Things of these names and kinds begin to come, or go on; until :meth:`release`.
 
         :raises TransferError: another transfer, here or in another process, writes one of them.
         """
+        self._opened(make=self._base is not None)
         try:
             for name, kind in names[:HELD_PARTS]:
                 self._held.append(hold(name, self._opened(), directory=kind == DIRECTORY))
@@ -110,10 +134,10 @@ class Place:
         if top is not None:
             os.close(top)
 
-    def _opened(self) -> int:
+    def _opened(self, *, make: bool = False) -> int:
         """The directory itself, the same until the end, whatever has its name."""
         if self._top is None:
-            self._top = open_within(self._base, self._directory)
+            self._top = open_within(self._base or self._directory, self._directory, make=make)
             self._descent = Descent(self._top)
         return self._top
 
@@ -132,6 +156,9 @@ class Place:
 
         :returns: bytes of a file that are there already.
         """
+        if self._has_same(entry):
+            self._same = entry.path
+            return entry.size
         at, name = self._parent(entry)
         try:
             status = os.stat(name, dir_fd=at, follow_symlinks=False)
@@ -155,13 +182,29 @@ class Place:
             self._remember(entry, os.stat(name, dir_fd=at, follow_symlinks=False))
         return 0
 
+    def _has_same(self, entry: Item) -> bool:
+        """Whether a file of that name and size is there, which the sender may say is the same.
+
+        :raises TransferError: one of another size is there, and is not to be replaced.
+        """
+        if not self._copies or self._overwrite or entry.kind != FILE or "/" in entry.path:
+            return False
+        try:
+            found = os.stat(entry.path, dir_fd=self._opened(), follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+            raise _exists(entry.path)
+        return True
+
     def _remember(self, entry: Item, status: os.stat_result) -> None:
         if "/" not in entry.path:
             self._tops[entry.path] = status.st_dev, status.st_ino
 
     def read(self, entry: Item, size: int) -> Iterator[bytes]:
         """The first ``size`` bytes that are there, in pieces."""
-        with self._open(entry, new=False) as file:
+        same = entry.path == self._same
+        with open_regular(entry.path, entry.path, self._opened()) if same else self._open(entry, new=False) as file:
             while size and (data := file.read(min(CHUNK, size))):
                 size -= len(data)
                 yield data
@@ -188,7 +231,14 @@ class Place:
         return FileIO(descriptor, "r+b")
 
     def write_from(self, entry: Item, offset: int) -> FileIO:
-        """A file, open behind its first ``offset`` bytes; what is there beyond them is gone."""
+        """A file, open behind its first ``offset`` bytes; what is there beyond them is gone.
+
+        :raises TransferError: the file that is there is not the same, and is not to be replaced.
+        """
+        if entry.path == self._same:
+            if offset != entry.size:
+                raise _exists(entry.path)
+            return open_regular(entry.path, entry.path, self._opened())
         file = self._open(entry, new=True)
         try:
             os.ftruncate(file.fileno(), offset)
@@ -201,7 +251,14 @@ class Place:
     def finish_file(self, entry: Item, file: FileIO) -> None:
         """It is whole: give it its mode and time, see that the disk has it, and close it."""
         with file:
-            os.fchmod(file.fileno(), entry.mode & self._mask)
+            if entry.path == self._same:
+                return
+            mode = entry.mode & self._mask
+            if self._copies and "/" not in entry.path:
+                before = there_is(entry.path, self._opened())
+                if before is not None:  # who could not read it shall not from now on
+                    mode = stat.S_IMODE(before.st_mode)
+            os.fchmod(file.fileno(), mode)
             os.utime(file.fileno(), ns=(entry.mtime, entry.mtime))
             if "/" not in entry.path:
                 os.fsync(file.fileno())
@@ -228,7 +285,7 @@ class Place:
                     os.utime(inside, ns=(entry.mtime, entry.mtime))
                     os.fchmod(inside, entry.mode & self._mask)
             yield None
-        done = [entry for entry in entries if "/" not in entry.path]
+        done = [entry for entry in entries if "/" not in entry.path and entry.path != self._same]
         self.check([(entry.path, entry.kind) for entry in done])
         for entry in done:
             self._put_in_place(entry)
@@ -243,7 +300,7 @@ class Place:
                 # which replaces nothing
                 os.link(part, target, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
             except FileExistsError:
-                raise TransferError(f"{entry.path} exists already") from None
+                raise _exists(entry.path) from None
             except OSError:
                 os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)  # a file system without hard links
             else:
@@ -279,6 +336,10 @@ class Place:
 def _is_lone_file(status: os.stat_result) -> bool:
     """A regular file that has no second name: what is written to it is written nowhere else."""
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+
+
+def _exists(name: str) -> TransferError:
+    return TransferError(f"{name} exists already")
 
 
 def _replaced(path: str) -> TransferError:

@@ -23,6 +23,7 @@ from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.wire import (
     CHANGED_LIMIT,
     DIGEST_SIZE,
+    GAVE_UP,
     Messages,
     encode,
     lost,
@@ -49,6 +50,7 @@ class Taken:
     :ivar paths: of files: what is there now.
     :ivar seconds: from when it was taken.
     :ivar changed: files that were written to while they were sent, as far as they are named.
+    :ivar sha256: of the file in hexadecimal, if the parcel is one file; else empty.
     """
 
     offer: Offer
@@ -56,6 +58,7 @@ class Taken:
     paths: list[Path]
     seconds: float
     changed: tuple[str, ...] = ()
+    sha256: str = ""
 
     @property
     def rate(self) -> float:
@@ -75,6 +78,8 @@ class ParcelReceiver(Protocol):
     :param progress: told how many bytes of all are here.
     :param pipe: where the bytes of a pipe go.
     :param most: bytes that are taken of a pipe; of files who is asked knows how many they are.
+    :param name: name that the one thing of the parcel gets here, instead of the name that it is offered under.
+    :param refusal: text in front of the reason that the other side gives for its end.
     """
 
     def __init__(
@@ -85,13 +90,16 @@ class ParcelReceiver(Protocol):
         progress: Callable[[int], object] = lambda done: None,
         pipe: Callable[[bytes], object] | None = None,
         most: int | None = None,
+        name: str | None = None,
+        refusal: str = GAVE_UP,
     ) -> None:
         self._place = place
         self._asked = asked
         self._progress = progress
         self._pipe = pipe
         self._most = most
-        self._messages = Messages()
+        self._name = name
+        self._messages = Messages(refusal)
         self._step: Callable[[], bool] = self._take_offer
         self._waits = self._given_up = False
         self._offer = Offer("text")
@@ -109,6 +117,7 @@ class ParcelReceiver(Protocol):
         """None: the other side does not know pieces."""
         self._pieces_over = False
         self._changed: list[str] = []
+        self._sha256 = ""
         self._pausing = False
         """Others have their turn; nothing else keeps this side from reading on."""
         self._task: CooperativeTask[Iterator[None]] | None = None
@@ -173,10 +182,14 @@ class ParcelReceiver(Protocol):
         if message is None:
             return False
         self._offer = offer_of(message)
+        if self._name is not None:
+            self._offer = self._offer.called(self._name)
         if self._offer.kind == "files":
             self._place.check([(name, kind) for name, kind, *_ in self._offer.things])
 
         def answered(why: str | None) -> None:
+            if why is not None and self._offer.of_0_1:
+                raise TransferError(why)
             if why is not None:
                 self._say(take=False, why=why)
                 self._end(TransferError(why))
@@ -191,10 +204,21 @@ class ParcelReceiver(Protocol):
                 if not self._place.has_begun([name for name, *_ in self._offer.things]):
                     self._check_room(0)
                 self._place.hold([(name, kind) for name, kind, *_ in self._offer.things])
+            if self._offer.of_0_1:
+                self._step = self._take_one_file
+                return
             self._say(take=True, **({"pieces": True} if self._offer.kind == "files" else {}))
             self._step = self._take_piece if self._offer.kind == "pipe" else self._take_entries
 
         self._wait(maybeDeferred(self._asked, self._offer), answered)
+        return True
+
+    def _take_one_file(self) -> bool:
+        """Begin to receive a file from a program of dmsg 0.1, which sends its bytes at once."""
+        ((name, _, size, *_),) = self._offer.things
+        file = Item(name, FILE, size, 0o666, time.time_ns())
+        self._checked.add(file)
+        self._work(self._place.clear(file), self._begin_files)
         return True
 
     # --- a pipe ---
@@ -239,15 +263,19 @@ class ParcelReceiver(Protocol):
             raise TransferError("the other side does not speak dmsg's parcels")
         if len(entries) <= ENTRIES_SLICE:
             for one in entries:
-                self._checked.add(decode_item(one))
+                self._checked.add(self._decoded(one))
             return True
         self._work(self._add(entries), lambda: None)
         return True
 
     def _add(self, entries: list[Any]) -> Iterator[None]:
         for one in entries:
-            self._checked.add(decode_item(one))
+            self._checked.add(self._decoded(one))
             yield None
+
+    def _decoded(self, value: Any) -> Item:
+        item = decode_item(value)
+        return item if self._name is None else item.below(self._name)
 
     def _work(self, steps: Iterator[Any], then: Callable[[], None]) -> None:
         """Do what takes long in steps, as many in a turn of the reactor as others can wait for."""
@@ -305,14 +333,18 @@ class ParcelReceiver(Protocol):
             self._there = sum(self._from.values())
             if message.get("pieces") is True:
                 self._pieces = PieceReader()
-            self._files = (one for one in enumerate(self._checked.entries) if one[1].kind == FILE)
-            self._step = self._next_file
+            self._progress(self._there)
+            self._begin_files()
             return True
         for index, offset in numbers(message, "from", 2):
             if index not in self._have or offset != self._have[index][0]:
                 raise TransferError("the other side does not speak dmsg's parcels")
             self._from[index] = offset
         return True
+
+    def _begin_files(self) -> None:
+        self._files = (one for one in enumerate(self._checked.entries) if one[1].kind == FILE)
+        self._step = self._next_file
 
     def _next_file(self) -> bool:
         following = next(self._files, None)
@@ -378,6 +410,8 @@ class ParcelReceiver(Protocol):
             # nothing to go on with
             self._file.truncate(0)
             raise TransferError(f"SHA-256 of {self._item.path} is not that of the sender")
+        if len(self._checked.entries) == 1:
+            self._sha256 = digest.hex()
         file, self._file = self._file, None
         self._place.finish_file(self._item, file)
         self._step = self._next_file
@@ -398,7 +432,8 @@ class ParcelReceiver(Protocol):
         seconds = time.monotonic() - self._began
         self._place.release()
         if not self.done.called:
-            self.done.callback(Taken(self._offer, self._size, paths, seconds, tuple(self._changed)))
+            changed = tuple(self._changed)
+            self.done.callback(Taken(self._offer, self._size, paths, seconds, changed, self._sha256))
 
     def refuse(self, why: str) -> None:
         """Something here keeps it from arriving: the other side is told, and ``done`` is the caller's to end."""

@@ -19,7 +19,7 @@ from zope.interface import implementer
 
 from dmsg.apps.parcels.manifest import FILE
 from dmsg.apps.parcels.walk import OfferedFiles, Walked
-from dmsg.apps.parcels.wire import CHANGED_LIMIT, MESSAGE_FULL, Messages, encode, lost, numbers
+from dmsg.apps.parcels.wire import CHANGED_LIMIT, GAVE_UP, MESSAGE_FULL, Messages, encode, lost, numbers
 from dmsg.apps.pieces import END, PIECE_LIMIT, end, piece
 from dmsg.apps.sources import SourceChanged, resized
 from dmsg.apps.transfer import Refused, TransferError
@@ -35,12 +35,14 @@ class Sent:
     :ivar size: bytes that were sent, which is less than there are where it had some of them.
     :ivar seconds: from when it was taken to the answer.
     :ivar changed: files that were written to while they were sent.
+    :ivar sha256: of the file in hexadecimal, if the parcel is one file; else empty.
     """
 
     size: int
     files: int
     seconds: float
     changed: tuple[str, ...] = ()
+    sha256: str = ""
 
     @property
     def rate(self) -> float:
@@ -77,23 +79,29 @@ class ParcelSender(Protocol):
 
     :param taken: told when the other side has said that it takes it.
     :param progress: told how many bytes of all are with the other side's stream.
+    :param refusal: text in front of the reason that the other side gives for its end.
     """
 
     _resumes = False
     """What has arrived is not sent again by another parcel of the same."""
 
     def __init__(
-        self, *, taken: Callable[[], object] = lambda: None, progress: Callable[[int], object] = lambda done: None
+        self,
+        *,
+        taken: Callable[[], object] = lambda: None,
+        progress: Callable[[int], object] = lambda done: None,
+        refusal: str = GAVE_UP,
     ) -> None:
         self._taken = taken
         self._progress = progress
-        self._messages = Messages()
+        self._messages = Messages(refusal)
         self._next: Callable[[dict[str, Any]], None] = self._answered
         self._flow: _Flow | None = None
         self._began = time.monotonic()
         self._size = self._files = 0
         self._given_up = self._said_all = self._in_bytes = self._pieces = False
         self._changed: list[str] = []
+        self._sha256 = ""
         self._error: TransferError | None = None
         self.done: Deferred[Sent] = Deferred(lambda _: self._give_up())
 
@@ -137,7 +145,8 @@ class ParcelSender(Protocol):
             self._unexpected(message)
         self.transport.loseConnection()  # type: ignore[union-attr]
         if not self.done.called:
-            self.done.callback(Sent(self._size, self._files, time.monotonic() - self._began, tuple(self._changed)))
+            seconds = time.monotonic() - self._began
+            self.done.callback(Sent(self._size, self._files, seconds, tuple(self._changed), self._sha256))
 
     def _send_all(self, work: Iterator[Any]) -> None:
         """Write what ``work`` writes, as fast as the stream takes it."""
@@ -327,6 +336,10 @@ class FilesSender(ParcelSender):
             self._say(**{"from": some})
         self._say(whole=True, **({"pieces": True} if self._pieces else {}))
         self._in_bytes = True
+        yield from self._all_contents(digests)
+
+    def _all_contents(self, digests: dict[int, Any]) -> Iterator[None]:
+        """Write what the other side lacks.  :param digests: of what it has, by index."""
         there = sum(self._have[index][0] for index in digests)
         self._progress(there)
         for index, entry in enumerate(self._entries):
@@ -354,12 +367,30 @@ class FilesSender(ParcelSender):
             changed = self._offered.has_changed(index, file)
         if changed and len(self._changed) < CHANGED_LIMIT:
             self._changed.append(entry.path)
+        if len(self._entries) == 1:
+            self._sha256 = digest.hexdigest()
         self.transport.write(end(digest.digest(), changed=changed) if self._pieces else digest.digest())  # type: ignore[union-attr]
         yield None  # also behind an empty one, of which there may be many
 
     def _stop(self) -> None:
         super()._stop()
         self._offered.close()
+
+
+class OldFileSender(FilesSender):
+    """Sends one file to a program of dmsg 0.1, which is told its name and size and is asked nothing."""
+
+    _resumes = False
+
+    def _offer(self) -> dict[str, Any]:
+        return {"name": self._tops[0]["name"], "size": self._total}
+
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        self._next = self._arrived
+        self._in_bytes = True
+        self._taken()
+        self._send_all(self._all_contents({}))
 
 
 def _is_digest(value: Any) -> bool:

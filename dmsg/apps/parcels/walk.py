@@ -11,11 +11,12 @@ import os
 import stat
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from dmsg.apps.descriptors import Descent
+from dmsg.apps.descriptors import Descent, open_within
 from dmsg.apps.exposure import OwnFile, OwnFiles, check_directory, has_dot, own_files
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, MODE_MASK, CheckedItems, Item, parts_of, stays_inside
 from dmsg.apps.sources import UNMEASURED_LIMIT, SourceChanged, content_of_unmeasured, gone, named, open_regular, resized
@@ -36,9 +37,11 @@ class Walked:
     :ivar left_out: paths of what is not sent: links that lead out of their tree, devices, sockets and the like.
     :ivar dotted: paths of what is not sent because its name begins with a dot.
     :ivar own: paths of what is not sent because it is dmsg's own, as a key file is.
+    :ivar base: directory above all of it, below which no link is followed; None: that which each thing is in.
     """
 
     hidden: bool = False
+    base: Path | None = None
 
     checked: CheckedItems = field(default_factory=CheckedItems)
     tops: dict[str, Path] = field(default_factory=dict)
@@ -48,6 +51,24 @@ class Walked:
     dotted: list[str] = field(default_factory=list)
     own: list[str] = field(default_factory=list)
     _unmeasured: int = 0
+
+    @contextmanager
+    def above(self, name: str) -> Iterator[tuple[int, str]]:
+        """Open the directory that a thing is in.
+
+        :param name: that the thing is sent under.
+        :returns: a descriptor, and the name of the thing in that directory.
+        :raises OwnFile: the directory is dmsg's own.
+        """
+        path = self.tops[name]
+        try:
+            at = open_within(self.base or path.parent, path.parent)
+        except OwnFile:
+            raise OwnFile(path.name) from None
+        try:
+            yield at, path.name
+        finally:
+            os.close(at)
 
     def add(self, entry: Item, inode: int, content: bytes | None = None) -> None:
         """One more entry.
@@ -108,10 +129,12 @@ class OfferedFiles:
     def _opened(self, entry: Item) -> IO[bytes]:
         top, *parts = entry.path.split("/")
         if not parts:
-            return open_regular(self._walked.tops[top], entry.path)
+            with self._walked.above(top) as (at, name):
+                return open_regular(name, entry.path, at)
         if top != self._top or self._descent is None:
             self.close()
-            self._descriptor = os.open(self._walked.tops[top], _READ_DIRECTORY)
+            with self._walked.above(top) as (at, name):
+                self._descriptor = os.open(name, _READ_DIRECTORY, dir_fd=at)
             self._top, self._descent = top, Descent(self._descriptor)
         return open_regular(parts[-1], entry.path, self._descent.at(parts[:-1]))
 
@@ -123,13 +146,15 @@ class OfferedFiles:
             os.close(self._descriptor)
 
 
-def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walked:
+def walk(paths: Sequence[Path], *, hidden: bool = False, called: str | None = None, base: Path | None = None) -> Walked:
     """All that is to be sent of some files and directories; blocks as long as the disk takes.
 
     :param hidden: with names that begin with a dot.
+    :param called: name under which one path is sent instead of its own.
+    :param base: directory above all of them: they have no links in them, and none is followed that comes to be there.
     :raises TransferError: two of them have one name, or one cannot be read, or is not to be sent.
     """
-    walked = Walked(hidden)
+    walked = Walked(hidden, base)
     for path in paths:
         top = named(path).absolute()
         name = top.name or top.resolve().name
@@ -139,19 +164,24 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walked:
             raise TransferError(f"{path}: has no name")
         if has_dot(name) and not hidden:
             raise TransferError(f"{path}: its name begins with a dot; --hidden sends it")
+        real = top
         try:
+            if base is None:
+                real = top.resolve()  # a link that is named is what it leads to
             if name in walked.tops:
                 raise TransferError(f"two of them are called {name}")
-            real = walked.tops[name] = top.resolve()  # a link that is named is what it leads to
-            status = real.stat()
-            if stat.S_ISREG(status.st_mode):
-                _add_file(walked, os.fspath(real), name, None)
-            elif stat.S_ISDIR(status.st_mode):
-                _add_directory(walked, real, name)
-            else:
-                raise TransferError("is neither file nor directory; - sends standard input")
+            name = called or name
+            walked.tops[name] = real
+            with walked.above(name) as (at, there):
+                mode = os.stat(there, dir_fd=at, follow_symlinks=False).st_mode
+                if stat.S_ISREG(mode):
+                    _add_file(walked, there, name, at)
+                elif stat.S_ISDIR(mode):
+                    _add_directory(walked, real, name, at)
+                else:
+                    raise TransferError("is neither file nor directory; - sends standard input")
         except OSError as error:
-            what = path if error.filename in (None, str(top), str(top.resolve())) else error.filename
+            what = path if error.filename in (None, str(top), str(real), real.name, name) else error.filename
             raise TransferError(f"{what}: {error.strerror}") from None
         except TransferError as error:
             raise TransferError(f"{path}: {error}") from None
@@ -160,7 +190,7 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walked:
     return walked
 
 
-def _add_file(walked: Walked, source: str, path: str, at: int | None, own: OwnFiles | None = None) -> None:
+def _add_file(walked: Walked, source: str, path: str, at: int, own: OwnFiles | None = None) -> None:
     with open_regular(source, path, at, own=own) as file:
         status = os.fstat(file.fileno())
         content = content_of_unmeasured(file, status, path)
@@ -168,8 +198,8 @@ def _add_file(walked: Walked, source: str, path: str, at: int | None, own: OwnFi
     walked.add(Item(path, FILE, size, status.st_mode & MODE_MASK, max(0, status.st_mtime_ns)), status.st_ino, content)
 
 
-def _add_directory(walked: Walked, source: Path, name: str) -> None:
-    top = os.open(source, _READ_DIRECTORY)
+def _add_directory(walked: Walked, source: Path, name: str, at: int) -> None:
+    top = os.open(source.name, _READ_DIRECTORY, dir_fd=at)
     descent = Descent(top)
     own = own_files()
     try:

@@ -39,6 +39,7 @@ THINGS_LIMIT = 1000
 CHANGED_LIMIT = 20
 """Files of a parcel that are named because they were written to while they were sent."""
 DIGEST_SIZE = 32
+GAVE_UP = "the other side gave up"
 WHAT = "parcels"
 """What is spoken here, as errors say it."""
 
@@ -58,7 +59,7 @@ class PartKept(ParcelCut, CutShort):
 def lost(reason: Failure, moved: int) -> TransferError:
     """A connection that ended before everything was said.  :param moved: bytes that have arrived."""
     gone = reason.check(ConnectionDone) or getattr(reason.value, "close_reason", None) == CloseReason.ABORTED
-    why = "the other side gave up" if gone else lost_text(reason)
+    why = GAVE_UP if gone else lost_text(reason)
     if moved:
         return PartKept(f"{why}; what has arrived is kept: sent again, it goes on from there")
     return GivenUp(why) if gone else ParcelCut(why)
@@ -71,10 +72,14 @@ def encode(**message: Any) -> bytes:
 
 
 class Messages:
-    """Messages out of a stream, and the bytes between them."""
+    """Messages out of a stream, and the bytes between them.
 
-    def __init__(self) -> None:
+    :param refusal: text in front of the reason that the other side gives for its end.
+    """
+
+    def __init__(self, refusal: str = GAVE_UP) -> None:
         self._buffer = bytearray()
+        self._refusal = refusal
 
     @property
     def held(self) -> int:
@@ -94,7 +99,7 @@ class Messages:
         if message is None:
             return None
         if "error" in message:
-            raise error_of(message, "the other side gave up")
+            raise error_of(message, self._refusal)
         return message
 
     def piece(self) -> bytes | None:

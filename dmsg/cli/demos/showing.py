@@ -15,7 +15,10 @@ from twisted.internet.defer import maybeDeferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
-from dmsg.apps.transfer import ReceiveFile, SendFile, Transferred
+from dmsg.apps.parcels.place import Place
+from dmsg.apps.parcels.receiver import ParcelReceiver
+from dmsg.apps.parcels.sender import FilesSender, Sent
+from dmsg.apps.parcels.walk import walk
 from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.demos.processes import Child, Entities, address_of
 from dmsg.cli.peers.benching import round_trips
@@ -35,7 +38,7 @@ class _Row:
     sender: str
     receiver: str
     server: str
-    done: Transferred
+    done: Sent
     round_trip: float
 
 
@@ -103,9 +106,9 @@ class Demo:
     async def _transfer(self, sender: str, receiver: str, server: PubKey) -> None:
         path = self._make_file(f"{sender}-to-{receiver}")
         inbox = Path(tempfile.mkdtemp(dir=self._directory, prefix=f"{receiver}-"))
-        incoming = ReceiveFile(inbox)
+        incoming = ParcelReceiver(Place(inbox), lambda offer: None)
         port = self._clients[receiver].listen(_factory(incoming))
-        outgoing = SendFile(path)
+        outgoing = FilesSender(walk([path]))
         try:
             await self._clients[sender].connect(
                 self._clients[receiver].public_key, _factory(outgoing), timeout=STEP_TIMEOUT, via=server
@@ -148,7 +151,7 @@ class Demo:
         incoming = _Interrupted(inbox, self._size // 4, lambda: child.signal("KILL"))
         bob, carol = self._clients["bob"], self._clients["carol"]
         port = bob.listen(_factory(incoming))
-        outgoing = SendFile(path)
+        outgoing = FilesSender(walk([path]))
         await carol.connect(bob.public_key, _factory(outgoing), timeout=STEP_TIMEOUT, via=server)
         done = await outgoing.done.addTimeout(STEP_TIMEOUT, self._reactor)
         await incoming.done
@@ -189,11 +192,11 @@ class Demo:
         self._say(f"all files arrived as they were sent; {seconds:.1f} s in all")
 
 
-class _Interrupted(ReceiveFile):
+class _Interrupted(ParcelReceiver):
     """Calls ``interrupt`` when so many bytes are there, and measures the pause that follows."""
 
     def __init__(self, directory: Path, after: int, interrupt: Any) -> None:
-        super().__init__(directory)
+        super().__init__(Place(directory), lambda offer: None)
         self._after = after
         self._interrupt = interrupt
         self._seen = 0

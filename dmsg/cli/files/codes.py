@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, TimeoutError, succeed
 from twisted.internet.error import ConnectionDone
-from twisted.internet.protocol import Protocol
+from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
@@ -24,15 +24,15 @@ from dmsg.apps.parcels.manifest import DIRECTORY
 from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
-from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Sent, TextSender
+from dmsg.apps.parcels.sender import FilesSender, OldFileSender, ParcelSender, PipeSender, Sent, TextSender
 from dmsg.apps.parcels.walk import Walked, walk
 from dmsg.apps.sources import changed_text
 from dmsg.apps.transfer import Refused, TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.asking import ask, can_ask
-from dmsg.cli.away import watched
-from dmsg.cli.files.sending import SHOWN_THINGS, beside, say_left_out, transfer_progress
+from dmsg.cli.away import patience_of, watched
+from dmsg.cli.files.sending import SHOWN_THINGS, beside, report, say_left_out, transfer_progress
 from dmsg.cli.output import cannot_write, notice, say, state, tell
 from dmsg.cli.wordcodes import accept_code, offer_code
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 NAME_SHOWN = 255
 """Characters of the name of a pipe."""
+OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer")
+"""What a receiver at a key says to a parcel that takes one file at a time, as dmsg before 0.2."""
 
 
 # --- the side that makes the code ---
@@ -66,6 +68,37 @@ async def send_by_code(
         make.stop()
 
 
+async def send_to_key(reactor: Reactor, client: Client, make: Making, key: PubKey, timeout: float) -> None:
+    """Send what ``make`` makes to a key; one file also to a program of dmsg 0.1.
+
+    :param timeout: seconds that opening a stream may take.
+    """
+    try:
+        await _give(reactor, client, make, make(), key, timeout)
+    except TransferError as error:
+        if not any(old in str(error) for old in OLD_RECEIVERS):
+            raise
+        sender = make.for_0_1()
+        if sender is None:
+            why = "the dmsg there is older, and takes one file at a time; by a code it takes all"
+            raise TransferError(f"not sent to {key.short}: {why}") from None
+        await _give(reactor, client, make, sender, key, timeout)
+
+
+async def _give(
+    reactor: Reactor, client: Client, make: Making, sender: ParcelSender, key: PubKey, timeout: float
+) -> None:
+    factory = Factory.forProtocol(lambda: sender)
+    factory.noisy = False
+    try:
+        await client.connect(key, factory, timeout=timeout)
+        with watched(reactor, lambda: sender.transport, patience_of(client), make.say):
+            sent = await sender.done
+    finally:
+        make.stop()
+    make.report(sent, key)
+
+
 class Making:
     """What is sent, made when somebody is there who is to have it.
 
@@ -85,6 +118,10 @@ class Making:
     def __call__(self) -> ParcelSender:
         raise NotImplementedError
 
+    def for_0_1(self) -> ParcelSender | None:
+        """What sends this to a program of dmsg 0.1; None: nothing does."""
+        return None
+
     def _begin(self, name: str, size: int | None) -> None:
         self._bar = self._progress.add_task(printable(name), total=size)
         self._progress.start()
@@ -103,6 +140,10 @@ class Making:
 
     def report(self, sent: Sent, whom: PubKey | None = None) -> None:
         """Say that it has arrived, when no bar is shown any more.  :param whom: who has it, where that is a key."""
+        if whom is not None and sent.sha256:
+            report("sent", self.fields["sent"][0], sent, whom)
+            say_changed(sent.changed)
+            return
         fields = self.fields if whom is None else {**self.fields, "peer": str(whom)}
         to = "" if whom is None else f" to {whom.text}"
         text = f"sent {self.what}{to}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
@@ -124,11 +165,13 @@ class FilesToSend(Making):
             self.type_there = "dmsg receive --hidden"
 
     def __call__(self) -> ParcelSender:
-        return FilesSender(
-            self._walked,
-            taken=lambda: self._begin(self.what, self._walked.checked.size),
-            progress=self._moved,
-        )
+        return self._sender(FilesSender)
+
+    def for_0_1(self) -> ParcelSender | None:
+        return self._sender(OldFileSender) if len(self._walked.checked.entries) == 1 else None
+
+    def _sender(self, kind: type[FilesSender]) -> ParcelSender:
+        return kind(self._walked, taken=lambda: self._begin(self.what, self.size), progress=self._moved)
 
 
 class TextToSend(Making):

@@ -13,13 +13,12 @@ from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
+from dmsg.apps.copies import Copy, CopyBusy, CopyCut, Get, Put
 from dmsg.apps.copy_listener import Peer
-from dmsg.apps.copying import Copier, CopyBusy, CopyCut, Get, Put
 from dmsg.apps.exposure import has_dot
 from dmsg.apps.paths import regular_size
 from dmsg.apps.sources import changed_text
 from dmsg.apps.transfer import TransferError
-from dmsg.apps.trees import GetTree, NoDirectory, PutTree
 from dmsg.base.units import human_size
 from dmsg.cli.away import clock_time
 from dmsg.cli.files.sending import say_left_out
@@ -89,20 +88,16 @@ def remote(text: str) -> tuple[PubKey, str] | None:
     return Names().find(who), path
 
 
-Make = Callable[[Any, Any], "Copier | PutTree | GetTree"]
-"""Given the reactor, and what is told of a start: one try of a copy."""
+Make = Callable[[Any], Copy]
+"""Given what is told of a start: one try of a copy."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One copy.
-
-    :ivar instead: what is tried where the peer has a file and no directory.
-    """
+    """One copy."""
 
     peer: PubKey
     make: Make
-    instead: Make | None = None
 
 
 def _hash_of(result: Transferred) -> dict[str, str]:
@@ -110,11 +105,7 @@ def _hash_of(result: Transferred) -> dict[str, str]:
     return {"sha256": result.sha256} if result.sha256 else {}
 
 
-def _putter(source: Path, path: str) -> Make:
-    return lambda reactor, started: Put(reactor, source, path, started=started)
-
-
-def _tree_putter(source: Path, path: str, hidden: bool) -> Make:
+def _putter(source: Path, path: str, hidden: bool) -> Make:
     told: list[Walked] = []
 
     def left_out(walked: Walked) -> None:
@@ -122,25 +113,7 @@ def _tree_putter(source: Path, path: str, hidden: bool) -> Make:
             say_left_out(walked)
         told.append(walked)
 
-    return lambda reactor, started: PutTree(source, path, started=started, hidden=hidden, left_out=left_out)
-
-
-def _either_putter(source: Path, path: str, directory: str, hidden: bool) -> Make:
-    """What it is, is seen when it begins."""
-
-    def make(reactor: Any, started: Any) -> Copier | PutTree | GetTree:
-        kind = _tree_putter(source, directory, hidden) if source.is_dir() else _putter(source, path)
-        return kind(reactor, started)
-
-    return make
-
-
-def _tree_getter(path: str, target: Path, hidden: bool) -> Make:
-    return lambda reactor, started: GetTree(path, target, hidden=hidden, started=started)
-
-
-def _getter(path: str, target: Path) -> Make:
-    return lambda reactor, started: Get(reactor, path, target, started=started)
+    return lambda started: Put(source, path, started=started, hidden=hidden, left_out=left_out)
 
 
 def jobs_of(
@@ -196,12 +169,13 @@ def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: boo
             raise TransferError(f"{source}: is a directory; -r copies it")
         if not into:
             raise TransferError("a directory needs a target that ends in : or /, where it keeps its name")
-        return Job(peer, _tree_putter(local, path.rstrip("/"), hidden)), path + local.resolve().name
+        becomes = path + local.resolve().name
+        return Job(peer, _putter(local, becomes, hidden)), becomes
     regular_size(local)
     if several and not into:
         raise TransferError("several files need a target that ends in : or /")
     becomes = path + local.name if into else path
-    return Job(peer, _putter(local, becomes)), becomes
+    return Job(peer, _putter(local, becomes, hidden)), becomes
 
 
 def check_name(shown: str, name: str, *, hidden: bool) -> None:
@@ -226,15 +200,17 @@ def _fetched(
     if recursive:
         if not Path(target).is_dir():
             raise TransferError(f"{target}: there is no such directory")
-        tree = _tree_getter(path.rstrip("/"), Path(target), hidden)
-        return Job(peer, tree, instead=_getter(path.rstrip("/"), local)), os.fspath(local)
-    if local.exists() and not local.is_file():
+    elif local.exists() and not local.is_file():
         raise TransferError(f"{target}: not a regular file")
     if not Path(target).is_dir() and (target.endswith("/") or several):
         raise TransferError(f"{target}: there is no such directory")
     if not local.parent.is_dir():
         raise TransferError(f"{local.parent}: there is no such directory")
-    return Job(peer, _getter(path, local)), os.fspath(local)
+
+    def make(started: Any) -> Copy:
+        return Get(path.rstrip("/"), local, directories=recursive, hidden=hidden, started=started)
+
+    return Job(peer, make), os.fspath(local)
 
 
 def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool, hidden: bool) -> list[Job]:
@@ -249,7 +225,7 @@ def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive
     for source in sources:
         name = PurePosixPath(source.partition(":")[2].rstrip("/")).name
         becomes = path + name if into else path
-        jobs.append(Job(peer, _either_putter(stage / name, becomes, path.rstrip("/"), hidden)))
+        jobs.append(Job(peer, _putter(stage / name, becomes, hidden)))
     return jobs
 
 
@@ -265,7 +241,7 @@ async def copy_one(
 
     from dmsg.cli.files.sending import transfer_progress
 
-    peer, make, instead = job.peer, job.make, job.instead
+    peer = job.peer
     who = Names().name_of(peer) or peer.short
     with transfer_progress() as progress:
         away = _Away(reactor, progress, who, retry)
@@ -275,7 +251,7 @@ async def copy_one(
         reached = False
         try:
             while True:
-                copier = make(reactor, away.started)
+                copier = job.make(away.started)
                 factory = Factory.forProtocol(lambda copier=copier: copier)  # type: ignore[misc]
                 factory.noisy = False
                 try:
@@ -284,11 +260,6 @@ async def copy_one(
                     away.transport = connected.transport
                     done = await copier.done
                     break
-                except NoDirectory:
-                    if instead is None:
-                        raise
-                    make, instead = instead, None
-                    continue
                 except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
                     if not reached:
                         raise ConnectFailed(f"{copier.what}{error}", key=getattr(error, "key", "")) from None

@@ -98,7 +98,6 @@ def cp(
     """
 
     from dmsg.apps.copy_listener import Peer
-    from dmsg.apps.trees import TreePeer
     from dmsg.cli.files.copies import Peers, copy_one, jobs_of
     from dmsg.cli.files.stages import stage, stage_of
     from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
@@ -117,8 +116,8 @@ def cp(
             assert directory is not None
             busy: dict[Path, Peer] = {}
 
-            def make() -> TreePeer:
-                return TreePeer(
+            def make() -> Peer:
+                return Peer(
                     reactor,
                     directory,
                     writable=writable,

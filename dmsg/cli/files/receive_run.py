@@ -10,10 +10,9 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
-from dmsg.apps.incoming import Incoming
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
-from dmsg.apps.transfer import ReceiveFile, TransferError, Transferred
+from dmsg.apps.transfer import TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.files.codes import listed, say_changed
@@ -105,20 +104,11 @@ class _Inbox(Factory):
             return None
         assert isinstance(addr, DmsgAddress)
         one = _Coming(self._progress, addr.public_key, self._max_size)
-        incoming = Incoming(
-            lambda: ReceiveFile(
-                self._directory,
-                overwrite=self._overwrite,
-                hidden=self._hidden,
-                max_size=self._max_size,
-                started=one.started,
-            ),
-            lambda: ParcelReceiver(
-                Place(self._directory, overwrite=self._overwrite, hidden=self._hidden),
-                one.asked,
-                progress=one.moved,
-                most=self._max_size,
-            ),
+        incoming = ParcelReceiver(
+            Place(self._directory, overwrite=self._overwrite, hidden=self._hidden),
+            one.asked,
+            progress=one.moved,
+            most=self._max_size,
         )
         incoming.done.addBoth(one.over).addBoth(self._ended)
         return incoming
@@ -165,9 +155,10 @@ class _Coming:
         beside(self._progress, lambda: self._report(result))
         return None
 
-    def _report(self, result: Transferred | Taken) -> None:
-        if isinstance(result, Transferred):
-            report("received", result, self._whom)
+    def _report(self, result: Taken) -> None:
+        if result.sha256:
+            report("received", result.paths[0].name, result, self._whom)
+            say_changed(result.changed)
             return
         if result.offer.kind == "text":
             tell(f"{self._whom.text}: {result.offer.text}", text=result.offer.text, peer=str(self._whom))

@@ -23,8 +23,9 @@ from dmsg.cli.output import notice, state, tell
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
+    from dmsg.apps.parcels.receiver import Taken
+    from dmsg.apps.parcels.sender import Sent
     from dmsg.apps.parcels.walk import Walked
-    from dmsg.apps.transfer import Transferred
 
 
 SHOWN_THINGS = 20
@@ -79,13 +80,13 @@ def beside(progress: Progress, tell_it: Callable[[], None]) -> None:
         progress.start()
 
 
-def report(verb: str, done: Transferred, peer: PubKey) -> None:
+def report(verb: str, name: str, done: Sent | Taken, peer: PubKey) -> None:
     """Say that a file has arrived, and how fast."""
     whom = f"{'to' if verb == 'sent' else 'from'} {peer.text}"
     tell(
-        f"{verb} {done.name} {whom}: {human_size(done.size)} in {done.seconds:.2f} s, "
+        f"{verb} {printable(name)} {whom}: {human_size(done.size)} in {done.seconds:.2f} s, "
         f"{human_size(done.rate)}/s, sha256 {done.sha256}",
-        **{verb: done.name},
+        **{verb: name},
         peer=str(peer),
         bytes=done.size,
         seconds=done.seconds,

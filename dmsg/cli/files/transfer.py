@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
-OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer")
-"""What a receiver at a key says to a parcel that takes one file at a time, as dmsg before 0.2."""
-
 
 @command()
 @click.argument("what", nargs=-1, metavar="FILE... [KEY]", shell_complete=complete_path_or_name)
@@ -141,22 +138,18 @@ def _key_of(what: tuple[str, ...], *, alone: bool) -> PubKey | None:
         raise click.UsageError(f"{last}: no such file, and no key: {error}") from None
 
 
-# Ruff counts the imports, which commands load late.
-def _send_to(  # noqa: PLR0915
+def _send_to(
     what: tuple[str, ...], text: str | None, key: PubKey, hidden: bool, settings: ClientSettings, timeout: float
 ) -> NoReturn:
-    """To a key: one file as all versions of dmsg do it, anything else as a parcel."""
+    """To a key, as a parcel; one file also to a program of dmsg 0.1."""
     for one in what:
         if not Path(one).is_file() and not Path(one).is_dir():
             raise click.UsageError(f"{one}: is no file; without a KEY it is sent by a code")
 
-    from twisted.internet.protocol import Factory
-
-    from dmsg.apps.transfer import SendFile, TransferError
-    from dmsg.cli.away import patience_of, watched
-    from dmsg.cli.files.codes import Making, TextToSend, files_to_send
+    from dmsg.apps.transfer import TransferError
+    from dmsg.cli.files.codes import Making, TextToSend, files_to_send, send_to_key
     from dmsg.cli.files.copies import check_name
-    from dmsg.cli.files.sending import report, transfer_progress
+    from dmsg.cli.files.sending import transfer_progress
     from dmsg.cli.running import run, with_client
 
     file = Path(what[0]) if len(what) == 1 and Path(what[0]).is_file() else None
@@ -164,48 +157,22 @@ def _send_to(  # noqa: PLR0915
     async def main(reactor: Reactor) -> None:
         if file is not None:
             check_name(str(file), file.name, hidden=hidden)
-
-        async def use_file(client: Client) -> None:
-            assert file is not None
-            with transfer_progress() as progress:
-                protocol = SendFile(file, lambda done: progress.update(bar, completed=done))
-                bar = progress.add_task(file.name, total=protocol.size)
-                factory = Factory.forProtocol(lambda: protocol)
-                factory.noisy = False
-                await client.connect(key, factory, timeout=timeout)
-                try:
-                    done = await protocol.done
-                except TransferError as error:
-                    raise TransferError(f"{file} is not sent to {key.short}: {error}") from None
-            report("sent", done, key)
-
-        async def use_parcel(client: Client) -> None:
-            sender = make()
-            factory = Factory.forProtocol(lambda: sender)
-            factory.noisy = False
-            try:
-                await client.connect(key, factory, timeout=timeout)
-                with watched(reactor, lambda: sender.transport, patience_of(client), make.say):
-                    sent = await sender.done
-            except TransferError as error:
-                if any(old in str(error) for old in OLD_RECEIVERS):
-                    why = "the dmsg there is older, and takes one file at a time; by a code it takes all"
-                    raise TransferError(f"not sent to {key.short}: {why}") from None
-                raise
-            finally:
-                make.stop()
-            make.report(sent, key)
-
-        if file is not None:
-            await with_client(reactor, settings, use_file)
-            return
         progress = transfer_progress()
         make: Making
         if text is not None:
             make = TextToSend(progress, text)
         else:
             make = await files_to_send([Path(one) for one in what], progress, hidden=hidden)
-        await with_client(reactor, settings, use_parcel)
+
+        async def use(client: Client) -> None:
+            try:
+                await send_to_key(reactor, client, make, key, timeout)
+            except TransferError as error:
+                if file is None:
+                    raise
+                raise TransferError(f"{file} is not sent to {key.short}: {error}") from None
+
+        await with_client(reactor, settings, use)
 
     run(main)
 

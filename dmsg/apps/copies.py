@@ -1,0 +1,197 @@
+"""Copies to and from the directory of a listener: one message, and then a parcel over the same stream.
+
+Messages are ``length(4) || JSON``, big endian.  The side that connects asks::
+
+    {"op": "put-tree", "path": P}                           offers a parcel of one file or directory for the directory P
+    {"op": "get-tree", "path": P, "directories": BOOL}      is offered a parcel of P: a file, or if true a directory
+
+P is relative to the listener's directory; empty, it is that directory itself.  Either side may say ``{"error": TEXT}``
+instead of a message.  A program of dmsg 0.1 asks by ``put`` and ``get``, and is told that its user has to update it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
+from twisted.internet.protocol import Protocol
+from twisted.internet.threads import deferToThread
+from twisted.python.failure import Failure
+
+from dmsg.apps.parcels.manifest import DIRECTORY
+from dmsg.apps.parcels.offers import Offer
+from dmsg.apps.parcels.place import Place
+from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
+from dmsg.apps.parcels.sender import FilesSender, Sent
+from dmsg.apps.parcels.walk import Walked, walk
+from dmsg.apps.parcels.wire import ParcelCut, encode
+from dmsg.apps.parts import IS_BUSY
+from dmsg.apps.transfer import Refused, TransferError, Transferred, lost_text
+from dmsg.errors import CutShort, DmsgError
+
+PUT, GET = "put-tree", "get-tree"
+REFUSED = "refused by the other side"
+"""Text in front of the reason of a peer that does not give or take something."""
+OLD_LISTENERS = ("files are not fetched here", "there is no directory")
+"""What a listener of dmsg 0.1 says to both operations, and one of a later version to ``get-tree`` of a file."""
+
+Started = Callable[[str, int, int], Callable[[int], None]]
+"""Called with name, size and offset when bytes begin to flow; returns what is called with the number of bytes there."""
+
+
+class CopyCut(TransferError, CutShort):
+    """The connection was lost: the copy can go on where it was cut.  No other error is tried again."""
+
+
+class CopyBusy(CopyCut):
+    """The other side receives this from another connection, perhaps of a killed program that is soon given up."""
+
+
+def transferred(name: str, result: Sent | Taken) -> Transferred:
+    """Return the result of a copy, whichever side this was."""
+    return Transferred(name, result.size, result.seconds, result.sha256, bool(result.changed))
+
+
+class Copy(Protocol):
+    """Side of a copy that asks; ``done`` fires with a :class:`~dmsg.apps.transfer.Transferred`.
+
+    :param name: what the file or directory is called, as results and errors have it.
+    :ivar what: the name, as an error begins with it.
+    """
+
+    def __init__(self, name: str, started: Started) -> None:
+        self._name = name
+        self.what = f"{name}: "
+        self._started = started
+        self._progress: Callable[[int], None] | None = None
+        self._size = 0
+        self._inner: Any = None
+        self._lost: Failure | None = None
+        self.done: Deferred[Transferred] = Deferred(lambda _: self._inner.done.cancel() if self._inner else None)
+
+    def _moved(self, done: int) -> None:
+        if self._progress is None:
+            self._progress = self._started(self._name, self._size, done)
+        self._progress(done)
+
+    def _become(self, inner: Any, **message: Any) -> None:
+        """Ask, and speak as one side of a parcel from then on."""
+        self.transport.write(encode(**message))  # type: ignore[union-attr]
+        self._inner = inner
+        inner.done.addCallbacks(self._carried, self._failed)
+        inner.makeConnection(self.transport)
+
+    def _carried(self, result: Sent | Taken) -> None:
+        if not self.done.called:
+            self.done.callback(transferred(self._name, result))
+
+    def _failed(self, failure: Failure) -> None:
+        if self.done.called:
+            return
+        error, text = copy_error(failure, self._lost), str(failure.value)
+        if text.startswith(REFUSED) and IS_BUSY in text:  # busy on this side, it stays so
+            error = CopyBusy(text)
+        elif text.startswith(tuple(f"{REFUSED}: {old}" for old in OLD_LISTENERS)):
+            error = Refused(f"{REFUSED}: the dmsg there is older, and copies files in another way: update it there")
+        self.done.errback(Failure(error))
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._inner is not None:  # else it speaks before it is asked
+            self._inner.dataReceived(data)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._lost = reason
+        if self._inner is not None:
+            self._inner.connectionLost(reason)
+        elif not self.done.called:
+            self.done.errback(Failure(cut(reason)))
+
+
+def cut(reason: Failure) -> TransferError:
+    """Return the error of a copy whose connection was lost."""
+    if reason.check(ConnectionDone, ConnectionLost, ConnectionAborted, DmsgError):
+        return CopyCut(lost_text(reason))
+    # our own: the same would happen again
+    return TransferError(f"{type(reason.value).__name__}: {reason.value}")
+
+
+def copy_error(failure: Failure, lost: Failure | None) -> BaseException:
+    """Return why a copy failed, as its parcel says it.  :param lost: why the connection was lost, if it was."""
+    if lost is not None and isinstance(failure.value, ParcelCut):
+        return cut(lost)
+    assert failure.value is not None
+    return failure.value
+
+
+class Put(Copy):
+    """Sends a file or directory to the path ``target`` of a listener."""
+
+    def __init__(
+        self,
+        source: Path,
+        target: str,
+        *,
+        started: Started = lambda name, size, offset: lambda done: None,
+        hidden: bool = False,
+        left_out: Callable[[Walked], object] = lambda walked: None,
+    ) -> None:
+        """:param left_out: told what there is and what of it is not sent, before anything is."""
+        super().__init__(source.resolve().name if source.name in ("", "..") else source.name, started)
+        self._hidden = hidden
+        self._left_out = left_out
+        self._source = source
+        directory, _, self._called = target.rpartition("/")
+        self._directory = directory.rstrip("/") or ("/" if target.startswith("/") else "")
+
+    def connectionMade(self) -> None:
+        walking = deferToThread(walk, [self._source], hidden=self._hidden, called=self._called)
+        walking.addCallbacks(self._walked, self._not_walked)
+
+    def _walked(self, walked: Walked) -> None:
+        if self.done.called or self._lost is not None:
+            return
+        self._left_out(walked)
+        self._size = walked.checked.size
+        sender = FilesSender(walked, progress=self._moved, refusal=REFUSED)
+        self._become(sender, op=PUT, path=self._directory)
+
+    def _not_walked(self, failure: Failure) -> None:
+        if not self.done.called:
+            self.done.errback(failure)
+        if self._lost is None:
+            self.transport.loseConnection()  # type: ignore[union-attr]
+
+
+class Get(Copy):
+    """Fetches the file ``source`` of a listener, or the directory, to the path ``target``.
+
+    :param directories: whether a directory may be fetched.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        target: Path,
+        *,
+        directories: bool = False,
+        hidden: bool = False,
+        started: Started = lambda name, size, offset: lambda done: None,
+    ) -> None:
+        super().__init__(target.name, started)
+        self._source = source
+        self._directories = directories
+        self._place = Place(target.parent, overwrite=True, hidden=hidden, copies=True)
+
+    def connectionMade(self) -> None:
+        receiver = ParcelReceiver(self._place, self._asked, progress=self._moved, name=self._name, refusal=REFUSED)
+        self._become(receiver, op=GET, path=self._source, directories=self._directories)
+
+    def _asked(self, offer: Offer) -> str | None:
+        self._size = offer.size
+        if offer.kind != "files":
+            return "that is not what was asked for"
+        is_wanted = self._directories or offer.things[0][1] != DIRECTORY
+        return None if is_wanted else f"{self._source}: is a directory"
