@@ -16,7 +16,8 @@ from typing import Any
 from benchmarks.discovery import KEYS, exchange, post_request
 from benchmarks.machine import Entity, away, cpu_of
 from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
-from dmsg.discovery.store import IEntryStore, MemoryStore, SQLiteStore, Terms
+from dmsg.discovery.entries.rules import Terms
+from dmsg.discovery.store import IEntryStore, SQLiteStore
 from dmsg.keys import SecKey, sha256
 
 ENTRIES = 100_000
@@ -63,7 +64,7 @@ def _measure(kind: str, entries: int, directory: str) -> dict[str, Any]:
     """What so many entries cost, in this process."""
     path = str(Path(directory) / "entries.sqlite")
     before, start = _resident(), time.process_time()
-    store: Any = MemoryStore() if kind == "memory" else SQLiteStore(path)
+    store: Any = SQLiteStore(":memory:" if kind == "memory" else path)
     assert IEntryStore.providedBy(store)
     fill(store, entries)
     row: dict[str, Any] = {

@@ -22,7 +22,7 @@ PLANTED = (
     ("dmsg/net/pace.py", "from dmsg.net.web.site import answer", "Plumbing"),
     ("dmsg/analytics/jobs.py", "from dmsg.v2019.client import Client", "Layers|The pipeline shares"),
     ("dmsg/discovery/entries/gojson.py", "from dmsg.discovery.entries.entry import Entry", "Entries of discovery"),
-    ("dmsg/discovery/store/base.py", "from dmsg.discovery.store.memory import MemoryStore", "Stores of discovery"),
+    ("dmsg/discovery/store/base.py", "from dmsg.discovery.store.sqlite import SQLiteStore", "Stores of discovery"),
     ("dmsg/telemetry/spool.py", "import pyspark", "needs no Spark"),
     ("dmsg/agent/road.py", "from dmsg.v2019.client import Client", "Programs that work through an agent"),
 )

@@ -29,7 +29,7 @@ TESTS = {
     "dmsg/discovery/entries/entry.py": (
         "tests.test_signed tests.discovery.entries.test_entry tests.discovery.service.test_api"
     ),
-    "dmsg/discovery/store/memory.py": "tests.discovery.store.test_store tests.discovery.checks.test_looks",
+    "dmsg/discovery/entries/rules.py": "tests.discovery.entries tests.discovery.store.test_store",
     "dmsg/discovery/store/sqlite.py": "tests.discovery.store.test_store",
     "dmsg/messaging/core/table.py": "tests.messaging",
     "dmsg/messaging/core/relay.py": "tests.messaging",

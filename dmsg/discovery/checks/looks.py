@@ -38,7 +38,8 @@ from dmsg.discovery.checks.manners import Allowance, Hosts, Names, Postponed
 from dmsg.discovery.checks.proof import OPENINGS, Opening, Openings, openings_of
 from dmsg.discovery.entries.dialects import decode
 from dmsg.discovery.entries.entry import Entry
-from dmsg.discovery.store.base import NEVER, Due
+from dmsg.discovery.entries.rules import NEVER
+from dmsg.discovery.store.base import Due
 from dmsg.errors import DmsgError, EntryError, HandshakeError
 from dmsg.net.addresses import Address, block_of, kind_of, literal, parse_address
 from dmsg.net.again import Again

@@ -6,12 +6,13 @@ takes a number for the wrong key finds out by the words of the code (``docs/prot
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
 from dmsg.discovery.entries.entry import EntryInvalid, EntrySignatureError
 from dmsg.discovery.entries.gojson import NULL_KEY, STRICT, EntryDecodeError, string_of
-from dmsg.errors import KeyFormatError, SignatureError
+from dmsg.errors import EntryNotFound, KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
 
 LARGEST = 99_999_999
@@ -57,6 +58,42 @@ def candidates(random: Random, at_least: int = 0) -> list[int]:
     return [
         number for digits in DIGITS[at_least:] for number in random.sample(range(10 ** (digits - 1), 10**digits), TRIED)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Nameplate in a store.
+
+    :ivar place: address block of the last claim.
+    :ivar ends: time from which it leads nowhere, in seconds since 1970.
+    """
+
+    number: int
+    static: str
+    place: str
+    ends: float
+
+
+def decide_claim(known: Kept | None, place: str, held: int, most: float, free: Iterable[int]) -> int:
+    """Return the number that a key gets: the one it has, or else the first free one; or ``TOO_MANY``, ``NONE_FREE``.
+
+    :param known: the key's nameplate, unless it has ended.
+    :param place: address block of the claim, which has ``held`` nameplates and may have ``most``.
+    :param free: candidates that no key has, read only as far as needed.
+    """
+    if (known is None or known.place != place) and held >= most:
+        return TOO_MANY
+    return next(iter(free), NONE_FREE) if known is None else known.number
+
+
+def check_kept(kept: Kept | None, now: float, static: str | None = None) -> Kept:
+    """Return ``kept`` if it leads to a key now, and to ``static`` if that is given.
+
+    :raises EntryNotFound: it does not.
+    """
+    if kept is None or kept.ends <= now or static not in (None, kept.static):
+        raise EntryNotFound
+    return kept
 
 
 def decode_claim(body: bytes) -> str:

@@ -1,10 +1,12 @@
-"""By which entry an entry may be replaced, and what takes it away.  No I/O.
+"""Rules for replacing and deleting entries.  No I/O.
 
-The reference's rules (seed document, "Iteration rules"), and those of deletion, which it does not have.
+The reference's rules (seed document, "Iteration rules"), and those of deletion, which it does not have.  Every store
+takes its decisions from :func:`decide_post` and :func:`check_deletion`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -13,6 +15,8 @@ from dmsg.discovery.entries.gojson import INT64, NULL_KEY, STRICT, UINT64, Entry
 from dmsg.errors import KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
 
+NEVER = 1e18
+"""Seconds since 1970."""
 DELETE_ACT = "delete"
 _UNIX_TO_YEAR_1 = 62135596800
 """What Go's ``time.Unix`` adds before it compares, and which overflows."""
@@ -92,6 +96,73 @@ def check_iteration(head: Head | None, entry: Entry) -> bool:
     if time_order(entry.timestamp) <= head.order:
         raise EntryInvalid(WRONG_TIME)
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How an entry is kept.
+
+    :ivar refreshes: a server's owner posts it again and again; else it is *quiet*: listed behind others for as long as
+        it is seen.
+    :ivar checked: a server is listed without anybody having looked at it; else it is looked at first, and listed when
+        it was there.  One that posts again from where it was seen stays listed.
+    :ivar place: the address block that posted it; empty: nobody knows.
+    :ivar most: bytes that the place may have; the blocks of addresses around it as many times as much as their factor.
+    :ivar lasts: seconds after which it is dropped, unless it is posted again.
+    """
+
+    refreshes: bool = True
+    checked: bool = True
+    place: str = ""
+    most: float = math.inf
+    lasts: float = math.inf
+
+
+def target(entry: Entry) -> str:
+    """Where a server is; empty: it is none."""
+    return "" if entry.server is None else entry.server.address
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """State of a key in a store before a post.
+
+    :ivar target: address of the entry's server; None when an earlier version stored the entry without its address.
+    :ivar checked: whether the server may be listed without a further look.
+    """
+
+    head: Head
+    target: str | None
+    checked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """State that a store writes together with an accepted entry.
+
+    :ivar first: whether the key had no entry before.
+    :ivar checked: whether the entry's server may be listed at once.
+    :ivar look_at: time of the next look at the server, in seconds since 1970.
+    :ivar keeps_look: whether a look that is already planned is kept instead of ``look_at``.
+    """
+
+    first: bool
+    checked: bool
+    look_at: float
+    keeps_look: bool
+
+
+def decide_post(present: Present | None, entry: Entry, now: float, terms: Terms) -> Replacement:
+    """Decide whether ``entry`` replaces what a store has of its key, and whether its server stays listed.
+
+    :raises EntryInvalid: as :func:`check_iteration` does.
+    """
+    first = check_iteration(None if present is None else present.head, entry)
+    if terms.checked:
+        return Replacement(first, True, NEVER, False)
+    if first or present is None or present.target not in (None, target(entry)):
+        return Replacement(first, False, now, False)
+    return Replacement(first, present.checked, now, terms.refreshes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from dmsg.discovery.entries.entry import (
 )
 from dmsg.discovery.entries.gojson import NULL_KEY, EntryDecodeError, is_key_text
 from dmsg.discovery.entries.recognition import POSTED_TODAY, is_posted_today
-from dmsg.discovery.entries.rules import decode_deletion
+from dmsg.discovery.entries.rules import Terms, decode_deletion
 from dmsg.discovery.service.delegations import Delegations
 from dmsg.discovery.service.nameplates import Nameplates, NameplatesInUse
 from dmsg.discovery.service.quota import ServerQuota
@@ -50,7 +50,8 @@ from dmsg.discovery.service.settings import (
     DiscoverySettings,
 )
 from dmsg.discovery.service.telemetry import DiscoveryTelemetry
-from dmsg.discovery.store import KINDS, Terms
+from dmsg.discovery.store import KINDS
+from dmsg.discovery.store.base import StoreContended
 from dmsg.discovery.store.measured import MeasuredStore, StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
@@ -474,6 +475,12 @@ class DiscoveryAPI:
     @_app.handle_errors(HTTPException)
     def _http(self, request: IRequest, failure: Failure) -> bytes:
         return answer_http_error(request, failure)
+
+    @_app.handle_errors(StoreContended)
+    def _contended(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused(request, "contended", failure.value)
+        request.setHeader(b"retry-after", b"1")
+        return answer(request, 503, str(failure.value))
 
     @_app.handle_errors(StoreUnavailable)
     def _unavailable(self, request: IRequest, failure: Failure) -> bytes:

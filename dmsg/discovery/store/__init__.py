@@ -1,8 +1,8 @@
-"""Where entries are kept: in memory, in SQLite, in Redis; one interface.
+"""Where entries are kept: in memory or a file by SQLite, or in Redis; one interface.
 
 Each store compares and sets in one step, by the rules of
-:func:`dmsg.discovery.entries.rules.check_iteration`; for Redis the rule is a script
-that runs there, so that several discovery processes can share a database.
+:func:`dmsg.discovery.entries.rules.decide_post`; for Redis they are a script
+that runs there.  Several discovery processes can share a file, or a Redis.
 Entries come in verified; times come in as arguments.
 
 A stranger can make as many keys as he likes, so what is kept has a size in all
@@ -19,9 +19,7 @@ from dmsg.discovery.store.base import (
     Due,
     IEntryStore,
     StoreError,
-    Terms,
 )
-from dmsg.discovery.store.memory import MemoryStore
 from dmsg.discovery.store.opening import REDIS_PATIENCE, STORE_LIMIT, open_store, parse_store
 from dmsg.discovery.store.redis import RedisStore
 from dmsg.discovery.store.sqlite import SQLiteStore
@@ -36,11 +34,9 @@ __all__ = [
     "Dropped",
     "Due",
     "IEntryStore",
-    "MemoryStore",
     "RedisStore",
     "SQLiteStore",
     "StoreError",
-    "Terms",
     "open_store",
     "parse_store",
 ]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from attrs import frozen
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
 from dmsg.discovery.entries.entry import Entry
-from dmsg.discovery.entries.rules import Deletion
+from dmsg.discovery.entries.rules import NEVER, Deletion, Terms
 from dmsg.errors import DmsgError
 
-NEVER = 1e18
-"""Seconds since 1970."""
 ROOM_AT_ONCE = 100
 """Entries that make room at a time, where there is too much in all: the rest in the next sweep, or POST."""
 OVERHEAD = 1536
@@ -42,24 +38,8 @@ class StoreError(DmsgError):
     """The store cannot be opened or reached."""
 
 
-@frozen
-class Terms:
-    """How an entry is kept.
-
-    :ivar refreshes: a server's owner posts it again and again; else it is *quiet*: listed behind others for as long as
-        it is seen.
-    :ivar checked: a server is listed without anybody having looked at it; else it is looked at first, and listed when
-        it was there.  One that posts again from where it was seen stays listed.
-    :ivar place: the address block that posted it; empty: nobody knows.
-    :ivar most: bytes that the place may have; the blocks of addresses around it as many times as much as their factor.
-    :ivar lasts: seconds after which it is dropped, unless it is posted again.
-    """
-
-    refreshes: bool = True
-    checked: bool = True
-    place: str = ""
-    most: float = math.inf
-    lasts: float = math.inf
+class StoreContended(StoreError):
+    """Other processes changed the same nameplate during each attempt to change it."""
 
 
 class Due(NamedTuple):
@@ -168,11 +148,6 @@ def kind(entry: Entry) -> str:
 def size_of(body: bytes) -> int:
     """What an entry counts."""
     return len(body) + OVERHEAD
-
-
-def target(entry: Entry) -> str:
-    """Where a server is; empty: it is none."""
-    return "" if entry.server is None else entry.server.address
 
 
 def ends(now: float, lasts: float) -> float:

@@ -11,6 +11,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.discovery.entries.entry import EntryInvalid
+from dmsg.discovery.store.base import StoreContended
 from dmsg.errors import EntryNotFound
 from dmsg.telemetry.metrics import Metrics
 
@@ -62,7 +63,7 @@ class MeasuredStore:
 
     def _failed(self, failure: Failure, operation: str) -> Failure:
         # cancelled: who asked is gone
-        if failure.check(EntryNotFound, EntryInvalid, CancelledError):
+        if failure.check(EntryNotFound, EntryInvalid, StoreContended, CancelledError):
             return failure
         # one line for all requests of a time in which it is away
         if operation not in self._failing:

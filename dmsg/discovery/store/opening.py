@@ -12,7 +12,6 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.discovery.store.base import StoreError
-from dmsg.discovery.store.memory import MemoryStore
 from dmsg.discovery.store.redis import RedisStore
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.net.clock import SteadyClock
@@ -69,7 +68,7 @@ async def open_store(
     """
     kind, rest = parse_store(description)
     if kind == "memory":
-        return MemoryStore(random, limit)
+        return SQLiteStore(":memory:", limit, random)
     if kind == "sqlite":
         file = SQLiteStore(rest, limit)
         try:

@@ -1,5 +1,7 @@
 """Lua scripts of the store in Redis: each is one step that no other process sees half of.
 
+Their rules for a post and a deletion are those of :mod:`dmsg.discovery.entries.rules`, in which they are explained.
+
 The first key is the entry's own, the others are those of :data:`dmsg.discovery.store.redis._KEYS`.
 """
 

@@ -1,4 +1,4 @@
-"""Entries in a file of SQLite."""
+"""Entries in SQLite: in a file, or in memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ import json
 import math
 import sqlite3
 from collections.abc import Sequence
+from random import Random
 
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
 from dmsg.discovery.entries.dialects import Dialect, decode
 from dmsg.discovery.entries.entry import REFRESHING, Entry, EntryInvalid, features
-from dmsg.discovery.entries.rules import Deletion, Head, check_deletion, check_iteration, time_order
+from dmsg.discovery.entries.rules import (
+    NEVER,
+    Deletion,
+    Head,
+    Present,
+    Terms,
+    check_deletion,
+    decide_post,
+    target,
+    time_order,
+)
 from dmsg.discovery.store.base import (
     KINDS,
     LATEST_LOOK,
     MIGRATED_TTL,
-    NEVER,
     OVERHEAD,
     ROOM_AT_ONCE,
     TOMBSTONE_TTL,
@@ -25,13 +35,11 @@ from dmsg.discovery.store.base import (
     Due,
     IEntryStore,
     StoreError,
-    Terms,
     ends,
     kind,
     listable,
     nobody_told,
     size_of,
-    target,
 )
 from dmsg.discovery.store.nameplates import SQLiteNameplates
 from dmsg.discovery.store.transaction import transaction
@@ -124,19 +132,21 @@ _POST = (
 
 @implementer(IEntryStore)
 class SQLiteStore:
-    """Entries in a file, write-ahead logged.
+    """Entries in a file, write-ahead logged, or in memory.
 
     A statement takes some tens of microseconds and none waits for the disk
     (``synchronous=NORMAL``), so they run in the reactor thread: what is
     answered survives ``kill -9``; a power cut may take the last seconds, and
     never leaves a damaged file.
 
+    :param path: of the file; ``:memory:`` keeps entries until the store is closed.
     :param limit: bytes of entries that are kept, in all; the file is about twice as large.
+    :param random: generator that chooses which servers are named, where that has to be repeatable.
     """
 
     failures: tuple[type[Exception], ...] = (sqlite3.Error,)
 
-    def __init__(self, path: str, limit: float = math.inf) -> None:
+    def __init__(self, path: str, limit: float = math.inf, random: Random | None = None) -> None:
         """:raises StoreError: cannot be opened, or is not a database of ours."""
         self._limit = limit
         self.dropped: Dropped = nobody_told
@@ -144,26 +154,34 @@ class SQLiteStore:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
+            if random is not None:
+                self._db.create_function("random", 0, lambda: random.getrandbits(63))
             with transaction(self._db):
                 _prepare(self._db)
                 self.nameplates = SQLiteNameplates(self._db)
         except sqlite3.Error as error:
             raise StoreError(f"{path}: {error}") from None
 
-    def _head(self, static: str) -> Head | None:
+    def _present(self, static: str) -> tuple[Present | None, float | None]:
+        """What is there of a key, and when the next look at its server is planned."""
         row = self._db.execute(
-            "SELECT sequence, time_order, json IS NULL, deletion FROM entries WHERE static = ?", (static,)
+            "SELECT sequence, time_order, json IS NULL, deletion, target, checked, CASE WHEN listable THEN look_at END "
+            "FROM entries WHERE static = ?",
+            (static,),
         ).fetchone()
-        return None if row is None else Head(int(row[0]), row[1], bool(row[2]), row[3])
+        if row is None:
+            return None, None
+        return Present(Head(int(row[0]), row[1], bool(row[2]), row[3]), row[4], bool(row[5])), row[6]
 
     def post(self, entry: Entry, now: float, terms: Terms = Terms()) -> Deferred[bool]:
         db = self._db
         dropped: list[tuple[str, str]] = []
         try:
             with transaction(db):
-                first = check_iteration(self._head(entry.static), entry)
+                present, planned = self._present(entry.static)
+                decision = decide_post(present, entry, now, terms)
+                look_at = planned if decision.keeps_look and planned is not None else decision.look_at
                 body = entry.to_json()
-                checked, look_at = self._looks_of(entry, now, terms)
                 around = self._know_around(terms.place)
                 db.execute(
                     _POST,
@@ -182,7 +200,7 @@ class SQLiteStore:
                         size_of(body),
                         ends(now, terms.lasts),
                         target(entry),
-                        checked,
+                        decision.checked,
                     ),
                 )
                 while self._one("SELECT size FROM places WHERE place = ?", terms.place) > terms.most:
@@ -197,19 +215,7 @@ class SQLiteStore:
         except (EntryInvalid, sqlite3.Error):
             return fail()
         self._tell(dropped)
-        return succeed(first)
-
-    def _looks_of(self, entry: Entry, now: float, terms: Terms) -> tuple[bool, float]:
-        """Whether a server is listed now, and when it is looked at."""
-        if terms.checked:
-            return True, NEVER
-        row = self._db.execute(
-            "SELECT checked, look_at FROM entries WHERE static = ? AND json IS NOT NULL AND target = ?",
-            (entry.static, target(entry)),
-        ).fetchone()
-        if row is None:
-            return False, now
-        return bool(row[0]), row[1] if terms.refreshes else now
+        return succeed(decision.first)
 
     def _make_room(self) -> list[tuple[str, str]]:
         """Drop what is too much in all, some of it at a time.
@@ -270,7 +276,8 @@ class SQLiteStore:
         db = self._db
         try:
             with transaction(db):
-                check_deletion(self._head(deletion.static), deletion)
+                present, _ = self._present(deletion.static)
+                check_deletion(None if present is None else present.head, deletion)
                 db.execute(
                     "UPDATE entries SET time_order = ?, json = NULL, listable = 0, size = ?, ends = ?, deletion = ? "
                     "WHERE static = ?",

@@ -39,7 +39,8 @@ from dmsg.discovery.checks.manners import (
 )
 from dmsg.discovery.checks.proof import Opening, reach
 from dmsg.discovery.entries.entry import Entry, ServerMeta
-from dmsg.discovery.store import MemoryStore, Terms
+from dmsg.discovery.entries.rules import Terms
+from dmsg.discovery.store import SQLiteStore
 from dmsg.errors import HandshakeError
 from dmsg.keys import SecKey
 from dmsg.messaging.openings import OPENINGS
@@ -96,7 +97,7 @@ class LooksTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.store = MemoryStore()
+        self.store = SQLiteStore(":memory:")
         self.there = True
         self.proves = True
         self.reached: list[tuple[str, int]] = []
@@ -472,7 +473,7 @@ class ProofTests(TestCase):
     """To real ports."""
 
     def looks(self, **options: Any) -> Looks:
-        return Looks(reactor, MemoryStore(), lambda: 0.0, TTL, openings=OPENINGS, **options)
+        return Looks(reactor, SQLiteStore(":memory:"), lambda: 0.0, TTL, openings=OPENINGS, **options)
 
     def start(self, kind: Any, key: SecKey) -> Any:
         server = kind(reactor, key, ["tcp:0:interface=127.0.0.1"])

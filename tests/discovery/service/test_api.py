@@ -22,13 +22,13 @@ from twisted.web.test.requesthelper import DummyRequest
 
 from dmsg.base.buckets import MAX_ADDRESSES, RateLimit
 from dmsg.discovery.entries.entry import MAX_DELEGATED, MAX_VERSION, ClientMeta, Entry, ServerMeta
-from dmsg.discovery.entries.rules import Deletion
+from dmsg.discovery.entries.rules import Deletion, Terms
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import GRACE, HUNG_FOR, Lookups
 from dmsg.discovery.service.api import DiscoveryAPI
 from dmsg.discovery.service.settings import CLIENT_TTL, ENTRY_TTL, OF_PLACE, REFRESHING_TTL, DiscoverySettings
 from dmsg.discovery.service.site import make_site
-from dmsg.discovery.store import MemoryStore, SQLiteStore, Terms
+from dmsg.discovery.store import SQLiteStore
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.addresses import block_of
@@ -63,7 +63,7 @@ class APICase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.store: Any = MemoryStore()
+        self.store: Any = SQLiteStore(":memory:")
         self.now = 0.0
         self.metrics = Metrics()
         self.api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics)
@@ -594,7 +594,7 @@ class LookupTests(APICase):
         asked = self.asked()
         entry = self.successResultOf(self.lookup.update(KEY, self.with_client))
         self.assertEqual((entry.sequence, entry.version), (2, "0.0.1+other1"))
-        self.store._remove(KEY.public.hex(), self.store._kept[KEY.public.hex()])
+        self.store._db.execute("DELETE FROM entries")
         self.assertEqual(self.successResultOf(self.lookup.update(KEY, self.with_client)).sequence, 0)
         self.assertEqual(asked, ["POST", "GET", "POST"] * 2)
 
@@ -661,7 +661,7 @@ class LookupTests(APICase):
     def test_an_earlier_discovery_does_not_say_when(self) -> None:
         """Then the message names what the owner can look at."""
         self.life(1)
-        self.store._kept[KEY.public.hex()].head = replace(self.store._kept[KEY.public.hex()].head, deletion=None)
+        self.store._db.execute("UPDATE entries SET deletion = NULL")
         lookup = Lookup(self.clock, "http://discovery", http=self.http, date=lambda: 1_800_000_000 * 10**9)
         said = str(self.failureResultOf(lookup.update(KEY, self.with_client), DiscoveryError).value)
         self.assertIn("is the clock of this machine right?", said)
@@ -680,7 +680,8 @@ class LookupTests(APICase):
         good, bad = self.server_entry(b"good"), self.server_entry(b"bad")
         for entry in (good, bad):
             self.successResultOf(self.lookup.post(entry))
-        self.store._kept[bad.static].json = bad.to_json().replace(b"h:1", b"h:2")
+        changed = bad.to_json().replace(b"h:1", b"h:2")
+        self.store._db.execute("UPDATE entries SET json = ? WHERE static = ?", (changed, bad.static))
         self.assertEqual(self.successResultOf(self.lookup.available_servers()), [good])
 
     def test_errors_name_what_is_wrong(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, DeferredList, succeed
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
@@ -26,8 +26,11 @@ from dmsg.discovery.entries.nameplates import (
     OF_PLACE,
     TOO_MANY,
     TRIED,
+    Kept,
     Release,
     candidates,
+    check_kept,
+    decide_claim,
     decode_claim,
     decode_release,
     length,
@@ -35,7 +38,7 @@ from dmsg.discovery.entries.nameplates import (
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.discovery.lookup.nameplates import PATH, NoSuchNameplate, claim, find
-from dmsg.discovery.store import MemoryStore, SQLiteStore, open_store
+from dmsg.discovery.store import SQLiteStore, open_store
 from dmsg.discovery.store.base import INameplates
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
@@ -91,6 +94,44 @@ class RuleTests(SynchronousTestCase):
         for wrong in ({"static": "00" * 33}, {"static": "02" + "fg" * 32}, {}, {"static": 7}, {"static": None}):
             body = json.dumps(wrong).encode()
             self.assertRaises((EntryDecodeError, EntryInvalid), decode_claim, body)
+
+    def test_who_gets_which(self) -> None:
+        here, elsewhere = Kept(7, ONE, "p", 9.0), Kept(7, ONE, "q", 9.0)
+        for known, held, free, number in (
+            (None, 0, [3, 4], 3),
+            (None, 0, [], NONE_FREE),
+            (None, 1, [3], 3),
+            (None, 2, [3], TOO_MANY),
+            # its own, which counts for the place already
+            (here, 2, [3], 7),
+            (elsewhere, 1, [3], 7),
+            (elsewhere, 2, [3], TOO_MANY),
+        ):
+            self.assertEqual(decide_claim(known, "p", held, 2, free), number, (known, held, free))
+
+    @given(
+        st.none() | st.builds(Kept, st.integers(1, 9), st.just(ONE), st.sampled_from("pq"), st.just(9.0)),
+        st.integers(0, 4),
+        st.integers(0, 4),
+        st.lists(st.integers(1, 9), max_size=3),
+    )
+    def test_any_claim(self, known: Kept | None, held: int, most: int, free: list[int]) -> None:
+        """A place that keeps to its limit keeps within it, and no candidate is asked for in vain."""
+        asked = iter(free)
+        number = decide_claim(known, "p", held, most, asked)
+        counts_anew = known is None or known.place != "p"
+        self.assertEqual(number == TOO_MANY, counts_anew and held >= most)
+        if number == TOO_MANY or known is not None:
+            self.assertEqual(list(asked), free)
+        if number != TOO_MANY:
+            self.assertEqual(number, known.number if known is not None else next(iter(free), NONE_FREE))
+
+    def test_when_one_leads_nowhere(self) -> None:
+        kept = Kept(7, ONE, "p", 9.0)
+        self.assertEqual(check_kept(kept, 8.9), kept)
+        self.assertEqual(check_kept(kept, 8.9, ONE), kept)
+        for gone in ((None, 0.0), (kept, 9.0), (kept, 8.9, TWO), (kept, 9.0, ONE)):
+            self.assertRaises(EntryNotFound, check_kept, *gone)
 
 
 class NameplatesMixin:
@@ -164,7 +205,7 @@ class MemoryTests(NameplatesMixin, TestCase):
     """In memory."""
 
     def setUp(self) -> None:
-        self.store = MemoryStore()
+        self.store = SQLiteStore(":memory:")
 
 
 class SQLiteTests(NameplatesMixin, TestCase):
@@ -206,13 +247,45 @@ class RedisTests(NameplatesMixin, TestCase):
         await self.store.nameplates.release(9, THREE, 11.0)
         self.assertEqual(await self.store._redis.keys("dmsg:nameplates*"), [])
 
+    @asynchronous
+    async def test_many_at_once(self) -> None:
+        """Two processes claim for one place: nobody's number is given twice, and the place has no more than it may."""
+        other = await open_store(shared_redis().url, reactor)
+        self.addCleanup(other.close)
+        claims = [
+            store.nameplates.claim(f"{number:066x}", range(1, 40), "p", 12, 0.0, 9.0)
+            for number, store in enumerate([self.store, other] * 10)
+        ]
+        given = [claimed for good, claimed in await DeferredList(claims, consumeErrors=True) if good]
+        numbers = [one for one in given if one != TOO_MANY]
+        self.assertEqual(len(set(numbers)), len(numbers))
+        self.assertEqual(await self.store._redis.hget("dmsg:nameplates:places", "p"), b"%d" % len(numbers))
+        self.assertLessEqual(len(numbers), 12)
+        self.assertGreaterEqual(len(numbers), 10)
+
+    @asynchronous
+    async def test_changed_between(self) -> None:
+        """What was read is no longer so when it is written: it is read again."""
+        await self.claim(ONE, 7)
+        read = self.store.nameplates._look
+
+        async def moved(*asked: Any) -> Any:
+            self.store.nameplates._look = read
+            found = await read(*asked)
+            await self.claim(ONE, 7, place="elsewhere")
+            return found
+
+        self.store.nameplates._look = moved
+        await self.store.nameplates.release(7, ONE, 1.0)
+        self.assertEqual(await self.store._redis.keys("dmsg:nameplates*"), [])
+
 
 class LimitTests(SynchronousTestCase):
     """What stands in the documents."""
 
     def test_many_at_a_time(self) -> None:
         """The last that are free are found, or it is said that none is."""
-        store, random = MemoryStore(), Random(5)
+        store, random = SQLiteStore(":memory:"), Random(5)
         for number in range(3000):
             claimed = self.successResultOf(
                 store.nameplates.claim(f"{number:066x}", candidates(random), "p", math.inf, 0.0, LASTS)

@@ -10,9 +10,10 @@ from twisted.internet.testing import EventLoggingObserver
 from twisted.logger import formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.discovery.entries.rules import Terms
 from dmsg.discovery.service.service import Discovery
 from dmsg.discovery.service.sweep import FIRST_SWEEP, SLICE, SWEEP_EVERY, TOLD_EVERY, Sweep
-from dmsg.discovery.store import MemoryStore, Terms
+from dmsg.discovery.store import SQLiteStore
 from dmsg.telemetry.metrics import Metrics
 from tests.discovery.store.test_store import server_entry
 
@@ -22,7 +23,7 @@ class SweepTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.store = MemoryStore()
+        self.store = SQLiteStore(":memory:")
         self.metrics = Metrics()
         self.sweep = Sweep(self.clock, self.store, self.clock.seconds, self.metrics)
         self.sweep.start()

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sqlite3
+from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from hypothesis import given, strategies as st
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred, ensureDeferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
 from dmsg.discovery.entries.entry import ClientMeta, Entry, EntryInvalid, ServerMeta
-from dmsg.discovery.entries.rules import WRONG_TIME, DeletedLater, Deletion, time_order
+from dmsg.discovery.entries.rules import (
+    WRONG_TIME,
+    DeletedLater,
+    Deletion,
+    Head,
+    Present,
+    Terms,
+    check_deletion,
+    decide_post,
+    next_sequence,
+    time_order,
+)
 from dmsg.discovery.store import (
     OVERHEAD,
     ROOM_AT_ONCE,
     TOMBSTONE_TTL,
     Due,
     IEntryStore,
-    MemoryStore,
     SQLiteStore,
     StoreError,
-    Terms,
     open_store,
 )
 from dmsg.errors import EntryNotFound
@@ -453,7 +465,20 @@ class MemoryStoreTests(StoreMixin, TestCase):
     """In memory."""
 
     def setUp(self) -> None:
-        self.store = MemoryStore()
+        self.store = SQLiteStore(":memory:")
+        self.addCleanup(self.store.close)
+
+    def test_servers_follow_from_a_seed(self) -> None:
+        """A lab that is made again draws the same servers."""
+        draws = []
+        for seed in (1, 1, 2):
+            store = SQLiteStore(":memory:", random=Random(seed))
+            for number in range(20):
+                self.successResultOf(store.post(server_entry(number), 0.0))
+            draws.append([self.successResultOf(store.available(5, 0.0)) for _ in range(5)])
+            self.successResultOf(store.close())
+        self.assertEqual(draws[0], draws[1])
+        self.assertNotEqual(draws[0], draws[2])
 
 
 class SQLiteStoreTests(StoreMixin, TestCase):
@@ -586,7 +611,8 @@ class CountTests(SynchronousTestCase):
     )
     def test_any_history(self, steps: list[tuple[int, str, str]]) -> None:
         path = self.mktemp()
-        stores: list[Any] = [MemoryStore(), SQLiteStore(path)]
+        file = SQLiteStore(path)
+        there: dict[str, tuple[str, str, int]] = {}
         keys = [SecKey.from_seed(b"counted %d" % number) for number in range(5)]
         sequences: dict[int, int] = {}
         times = dict.fromkeys(range(5), 0)
@@ -598,8 +624,8 @@ class CountTests(SynchronousTestCase):
                 if number not in sequences:
                     continue
                 deletion = Deletion(static, sequences.pop(number), times[number])
-                for store in stores:
-                    self.successResultOf(store.delete(deletion, 0.0))
+                self.successResultOf(file.delete(deletion, 0.0))
+                there[static] = "gone", there[static][1], OVERHEAD
                 continue
             sequences[number] = sequences.get(number, -1) + 1
             entry = Entry(
@@ -610,21 +636,20 @@ class CountTests(SynchronousTestCase):
                 None if what == "server" else ClientMeta(()),
                 None if what == "client" else ServerMeta("h:1", 1),
             ).sign(key)
-            for store in stores:
-                self.successResultOf(store.post(entry, 1.0, Terms(place=place)))
-        memory, file = stores
-        expected = {kind: count for kind, count in self.successResultOf(memory.counts()).items() if count}
-        self.assertEqual(sum(expected.values()), self.successResultOf(memory.count()))
+            self.successResultOf(file.post(entry, 1.0, Terms(place=place)))
+            there[static] = what, place, len(entry.to_json()) + OVERHEAD
+        expected = dict(Counter(what for what, _, _ in there.values() if what != "gone"))
         self.assertEqual(self.successResultOf(file.counts()), expected)
-        self.assertEqual(self.successResultOf(file.count()), self.successResultOf(memory.count()))
+        self.assertEqual(self.successResultOf(file.count()), sum(expected.values()))
         scanned = file._db.execute("SELECT kind, count(*) FROM entries WHERE json IS NOT NULL GROUP BY kind").fetchall()
         self.assertEqual(dict(scanned), expected)
-        sizes = {name: place.size for name, place in memory._places.items()}
+        sizes: Counter[str] = Counter()
+        for _, place, size in there.values():
+            sizes[place] += size
         self.assertEqual(dict(file._db.execute("SELECT place, size FROM places").fetchall()), sizes)
         self.assertEqual(
             dict(file._db.execute("SELECT place, sum(size) FROM entries GROUP BY place").fetchall()), sizes
         )
-        self.assertEqual(self.successResultOf(file.size()), self.successResultOf(memory.size()))
         self.assertEqual(self.successResultOf(file.size()), sum(sizes.values()))
         # a file of before counts once
         for name in ("new", "was", "became", "gone"):
@@ -659,6 +684,85 @@ class RedisStoreTests(StoreMixin, TestCase):
         self.assertEqual(await other.post(client_entry(1, 2), 0.0), False)
         await self.refused(self.store.post(client_entry(1, 3), 0.0), EntryInvalid, "sequence")
         await other.close()
+
+    async def write(self, static: str, present: Present | None, planned: float | None) -> None:
+        """Make a key look as if it had been posted or deleted before."""
+        if present is None:
+            return
+        name, head = f"dmsg:entry:{static}", present.head
+        fields = {"sequence": head.sequence, "next": next_sequence(head.sequence), "order": head.order}
+        fields |= {"checked": str(int(present.checked))}
+        fields |= {} if head.deleted else {"json": "{}"}
+        fields |= {} if head.deletion is None else {"deletion": head.deletion}
+        fields |= {} if present.target is None else {"target": present.target}
+        await self.store._redis.hmset(name, fields)
+        if planned is not None:
+            await self.store._redis.zadd("dmsg:looks", planned, name)
+
+    @asynchronous
+    async def test_posts_are_decided_as_by_the_rule(self) -> None:
+        """In every state of a key, for every entry and terms, the script decides as ``decide_post`` does."""
+        heads = [
+            Head(sequence, time_order(timestamp), deleted, b'{"act":1}' if deleted and timestamp else None)
+            for sequence, timestamp, deleted in itertools.product((0, 2**64 - 1), (0, 5, 9), (False, True))
+        ]
+        places = itertools.product(heads, (None, "h:1", "h:2"), (False, True), (None, 50.0))
+        states = [(None, None), *((Present(head, at, checked), planned) for head, at, checked, planned in places)]
+        terms = [Terms(refreshes, checked) for refreshes, checked in itertools.product((False, True), repeat=2)]
+        wrong: list[Any] = []
+        # zscore of txredisapi cannot read 1e+18
+        score = "return redis.call('ZSCORE', KEYS[1], ARGV[1])"
+
+        async def compare(number: int, state: Any, sequence: int, terms: Terms) -> None:
+            present, planned = state
+            static = f"{number:066x}"
+            entry = Entry("0.0.1", sequence, 5, static, server=ServerMeta("h:1", 5))
+            await self.write(static, present, planned)
+            expected, found = [], []
+            try:
+                decision = decide_post(present, entry, 7.0, terms)
+                look_at = planned if decision.keeps_look and planned is not None else decision.look_at
+                expected += [decision.first, decision.checked, look_at]
+            except EntryInvalid as error:
+                expected += [type(error), str(error), getattr(error, "deletion", None)]
+            try:
+                found.append(await self.store.post(entry, 7.0, terms))
+                found.append(await self.store._redis.hget(f"dmsg:entry:{static}", "checked") == b"1")
+                found.append(float(await self.store._redis.eval(score, ["dmsg:looks"], [f"dmsg:entry:{static}"])))
+            except EntryInvalid as error:
+                found += [type(error), str(error), getattr(error, "deletion", None)]
+            if expected != found:
+                wrong.append((state, sequence, terms, expected, found))
+
+        asked = list(itertools.product(states, (0, 1, 2), terms))
+        self.assertEqual(len(asked), (1 + 12 * 3 * 2 * 2) * 3 * 4)
+        await gatherResults([ensureDeferred(compare(number, *one)) for number, one in enumerate(asked)])
+        self.assertEqual(wrong, [])
+
+    @asynchronous
+    async def test_deletions_are_decided_as_by_the_rule(self) -> None:
+        """The same of ``check_deletion``."""
+        states = [None] + [
+            Present(Head(sequence, time_order(timestamp), deleted), "", True)
+            for sequence, timestamp, deleted in itertools.product((0, 1, 2**64 - 1), (0, 5, 9), (False, True))
+        ]
+        for number, (present, sequence) in enumerate(itertools.product(states, (0, 1, 2**64 - 1))):
+            deletion = Deletion(f"{number:066x}", sequence, 5)
+            await self.write(deletion.static, present, None)
+            expected, found = "", ""
+            try:
+                check_deletion(None if present is None else present.head, deletion)
+            except KeyError:
+                expected = "missing"
+            except EntryInvalid as error:
+                expected = str(error)
+            try:
+                await self.store.delete(deletion, 0.0)
+            except EntryNotFound:
+                found = "missing"
+            except EntryInvalid as error:
+                found = str(error)
+            self.assertEqual(found, expected, (present, sequence))
 
     @asynchronous
     async def test_what_an_earlier_version_wrote(self) -> None:

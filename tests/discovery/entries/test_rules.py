@@ -1,0 +1,110 @@
+"""Which entry may follow which, and what becomes of a server's checks."""
+
+from __future__ import annotations
+
+from hypothesis import given, strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.discovery.entries.entry import ClientMeta, Entry, EntryInvalid, ServerMeta
+from dmsg.discovery.entries.rules import (
+    NEVER,
+    WRONG_FIRST_SEQUENCE,
+    WRONG_SEQUENCE,
+    WRONG_TIME,
+    DeletedLater,
+    Head,
+    Present,
+    Replacement,
+    Terms,
+    check_iteration,
+    decide_post,
+    next_sequence,
+    time_order,
+)
+
+STATIC = "02" + "ab" * 32
+UNCHECKED, QUIET = Terms(checked=False), Terms(checked=False, refreshes=False)
+NUMBERS = st.one_of(st.integers(0, 3), st.sampled_from([2**63 - 1, 2**63, 2**64 - 1]))
+TIMES = st.one_of(st.integers(-2, 2), st.sampled_from([-(2**63), 2**63 - 1, 2**62]))
+ADDRESSES = st.sampled_from(["", "h:1", "h:2"])
+TERMS = st.builds(Terms, refreshes=st.booleans(), checked=st.booleans())
+PRESENT = st.none() | st.builds(
+    Present,
+    st.builds(Head, NUMBERS, TIMES.map(time_order), st.booleans()),
+    st.none() | ADDRESSES,
+    st.booleans(),
+)
+
+
+def entry(sequence: int, timestamp: int = 9, address: str = "h:1") -> Entry:
+    if not address:
+        return Entry("0.0.1", sequence, timestamp, STATIC, ClientMeta(()))
+    return Entry("0.0.1", sequence, timestamp, STATIC, server=ServerMeta(address, 5))
+
+
+def present(sequence: int = 0, timestamp: int = 1, address: str | None = "h:1", checked: bool = True) -> Present:
+    return Present(Head(sequence, time_order(timestamp)), address, checked)
+
+
+class PostTests(SynchronousTestCase):
+    """One decision for every store."""
+
+    def test_table(self) -> None:
+        deleted = Present(Head(3, time_order(5), deleted=True), "h:1", True)
+        for before, new, terms, expected in (
+            # a first entry is listed after a look, unless nobody looks
+            (None, entry(0), UNCHECKED, Replacement(True, False, 7.0, False)),
+            (None, entry(0), Terms(), Replacement(True, True, NEVER, False)),
+            (deleted, entry(0), UNCHECKED, Replacement(True, False, 7.0, False)),
+            # the next one from the same address keeps what is known of it
+            (present(), entry(1), UNCHECKED, Replacement(False, True, 7.0, True)),
+            (present(checked=False), entry(1), UNCHECKED, Replacement(False, False, 7.0, True)),
+            (present(), entry(1), QUIET, Replacement(False, True, 7.0, False)),
+            (present(), entry(1), Terms(), Replacement(False, True, NEVER, False)),
+            # an earlier version did not store the address
+            (present(address=None), entry(1), UNCHECKED, Replacement(False, True, 7.0, True)),
+            # from another address it is another server
+            (present(address="h:2"), entry(1), UNCHECKED, Replacement(False, False, 7.0, False)),
+        ):
+            self.assertEqual(decide_post(before, new, 7.0, terms), expected, (before, new, terms))
+
+    def test_refusals(self) -> None:
+        deleted = Present(Head(3, time_order(5), deleted=True), "h:1", True)
+        for before, new, text in (
+            (None, entry(1), WRONG_FIRST_SEQUENCE),
+            (deleted, entry(4), WRONG_FIRST_SEQUENCE),
+            (deleted, entry(0, 5), WRONG_TIME),
+            (present(), entry(0), WRONG_SEQUENCE),
+            (present(), entry(2), WRONG_SEQUENCE),
+            (present(2**64 - 1), entry(1), WRONG_SEQUENCE),
+            (present(), entry(1, 1), WRONG_TIME),
+        ):
+            with self.assertRaises(EntryInvalid) as refused:
+                decide_post(before, new, 7.0, UNCHECKED)
+            self.assertIn(text, str(refused.exception))
+        self.assertRaises(DeletedLater, decide_post, deleted, entry(0, 5), 7.0, UNCHECKED)
+
+    @given(PRESENT, st.builds(entry, NUMBERS, TIMES, ADDRESSES), TERMS)
+    def test_any_state(self, before: Present | None, new: Entry, terms: Terms) -> None:
+        """What holds whatever is there."""
+        there = None if before is None or before.head.deleted else before
+        try:
+            first = check_iteration(None if before is None else before.head, new)
+        except EntryInvalid as error:
+            with self.assertRaises(type(error)) as refused:
+                decide_post(before, new, 7.0, terms)
+            self.assertEqual(str(refused.exception), str(error))
+            return
+        decision = decide_post(before, new, 7.0, terms)
+        self.assertEqual(decision.first, first)
+        self.assertEqual(first, there is None)
+        self.assertEqual(new.sequence, 0 if there is None else next_sequence(there.head.sequence))
+        self.assertIn(decision.look_at, (7.0, NEVER))
+        if before is not None:
+            self.assertGreater(time_order(new.timestamp), before.head.order)
+        if not terms.checked:
+            # only a look, or the same address, lists a server
+            address = "" if new.server is None else new.server.address
+            is_same = there is not None and there.target in (None, address)
+            self.assertEqual(decision.checked, is_same and there is not None and there.checked)
+            self.assertEqual(decision.keeps_look, is_same and terms.refreshes)
