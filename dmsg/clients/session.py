@@ -144,10 +144,7 @@ class Session:
         core = self.core
         core.accepting = self._accepts
         taken, events = core.receive_frames(buffer, end, FRAMES)
-        self._receiving = True
-        dispatched(events, self._handle, self, self._event_lost)
-        self._receiving = False
-        self.flush()
+        self._deliver(events)
         link = self._link
         if core.left and link is not None:
             link.left()
@@ -157,6 +154,13 @@ class Session:
         if link is not None and link.congested and link.queued() > CLIENT_QUEUE_LIMIT:
             raise RemoteProtocolError(DropReason.SEND_BUFFER_FULL, "server provokes answers and reads none")
         return taken
+
+    def _deliver(self, events: Sequence[Any]) -> None:
+        """Hand events of the core to the methods of the family, and send what these have to send."""
+        self._receiving = True
+        dispatched(events, self._handle, self, self._event_lost)
+        self._receiving = False
+        self.flush()
 
     def link_congested(self) -> None:
         self.writable = False

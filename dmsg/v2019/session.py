@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactory, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -98,6 +98,7 @@ class ClientSession(Session):
         instance = streams.instance if streams is not None else b""
         self.pings = Pings(reactor, self._send_ping, self._stalled, instance)
         self._outgoing = Outgoing(reactor, self, streams)
+        self._reading_requests: IDelayedCall | None = None
         self.established: Deferred[ClientSession] = Deferred()
         self.carries_secure: Callable[[], bool] = lambda: True
         """Whether the server carries secure transports, as far as its entry says."""
@@ -200,6 +201,20 @@ class ClientSession(Session):
             if was_open:
                 self.transport_lost(transport, transport.secure, CloseReason.ABORTED, final=True)
 
+    def frames_received(self, buffer: bytearray, end: int) -> int:
+        taken = super().frames_received(buffer, end)
+        self._read_requests_later()
+        return taken
+
+    def _read_requests_later(self) -> None:
+        if self.core.unread_requests and self._reading_requests is None:
+            self._reading_requests = self._reactor.callLater(0, self._read_requests)
+
+    def _read_requests(self) -> None:
+        self._reading_requests = None
+        self._deliver(self.core.read_requests())
+        self._read_requests_later()
+
     def link_lost(self, reason: Failure) -> None:
         self._look_at_loss()
         super().link_lost(reason)
@@ -210,6 +225,10 @@ class ClientSession(Session):
         open_ones = [one for one in all_of_them if one.state is State.OPEN]
         self._incoming.link_lost()
         self.core.transports.clear()
+        self.core.unread_requests.clear()
+        if self._reading_requests is not None:
+            self._reading_requests.cancel()
+            self._reading_requests = None
         self.core.lost = True
         if not self.established.called:
             self.established.errback(gone)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import islice
 from random import Random
 from typing import Any, ClassVar
 
@@ -30,7 +31,6 @@ from dmsg.errors import (
     close_reason_text,
 )
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
-from dmsg.noise.handshake import HANDSHAKE_FRAMES
 from dmsg.streams.core.agreement import Offer, Proposal, is_secure
 from dmsg.streams.core.budget import Budget
 from dmsg.streams.core.secure import MAX_SECURE_DATA, SecureEnd
@@ -85,6 +85,11 @@ FRAME_OVERHEAD = 64
 """What each unread frame counts for besides its bytes."""
 MAX_INCOMING = 4096
 """Transports of one connection that others opened."""
+HANDSHAKES_A_TURN = 8
+"""First messages of handshakes that are worked out behind the frames of a read, and in each turn of the reactor after
+it: frames of open transports do not wait for all of them."""
+UNREAD_REQUESTS = 8192
+"""REQUESTs of one connection that wait for their turn; beyond this limit they are refused."""
 
 _Handler = Callable[["ClientConnection", ClientTransport, int, bytes, list[Event]], None]
 
@@ -111,6 +116,8 @@ class ClientConnection(SecureTable):
         self.accepting = False
         self.make_room: Callable[[PubKey | None], bool] = lambda initiator: False
         """Ends an incoming transport for another one, if there is one that may go."""
+        self.unread_requests: dict[int, bytes] = {}
+        """REQUESTs whose handshake waits for its turn, by transport id, oldest first; see :meth:`read_requests`."""
         self._answered: set[int] = set()
         """Ids of no transport that were answered in the present read."""
         self.established = False
@@ -271,7 +278,25 @@ class ClientConnection(SecureTable):
                 most = max(0, most - self._dear)
                 self._dear = 0
         self.left = not most
+        if self.unread_requests:
+            events += self.read_requests()
         return position, events
+
+    def read_requests(self) -> list[Event]:
+        """Work out the next few handshakes of ``unread_requests``; return the events."""
+        events: list[Event] = []
+        for transport_id in list(islice(self.unread_requests, HANDSHAKES_A_TURN)):
+            payload = self.unread_requests.pop(transport_id)
+            try:
+                assert self._key is not None
+                offer = Offer(self._key, payload)
+            except KeyFormatError:
+                self._refuse(transport_id, CloseReason.BAD_REQUEST)  # the reference accepts even the null key
+            except HandshakeError:
+                self._refuse(transport_id, CloseReason.NOT_AUTHENTIC)
+            else:
+                self._offer(transport_id, payload, offer, events)
+        return events
 
     def _receive_control(
         self,
@@ -286,18 +311,27 @@ class ClientConnection(SecureTable):
         elif frame_type in (PONG, DRAIN, NOTICE) and self._pinged:
             self._on_server_frame(frame_type, payload, events)
         elif transport is None:
-            if frame_type == REQUEST:
-                self._on_request(transport_id, payload, events)
-            elif frame_type != CLOSE and transport_id not in self._answered:
-                # once for all that was on its way: who sends it must not have this end flood its server
-                self._answered.add(transport_id)
-                self._outgoing.append(encode_close(transport_id, CloseReason.NO_SUCH_TRANSPORT))
+            self._on_unknown(frame_type, transport_id, payload, events)
         elif frame_type == REQUEST and transport.state is not State.REQUESTED:
             raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "REQUEST on an id that is in use")
         elif frame_type == CLOSE:
             self._on_close(transport, payload, events)
         else:
             self._BY_STATE[transport.state](self, transport, frame_type, payload, events)
+
+    def _on_unknown(self, frame_type: int, transport_id: int, payload: bytes, events: list[Event]) -> None:
+        if transport_id in self.unread_requests:
+            if frame_type == REQUEST:
+                raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "REQUEST on an id that is in use")
+            del self.unread_requests[transport_id]
+            if frame_type != CLOSE:
+                self._refuse(transport_id, CloseReason.BAD_FRAME)
+        elif frame_type == REQUEST:
+            self._on_request(transport_id, payload, events)
+        elif frame_type != CLOSE and transport_id not in self._answered:
+            # once for all that was on its way: who sends it must not have this end flood its server
+            self._answered.add(transport_id)
+            self._refuse(transport_id, CloseReason.NO_SUCH_TRANSPORT)
 
     def _on_first(self, frame_type: int, payload: bytes, events: list[Event]) -> None:
         if frame_type == CLOSE:
@@ -372,32 +406,37 @@ class ClientConnection(SecureTable):
             raise RemoteProtocolError(DropReason.BAD_FRAME, f"malformed DRAIN: {error}") from None
 
     def _on_request(self, transport_id: int, payload: bytes, events: list[Event]) -> None:
-        reason = CloseReason.BAD_REQUEST
-        offer = None
+        secure = is_secure(payload)
         mine = payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE] == self.local
+        if not mine or not transport_id & 1 or (secure and self._key is None):
+            self._refuse(transport_id, CloseReason.BAD_REQUEST)
+        elif not self.accepting:
+            self._refuse(transport_id, CloseReason.REFUSED)
+        elif (unseen := self._unseen(payload)) is not None:
+            # before anything is worked out, also whether that is a key at all
+            self._refuse(transport_id, unseen)
+        elif not secure:
+            self._offer(transport_id, payload, None, events)
+        elif len(self.unread_requests) >= UNREAD_REQUESTS:
+            self._refuse(transport_id, CloseReason.RATE_LIMITED)
+        else:
+            self.unread_requests[transport_id] = payload
+
+    def _offer(self, transport_id: int, payload: bytes, offer: Offer | None, events: list[Event]) -> None:
         try:
-            if mine and transport_id & 1 and (self._key is not None or not is_secure(payload)):
-                if not self.accepting:
-                    reason = CloseReason.REFUSED
-                elif (unseen := self._unseen(payload)) is not None:
-                    # before anything is worked out, also whether that is a key at all
-                    reason = unseen
-                else:
-                    initiator = PubKey.shared(bytes(payload[:PUBKEY_SIZE]))
-                    if self._key is not None and is_secure(payload):
-                        self._dear += HANDSHAKE_FRAMES
-                        offer = Offer(self._key, payload)
-                    # nobody loses a confirmed transport to one who has not shown who he is
-                    if self.incoming < MAX_INCOMING or self.make_room(None if offer is None else initiator):
-                        transport = self._add(transport_id, initiator, payload, initiator=False)
-                        transport.offer = offer
-                        transport.is_secure = offer is not None
-                        self._move(transport, Input.RECV_REQUEST)
-                        events.append(Requested(transport))
-                        return
-                    reason = CloseReason.TOO_MANY_TRANSPORTS
+            initiator = PubKey.shared(bytes(payload[:PUBKEY_SIZE]))
         except KeyFormatError:
-            pass  # the reference accepts any initiator, even the null key
-        except HandshakeError:
-            reason = CloseReason.NOT_AUTHENTIC
+            self._refuse(transport_id, CloseReason.BAD_REQUEST)  # the reference accepts even the null key
+            return
+        # nobody loses a confirmed transport to one who has not shown who he is
+        if self.incoming >= MAX_INCOMING and not self.make_room(None if offer is None else initiator):
+            self._refuse(transport_id, CloseReason.TOO_MANY_TRANSPORTS)
+            return
+        transport = self._add(transport_id, initiator, payload, initiator=False)
+        transport.offer = offer
+        transport.is_secure = offer is not None
+        self._move(transport, Input.RECV_REQUEST)
+        events.append(Requested(transport))
+
+    def _refuse(self, transport_id: int, reason: CloseReason) -> None:
         self._outgoing.append(encode_close(transport_id, reason))
