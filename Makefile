@@ -144,8 +144,11 @@ long-pipeline: $(VENV)/.spark-connect ## the pipeline against DuckDB on 2 millio
 	$(TRIAL) $(PIPELINE)
 
 EXAMPLES ?= 20000
+# All modules with property tests, and the one that hands schemathesis its number of examples.
+FUZZED = $(shell grep -rl "^from hypothesis" tests --include='test_*.py') tests/net/test_openapi.py
 long-fuzz: $(VENV)/.test ## the property tests with many examples (EXAMPLES=20000)
-	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(TRIAL) tests.test_keys tests.noise tests.v2019 tests.messaging tests.rmb.test_wire tests.rmb.test_delivery tests.rmb.test_random_input tests.rmb.test_door.PlainTests tests.rmb.test_tfchain tests.discovery.entries.test_entry tests.net.test_faults.RandomTests
+	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m tests.run -j$(JOBS) --temp-directory=_trial_temp_$(@) $(subst /,.,$(FUZZED:.py=))
+	@$(BIN)/python -m tests.run --summary _trial_temp_$(@)
 
 long-lab: $(VENV)/.test ## random walks over faults, and streams in network namespaces (SECONDS=600; root)
 	$(TRIAL) tests.testing.long_namespaces

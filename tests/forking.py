@@ -25,7 +25,11 @@ import sys
 import types
 from typing import Any
 
-CODES = ("from dmsg.cli.entry import entry; entry()", "from twisted.scripts.twistd import run; run()")
+COMMAND = "from dmsg.cli.entry import entry; entry()"
+"""Code of the ``dmsg`` program."""
+DEBUGGED = f"from twisted.internet.defer import setDebugging; setDebugging(True); {COMMAND}"
+"""The same, with errors that nobody handled told in full."""
+CODES = (COMMAND, DEBUGGED, "from twisted.scripts.twistd import run; run()")
 """Code after ``-c`` of the programs that are forked."""
 LONGEST = 200_000
 """Maximum number of bytes of a request: arguments and environment."""

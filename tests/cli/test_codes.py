@@ -16,6 +16,7 @@ from dmsg.apps.parts import part_name
 from dmsg.keys import SecKey, read_key_file, write_key_file
 from tests.cli.test_commands import Command
 from tests.cli.test_tools import ToolCase
+from tests.forking import COMMAND
 from tests.support import asynchronous
 
 
@@ -40,7 +41,7 @@ class CodeCase(ToolCase):
     def at_terminal(self, *arguments: str) -> tuple[Command, Any]:
         """The same as a person sees it: one terminal for all."""
         command = Command()
-        argv = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", *arguments]
+        argv = [sys.executable, "-c", COMMAND, *arguments]
         environment = {
             **os.environ,
             "COLUMNS": "100",

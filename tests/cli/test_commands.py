@@ -15,6 +15,7 @@ from twisted.internet.protocol import ProcessProtocol
 
 from dmsg.keys import PubKey, SecKey, read_key_file
 from tests.cli.json_output import check
+from tests.forking import COMMAND
 from tests.net.support import EntityCase
 from tests.support import asynchronous
 
@@ -44,10 +45,10 @@ class CommandCase(EntityCase):
         self.directory = Path(self.mktemp())
         self.directory.mkdir()
 
-    def start(self, *arguments: str, stdout: int | str = "r", **environment: str) -> Command:
+    def start(self, *arguments: str, stdout: int | str = "r", code: str = COMMAND, **environment: str) -> Command:
         """Run it; standard input stays open.  :param stdout: another descriptor than a pipe to the test."""
         command = Command()
-        argv = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", *arguments]
+        argv = [sys.executable, "-c", code, *arguments]
         env = {**os.environ, "COLUMNS": "200", "DMSG_CONFIG": "config.toml", **environment}
         run: Any = reactor.spawnProcess
         descriptors = {0: "w", 1: stdout, 2: "r"}

@@ -12,8 +12,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.clients.names import Names
 from dmsg.keys import SecKey
-
-DMSG = "from dmsg.cli.entry import entry; entry()"
+from tests.forking import COMMAND
 
 
 class CompletionTests(SynchronousTestCase):
@@ -25,7 +24,7 @@ class CompletionTests(SynchronousTestCase):
         book = Names(self.directory / "names")
         for name in ("alice", "albert", "bob"):
             book.add(name, SecKey.from_seed(name.encode()).public)
-        (self.directory / "dmsg").write_text(f"#!/bin/sh\nexec {sys.executable} -c '{DMSG}' \"$@\"\n")
+        (self.directory / "dmsg").write_text(f"#!/bin/sh\nexec {sys.executable} -c '{COMMAND}' \"$@\"\n")
         (self.directory / "dmsg").chmod(0o755)
         (self.directory / "album.zip").write_bytes(b"")
         path = os.pathsep.join([str(self.directory.absolute()), os.environ["PATH"]])

@@ -19,9 +19,10 @@ from dmsg.cli import output
 from dmsg.keylock import KeyInUse, hold
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_commands import CommandCase
+from tests.forking import COMMAND, DEBUGGED
 from tests.support import asynchronous
 
-DMSG = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()"]
+DMSG = [sys.executable, "-c", COMMAND]
 
 
 class ToolCase(CommandCase):
@@ -285,7 +286,6 @@ class UnhandledTests(ToolCase):
     async def test_every_command_again_and_again(self) -> None:
         """Four servers, so that the race for two has losers.  ``COMMAND_RUNS=100`` does it at length."""
         await self.network(servers=4)
-        self.environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         key = self.key.public.hex()
         (self.directory / "file").write_bytes(b"x" * 1000)
         (self.directory / "inbox").mkdir()
@@ -293,7 +293,6 @@ class UnhandledTests(ToolCase):
             "receive", "--listen", "--anyone", "--dir", "inbox", "--overwrite", "-k", "bob.key", **self.environment
         )
         await self.until(lambda: b"receiving" in receiving.out)
-        debugging = "from twisted.internet.defer import setDebugging; setDebugging(True); "
         commands = (
             ("ping", key, "-c", "1", "-i", "0"),
             ("trace", key),
@@ -304,19 +303,12 @@ class UnhandledTests(ToolCase):
         )
         for _ in range(self.RUNS):
             for arguments in commands:
-                done = await deferToThread(
-                    subprocess.run,
-                    [sys.executable, "-c", f"{debugging}from dmsg.cli.entry import entry; entry()", *arguments],
-                    cwd=self.directory,
-                    env={**os.environ, **self.environment},
-                    capture_output=True,
-                    stdin=subprocess.DEVNULL,
-                    text=True,
-                    timeout=60,
-                )
-                self.assertNotIn("Unhandled", done.stderr, arguments)
-                self.assertNotIn("Traceback", done.stderr, arguments)
-                self.assertEqual(done.returncode, 3 if arguments[0] == "connect" else 0, (arguments, done.stderr))
+                command = self.start(*arguments, code=DEBUGGED, **self.environment)
+                command.transport.closeStdin()  # type: ignore[union-attr]
+                status, said = await command.ended, command.err.decode()
+                self.assertNotIn("Unhandled", said, arguments)
+                self.assertNotIn("Traceback", said, arguments)
+                self.assertEqual(status, 3 if arguments[0] == "connect" else 0, (arguments, said))
 
 
 class DescribeTests(SynchronousTestCase):

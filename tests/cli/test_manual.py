@@ -21,9 +21,10 @@ from dmsg.cli.output import EXIT_CUT, EXIT_FAILED, EXIT_NOBODY, EXIT_UNWANTED, E
 from tests.cli.json_output import leaves
 from tests.cli.test_commands import CommandCase
 from tests.cli.test_tools import ToolCase
+from tests.forking import COMMAND
 from tests.support import asynchronous
 
-DMSG = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()"]
+DMSG = [sys.executable, "-c", COMMAND]
 
 
 class PageTests(CommandCase):

@@ -14,8 +14,17 @@ from dmsg.cli.main import COMMANDS
 KEYS_OF_TWINS = ("twin", "rmb")
 """Their options name kinds of keys, which other libraries know."""
 SHOW = """
-import sys
-sys.argv = ["dmsg", sys.argv[1], "--help"]
+import os, sys
+import dmsg.cli.main
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        break
+    os.waitpid(child, 0)
+else:
+    sys.exit()
+sys.argv = ["dmsg", name, "--help"]
+print("===", name)
 from dmsg.cli.entry import entry
 try:
     entry()
@@ -24,23 +33,19 @@ finally:
         if name in sys.modules:
             print("IMPORTED", name)
 """
+"""Shows the help of each command in a child process, as all commands begin with the same imports."""
 
 
 class StartTests(SynchronousTestCase):
     def test_help_needs_no_network(self) -> None:
         """Twisted alone takes longer than a person should wait for a page of text."""
-        running = {
-            name: subprocess.Popen(
-                [sys.executable, "-c", SHOW, name],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, "COVERAGE_PROCESS_START": ""},
-            )
-            for name in COMMANDS
-        }
-        for name, process in running.items():
-            out, _ = process.communicate()
+        environment = {**os.environ, "COVERAGE_PROCESS_START": ""}
+        command = [sys.executable, "-c", SHOW, *COMMANDS]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        self.assertEqual(done.stderr, "")
+        shown = dict(said.split("\n", 1) for said in done.stdout.split("=== ")[1:])
+        self.assertEqual(set(shown), set(COMMANDS))
+        for name, out in shown.items():
             self.assertIn("Usage: dmsg", out, name)
             imported = set(re.findall("IMPORTED (.*)", out))
             self.assertEqual(imported - {"cryptography"} if name in KEYS_OF_TWINS else imported, set(), name)

@@ -21,6 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.cli.fleet.numbers import Seen, read, row
 from tests.cli.test_commands import CommandCase
+from tests.forking import COMMAND
 from tests.net.support import LOOPBACK
 from tests.support import asynchronous
 
@@ -166,12 +167,12 @@ class TopTests(CommandCase):
 
     def on_terminal(self, width: int, arguments: list[str], looks: int = 3) -> tuple[str, int]:
         """What the command writes until it has shown so many looks and Ctrl-C was typed; 0: after two seconds."""
-        code = "from dmsg.cli.entry import entry; entry()"
+
         master, slave = pty.openpty()
         ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
+            [sys.executable, "-c", COMMAND, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,

@@ -20,6 +20,7 @@ from dmsg.cli.demos.processes import Child, Entities, start_twistd
 from dmsg.keylock import hold
 from dmsg.keys import SecKey, write_key_file
 from tests.collector.support import packed, spool_name
+from tests.forking import COMMAND
 from tests.support import asynchronous
 
 SOON = 30.0
@@ -171,9 +172,8 @@ class ProcessTests(TestCase):
             (spool / name).write_bytes(content)
 
         async def send() -> tuple[str, int]:
-            program = "from dmsg.cli.entry import entry; entry()"
             arguments = ("analytics", "send", str(spool), str(self.key.public), "--discovery", url)
-            out, err, status = await getProcessOutputAndValue(sys.executable, ["-c", program, *arguments], env=None)
+            out, err, status = await getProcessOutputAndValue(sys.executable, ["-c", COMMAND, *arguments], env=None)
             return (out + err).decode(), status
 
         said, status = await send()

@@ -25,6 +25,7 @@ from twisted.trial.unittest import SkipTest, TestCase
 from dmsg.cli.demos.processes import Child
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_tools import Shout
+from tests.forking import COMMAND
 from tests.support import Recorder, asynchronous
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
@@ -36,7 +37,6 @@ TTL = 8
 """Seconds after which discovery lists a server no longer that posts no more."""
 PRELUDE = f"import dmsg.servers.registration as it; it.REFRESH_INTERVAL = {REFRESH}; "
 TWISTD = PRELUDE + "from twisted.scripts.twistd import run; run()"
-DMSG = "from dmsg.cli.entry import entry; entry()"
 SOON = 40.0
 """Seconds that anything may take on a busy machine."""
 
@@ -155,9 +155,9 @@ class SteppedClockTests(TestCase):
         write_key_file(self.directory / "bob.key", bob := SecKey.generate())
         self.bob = str(bob.public)
         port = str(shouting.getHost().port)
-        exposing = self.run_child("expose", DMSG, "expose", port, "-p", "7", "-k", "bob.key", "-d", self.url)
+        exposing = self.run_child("expose", COMMAND, "expose", port, "-p", "7", "-k", "bob.key", "-d", self.url)
         await self.soon(exposing.line("leads to"))
-        forwarding = self.run_child("forward", DMSG, "forward", "0", f"{self.bob}:7", "-d", self.url)
+        forwarding = self.run_child("forward", COMMAND, "forward", "0", f"{self.bob}:7", "-d", self.url)
         found = await self.soon(forwarding.line(r"127\.0\.0\.1:(\d+) leads to"))
         talking = Recorder()
         await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", int(found[1])), talking)
@@ -171,7 +171,7 @@ class SteppedClockTests(TestCase):
 
     async def reaches_bob(self) -> None:
         """Somebody new does."""
-        pinging = self.run_child("ping", DMSG, "ping", self.bob, "-c", "1", "-d", self.url)
+        pinging = self.run_child("ping", COMMAND, "ping", self.bob, "-c", "1", "-d", self.url)
         self.assertEqual(await self.soon(pinging.ended), 0, pinging._output)
 
     def times_go_on(self) -> set[str]:
@@ -196,7 +196,7 @@ class SteppedClockTests(TestCase):
         self.step(-24 * HOUR)
         back = await self.server(1)
         self.assertRegex(back._output.decode(), r"deleted by a clock that was (23 h 59 min|1 d 0 h) ahead")
-        again = self.run_child("expose", DMSG, "expose", "1", "-p", "7", "-k", "bob.key", "-d", self.url)
+        again = self.run_child("expose", COMMAND, "expose", "1", "-p", "7", "-k", "bob.key", "-d", self.url)
         await self.soon(again.line("leads to"))
         await self.reaches_bob()
 
@@ -206,7 +206,7 @@ class SteppedClockTests(TestCase):
         stream = await self.stream()
         await self.answers(stream, b"before")
         agent = self.run_child(
-            "agent", DMSG, "up", "-f", "-k", "agent.key", "--create", "-d", self.url, DMSG_AGENT="agent"
+            "agent", COMMAND, "up", "-f", "-k", "agent.key", "--create", "-d", self.url, DMSG_AGENT="agent"
         )
         await self.soon(agent.line("agent of"))
         entities = [*self.children[:4], agent]

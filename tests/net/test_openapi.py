@@ -16,8 +16,8 @@ from twisted.internet.utils import getProcessOutputAndValue
 from tests.net.support import EntityCase
 from tests.support import asynchronous
 
-EXAMPLES = 60
-"""For each operation and phase."""
+EXAMPLES = min(500, int(os.environ.get("HYPOTHESIS_EXAMPLES", "15")))
+"""Number of examples for each operation and phase; ``make long WHICH=fuzz`` asks for more."""
 
 
 class OpenAPITests(EntityCase):

@@ -9,9 +9,10 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.keys import SecKey, write_key_file
 from dmsg.testing.namespaces import NamespaceLab, Running, available
+from tests.forking import COMMAND
 
 TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "-n", "--pidfile=")
-DMSG = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()")
+DMSG = (sys.executable, "-c", COMMAND)
 PING = """
 import socket, sys, time
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)
