@@ -61,7 +61,7 @@ class BlockTests(SynchronousTestCase):
         self.assertGreater(len(asked), 3)
         for text in asked:
             target = text.split()[1]
-            self.assertRegex(ci, rf"(?m)^for target in [a-z -]*\b{re.escape(target)}\b[a-z -]*; do")
+            self.assertRegex(ci, rf"(?m)^ +(for target in|bare) [^#]*(?<![\w-]){re.escape(target)}(?![\w-])")
 
     def test_an_unknown_fence_is_no_way_round(self) -> None:
         """Shell and Python are called console and python, or nobody would run them."""
