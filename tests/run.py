@@ -1,8 +1,7 @@
 """trial, with a summary: ``python -m tests.run ARGUMENTS OF TRIAL``.
 
-With ``-j`` the modules whose tests took longest in the last run with this temporary directory are started first.
-``python -m tests.run --summary DIRECTORY...`` sums up the runs with these temporary directories: why tests were
-skipped, where the time went, which tests were slowest, and all counts in the last line.
+Each run ends with the packages that used the processor and the slowest tests. ``python -m tests.run --summary
+DIRECTORY...`` says for the runs with these temporary directories why tests were skipped; its last line has all counts.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ class Options(trial.Options):
                     "skipped": [(test.id(), str(reason)) for test, reason in self.skips],
                 }
                 (directory / RESULTS).write_text(json.dumps(counts))
+                _say_times(directory)
 
         if not self["jobs"]:
             durations.measure(Counting, directory / durations.FILE)
@@ -53,9 +53,9 @@ def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
-def _say_times(directories: list[str]) -> None:
+def _say_times(directory: Path) -> None:
     """Say which packages used the processor, and which tests took longest."""
-    measured = [row for directory in directories for row in durations.read(Path(directory))]
+    measured = list(durations.read(directory))
     packages: dict[str, float] = defaultdict(float)
     for test, _, processor in measured:
         packages[".".join(test.split(".")[:2])] += processor
@@ -80,7 +80,6 @@ def summary(directories: list[str]) -> int:
         failed += counts["failed"]
         for test, reason in counts["skipped"]:
             reasons[reason].append(test)
-    _say_times(directories)
     skipped = sum(map(len, reasons.values()))
     for reason, tests in sorted(reasons.items()):
         more = f" and {len(tests) - NAMED} more" if len(tests) > NAMED else ""
