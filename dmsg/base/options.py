@@ -11,7 +11,7 @@ options in the documentation are made from it, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, TypeVar, cast
 
@@ -84,6 +84,10 @@ class Number:
         return str(int(number) if self.whole else number)
 
 
+def _alternatives(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Kind of an option whose value is one of a few words.
@@ -96,7 +100,7 @@ class Choice:
     @property
     def takes(self) -> str:
         """What the text is, for the documentation."""
-        return " or ".join(f"`{word}`" for word in self.values)
+        return _alternatives([f"`{word}`" for word in self.values])
 
     def read(self, text: str) -> Any:
         """Return the value that ``text`` stands for.
@@ -104,7 +108,7 @@ class Choice:
         :raises ValueError: it is none of the words.
         """
         if text not in self.values:
-            raise ValueError(f"{text!r} is not {' or '.join(self.values)}")
+            raise ValueError(f"{text!r} is not {_alternatives([*self.values])}")
         return self.values[text]
 
     def write(self, value: Any) -> str:
