@@ -7,14 +7,14 @@ family's methods, sends what it has to send, and says when the connection is los
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IProtocol, IProtocolFactory
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.errors import CloseReason, DropReason, RemoteProtocolError, TransportClosed
+from dmsg.errors import CloseReason, DmsgTimeout, DropReason, RemoteProtocolError, TransportClosed
 from dmsg.keys import PubKey
 from dmsg.net.isolate import dispatched, isolated
 from dmsg.net.links.link import Link
@@ -25,6 +25,8 @@ from dmsg.net.turn import TurnFlush
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes queued for a server that reads none of them; beyond this limit the connection ends: the server provokes answers
 and takes none."""
+
+V = TypeVar("V")
 
 _log = Logger()
 
@@ -178,6 +180,12 @@ class Session:
         self.lost.callback(None)
         tell()
 
+    def _server_leaves(self, seconds: int, servers: list[PubKey]) -> None:
+        """Tell, once, that the server leaves in ``seconds`` and names ``servers`` instead."""
+        if not self.leaving:  # told again and again, clients would look for others each time
+            self.leaving = True
+            self.draining(seconds, servers)
+
     # --- for the carriers of its streams ---
 
     def flush(self) -> None:
@@ -188,6 +196,41 @@ class Session:
     def schedule(self, stream: StreamTransport) -> None:
         """Flush ``stream`` at the end of the reactor turn."""
         self._turn.add_stream(stream)
+
+
+class Asking(Protocol):
+    """A session, as those need it who wait for the answer to what they asked."""
+
+    connected: bool
+
+    def flush(self) -> None:
+        """Send what the core has to send."""
+
+
+def wait_for_answer(
+    session: Asking, reactor: IReactorTime, waiting: Deferred[V], timeout: float, give_up: Callable[[], None]
+) -> Deferred[V]:
+    """Send a question, and wait ``timeout`` seconds for its answer.
+
+    :param waiting: fires with the answer.
+    :param give_up: called when it is late or not wanted any more, if the session is still connected.
+    """
+
+    def failed(failure: Failure) -> Failure:
+        # a refused question is closed already, a lost one too
+        if session.connected:
+            give_up()
+            session.flush()
+        return failure
+
+    waiting.addTimeout(timeout, reactor, _no_answer)
+    waiting.addErrback(failed)
+    session.flush()
+    return waiting
+
+
+def _no_answer(result: object, seconds: float) -> Any:
+    raise DmsgTimeout(f"no answer within {seconds:.3g} s")
 
 
 def start_opened(stream: StreamTransport, factory: IProtocolFactory, close: Callable[[int], None]) -> IProtocol:

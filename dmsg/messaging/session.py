@@ -21,10 +21,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.clients.doorman import Doorman
-from dmsg.clients.session import Session, build_accepted, start_opened
+from dmsg.clients.session import Session, build_accepted, start_opened, wait_for_answer
 from dmsg.errors import (
     CloseReason,
-    DmsgTimeout,
     HandshakeError,
     LocalProtocolError,
     TransportClosed,
@@ -140,17 +139,8 @@ class ClientSession(Session):
             stream = self._make_stream(channel, False if ping else acks)
             return start_opened(stream, factory, partial(self.closed, stream))
 
-        def gave_up(failure: Failure) -> Failure:
-            # rejected ones are closed already, lost ones too; this is for a timeout or a cancel
-            if self.connected:
-                self._close(channel)
-                self.flush()
-            return failure
-
-        waiting = self._opening.add(channel)
-        waiting.addTimeout(timeout, self._reactor, _no_answer)
-        waiting.addErrback(gave_up)
-        self.flush()
+        give_up = partial(self._close, channel)
+        waiting = wait_for_answer(self, self._reactor, self._opening.add(channel), timeout, give_up)
         return waiting.addCallback(opened)
 
     def _close_streams(self) -> None:
@@ -402,7 +392,3 @@ class ClientSession(Session):
         else:
             self._end_now(stream.channel)  # aborted: nothing more is taken
         self.flush()
-
-
-def _no_answer(result: object, seconds: float) -> None:
-    raise DmsgTimeout(f"no answer to the OpenChannel within {seconds:g} s")

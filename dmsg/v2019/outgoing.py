@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.clients.session import start_opened
+from dmsg.clients.session import start_opened, wait_for_answer
 from dmsg.errors import (
     CloseReason,
     DmsgTimeout,
@@ -202,19 +203,6 @@ class Outgoing:
         except LocalProtocolError:
             return fail(), None
 
-        def gave_up(failure: Failure) -> Failure:
-            # refused ones are closed already, lost ones too; this is for a timeout or a cancel
-            if self._session.connected:
-                self._core.close(transport, CloseReason.TIMEOUT)
-                self._session.flush()
-            return failure
-
-        waiting = self.opening.add(transport)
-        waiting.addTimeout(timeout, self._reactor, _no_answer)
-        waiting.addErrback(gave_up)
-        self._session.flush()
+        give_up = partial(self._core.close, transport, CloseReason.TIMEOUT)
+        waiting = wait_for_answer(self._session, self._reactor, self.opening.add(transport), timeout, give_up)
         return waiting, transport
-
-
-def _no_answer(result: object, seconds: float) -> Any:
-    raise DmsgTimeout(f"no answer within {seconds:.3g} s")

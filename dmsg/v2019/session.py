@@ -182,10 +182,7 @@ class ClientSession(Session):
         self.pings.pong(event.payload)
 
     def _on_draining(self, event: Draining) -> None:
-        if self.leaving:
-            return  # once is enough: each would have clients look for others
-        self.leaving = True
-        self.draining(event.seconds, event.servers)
+        self._server_leaves(event.seconds, event.servers)
 
     # --- the link's side ---
 
