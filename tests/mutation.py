@@ -49,10 +49,11 @@ TESTS = {
     "dmsg/v2019/core/relay.py": "tests.v2019.test_relay tests.v2019.test_relay_corners "
     "tests.v2019.test_vectors "
     "tests.v2019.test_protocol tests.v2019.test_policing tests.v2019.test_telemetry",
-    "dmsg/streams/core/secure.py": "tests.v2019.test_secure tests.v2019.test_windows tests.v2019.test_streams",
-    "dmsg/streams/core/resumption.py": "tests.v2019.test_resumption tests.v2019.test_windows tests.v2019.test_streams",
-    "dmsg/v2019/core/handshakes.py": "tests.v2019.test_resumption tests.v2019.test_secure tests.v2019.test_streams",
-    "dmsg/streams/streams.py": "tests.v2019.test_streams_table tests.v2019.test_streams tests.v2019.test_secure",
+    "dmsg/streams/core/secure.py": "tests.v2019.test_secure tests.streams.test_windows tests.v2019.test_streams",
+    "dmsg/streams/core/resumption.py": "tests.streams.test_resumption tests.streams.test_windows "
+    "tests.v2019.test_streams",
+    "dmsg/v2019/core/handshakes.py": "tests.streams.test_resumption tests.v2019.test_secure tests.v2019.test_streams",
+    "dmsg/streams/streams.py": "tests.streams.test_streams_table tests.v2019.test_streams tests.v2019.test_secure",
 }
 """By file; others need ``--tests``."""
 
