@@ -41,6 +41,7 @@ from dmsg.net.links.link import Link
 from dmsg.net.pending import Pending
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.turn import TurnFlush
+from dmsg.net.turns import Hold
 
 OPEN_TIMEOUT = 10.0
 """Seconds for the answer to an OpenChannel, by default."""
@@ -288,7 +289,7 @@ class ClientSession(Session):
             self._let_go(channel)
 
         if self._link is not None:
-            self._link.pause_reading()
+            self._link.hold(Hold.UNREAD)
             self._holding[channel] = self._reactor.callLater(STALL_TIMEOUT, stalled)
 
     def _let_go(self, channel: ClientChannel) -> None:
@@ -297,7 +298,7 @@ class ClientSession(Session):
         if timer is not None:
             timer.cancel()
         if not self._holding and self._link is not None:
-            self._link.resume_reading()
+            self._link.release(Hold.UNREAD)
 
     def _over(self, stream: ChannelStream, reason: int) -> None:
         """A channel ended.  What its application has not taken has a limit too: the oldest loses it."""

@@ -17,12 +17,9 @@ from dmsg.net.isolate import isolated
 from dmsg.net.links.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.links.link import Link
 from dmsg.net.share import STEPS
+from dmsg.net.turns import Hold
 from dmsg.servers.admission import Admission
 
-PENDING = 2
-"""A reason for which a link is not read: the hook has not answered.  Taken: 1, the relay; 4, bytes; 256, the turn."""
-TOO_FAST = 8
-"""Another one: its frames are more than may be handled one by one."""
 FRAME_RATE = 100_000.0
 """Frames a second of one address that are handled one by one, by default: control frames, frames of no transport, and
 those that go elsewhere than the ones before them.  More is read later."""
@@ -103,11 +100,11 @@ class ServedSession:
         if isinstance(admitted, bool):
             self._decided(admitted)
             return
-        link.pause_reading(PENDING)
+        link.hold(Hold.PENDING)
 
         def decided(result: Any) -> None:
             if self.link is not None:
-                link.resume_reading(PENDING)
+                link.release(Hold.PENDING)
                 self._decided(result is True)
                 link.read_again()
 
@@ -227,10 +224,10 @@ class ServingFactory(Acceptor):
         now = self._reactor.seconds()
         owner = str(link.owner)
         wait = self._frames.charge(owner, steps, now)
-        if wait > 0.0 and not link.is_paused(TOO_FAST):
+        if wait > 0.0 and Hold.TOO_FAST not in link.held_by:
             self.slowed += 1
-            link.pause_reading(TOO_FAST)
-            self._reactor.callLater(wait, link.resume_reading, TOO_FAST)
+            link.hold(Hold.TOO_FAST)
+            self._reactor.callLater(wait, link.release, Hold.TOO_FAST)
         if strays and self._strays.charge(owner, strays, now) > 0.0:
             raise RemoteProtocolError(DropReason.FLOOD, "flood of frames of no transport")
         if refused and self._refusals.charge(owner, refused, now) > 0.0 and peer.police.goes_on(now):

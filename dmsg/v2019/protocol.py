@@ -26,6 +26,7 @@ from dmsg.net.links.acceptor import MAX_HANDSHAKES
 from dmsg.net.links.link import HANDSHAKE_TIMEOUT, Link
 from dmsg.net.links.records import RecordLink
 from dmsg.net.turn import TurnFlush
+from dmsg.net.turns import Hold
 from dmsg.noise.xk import XKHandshake
 from dmsg.servers.admission import Admission
 from dmsg.servers.serving import ServedSession, ServingFactory
@@ -37,8 +38,6 @@ from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import OK_FRAME, encode_close, encode_drain
 
-THROTTLED = 4
-"""Who pauses a link, besides the relay and admission, which are 1 and 2."""
 ROUTE_SIZE = 450
 """Bytes that a server keeps of one end of a transport."""
 STALL_GRACE = 0.5
@@ -106,13 +105,13 @@ class ServerSession(ServedSession):
         self._bytes.level -= taken
         if self._bytes.level < 0 and self._slow is None and self.link is not None:
             factory.throttled += 1
-            self.link.pause_reading(THROTTLED)
+            self.link.hold(Hold.THROTTLED)
             self._slow = factory.call_later(-self._bytes.level / rate, self._go_on)
 
     def _go_on(self) -> None:
         self._slow = None
         if self.link is not None:
-            self.link.resume_reading(THROTTLED)
+            self.link.release(Hold.THROTTLED)
 
     def link_lost(self, reason: Failure) -> None:
         if self._slow is not None:

@@ -808,17 +808,17 @@ class UnreadTests(SynchronousTestCase):
         self.network.settle()
 
     def test_a_stopped_application_holds_the_link(self) -> None:
-        self.assertTrue(self.b.link._paused)
+        self.assertTrue(self.b.link.held)
         self.stopped.transport.resumeProducing()
         self.network.settle()
-        self.assertFalse(self.b.link._paused)
+        self.assertFalse(self.b.link.held)
         self.assertEqual(len(self.stopped.data), 2_000_000)
         self.network.advance(STALL_TIMEOUT)
         self.assertIsNone(self.stopped.lost)
 
     def test_a_slow_one_keeps_its_channel(self) -> None:
         self.network.advance(STALL_TIMEOUT - 1)
-        while self.b.link._paused:
+        while self.b.link.held:
             self.stopped.transport._deliver(self.stopped.transport._unread.popleft())
         self.network.advance(STALL_TIMEOUT * 2)
         self.assertIsNone(self.stopped.lost)
@@ -826,9 +826,9 @@ class UnreadTests(SynchronousTestCase):
 
     def test_one_that_takes_nothing_loses_it(self) -> None:
         self.network.advance(STALL_TIMEOUT - 1)
-        self.assertTrue(self.b.link._paused)
+        self.assertTrue(self.b.link.held)
         self.network.advance(2)
-        self.assertFalse(self.b.link._paused)
+        self.assertFalse(self.b.link.held)
         self.assertIsNotNone(self.ends[0].lost)
         self.ends[1].transport.write(b"still here")
         self.network.settle()
@@ -859,5 +859,5 @@ class UnreadTests(SynchronousTestCase):
     def test_aborting_lets_go(self) -> None:
         self.stopped.transport.abortConnection()
         self.network.settle()
-        self.assertFalse(self.b.link._paused)
+        self.assertFalse(self.b.link.held)
         self.assertIsNotNone(self.ends[0].lost)

@@ -14,7 +14,8 @@ from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.net.links.acceptor import FAILED_BURST, FAILED_RATE, FLOOD_BURST
 from dmsg.net.share import LEAST, MOST, STEPS, TURN, Share
-from dmsg.servers.serving import STRAY_BURST, TOO_FAST
+from dmsg.net.turns import Hold
+from dmsg.servers.serving import STRAY_BURST
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, Frame, encode_frame
 from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient, TurnClock
@@ -185,7 +186,7 @@ class LinkTests(SynchronousTestCase):
             self.assertLess(sent, 2 * STRAY_BURST)
             client.send(record)
             sent += 13_000
-            while factory.sessions and next(iter(factory.sessions)).link.is_paused(TOO_FAST):
+            while factory.sessions and next(iter(factory.sessions)).link.held_by >= {Hold.TOO_FAST}:
                 self.clock.advance(0.1)
             self.network.settle()
         self.assertEqual(factory.relay.drops[DropReason.FLOOD], 1)

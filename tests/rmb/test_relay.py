@@ -600,11 +600,11 @@ class HostileTests(SocketPairCase):
             socket.transport.write(frame * 2000)
             await self.pause(0.01)
         session = self.one.switch.sessions[a.session]
-        await self.until(lambda: "unsent" in session.socket._held)
+        await self.until(lambda: "unsent" in session.socket.held_by)
         held = len(session.socket.transport.dataBuffer) + session.socket.transport._tempDataLen
         self.assertLess(held, 2_000_000)
         socket.transport.resumeProducing()
-        await self.until(lambda: not session.socket._held)
+        await self.until(lambda: not session.socket.held_by)
 
     def test_sessions_that_are_no_text(self) -> None:
         """Half a character in the claim."""

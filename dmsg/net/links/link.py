@@ -23,9 +23,9 @@ from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey
 from dmsg.net.links.interfaces import LinkHandshake, LinkUser
 from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_kept
-from dmsg.net.share import Share
 from dmsg.net.socketopts import forget_unsent, held, queued, send_more, shed, tune, unacknowledged, write_now
 from dmsg.net.turn import TurnFlush
+from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for TCP accept to the last handshake message (2019 reference: 10 s)."""
@@ -39,14 +39,12 @@ HIGH_WATER = 256 * 1024
 """Unsent bytes from which a link counts as congested, until all of them are sent."""
 MAX_TAIL = 65540
 """Bytes of the longest unfinished frame."""
-TURN_IS_OVER = 1 << 8
-"""Why a link is paused that has sent more than it may have handled in one turn."""
 
 _log = Logger()
 
 
 @implementer(IPushProducer)
-class Link(TwistedProtocol):
+class Link(HeldReading, TakesTurns, TwistedProtocol):
     """One connection; for a relay it is also the port of its peer.
 
     :param handshake: of this connection.
@@ -72,10 +70,11 @@ class Link(TwistedProtocol):
     """A server's side: the server says in its log what the peer did wrong."""
     erred = ""
     """What the peer did wrong, in words."""
-    share: Share | None = None
+    share: Turns | None = None
     """By which turns of the reactor are shared; a client's side has none."""
     owner: Hashable = None
     """Whom its time is counted for."""
+    _waits = False
     places: Sequence[Hashable] = ()
     """Blocks of addresses that the peer is in, the largest first; behind a proxy the connection itself."""
     stirred: set[Link] | None = None
@@ -110,10 +109,8 @@ class Link(TwistedProtocol):
         self._congested = False
         self._since_congested = 0
         self._gone = False
-        self._paused = 0
         self._held: deque[bytes] = deque()
         self._left = False
-        self._waits = False
         self._error: RemoteProtocolError | None = None
 
     # --- what kind of link it is ---
@@ -158,8 +155,7 @@ class Link(TwistedProtocol):
         self._received(data)
 
     def _may_read(self) -> int:
-        share = self.share
-        return READ_SIZE if share is None or share.allows(self.owner) else HELD_SIZE
+        return READ_SIZE if self._may_work() else HELD_SIZE
 
     def _received(self, data: bytes | memoryview) -> None:
         """What has come; a view is no good when this returns."""
@@ -167,16 +163,11 @@ class Link(TwistedProtocol):
             return
         if self.stirred is not None:
             self.stirred.add(self)
-        share = self.share
-        if self._held or self._left or (share is not None and not share.allows(self.owner)):
+        if self._held or self._left or not self._may_work():
             self._held.append(bytes(data))
-            self._wait()
-        elif share is None:
-            self._take(data)
+            self._next_turn()
         else:
-            began = share.now()
-            self._take(data)
-            share.used(self.owner, share.now() - began)
+            self._spend(self._take, data)
 
     def _take(self, data: bytes | memoryview) -> None:
         try:
@@ -270,36 +261,33 @@ class Link(TwistedProtocol):
 
     # --- reading ---
 
-    def pause_reading(self, why: int = 1) -> None:
-        """Read no more for now; may be repeated.  :param why: a bit for each who pauses."""
-        self._paused |= why
+    def _stop_reading(self) -> None:
         if not self._gone and self.transport is not None:
             self.transport.pauseProducing()  # type: ignore[attr-defined]
 
-    def is_paused(self, why: int) -> bool:
-        """Whether somebody paused it for that."""
-        return bool(self._paused & why)
-
-    def resume_reading(self, why: int = 1) -> None:
-        """Read again, unless somebody else paused it too."""
-        self._paused &= ~why
-        if (
-            not self._paused
-            and not self._gone
-            and self.ended_for is None
-            and not self._closing
-            and self.transport is not None
-        ):
+    def _read_on(self) -> None:
+        if not self._gone and self.ended_for is None and not self._closing and self.transport is not None:
             self.transport.resumeProducing()  # type: ignore[attr-defined]
-        if (self._held or self._left) and self._paused == TURN_IS_OVER:
-            self._wait()
+
+    def release(self, why: Hold) -> None:
+        super().release(why)
+        if (self._held or self._left) and self.held_by == {Hold.TURN}:
+            self._next_turn()
+
+    def pause_reading(self) -> None:
+        """Read nothing more: the relay has too much for those to whom the peer sends."""
+        self.hold(Hold.CONGESTED)
+
+    def resume_reading(self) -> None:
+        """The relay has room again."""
+        self.release(Hold.CONGESTED)
 
     # --- the next turn ---
 
     def left(self) -> None:
         """The user left whole frames behind: they are offered again in the next turn, before anything else."""
         self._left = True
-        self._wait()
+        self._next_turn()
 
     def fail_behind(self, error: RemoteProtocolError) -> None:
         """The peer erred; what it sent before may still have to be taken.
@@ -310,32 +298,20 @@ class Link(TwistedProtocol):
             raise error
         self._error = error
 
-    def _wait(self) -> None:
-        if self._waits:
-            return
-        self._waits = True
-        if not self._paused & TURN_IS_OVER:
-            self.pause_reading(TURN_IS_OVER)
-        if self.share is not None:
-            self.share.wait(self)
-        else:
-            self._reactor.callLater(0, self.go_on)
+    def _turn_is_over(self) -> None:
+        self.hold(Hold.TURN)
 
-    def go_on(self) -> None:
-        """The next turn is there."""
-        self._waits = False
+    def _later(self, call: Callable[[], None]) -> None:
+        self._reactor.callLater(0, call)
+
+    def _is_idle(self) -> bool:
         if self._gone or self.ended_for is not None:
             self._held.clear()
-        elif self._paused & ~TURN_IS_OVER:
-            pass  # until it is read again
-        elif self.share is None:
-            self._go_on()
-        elif not self.share.allows(self.owner):
-            self._wait()
-        else:
-            began = self.share.now()
-            self._go_on()
-            self.share.used(self.owner, self.share.now() - began)
+            return True
+        return bool(self.held_by - {Hold.TURN})
+
+    def _work(self) -> None:
+        self._spend(self._go_on)
 
     def _go_on(self) -> None:
         if self._left:
@@ -348,9 +324,9 @@ class Link(TwistedProtocol):
         if self._gone or self.ended_for is not None:
             return
         if self._left or self._held:
-            self._wait()
+            self._next_turn()
         else:
-            self.resume_reading(TURN_IS_OVER)
+            self.release(Hold.TURN)
 
     def read_again(self) -> None:
         """Offer once more what was not taken."""

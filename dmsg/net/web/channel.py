@@ -23,6 +23,7 @@ from twisted.web.server import Request, Site
 
 from dmsg.net.blocks import blocks_of
 from dmsg.net.share import Share
+from dmsg.net.turns import TakesTurns
 from dmsg.net.web.unanswered import Unanswered
 
 PIECE = 2 * 1024
@@ -48,22 +49,21 @@ def owner_of(address: Any) -> str:
     return blocks_of(str(getattr(address, "host", None) or getattr(address, "public_key", "")))[0].name
 
 
-class BoundedChannel(HTTPChannel):
+class BoundedChannel(TakesTurns, HTTPChannel):
     """Has one read of what comes, and parses it piece by piece, in its turns.
 
-    :ivar charged: seconds of the piece that is being parsed which its requests have counted themselves.
+    :ivar feeding: a piece is being parsed, and its time counted.
     """
 
     maxHeaders = MAX_HEADERS
     site: BoundedSite
-    charged = 0.0
     block = ""
-    _feeding = False
+    feeding = False
+    _waits = False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._behind: deque[bytes] = deque()
-        self._waits = False
         self._paused = False
         self._given_up = False
         self._lingering: IDelayedCall | None = None
@@ -116,28 +116,36 @@ class BoundedChannel(HTTPChannel):
         super().resumeProducing()  # type: ignore[no-untyped-call]
         self._feed()
 
-    def go_on(self) -> None:
-        """The next turn is there; for :class:`~dmsg.net.share.Waiting`."""
-        self._waits = False
+    @property
+    def share(self) -> Share:  # type: ignore[override]
+        return self.site.share
+
+    @property
+    def owner(self) -> str:  # type: ignore[override]
+        return self.block
+
+    def count(self) -> None:
+        """Count what the piece that is being parsed has taken so far: a request in it asks what is left of the turn."""
+        self._count()
+
+    def _work(self) -> None:
         self._feed()
 
+    def _parse(self, piece: bytes) -> None:
+        self.feeding = True
+        try:
+            super().dataReceived(piece)  # type: ignore[no-untyped-call]
+        finally:
+            self.feeding = False
+
     def _feed(self) -> None:
-        if self._feeding:
+        if self.feeding:
             return
-        share = self.site.share
         while self._behind and not self._handlingRequest and not self._waitingForTransport and not self._over:
-            if not share.allows(self.block):
-                if not self._waits:
-                    self._waits = True
-                    share.wait(self)
+            if not self._may_work():
+                self._next_turn()
                 break
-            began, self.charged = share.now(), 0.0
-            self._feeding = True
-            try:
-                super().dataReceived(self._behind.popleft())  # type: ignore[no-untyped-call]
-            finally:
-                self._feeding = False
-                share.used(self.block, share.now() - began - self.charged)
+            self._spend(self._parse, self._behind.popleft())
         if self._over:
             self.let_go()
         elif self._behind:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from io import BytesIO
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
@@ -19,6 +19,7 @@ from dmsg.base.buckets import RateLimit
 from dmsg.net.addresses import forwarded_client
 from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.share import Share
+from dmsg.net.turns import TakesTurns
 from dmsg.net.web.channel import BoundedSite, PlainRequest
 from dmsg.net.web.routes import finish_with
 
@@ -70,7 +71,7 @@ def close_after(request: Any) -> None:
     request.channel.persistent = False
 
 
-class BoundedRequest(PlainRequest):
+class BoundedRequest(TakesTurns, PlainRequest):
     """Answers 413 to a long body at once and reads none of it; 503 when others need the room that it has.
 
     Requests that come one behind the other over one connection take their turns with all others.
@@ -84,6 +85,7 @@ class BoundedRequest(PlainRequest):
     count_refusal: Callable[[str], None]
     refused = False
     received = 0
+    _waits = False
 
     def gotLength(self, length: int | None) -> None:
         # never a temporary file, which Twisted takes for a long body, or one whose length nobody says
@@ -113,24 +115,26 @@ class BoundedRequest(PlainRequest):
         if self.refused:
             return
         self._received = command, path, version
+        if self.channel.feeding:
+            self.channel.count()
         self.go_on()
 
-    def _process(self) -> None:
-        began = self.share.now()
-        channel = self.channel
-        super().requestReceived(*self._received)
-        took = self.share.now() - began
-        channel.charged += took
-        self.share.used(channel.block, took)
+    @property
+    def owner(self) -> str:  # type: ignore[override]
+        return cast(str, self.channel.block)
 
-    def go_on(self) -> None:
-        """The next turn is there; the channel keeps what came behind this request until it is answered."""
-        if self._disconnected or self.channel is None:
-            return
-        if self.share.allows(self.channel.block):
+    def _is_idle(self) -> bool:
+        return bool(self._disconnected or self.channel is None)
+
+    def _work(self) -> None:
+        # the channel keeps what came behind this request until it is answered, and counts all of a piece that it parses
+        if self.channel.feeding:
             self._process()
         else:
-            self.share.wait(self)
+            self._spend(self._process)
+
+    def _process(self) -> None:
+        super().requestReceived(*self._received)
 
     def answer_busy(self) -> None:
         """What there is of this request goes, for others."""

@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 
 from dmsg.base.tables import uncount
 from dmsg.net.isolate import isolated
+from dmsg.net.turns import Hold
 from dmsg.rmb.errors import RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay.mail import Mail
@@ -76,7 +77,7 @@ class LookupLines:
         self._lines[twin] = deque([waiting])
         session.lookups += 1
         if session.lookups >= MAX_LOOKUPS and session.socket is not None:
-            session.socket.hold("lookups")
+            session.socket.hold(Hold.LOOKUPS)
         began = self._clock.seconds()
 
         def ask() -> None:
@@ -91,7 +92,7 @@ class LookupLines:
             said = None if isinstance(result, Failure) and result.check(TwinNotFound) else result
             session.lookups -= 1
             if session.lookups <= MAX_LOOKUPS // 2 and session.socket is not None:
-                session.socket.release("lookups")
+                session.socket.release(Hold.LOOKUPS)
             for one in self._lines.pop(twin):
                 isolated(self._over, one, said)
 
@@ -122,9 +123,9 @@ class LookupLines:
             uncount(self.looking, session, -size)
         if size > 0 and self.size > MAX_LOOKING_SIZE and session.socket is not None:
             self._held[session] = None
-            session.socket.hold("registry")
+            session.socket.hold(Hold.REGISTRY)
         elif self.size <= MAX_LOOKING_SIZE // 2 and self._held:
             held, self._held = self._held, {}
             for one in held:
                 if one.socket is not None:
-                    one.socket.release("registry")
+                    one.socket.release(Hold.REGISTRY)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from dmsg.net.turns import Hold
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.delivery import Delivery
 from dmsg.rmb.relay.ports import Store
@@ -96,8 +97,8 @@ class RelaySession:
             self._receive,
             self.ledger.ping,
             switch.later,
-            lambda: self._hold("parked"),
-            lambda: self._release("parked"),
+            lambda: self._hold(Hold.PARKED),
+            lambda: self._release(Hold.PARKED),
             lambda: len(self.delivery) > 0,
         )
         self.ledger.holder = self.parking
@@ -156,11 +157,11 @@ class RelaySession:
         """Whether it is not read because of what it sends to others."""
         return self.parking.closed
 
-    def _hold(self, why: str) -> None:
+    def _hold(self, why: Hold) -> None:
         if self.socket is not None:
             self.socket.hold(why)
 
-    def _release(self, why: str) -> None:
+    def _release(self, why: Hold) -> None:
         if self.socket is not None:
             self.socket.release(why)
 
@@ -179,7 +180,7 @@ class RelaySession:
             ledger = self.ledger
             if ledger.relaxed is None and (len(ledger) >= MAX_UNSETTLED or ledger.size >= MAX_UNSETTLED_SIZE):
                 ledger.relaxed = self._resume
-                self.socket.hold("unsettled")  # type: ignore[union-attr]
+                self.socket.hold(Hold.UNSETTLED)  # type: ignore[union-attr]
 
     def ping_received(self, payload: bytes) -> None:
         if self.delivery.lazy and len(payload) == ASKING_PING:
@@ -202,7 +203,7 @@ class RelaySession:
 
     def _resume(self) -> None:
         if self.socket is not None:
-            self.socket.release("unsettled")
+            self.socket.release(Hold.UNSETTLED)
 
     def _broken(self) -> None:
         """Something that it sent was lost here: it shall connect again, and send it again."""

@@ -24,6 +24,7 @@ from dmsg.base.printable import without_userinfo
 from dmsg.errors import DmsgError, DmsgTimeout
 from dmsg.net.retry import retry_delay
 from dmsg.net.turn import TurnFlush
+from dmsg.net.turns import Hold
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import CallTimeout, Drop, RmbError
 from dmsg.rmb.socket.confirm import Ledger, Message
@@ -200,8 +201,8 @@ class RelayLink:
         ledger, socket = self._ledger, self._socket
         full = len(ledger) >= MAX_UNHANDLED or ledger.size >= MAX_UNHANDLED_SIZE
         if full and ledger.relaxed is None and socket is not None:
-            socket.hold("unhandled")
-            ledger.relaxed = lambda: socket.release("unhandled")
+            socket.hold(Hold.UNHANDLED)
+            ledger.relaxed = lambda: socket.release(Hold.UNHANDLED)
 
         def done(taken: bool) -> None:
             if taken:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any
+
+from dmsg.net.turns import TakesTurns, Turns
 
 PARKED_SIZE = 4 * 1024 * 1024
 """Bytes put by at which a session is not read any more."""
@@ -22,25 +24,7 @@ AT_ONCE = 1000
 """Messages taken up again in one reactor turn, if the part that their twin has of it lasts so long."""
 
 
-class Turns(Protocol):
-    """Who has used how much of a turn: :class:`dmsg.net.share.Share`, which imports Twisted, as this module may not."""
-
-    now: Callable[[], float]
-
-    def allows(self, owner: Hashable) -> bool:
-        """Whether there is something left for ``owner`` in this turn."""
-
-    def left(self, owner: Hashable) -> float:
-        """Seconds that ``owner`` may still use in this turn."""
-
-    def used(self, owner: Hashable, seconds: float) -> None:
-        """So much went into work of ``owner``."""
-
-    def wait(self, one: Any) -> None:
-        """Call ``one.go_on()`` in the next turn."""
-
-
-class Parking:
+class Parking(TakesTurns):
     """That of one session.
 
     :param message: takes a message up again; ``ping`` a ping.
@@ -53,16 +37,16 @@ class Parking:
     __slots__ = (
         "_confirms",
         "_for",
-        "_going_on",
         "_hold",
-        "_later",
+        "_in_next_turn",
         "_message",
-        "_owner",
         "_ping",
         "_release",
-        "_share",
         "_waiting",
+        "_waits",
         "come",
+        "owner",
+        "share",
         "size",
     )
 
@@ -75,19 +59,19 @@ class Parking:
         release: Callable[[], None],
         confirms: Callable[[], bool],
     ) -> None:
-        self._message, self._ping, self._later = message, ping, later
+        self._message, self._ping, self._in_next_turn = message, ping, later
         self._hold, self._release, self._confirms = hold, release, confirms
         self._for: set[Any] = set()
         self._waiting: deque[tuple[bool, bytes]] = deque()
         self.size = 0
         self.come = 0
-        self._going_on = False
-        self._share: Turns | None = None
-        self._owner: Hashable = None
+        self._waits = False
+        self.share: Turns | None = None
+        self.owner: Hashable = None
 
     def take_turns(self, share: Turns | None, owner: Hashable) -> None:
         """Count what is taken up again as work of ``owner``, as what comes from its socket."""
-        self._share, self._owner = share, owner
+        self.share, self.owner = share, owner
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -121,33 +105,26 @@ class Parking:
         self.size = 0
 
     def _soon(self) -> None:
-        if self._waiting and not self._for and not self._going_on:
-            self._going_on = True
-            if self._share is not None:
-                self._share.wait(self)
-            else:
-                self._later(self.go_on)
+        if self._waiting and not self._for:
+            self._next_turn()
 
-    def go_on(self) -> None:
-        """The next turn is there; for :class:`~dmsg.net.share.Waiting`."""
-        self._going_on = False
-        share = self._share
-        if share is None:
-            self._take_up(None)
-        elif share.allows(self._owner):
-            began = share.now()
-            self._take_up(began + share.left(self._owner))
-            share.used(self._owner, share.now() - began)
+    def _later(self, call: Callable[[], None]) -> Any:
+        return self._in_next_turn(call)
+
+    def _work(self) -> None:
+        self._spend(self._take_up)
         if self.size < PARKED_SIZE // 2:
             self._release()
         self._soon()
 
-    def _take_up(self, until: float | None) -> None:
+    def _take_up(self) -> None:
+        share = self.share
+        until = share.now() + share.left(self.owner) if share is not None else 0.0
         for _ in range(AT_ONCE):
             if self._for or not self._waiting:
                 break
             is_message, data = self._waiting.popleft()
             self.size -= len(data) + OVERHEAD
             (self._message if is_message else self._ping)(data)
-            if until is not None and self._share is not None and self._share.now() >= until:
+            if share is not None and share.now() >= until:
                 break

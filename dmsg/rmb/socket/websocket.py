@@ -19,9 +19,10 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 
-from dmsg.net.share import STEPS, Share
+from dmsg.net.share import STEPS
 from dmsg.net.socketopts import forget_unsent, queued, tune, write_now
 from dmsg.net.turn import TurnFlush
+from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.socket import frames
@@ -86,7 +87,7 @@ class _Silence:
         pass
 
 
-class Socket:
+class Socket(HeldReading, TakesTurns):
     """What both ends of a connection can do; mixed into autobahn's protocols.
 
     :ivar heard: something came since this was set to False.
@@ -111,8 +112,7 @@ class Socket:
     _told = False
     _left = 0
     _timer: IDelayedCall | None = None
-    _held: frozenset[str] = frozenset()
-    share: Share | None = None
+    share: Turns | None = None
     _feeding: Iterator[tuple[int, bytes]] | None = None
     _waits = False
     _behind: deque[bytes]
@@ -143,36 +143,23 @@ class Socket:
         if self._frames is None:
             super().dataReceived(data)  # type: ignore[misc]
             return
-        if "over" in self._held:
+        if Hold.OVER in self.held_by:
             return
-        if self._feeding is not None or not (self.share is None or self.share.allows(self._owner())):
+        if self._feeding is not None or not self._may_work():
             self._behind.append(data)
             self._next_turn()
             return
         self._feed(self._frames.feed(data))
 
-    def _owner(self) -> Hashable:
+    @property
+    def owner(self) -> Hashable:  # type: ignore[override]
         """Whose part of a turn it uses: a twin's, by however many sessions."""
         return getattr(self.receiver, "owner", id(self))
 
     def _feed(self, found: Iterator[tuple[int, bytes]]) -> None:
-        share = self.share
-        began = share.now() if share is not None else 0.0
-        until = began + share.left(self._owner()) if share is not None else 0.0
         self._feeding = found
-        steps = 0
         try:
-            for first, content in found:
-                self._take(first, content)
-                if self._feeding is not found:
-                    break  # it was forgotten
-                steps += 1
-                # a frame costs from one to a hundred microseconds, so their number alone says little
-                if steps >= STEPS or (share is not None and share.now() >= until):
-                    self._next_turn()
-                    break
-            else:
-                self._feeding = None
+            self._spend(self._take_all, found)
         except frames.FrameTooLarge as error:
             self._give_up(TOO_LARGE, str(error))
         except FragmentError as error:
@@ -180,13 +167,25 @@ class Socket:
         except BaseException:
             self._feeding = None
             raise
-        if share is not None:
-            share.used(self._owner(), share.now() - began)
         small, self._fragments.small = self._fragments.small, 0
         if small and self.fragmented is not None:
             self.fragmented(small)
         if self.grew is not None:
             self.grew(self.unfinished)
+
+    def _take_all(self, found: Iterator[tuple[int, bytes]]) -> None:
+        """Take as many frames as the owner's part of this turn pays for."""
+        share = self.share
+        until = share.now() + share.left(self.owner) if share is not None else 0.0
+        for steps, (first, content) in enumerate(found, 1):
+            self._take(first, content)
+            if self._feeding is not found:
+                return  # it was forgotten
+            # a frame costs from one to a hundred microseconds, so their number alone says little
+            if steps >= STEPS or (share is not None and share.now() >= until):
+                self._next_turn()
+                return
+        self._feeding = None
 
     def _take(self, first: int, content: bytes) -> None:
         """One frame."""
@@ -217,32 +216,24 @@ class Socket:
         self.close(code, why)
         self.forget()
 
-    def _next_turn(self) -> None:
-        if self._waits:
-            return
-        self._waits = True
+    def _turn_is_over(self) -> None:
         if self._lost is None:
-            self.hold("turn")
-        if self.share is not None:
-            self.share.wait(self)
-        else:
-            self.reactor.callLater(0, self.go_on)
+            self.hold(Hold.TURN)
 
-    def go_on(self) -> None:
-        """The next turn is there."""
-        self._waits = False
-        if self._told:
-            return
-        if self.share is not None and not self.share.allows(self._owner()):
-            self._next_turn()
-            return
+    def _later(self, call: Callable[[], None]) -> None:
+        self.reactor.callLater(0, call)
+
+    def _is_idle(self) -> bool:
+        return self._told
+
+    def _work(self) -> None:
         self._feed_next()
         if self._has_more:
             self._next_turn()
         elif self._lost is not None:
             self._ended(self._lost)
         else:
-            self.release("turn")
+            self.release(Hold.TURN)
 
     def _feed_next(self) -> None:
         if self._feeding is not None:
@@ -309,30 +300,21 @@ class Socket:
 
     # --- reading no more than can be answered ---
 
-    @property
-    def held(self) -> bool:
-        """It is not read."""
-        return bool(self._held)
-
-    def hold(self, why: str) -> None:
-        """Do not read, until :meth:`release` with the same word."""
-        if not self._held and self.transport is not None:
+    def _stop_reading(self) -> None:
+        if self.transport is not None:
             self.transport.pauseProducing()
-        self._held |= {why}
 
-    def release(self, why: str) -> None:
-        """Read again, if nobody else holds it."""
-        held, self._held = self._held, self._held - {why}
-        if held and not self._held and self.sendable:
+    def _read_on(self) -> None:
+        if self.sendable:
             self.transport.resumeProducing()
 
     def pauseProducing(self) -> None:
         """The other end does not read what it is sent: then its pings are not read either."""
-        self.hold("unsent")
+        self.hold(Hold.UNSENT)
 
     def resumeProducing(self) -> None:
         """It does again."""
-        self.release("unsent")
+        self.release(Hold.UNSENT)
 
     def stopProducing(self) -> None:
         """The connection is gone."""
@@ -402,7 +384,7 @@ class Socket:
 
     def forget(self) -> None:
         """Read nothing more, and let go of what has come of a message."""
-        self.hold("over")
+        self.hold(Hold.OVER)
         self._feeding = None
         self._drop_data()
 

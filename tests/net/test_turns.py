@@ -1,0 +1,101 @@
+"""Work in turns, and who holds back reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.net.share import MOST, Share
+from dmsg.net.turns import HeldReading, Hold, TakesTurns
+
+
+class Reader(HeldReading):
+    """Notes when reading stops and goes on."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def _stop_reading(self) -> None:
+        self.told.append("stop")
+
+    def _read_on(self) -> None:
+        self.told.append("read on")
+
+
+class HoldTests(SynchronousTestCase):
+    def test_reading_goes_on_when_nobody_holds_it_back(self) -> None:
+        one = Reader()
+        one.release(Hold.TURN)
+        for why in (Hold.TURN, Hold.TURN, Hold.CONGESTED):
+            one.hold(why)
+        self.assertEqual((one.told, one.held, one.held_by), (["stop"], True, {Hold.TURN, Hold.CONGESTED}))
+        one.release(Hold.TURN)
+        self.assertEqual(one.told, ["stop"])
+        one.release(Hold.CONGESTED)
+        self.assertEqual((one.told, one.held), (["stop", "read on"], False))
+
+
+class Worker(TakesTurns):
+    """Has so many pieces of work, of 1 ms each."""
+
+    _waits = False
+    owner = "somebody"
+
+    def __init__(self, clock: Clock, share: Share | None, pieces: int) -> None:
+        self._clock, self.share, self.pieces = clock, share, pieces
+        self.over = 0
+        self.done: list[int] = []
+
+    def _later(self, call: Callable[[], None]) -> None:
+        self._clock.callLater(0, call)
+
+    def _turn_is_over(self) -> None:
+        self.over += 1
+
+    def _is_idle(self) -> bool:
+        return not self.pieces
+
+    def _work(self) -> None:
+        self.done.append(0)
+        while self.pieces and self._may_work():
+            self._spend(self._piece)
+        if self.pieces:
+            self._next_turn()
+            self._next_turn()  # once is enough
+
+    def _piece(self) -> None:
+        self._clock.rightNow += 0.001
+        self.pieces -= 1
+        self.done[-1] += 1
+
+
+class TurnsTests(SynchronousTestCase):
+    def test_a_part_of_each_turn(self) -> None:
+        clock = Clock()
+        worker = Worker(clock, Share(clock), 5)
+        worker.go_on()
+        for _ in range(5):
+            clock.advance(0)
+        each = round(MOST / 0.001)
+        self.assertEqual((worker.done, worker.over), ([each, each, 5 - 2 * each], 2))
+        self.assertEqual(clock.getDelayedCalls(), [])
+
+    def test_turns_that_nobody_shares(self) -> None:
+        clock = Clock()
+        worker = Worker(clock, None, 3)
+        worker._next_turn()
+        worker._next_turn()
+        self.assertEqual(len(clock.getDelayedCalls()), 1)
+        clock.advance(0)
+        self.assertEqual((worker.done, worker.over), ([3], 1))
+
+    def test_nothing_is_left(self) -> None:
+        """Who has been told what is left in another way does nothing in the next turn."""
+        clock = Clock()
+        worker = Worker(clock, Share(clock), 3)
+        worker._next_turn()
+        worker.pieces = 0
+        clock.advance(0)
+        self.assertEqual(worker.done, [])
