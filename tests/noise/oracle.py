@@ -20,9 +20,9 @@ class _Plain(Secp256k1):
         return private_key.ecdh(public_key) + b"\0"
 
 
-_BACKEND = DefaultNoiseBackend()
-_BACKEND.diffie_hellmans["Secp256k1"] = _Plain
-_BACKEND.keypairs["Secp256k1"] = Secp256k1KeyPair
+PLAIN_BACKEND = DefaultNoiseBackend()
+PLAIN_BACKEND.diffie_hellmans["Secp256k1"] = _Plain
+PLAIN_BACKEND.keypairs["Secp256k1"] = Secp256k1KeyPair
 
 
 class LibraryHandshake:
@@ -41,7 +41,7 @@ class LibraryHandshake:
         prologue: bytes = b"",
         ephemeral: SecKey | None = None,
     ) -> None:
-        connection = NoiseConnection.from_name(pattern.value, backend=_BACKEND)
+        connection = NoiseConnection.from_name(pattern.value, backend=PLAIN_BACKEND)
         keypairs = connection.noise_protocol.keypairs
         if initiator:
             connection.set_as_initiator()

@@ -9,12 +9,14 @@ from unittest.mock import patch
 from weakref import ref
 
 from hypothesis import given, strategies as st
+from noise.connection import NoiseConnection
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import HandshakeError, LocalProtocolError
 from dmsg.keys import SecKey
 from dmsg.noise.handshake import MAX_HANDSHAKE_MESSAGE, TEMPLATES, Handshake, Pattern
-from tests.noise.oracle import LibraryHandshake
+from dmsg.noise.suite import BACKEND, Secp256k1KeyPair
+from tests.noise.oracle import PLAIN_BACKEND, LibraryHandshake
 
 KEYS = [SecKey.from_seed(bytes([n])) for n in range(1, 5)]
 MESSAGES = {Pattern.XK: 3, Pattern.KK: 2}
@@ -172,3 +174,34 @@ class SharedTemplateTests(SynchronousTestCase):
     def test_messages_that_are_too_long(self) -> None:
         responder = sides(Handshake, Pattern.KK, KEYS, b"")[1]
         self.assertRaises(HandshakeError, responder.read_message, bytes(MAX_HANDSHAKE_MESSAGE + 1))
+
+
+class OtherPatternTests(SynchronousTestCase):
+    """Programs may use the functions for patterns that dmsg has not."""
+
+    def test_each_with_the_functions_of_the_library(self) -> None:
+        """Also where three keys are derived at once, and after a rekey."""
+        for pattern in (b"XX", b"IK", b"XXpsk3", b"NNpsk0"):
+            both = []
+            for which, backend in enumerate((BACKEND, PLAIN_BACKEND)):
+                side = NoiseConnection.from_name(b"Noise_%s_Secp256k1_ChaChaPoly_SHA256" % pattern, backend)
+                keypairs = side.noise_protocol.keypairs
+                keypairs["s"] = Secp256k1KeyPair.of(KEYS[which])
+                if pattern == b"IK" and not which:
+                    keypairs["rs"] = Secp256k1KeyPair.of_remote(KEYS[1].public)
+                if b"psk" in pattern:
+                    side.set_psks(bytes(32))
+                (side.set_as_responder if which else side.set_as_initiator)()
+                side.start_handshake()
+                both.append(side)
+            turn = 0
+            while not both[0].handshake_finished:
+                payload = b"carried %d" % turn
+                self.assertEqual(both[1 - turn % 2].read_message(bytes(both[turn % 2].write_message(payload))), payload)
+                turn += 1
+            self.assertEqual(both[0].get_handshake_hash(), both[1].get_handshake_hash())
+            for one, two in (both, both[::-1]):
+                self.assertEqual(two.decrypt(bytes(one.encrypt(b"said"))), b"said")
+                one.rekey_outbound_cipher()
+                two.rekey_inbound_cipher()
+                self.assertEqual(two.decrypt(bytes(one.encrypt(b"again"))), b"again")
