@@ -29,10 +29,15 @@ class OldServerTests(EntityCase):
         server.registration._posted = None
         server.registration._soon(0)
 
-        wanted, kept = f'"version":"{mark}"'.encode(), self.discovery._running.store._kept
-        static = server._key.public.hex()
-        await self.until(lambda: static in kept and wanted in kept[static].json)
+        wanted = f'"version":"{mark}"'.encode()
+        await self.until(lambda: wanted in self.entry_of(server._key.public.hex()))
         return server
+
+    def entry_of(self, static: str) -> bytes:
+        """Return the entry of a key as discovery has it, or nothing."""
+        found: list[bytes] = []
+        self.discovery._running.store.get(static).addCallbacks(found.append, lambda _: None)
+        return found[0] if found else b""
 
     @asynchronous
     async def test_a_mark_that_an_earlier_program_left(self) -> None:
@@ -139,9 +144,7 @@ class OldServerTests(EntityCase):
         new = await self.start_server(f"--discovery={url}")
         for one in (alice, bob):
             await self.until(lambda one=one: new._key.public in one.servers)
-        await self.until(
-            lambda: new._key.public.hex().encode() in self.discovery._running.store._kept[bob.public_key.hex()].json
-        )
+        await self.until(lambda: new._key.public.hex().encode() in self.entry_of(bob.public_key.hex()))
         protocol: Any = await alice.connect(bob.public_key, Accepting(), timeout=10)
         await protocol.transport.send(b"hello", timeout=10)
         self.assertEqual(protocol.transport.server, new._key.public)
