@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-from twisted.internet import reactor
-from twisted.internet.address import IPv4Address
-from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectionRefusedError
-from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
-from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.discovery.checks import looks as looks_module, manners, proof
+from dmsg.discovery.checks import looks as looks_module
 from dmsg.discovery.checks.looks import (
     AT_ONCE,
     AT_ONCE_OF_PLACE,
@@ -26,27 +23,19 @@ from dmsg.discovery.checks.looks import (
     TRIES,
     UNLISTED_AFTER,
     Looks,
-    may_look,
 )
 from dmsg.discovery.checks.manners import (
     OWN_LOOKS,
     PORTS,
     PORTS_OF_PLACE,
     PROOFS_OF_PLACE,
-    RESOLVING_OF_PLACE,
-    Names,
-    Postponed,
 )
-from dmsg.discovery.checks.proof import Opening, reach
+from dmsg.discovery.checks.proof import Opening
 from dmsg.discovery.entries.entry import Entry, ServerMeta
 from dmsg.discovery.entries.rules import Terms
 from dmsg.discovery.store import SQLiteStore
 from dmsg.errors import HandshakeError
 from dmsg.keys import SecKey
-from dmsg.messaging.openings import OPENINGS
-from dmsg.messaging.server import Server as MessagingServer
-from dmsg.v2019.server import Server
-from tests.support import asynchronous
 
 TTL = 120.0
 
@@ -54,42 +43,6 @@ TTL = 120.0
 def server(number: int, address: str = "8.8.8.8:1", sequence: int = 0, version: str = "0.0.1") -> Entry:
     key = SecKey.from_seed(b"looks %d" % number)
     return Entry(version, sequence, 1 + sequence, key.public.hex(), server=ServerMeta(address, 1)).sign(key)
-
-
-class MayLookTests(SynchronousTestCase):
-    """Nobody makes discovery ask what is beside it."""
-
-    def test_by_kind_of_network(self) -> None:
-        for address, poster, may in (
-            ("8.8.8.8:1", "1.1.1.1", True),
-            ("8.8.8.8:1", "", True),
-            ("relay.example:1", "1.1.1.1", True),
-            ("127.0.0.1:1", "1.1.1.1", False),
-            ("127.0.0.1:1", "10.0.0.1", False),
-            ("127.0.0.1:1", "127.0.0.1", True),
-            ("10.0.0.1:1", "1.1.1.1", False),
-            ("10.0.0.1:1", "10.0.0.2", True),
-            ("[::ffff:127.0.0.1]:1", "1.1.1.1", False),
-            ("[::1]:1", "1.1.1.1", False),
-            ("169.254.169.254:80", "169.254.0.1", False),
-            ("0.0.0.0:1", "0.0.0.0", False),
-            ("224.0.0.1:1", "224.0.0.1", False),
-            ("nonsense", "1.1.1.1", False),
-            ("8.8.8.8%x.example:1", "1.1.1.1", False),
-            ("[2002:7f00:1::1]:1", "1.1.1.1", False),
-            ("[fec0::1]:1", "1.1.1.1", False),
-            ("a..b:1", "1.1.1.1", False),
-            ("x" * 64 + ".example:1", "1.1.1.1", False),
-            ("127.0.0.1:1", "", False),
-            ("[fd00::1]:1", "fd00::/64", True),
-            ("[fd00::1]:1", "2600::/64", False),
-        ):
-            self.assertEqual(may_look(address, poster), may, (address, poster))
-
-    def test_anywhere(self) -> None:
-        """An option for discoveries of private networks."""
-        for address, may in (("10.0.0.1:1", True), ("127.0.0.1:1", True), ("169.254.169.254:80", False)):
-            self.assertEqual(may_look(address, "1.1.1.1", anywhere=True), may, address)
 
 
 class LooksTests(SynchronousTestCase):
@@ -411,139 +364,3 @@ class LooksTests(SynchronousTestCase):
         self.store.due = due  # type: ignore[method-assign]
         self.advance(LOOK_EVERY * 2)
         self.assertEqual(len(self.reached), 1)
-
-
-class NamesTests(SynchronousTestCase):
-    """A resolver that answers when the test says."""
-
-    def setUp(self) -> None:
-        self.clock: Any = Clock()
-        self.asked: list[tuple[Any, str]] = []
-        cast(Any, self.clock).nameResolver = self
-        self.names = Names(self.clock)
-
-    def resolveHostName(self, receiver: Any, host: str) -> None:
-        self.asked.append((receiver, host))
-
-    def resolve(self, host: str, place: str) -> Deferred[Any]:
-        return Deferred.fromCoroutine(self.names.resolve(host, place))
-
-    def answer(self, *addresses: str) -> None:
-        receiver, _ = self.asked.pop(0)
-        for address in addresses:
-            receiver.addressResolved(IPv4Address("TCP", address, 0))
-        receiver.resolutionComplete()
-
-    def test_names_that_take_long_keep_few_threads(self) -> None:
-        """One that nobody waits for any more keeps its place: its thread is busy."""
-        slow = [self.resolve(f"{number}.slow", "1.1.1.1") for number in range(50)]
-        self.assertEqual(len(self.asked), RESOLVING_OF_PLACE)
-        for one in slow[RESOLVING_OF_PLACE:]:
-            self.failureResultOf(one, Postponed)
-        self.clock.advance(manners.NAME_TIMEOUT)
-        for one in slow[:RESOLVING_OF_PLACE]:
-            self.failureResultOf(one, Postponed)
-        self.failureResultOf(self.resolve("more.slow", "1.1.1.1"), Postponed)
-        honest = self.resolve("honest.example", "2.2.2.2")
-        self.assertEqual(self.asked[-1][1], "honest.example")
-        self.asked = self.asked[-1:] + self.asked[:-1]
-        self.answer("8.8.8.8")
-        self.assertEqual([str(one) for one in self.successResultOf(honest)], ["8.8.8.8"])
-        self.answer()
-        self.assertNoResult(self.resolve("more.slow", "1.1.1.1"))
-
-    def test_a_name_that_led_to_a_server(self) -> None:
-        """While there is no room the server is looked for where it was."""
-        first = self.resolve("honest.example", "2.2.2.2")
-        self.answer("8.8.8.8")
-        addresses = self.successResultOf(first)
-        self.names.led_to_a_server("honest.example", addresses)
-        for number in range(manners.RESOLVING):
-            self.assertNoResult(self.resolve(f"{number}.slow", f"1.1.{number}.1"))
-        self.assertEqual(self.successResultOf(self.resolve("honest.example", "2.2.2.2")), addresses)
-        self.failureResultOf(self.resolve("other.example", "2.2.2.2"), Postponed)
-
-    def test_there_is_no_such_name(self) -> None:
-        none = self.resolve("none.example", "2.2.2.2")
-        self.answer()
-        self.assertEqual(self.successResultOf(none), [])
-
-
-class ProofTests(TestCase):
-    """To real ports."""
-
-    def looks(self, **options: Any) -> Looks:
-        return Looks(reactor, SQLiteStore(":memory:"), lambda: 0.0, TTL, openings=OPENINGS, **options)
-
-    def start(self, kind: Any, key: SecKey) -> Any:
-        server = kind(reactor, key, ["tcp:0:interface=127.0.0.1"])
-        server.startService()
-        self.addCleanup(server.stopService)
-        return server
-
-    async def why_not(self, server: Any, key: SecKey, version: str) -> str:
-        port = server.ports[0].getHost().port
-        entry = Entry(version, 0, 1, key.public.hex(), server=ServerMeta(f"127.0.0.1:{port}", 1))
-        return await self.looks()._why_not(entry, "127.0.0.1", True)
-
-    @asynchronous
-    async def test_each_family(self) -> None:
-        """With what its servers say of themselves, and with nothing, as programs of 2019 do."""
-        key, other = SecKey.from_seed(b"prover"), SecKey.from_seed(b"another")
-        for kind, feature in ((Server, "relay1"), (MessagingServer, "messaging-seed")):
-            server = self.start(kind, key)
-            await server.ready
-            for version in ("0.0.1", f"0.0.1+{feature}"):
-                self.assertEqual(await self.why_not(server, key, version), "")
-                self.assertNotEqual(await self.why_not(server, other, version), "", (kind, version))
-
-    @asynchronous
-    async def test_whoever_answers_something_else(self) -> None:
-        """Or nothing."""
-
-        class Chatty(Protocol):
-            def connectionMade(self) -> None:
-                assert self.transport is not None
-                self.transport.write(b"HTTP/1.1 200 OK\r\n\r\n" * 100)
-
-        for kind in (Chatty, Protocol):
-            port: Any = reactor.listenTCP(0, cast(Any, Factory.forProtocol(kind)), interface="127.0.0.1")
-            self.addCleanup(port.stopListening)
-            address = port.getHost()
-            opening = OPENINGS["relay1"](SecKey.from_seed(b"prover").public)
-            if kind is Protocol:
-                self.patch(proof, "PROOF_TIMEOUT", 0.05)
-                result = Deferred.fromCoroutine(reach(reactor, address.host, address.port, opening))
-                await self.assertFailure(result, TimeoutError)
-            else:
-                await self.assertFailure(
-                    Deferred.fromCoroutine(reach(reactor, address.host, address.port, opening)), HandshakeError
-                )
-
-    @asynchronous
-    async def test_without_an_opening_nothing_is_sent(self) -> None:
-        got: list[bytes] = []
-        lost: Deferred[None] = Deferred()
-
-        class Server(Protocol):
-            def dataReceived(self, data: bytes) -> None:
-                got.append(data)
-
-            def connectionLost(self, reason: Any = None) -> None:
-                lost.callback(None)
-
-        port: Any = reactor.listenTCP(0, cast(Any, Factory.forProtocol(Server)), interface="127.0.0.1")
-        self.addCleanup(port.stopListening)
-        await reach(reactor, "127.0.0.1", port.getHost().port, None)
-        await lost
-        self.assertEqual(got, [])
-
-    @asynchronous
-    async def test_a_name_is_only_connected_to_where_it_is_public(self) -> None:
-        """``localhost`` is this machine, whoever wrote it."""
-        looks = self.looks()
-        entry = server(1, "localhost:1")
-        self.assertIn("not one that is looked at", await looks._why_not(entry, "1.1.1.1", True))
-        self.assertEqual(looks.looked, 0)
-        self.assertNotEqual(await looks._why_not(entry, "127.0.0.1", True), "")
-        self.assertEqual(looks.looked, 1)

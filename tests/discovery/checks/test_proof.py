@@ -1,0 +1,107 @@
+"""Servers prove their keys, at real ports."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.protocol import Factory, Protocol
+from twisted.trial.unittest import TestCase
+
+from dmsg.discovery.checks import proof
+from dmsg.discovery.checks.looks import (
+    Looks,
+)
+from dmsg.discovery.checks.proof import reach
+from dmsg.discovery.entries.entry import Entry, ServerMeta
+from dmsg.discovery.store import SQLiteStore
+from dmsg.errors import HandshakeError
+from dmsg.keys import SecKey
+from dmsg.messaging.openings import OPENINGS
+from dmsg.messaging.server import Server as MessagingServer
+from dmsg.v2019.server import Server
+from tests.discovery.checks.test_looks import server
+from tests.support import asynchronous
+
+TTL = 120.0
+
+
+class ProofTests(TestCase):
+    """To real ports."""
+
+    def looks(self, **options: Any) -> Looks:
+        return Looks(reactor, SQLiteStore(":memory:"), lambda: 0.0, TTL, openings=OPENINGS, **options)
+
+    def start(self, kind: Any, key: SecKey) -> Any:
+        server = kind(reactor, key, ["tcp:0:interface=127.0.0.1"])
+        server.startService()
+        self.addCleanup(server.stopService)
+        return server
+
+    async def why_not(self, server: Any, key: SecKey, version: str) -> str:
+        port = server.ports[0].getHost().port
+        entry = Entry(version, 0, 1, key.public.hex(), server=ServerMeta(f"127.0.0.1:{port}", 1))
+        return await self.looks()._why_not(entry, "127.0.0.1", True)
+
+    @asynchronous
+    async def test_each_family(self) -> None:
+        """With what its servers say of themselves, and with nothing, as programs of 2019 do."""
+        key, other = SecKey.from_seed(b"prover"), SecKey.from_seed(b"another")
+        for kind, feature in ((Server, "relay1"), (MessagingServer, "messaging-seed")):
+            server = self.start(kind, key)
+            await server.ready
+            for version in ("0.0.1", f"0.0.1+{feature}"):
+                self.assertEqual(await self.why_not(server, key, version), "")
+                self.assertNotEqual(await self.why_not(server, other, version), "", (kind, version))
+
+    @asynchronous
+    async def test_whoever_answers_something_else(self) -> None:
+        """Or nothing."""
+
+        class Chatty(Protocol):
+            def connectionMade(self) -> None:
+                assert self.transport is not None
+                self.transport.write(b"HTTP/1.1 200 OK\r\n\r\n" * 100)
+
+        for kind in (Chatty, Protocol):
+            port: Any = reactor.listenTCP(0, cast(Any, Factory.forProtocol(kind)), interface="127.0.0.1")
+            self.addCleanup(port.stopListening)
+            address = port.getHost()
+            opening = OPENINGS["relay1"](SecKey.from_seed(b"prover").public)
+            if kind is Protocol:
+                self.patch(proof, "PROOF_TIMEOUT", 0.05)
+                result = Deferred.fromCoroutine(reach(reactor, address.host, address.port, opening))
+                await self.assertFailure(result, TimeoutError)
+            else:
+                await self.assertFailure(
+                    Deferred.fromCoroutine(reach(reactor, address.host, address.port, opening)), HandshakeError
+                )
+
+    @asynchronous
+    async def test_without_an_opening_nothing_is_sent(self) -> None:
+        got: list[bytes] = []
+        lost: Deferred[None] = Deferred()
+
+        class Server(Protocol):
+            def dataReceived(self, data: bytes) -> None:
+                got.append(data)
+
+            def connectionLost(self, reason: Any = None) -> None:
+                lost.callback(None)
+
+        port: Any = reactor.listenTCP(0, cast(Any, Factory.forProtocol(Server)), interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        await reach(reactor, "127.0.0.1", port.getHost().port, None)
+        await lost
+        self.assertEqual(got, [])
+
+    @asynchronous
+    async def test_a_name_is_only_connected_to_where_it_is_public(self) -> None:
+        """``localhost`` is this machine, whoever wrote it."""
+        looks = self.looks()
+        entry = server(1, "localhost:1")
+        self.assertIn("not one that is looked at", await looks._why_not(entry, "1.1.1.1", True))
+        self.assertEqual(looks.looked, 0)
+        self.assertNotEqual(await looks._why_not(entry, "127.0.0.1", True), "")
+        self.assertEqual(looks.looked, 1)

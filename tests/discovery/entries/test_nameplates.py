@@ -1,0 +1,116 @@
+"""Nameplates without a store."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+from hypothesis import given, strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.discovery.entries.entry import EntryInvalid, EntrySignatureError
+from dmsg.discovery.entries.gojson import EntryDecodeError
+from dmsg.discovery.entries.nameplates import (
+    DIGITS,
+    LARGEST,
+    NONE_FREE,
+    TOO_MANY,
+    TRIED,
+    Kept,
+    Release,
+    candidates,
+    check_kept,
+    decide_claim,
+    decode_claim,
+    decode_release,
+    length,
+)
+from dmsg.errors import EntryNotFound
+from dmsg.keys import SecKey
+
+KEY, OTHER, THIRD = (SecKey.from_seed(b"nameplate %d" % number) for number in range(3))
+ONE, TWO, THREE = (key.public.hex() for key in (KEY, OTHER, THIRD))
+
+
+class RuleTests(SynchronousTestCase):
+    """Without a store."""
+
+    def test_candidates(self) -> None:
+        """By chance, short ones first, each once, none out of range."""
+        numbers = candidates(Random(1))
+        self.assertEqual(len(set(numbers)), len(numbers))
+        self.assertEqual({len(str(one)) for one in numbers[:TRIED]}, {4})
+        self.assertEqual({len(str(one)) for one in candidates(Random(1), 1)}, {6, 8})
+        self.assertNotEqual(numbers, candidates(Random(2)))
+        self.assertEqual([len(str(one)) for one in numbers], sorted(len(str(one)) for one in numbers))
+        self.assertTrue(all(1 <= one <= LARGEST for one in numbers))
+
+    def test_how_long_they_are(self) -> None:
+        """Of numbers of one length one in twenty is in use at most; where somebody tries numbers, one in 2000."""
+        for in_use, attacked, digits in (
+            (0, False, 4),
+            (500, False, 4),
+            (501, False, 6),
+            (50_000, False, 6),
+            (50_001, False, 8),
+            (10**9, True, 8),
+            (0, True, 6),
+            (501, True, 8),
+        ):
+            self.assertEqual(DIGITS[length(in_use, attacked)], digits, (in_use, attacked))
+
+    def test_release(self) -> None:
+        release = Release(7, ONE).sign(KEY)
+        self.assertEqual(decode_release(release.to_json()), release)
+        self.assertRaises(EntrySignatureError, decode_release, Release(7, ONE).sign(OTHER).to_json())
+        stolen = release.to_json().replace(b'"nameplate":7', b'"nameplate":8')
+        self.assertRaises(EntrySignatureError, decode_release, stolen)
+
+    @given(st.binary(max_size=80))
+    def test_what_is_no_claim(self, body: bytes) -> None:
+        for decode in (decode_claim, decode_release):
+            self.assertRaises((EntryDecodeError, EntryInvalid, EntrySignatureError), decode, body)
+
+    def test_claims(self) -> None:
+        self.assertEqual(decode_claim(json.dumps({"static": ONE.upper()}).encode()), ONE)
+        for wrong in ({"static": "00" * 33}, {"static": "02" + "fg" * 32}, {}, {"static": 7}, {"static": None}):
+            body = json.dumps(wrong).encode()
+            self.assertRaises((EntryDecodeError, EntryInvalid), decode_claim, body)
+
+    def test_who_gets_which(self) -> None:
+        here, elsewhere = Kept(7, ONE, "p", 9.0), Kept(7, ONE, "q", 9.0)
+        for known, held, free, number in (
+            (None, 0, [3, 4], 3),
+            (None, 0, [], NONE_FREE),
+            (None, 1, [3], 3),
+            (None, 2, [3], TOO_MANY),
+            # its own, which counts for the place already
+            (here, 2, [3], 7),
+            (elsewhere, 1, [3], 7),
+            (elsewhere, 2, [3], TOO_MANY),
+        ):
+            self.assertEqual(decide_claim(known, "p", held, 2, free), number, (known, held, free))
+
+    @given(
+        st.none() | st.builds(Kept, st.integers(1, 9), st.just(ONE), st.sampled_from("pq"), st.just(9.0)),
+        st.integers(0, 4),
+        st.integers(0, 4),
+        st.lists(st.integers(1, 9), max_size=3),
+    )
+    def test_any_claim(self, known: Kept | None, held: int, most: int, free: list[int]) -> None:
+        """A place that keeps to its limit keeps within it, and no candidate is asked for in vain."""
+        asked = iter(free)
+        number = decide_claim(known, "p", held, most, asked)
+        counts_anew = known is None or known.place != "p"
+        self.assertEqual(number == TOO_MANY, counts_anew and held >= most)
+        if number == TOO_MANY or known is not None:
+            self.assertEqual(list(asked), free)
+        if number != TOO_MANY:
+            self.assertEqual(number, known.number if known is not None else next(iter(free), NONE_FREE))
+
+    def test_when_one_leads_nowhere(self) -> None:
+        kept = Kept(7, ONE, "p", 9.0)
+        self.assertEqual(check_kept(kept, 8.9), kept)
+        self.assertEqual(check_kept(kept, 8.9, ONE), kept)
+        for gone in ((None, 0.0), (kept, 9.0), (kept, 8.9, TWO), (kept, 9.0, ONE)):
+            self.assertRaises(EntryNotFound, check_kept, *gone)

@@ -1,0 +1,298 @@
+"""The client of discovery against the service."""
+
+from __future__ import annotations
+
+import gc
+import json
+from dataclasses import replace
+from typing import Any, cast
+
+from treq.testing import StubTreq
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.testing import EventLoggingObserver
+from twisted.logger import formatEvent, globalLogPublisher
+
+from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
+from dmsg.discovery.entries.rules import Deletion
+from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.discovery.lookup.lookups import GRACE, HUNG_FOR, Lookups
+from dmsg.errors import DiscoveryError, EntryNotFound
+from dmsg.keys import SecKey
+from tests.discovery.service.test_api import APICase, Fixed
+
+KEY = SecKey.from_seed(b"api")
+
+
+class LookupTests(APICase):
+    """The client of discovery against the service."""
+
+    def test_closing_ends_what_is_asked(self) -> None:
+        cancelled: list[Deferred[Any]] = []
+
+        class Silent:
+            def request(self, *args: Any, **options: Any) -> Deferred[Any]:
+                return Deferred(cancelled.append)
+
+        lookup = Lookup(self.clock, "http://discovery", http=Silent())
+        waiting = lookup.entry(KEY.public)
+        self.successResultOf(lookup.close())
+        self.failureResultOf(waiting, DiscoveryError)
+        self.assertEqual(len(cancelled), 1)
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.lookup = Lookup(self.clock, "http://discovery", http=self.http)
+
+    def test_update_makes_and_iterates(self) -> None:
+        for expected in (0, 1, 2):
+            entry = self.successResultOf(self.lookup.update(KEY, lambda blank: self.with_client(blank)))
+            self.assertEqual(entry.sequence, expected)
+        self.assertEqual(self.successResultOf(self.lookup.entry(KEY.public)), entry)
+
+    @staticmethod
+    def with_client(blank: Entry) -> Entry:
+        from dataclasses import replace
+
+        return replace(blank, client=ClientMeta(()))
+
+    def asked(self) -> list[str]:
+        """Methods of the requests from now on."""
+        found: list[str] = []
+        inner = cast(Any, self.http).request
+
+        def request(method: str, *args: Any, **options: Any) -> Any:
+            found.append(method)
+            return inner(method, *args, **options)
+
+        self.patch(self.lookup, "_http", type("HTTP", (), {"request": staticmethod(request)})())
+        return found
+
+    def test_who_posted_last_need_not_ask_first(self) -> None:
+        asked = self.asked()
+        for sequence in range(3):
+            entry = self.successResultOf(self.lookup.update(KEY, self.with_client))
+            self.assertEqual(entry.sequence, sequence)
+        self.assertEqual(asked, ["GET", "POST", "POST", "POST"])
+
+    def test_unless_somebody_else_has_written(self) -> None:
+        """Another program with this key, or a discovery that has forgotten everything: what is there is read again."""
+        self.successResultOf(self.lookup.update(KEY, self.with_client))
+        other = Lookup(self.clock, "http://discovery", http=self.http)
+        self.successResultOf(other.update(KEY, lambda blank: replace(self.with_client(blank), version="0.0.1+other1")))
+        asked = self.asked()
+        entry = self.successResultOf(self.lookup.update(KEY, self.with_client))
+        self.assertEqual((entry.sequence, entry.version), (2, "0.0.1+other1"))
+        self.store._db.execute("DELETE FROM entries")
+        self.assertEqual(self.successResultOf(self.lookup.update(KEY, self.with_client)).sequence, 0)
+        self.assertEqual(asked, ["POST", "GET", "POST"] * 2)
+
+    def test_an_update_that_loses_a_race_is_tried_again(self) -> None:
+        """Another writer of the same key came between GET and POST."""
+        self.successResultOf(self.lookup.update(KEY, self.with_client))
+        raced: list[Any] = []
+
+        def make(blank: Entry) -> Entry:
+            if not raced:
+                raced.append(blank)
+                self.successResultOf(self.lookup.update(KEY, self.with_client))
+            return self.with_client(blank)
+
+        self.assertEqual(self.successResultOf(self.lookup.update(KEY, make)).sequence, 2)
+
+    def test_delete_and_post_again(self) -> None:
+        self.successResultOf(self.lookup.update(KEY, self.with_client))
+        self.successResultOf(self.lookup.delete(KEY))
+        self.failureResultOf(self.lookup.entry(KEY.public), EntryNotFound)
+        self.failureResultOf(self.lookup.delete(KEY), EntryNotFound)
+        self.assertEqual(self.successResultOf(self.lookup.update(KEY, self.with_client)).sequence, 0)
+
+    def life(self, days: float, half: str = "client") -> int:
+        """A program with this key and a clock that is ahead posts its entry and stops; by how much the entry is."""
+        now = 1_800_000_000 * 10**9
+        lookup = Lookup(self.clock, "http://discovery", http=self.http, date=lambda: now + round(days * 86400 * 10**9))
+        content: Any = {"client": ClientMeta(())} if half == "client" else {"server": ServerMeta("h:1", 5)}
+        posted: Entry = self.successResultOf(lookup.update(KEY, lambda blank: replace(blank, **content)))
+        self.assertEqual(posted.sequence, 0)
+        self.assertTrue(self.successResultOf(lookup.withdraw(KEY, half)))
+        return posted.timestamp - now
+
+    def test_a_clock_that_was_ahead_locks_nobody_out(self) -> None:
+        """After a clean stop, whatever the clock was: a day, a year, and a server's as a client's."""
+        log = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
+        for half in ("client", "server"):
+            ahead = self.life(1, half)
+            self.assertEqual(self.life(0, half), ahead + 2)  # behind the entry came its deletion
+            self.assertIn("a clock that was 1 d 0 h ahead of this machine's", str([formatEvent(one) for one in log]))
+            ahead = self.life(366, half)
+            self.assertEqual([self.life(0, half) - ahead, self.life(-1, half) - ahead], [2, 4])
+
+    def test_only_its_own_signature_moves_the_date_of_a_key(self) -> None:
+        """A discovery that lies cannot have an entry dated in the far future, where it would stay the newest."""
+        far = 9 * 10**18
+        forged = Deletion(KEY.public.hex(), 0, far).sign(SecKey.from_seed(b"other"))
+        other = SecKey.from_seed(b"other")
+        for body in (forged.to_json(), Deletion(other.public.hex(), 0, far).sign(other).to_json(), b"7", b"{}"):
+            asked: list[bytes] = []
+
+            class Lies:
+                def request(self, method: str, url: str, *, data: Any, body: bytes = body, **options: Any) -> Any:
+                    status = 422 if method == "POST" else 404
+                    if data is not None:
+                        asked.append(data)  # noqa: B023  # used in this turn of the loop only
+                    says = Fixed(status, b'{"message":"no","code":422,"deletion":%s}' % body)
+                    return cast(Any, StubTreq(says)).request(method, url, data=data)
+
+            lookup = Lookup(self.clock, "http://discovery", http=Lies(), date=lambda: 1000)
+            self.failureResultOf(lookup.update(KEY, self.with_client), DiscoveryError)
+            self.assertEqual({json.loads(one)["timestamp"] for one in asked}, {1000}, body)
+
+    def test_an_earlier_discovery_does_not_say_when(self) -> None:
+        """Then the message names what the owner can look at."""
+        self.life(1)
+        self.store._db.execute("UPDATE entries SET deletion = NULL")
+        lookup = Lookup(self.clock, "http://discovery", http=self.http, date=lambda: 1_800_000_000 * 10**9)
+        said = str(self.failureResultOf(lookup.update(KEY, self.with_client), DiscoveryError).value)
+        self.assertIn("is the clock of this machine right?", said)
+        self.assertIn("forgets the deletion after a day", said)
+
+    def test_what_does_not_verify_is_not_used(self) -> None:
+        """A discovery that lies: another's entry, a changed one, no entry at all."""
+        entry = self.client_entry()
+        changed = entry.to_json().replace(b'"timestamp":1', b'"timestamp":2')
+        other = self.server_entry(b"other").to_json()
+        for body in (changed, other, b"{}", b"[", b"null"):
+            self.store.get = lambda static, body=body: succeed(body)
+            self.failureResultOf(self.lookup.entry(KEY.public), DiscoveryError)
+
+    def test_servers_that_do_not_verify_are_left_out(self) -> None:
+        good, bad = self.server_entry(b"good"), self.server_entry(b"bad")
+        for entry in (good, bad):
+            self.successResultOf(self.lookup.post(entry))
+        changed = bad.to_json().replace(b"h:1", b"h:2")
+        self.store._db.execute("UPDATE entries SET json = ? WHERE static = ?", (changed, bad.static))
+        self.assertEqual(self.successResultOf(self.lookup.available_servers()), [good])
+
+    def test_errors_name_what_is_wrong(self) -> None:
+        forged = self.client_entry().to_json()
+        error = self.failureResultOf(self.lookup.post(Entry("0.0.1", 5, 1, KEY.public.hex(), ClientMeta(())).sign(KEY)))
+        self.assertEqual(error.value.status, 422)
+        self.assertIn("non-zero sequence", str(error.value))
+        self.assertTrue(forged)
+
+    def test_the_newest_of_several(self) -> None:
+        """One shows an older entry, one hangs: neither is believed before who has the newest."""
+        old, new = (Entry("0.0.1", number, 1 + number, KEY.public.hex(), ClientMeta(())).sign(KEY) for number in (0, 1))
+
+        class Says(Lookup):
+            def __init__(self, clock: Any, *entries: Entry, hangs: bool = False) -> None:
+                super().__init__(clock, "http://says")
+                self.entries, self.hangs, self.asked, self.cancelled = entries, hangs, 0, 0
+
+            def answer(self, value: Any) -> Any:
+                self.asked += 1
+                if self.hangs:
+                    return Deferred(self.gave_up)
+                return succeed(value) if value else fail(EntryNotFound("it has none"))
+
+            def gave_up(self, _: Any) -> None:
+                self.cancelled += 1
+
+            def entry(self, key: Any) -> Any:
+                return self.answer(self.entries[0] if self.entries else None)
+
+            def available_servers(self) -> Any:
+                return self.answer(list(self.entries))
+
+        lying, honest, hanging = Says(self.clock, old), Says(self.clock, new), Says(self.clock, hangs=True)
+        both = Lookups([lying, Says(self.clock), honest])
+        self.assertEqual(self.successResultOf(both.entry(KEY.public)), new)
+        lookups = Lookups([hanging, lying, honest])
+        asking = lookups.entry(KEY.public)
+        self.assertNoResult(asking)
+        self.clock.advance(GRACE)
+        self.assertEqual(self.successResultOf(asking), new)
+        self.assertEqual((hanging.asked, hanging.cancelled), (1, 1))
+        # it is asked again, and not waited for, for a while
+        self.assertEqual(self.successResultOf(lookups.entry(KEY.public)), new)
+        self.assertEqual((hanging.asked, hanging.cancelled), (2, 2))
+        self.clock.advance(HUNG_FOR)
+        asking = lookups.entry(KEY.public)
+        self.assertNoResult(asking)
+        asking.cancel()
+        self.failureResultOf(asking)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.failureResultOf(Lookups([Says(self.clock), Says(self.clock)]).entry(KEY.public), EntryNotFound)
+        first = self.server_entry(b"s")
+        second = replace(first, sequence=1, timestamp=2).sign(SecKey.from_seed(b"s"))
+        several = Lookups([Says(self.clock, first), Says(self.clock, second), hanging])
+        listing = several.available_servers()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.successResultOf(listing), [second])
+
+    def test_a_change_is_not_held_up(self) -> None:
+        """One discovery takes it and never answers: it is told the next change too, and the others do not wait."""
+
+        class Hangs(Lookup):
+            def __init__(self, clock: Any) -> None:
+                super().__init__(clock, "http://hangs")
+                self.asked: list[Deferred[Any]] = []
+                self.cancelled = 0
+
+            def update(self, key: Any, make: Any) -> Any:
+                self.asked.append(Deferred(self.gave_up))
+                return self.asked[-1]
+
+            def withdraw(self, key: Any, half: str, features: Any = ()) -> Any:
+                return self.update(key, None)
+
+            def gave_up(self, _: Any) -> None:
+                self.cancelled += 1
+
+        hanging = Hangs(self.clock)
+        lookups = Lookups([hanging, self.lookup])
+        changing = lookups.update(KEY, self.with_client)
+        self.assertNoResult(changing)
+        self.assertEqual(self.successResultOf(self.lookup.entry(KEY.public)).sequence, 0)
+        self.clock.advance(GRACE)
+        self.successResultOf(changing)
+        self.assertEqual((len(hanging.asked), hanging.cancelled), (1, 0))
+        # for a while it is told, and not waited for
+        self.successResultOf(lookups.update(KEY, self.with_client))
+        self.assertEqual((len(hanging.asked), hanging.cancelled), (2, 1))
+        hanging.asked[1].errback(DiscoveryError("late, and no"))
+        self.successResultOf(lookups.withdraw(KEY, "client"))
+        self.failureResultOf(self.lookup.entry(KEY.public), EntryNotFound)
+        self.assertEqual((len(hanging.asked), hanging.cancelled), (3, 1))
+        self.successResultOf(lookups.close())
+        self.assertEqual((hanging.cancelled, lookups._changing), (2, {}))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_a_question_that_is_let_go(self) -> None:
+        """Nobody waits for it any more, nobody will answer: what collects it raises nothing behind everybody's back."""
+
+        class Silent:
+            def request(self, *_: Any, **__: Any) -> Any:
+                return Deferred()
+
+        for many in (1, 2):
+            lookups = Lookups([Lookup(self.clock, "http://silent", http=Silent()) for _ in range(many)])
+            lookups.available_servers()
+            del lookups
+            gc.collect()
+            self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_several_discoveries(self) -> None:
+        """One that is away does not matter; writes go to all."""
+
+        class Away:
+            def request(self, *_: Any, **__: Any) -> Any:
+                return fail(OSError("refused"))
+
+        away = Lookup(self.clock, "http://away", http=Away())
+        lookups = Lookups([away, self.lookup])
+        self.successResultOf(lookups.update(KEY, self.with_client))
+        self.assertEqual(self.successResultOf(lookups.entry(KEY.public)).static, KEY.public.hex())
+        self.failureResultOf(lookups.entry(SecKey.generate().public), DiscoveryError)
+        self.assertEqual(self.successResultOf(lookups.available_servers()), [])
+        self.failureResultOf(Lookups([away]).available_servers(), DiscoveryError)
+        self.successResultOf(lookups.delete(KEY))

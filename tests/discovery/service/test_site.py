@@ -1,0 +1,201 @@
+"""Limits that stand before the routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.error import ConnectionDone
+from twisted.python.failure import Failure
+from twisted.web.test.requesthelper import DummyRequest
+
+from dmsg.base.buckets import MAX_ADDRESSES, RateLimit
+from dmsg.discovery.entries.entry import MAX_DELEGATED, MAX_VERSION, ClientMeta, Entry, ServerMeta
+from dmsg.discovery.service.settings import DiscoverySettings
+from dmsg.discovery.service.site import make_site
+from dmsg.keys import SecKey
+from dmsg.net.addresses import block_of
+from dmsg.net.web import site as site_module
+from tests.discovery.service.test_api import APICase
+
+TOO_LONG = "entry validation error: entry is too long"
+
+
+class GateTests(APICase):
+    """Limits that stand before the routes."""
+
+    def serve(self, data: bytes, **options: Any) -> bytes:
+        """The answer to plain bytes."""
+        from twisted.internet.testing import StringTransport
+
+        site = make_site(self.api, self.clock, self.metrics, DiscoverySettings(**options))
+        channel = site.buildProtocol(None)
+        assert channel is not None
+        transport = StringTransport()
+        transport.protocol = channel  # type: ignore[attr-defined]
+        channel.makeConnection(transport)
+        channel.dataReceived(data)
+        answer: bytes = transport.value()
+        channel.connectionLost(None)
+        return answer
+
+    def test_ten_megabytes(self) -> None:
+        head = b"POST /discovery/entries HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n\r\n"
+        self.assertTrue(self.serve(head + bytes(100_000)).startswith(b"HTTP/1.1 413"))
+
+    def test_ten_megabytes_in_chunks(self) -> None:
+        head = b"POST /discovery/entries HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        chunk = b"10000\r\n" + bytes(65536) + b"\r\n"
+        self.assertTrue(self.serve(head + chunk * 2 + b"0\r\n\r\n").startswith(b"HTTP/1.1 413"))
+
+    def test_rate_limit(self) -> None:
+        request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        answers = self.serve(request * 5, rate=1, burst=3)
+        # what came behind it over the same connection is not even looked at
+        self.assertEqual((answers.count(b"200 OK"), answers.count(b"HTTP/1.1 429")), (3, 1))
+        self.assertIn(b"\r\nConnection: close\r\n", answers)
+
+    def connections(self, number: int, data: bytes, **options: Any) -> list[Any]:
+        """So many clients at one address, each with a request of its own."""
+        from twisted.internet.testing import StringTransport
+
+        site = make_site(self.api, self.clock, self.metrics, DiscoverySettings(**options))
+        transports = []
+        for _ in range(number):
+            channel: Any = site.buildProtocol(None)
+            transport: Any = StringTransport()
+            transport.protocol = channel
+            channel.makeConnection(transport)
+            channel.dataReceived(data)
+            self.addCleanup(channel.connectionLost, Failure(ConnectionDone()))
+            transports.append(transport)
+        self.gate: Any = site.resource
+        return transports
+
+    def test_clients_of_2019_behind_one_address_are_delayed_not_refused(self) -> None:
+        """They know no 429 and do not ask again."""
+        request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
+        transports = self.connections(300, request, rate=50.0, burst=100.0)
+        self.assertEqual(sum(b"200 OK" in transport.value() for transport in transports), 100)
+        self.clock.pump([0.1] * 45)
+        self.assertEqual(sum(b"200 OK" in transport.value() for transport in transports), 300)
+        self.assertEqual(self.gate.delayed, 200)
+        self.assertEqual(self.gate._waiting_size, 0)
+
+    def test_whatever_is_below_the_paths_of_2019_is_delayed(self) -> None:
+        """Its service says 404 there, and a client that gets 429 does not know what that is."""
+        for root in ("messaging-discovery", "dmsg-discovery"):
+            request = f"GET /{root}/nothing HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            transports = self.connections(3, request, rate=1.0, burst=1.0)
+            self.assertEqual(self.gate.delayed, 2)
+            self.clock.advance(3.0)
+            self.assertEqual(sum(b" 404 " in transport.value() for transport in transports), 3)
+
+    def test_who_waits_longer_than_clients_wait_is_refused(self) -> None:
+        request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
+        transports = self.connections(30, request, rate=1.0, burst=1.0)
+        self.assertEqual(sum(b" 429 " in transport.value() for transport in transports), 24)
+
+    def test_a_client_that_left_while_it_waited(self) -> None:
+        request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
+        transports = self.connections(3, request, rate=1.0, burst=1.0)
+        transports[1].protocol.connectionLost(Failure(ConnectionDone()))
+        self.assertEqual(len(self.gate._waiting), 1)
+        self.clock.advance(3.0)
+        self.assertIn(b"200 OK", transports[2].value())
+        self.assertEqual((transports[1].value(), len(self.gate._waiting), self.gate._waiting_size), (b"", 0, 0))
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_requests_that_wait_are_bounded(self) -> None:
+        self.patch(site_module, "MAX_WAITING", 2)
+        request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
+        transports = self.connections(5, request, rate=1.0, burst=1.0)
+        self.assertEqual(sum(b" 429 " in transport.value() for transport in transports), 2)
+        self.gate.stop()
+
+    def test_a_host_that_cannot_be_one(self) -> None:
+        """At once and delayed."""
+        for path in ("/health", "/messaging-discovery/available_servers"):
+            request = f"GET {path} HTTP/1.1\r\nHost: a..b\r\n\r\n".encode()
+            transports = self.connections(3, request, rate=1.0, burst=1.0)
+            self.clock.advance(3.0)
+            for transport in transports:
+                self.assertTrue(transport.value().startswith((b"HTTP/1.1 400", b"HTTP/1.1 429")), transport.value())
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_behind_a_proxy_the_poster_is_who_it_names(self) -> None:
+        """Else strangers could have this machine look at itself."""
+        site = make_site(self.api, self.clock, self.metrics, DiscoverySettings(proxied=True))
+        gate: Any = site.resource
+        for header, client in ((b"203.0.113.9, 198.51.100.7", "198.51.100.7"), (None, "")):
+            request = DummyRequest([])
+            if header is not None:
+                request.requestHeaders.setRawHeaders(b"x-forwarded-for", [header])
+            self.assertEqual(gate.client_of(request), client)
+
+    def test_fields_have_limits(self) -> None:
+        key = SecKey.from_seed(b"fields")
+        servers = tuple(SecKey.from_seed(b"%d" % number).public.hex() for number in range(MAX_DELEGATED + 1))
+        for version, delegated, status in (
+            ("v" * MAX_VERSION, servers[:-1], 200),
+            ("v" * (MAX_VERSION + 1), (), 422),
+            ("0.0.1", servers, 422),
+        ):
+            sequence = 0 if status == 200 else 1
+            entry = Entry(version, sequence, 1 + sequence, key.public.hex(), ClientMeta(delegated)).sign(key)
+            self.assertEqual(self.message("POST", "/discovery/entries", entry.to_json())[0], status)
+
+    def test_entries_that_escaping_makes_long(self) -> None:
+        """Ten of them would be more than clients take as one answer."""
+        key = SecKey.from_seed(b"fat")
+        fat = Entry("0.0.1", 0, 1, key.public.hex(), server=ServerMeta("<" * 5000 + ":1", 1)).sign(key)
+        self.assertEqual(self.message("POST", "/discovery/entries", fat.to_json()), (422, TOO_LONG))
+
+    def test_forged_entries_use_up_what_the_address_may_ask(self) -> None:
+        """Verifying is what costs; entries that are signed have a limit of their own."""
+        forged = self.client_entry().to_json().replace(b'"timestamp":1', b'"timestamp":2')
+
+        def post(body: bytes) -> bytes:
+            return b"POST /discovery/entries HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+        answer = self.serve(post(forged) * 10, rate=1, burst=10, post_rate=1, post_burst=20)
+        self.assertEqual((answer.count(b" 401 "), answer.count(b" 429 ")), (2, 1))
+        good = b"".join(post(self.client_entry(number, number + 1).to_json()) for number in range(15))
+        answer = self.serve(good, rate=1, burst=3, post_rate=1, post_burst=10)
+        self.assertEqual((answer.count(b" 200 "), answer.count(b" 429 ")), (10, 1))
+
+    def test_an_ipv6_customer_is_one_address(self) -> None:
+        self.assertEqual(block_of("2001:db8::1"), block_of("2001:db8:0:0:ffff::2"))
+        self.assertNotEqual(block_of("2001:db8::1"), block_of("2001:db8:0:1::1"))
+        self.assertEqual(block_of("::ffff:1.2.3.4"), "1.2.3.4")
+
+    def test_what_is_reserved_is_counted(self) -> None:
+        limit = RateLimit(2.0, 2.0)
+        self.assertEqual([limit.reserve("a", 0.0, 1.0) for _ in range(5)], [0.0, 0.0, 0.5, 1.0, None])
+        self.assertEqual(limit.reserve("b", 0.0, 0.0), 0.0)
+        self.assertEqual(limit.reserve("a", 1.0, 1.0), 0.5)
+        limit.charge("b", 100.0, 0.0)
+        self.assertTrue(limit.owes("b", 1.0))
+        self.assertFalse(limit.owes("b", 2.0))
+
+    def test_paths_that_are_not_utf_8(self) -> None:
+        answer = self.serve(b"GET /discovery/entries/%ff%fe HTTP/1.1\r\nHost: x\r\n\r\n")
+        self.assertTrue(answer.startswith(b"HTTP/1.1 400"))
+        self.assertIn(b"path or host is no text", answer)
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_addresses_have_their_own_limit(self) -> None:
+        limit = RateLimit(1.0, 2.0)
+        self.assertEqual([limit.allow("a", 0.0) for _ in range(3)], [True, True, False])
+        self.assertTrue(limit.allow("b", 0.0))
+        self.assertTrue(limit.allow("a", 1.0))
+        self.assertFalse(limit.allow("a", 1.0))
+
+    def test_the_table_of_addresses_is_bounded(self) -> None:
+        limit = RateLimit(1.0, 2.0)
+        for number in range(MAX_ADDRESSES + 100):
+            limit.allow(str(number), 0.0)
+        self.assertEqual(len(limit._buckets), MAX_ADDRESSES)
+
+    def test_no_limit(self) -> None:
+        limit = RateLimit(0.0, 1.0)
+        self.assertTrue(all(limit.allow("a", 0.0) for _ in range(1000)))

