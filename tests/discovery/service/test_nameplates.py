@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, fail, succeed
 
 from dmsg.discovery.entries.nameplates import (
     LARGEST,
@@ -19,6 +19,7 @@ from dmsg.discovery.entries.nameplates import (
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.discovery.lookup.nameplates import PATH, NoSuchNameplate, claim, find
+from dmsg.discovery.store.base import StoreContended
 from dmsg.errors import DiscoveryError
 from dmsg.keys import SecKey
 from tests.discovery.service.test_api import APICase
@@ -123,6 +124,12 @@ class AnswerTests(APICase):
 
     def body(self, seed: bytes) -> bytes:
         return json.dumps({"static": SecKey.from_seed(seed).public.hex()}).encode()
+
+    def test_others_changed_it_each_time(self) -> None:
+        """Whoever asks may ask again, and it is counted."""
+        self.store.nameplates.claim = lambda *asked: fail(StoreContended("other processes changed it"))
+        self.assertEqual(self.message("POST", PATH, self.body(b"one")), (503, "other processes changed it"))
+        self.assertIn('dmsg_discovery_refused_total{reason="contended"} 1.0', self.metrics.render().decode())
 
     def test_a_look_that_finds_nothing_costs(self) -> None:
         charged: list[float] = []

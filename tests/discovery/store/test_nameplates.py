@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from random import Random
 from typing import Any
@@ -19,7 +20,8 @@ from dmsg.discovery.entries.nameplates import (
     candidates,
 )
 from dmsg.discovery.store import SQLiteStore, open_store
-from dmsg.discovery.store.base import INameplates
+from dmsg.discovery.store.base import INameplates, StoreContended
+from dmsg.discovery.store.transaction import ATTEMPTS
 from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey
 from tests.redis import redis_server, shared_redis
@@ -172,6 +174,23 @@ class RedisTests(NameplatesMixin, TestCase):
         self.store.nameplates._look = moved
         await self.store.nameplates.release(7, ONE, 1.0)
         self.assertEqual(await self.store._redis.keys("dmsg:nameplates*"), [])
+
+    @asynchronous
+    async def test_changed_each_time(self) -> None:
+        """Attempts end, and the nameplate stays."""
+        await self.claim(ONE, 7)
+        read, places = self.store.nameplates._look, itertools.count()
+
+        async def moved(*asked: Any) -> Any:
+            found = await read(*asked)
+            await self.claim(ONE, 7, place=f"p{next(places)}")
+            return found
+
+        self.store.nameplates._look = moved
+        with self.assertRaisesRegex(StoreContended, "each of 8 attempts"):
+            await self.store.nameplates.release(7, ONE, 1.0)
+        self.assertEqual(next(places), ATTEMPTS)
+        self.assertEqual((await read(7, 1.0))[0].static, ONE)
 
 
 class LimitTests(SynchronousTestCase):
