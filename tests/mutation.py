@@ -29,13 +29,13 @@ TESTS = {
     "dmsg/discovery/entries/entry.py": (
         "tests.test_signed tests.discovery.entries.test_entry tests.discovery.service.test_api"
     ),
-    "dmsg/discovery/entries/rules.py": "tests.discovery.entries tests.discovery.store.test_store",
-    "dmsg/discovery/store/sqlite.py": "tests.discovery.store.test_store",
+    "dmsg/discovery/entries/rules.py": "tests.discovery.entries tests.discovery.store",
+    "dmsg/discovery/store/sqlite.py": "tests.discovery.store",
     "dmsg/messaging/core/table.py": "tests.messaging",
     "dmsg/messaging/core/relay.py": "tests.messaging",
     "dmsg/net/streams/stream.py": "tests.net.test_stream tests.v2019.test_secure tests.v2019.test_manners",
     "dmsg/noise/records.py": "tests.noise",
-    "dmsg/base/ranked.py": "tests.discovery.store.test_store tests.rmb.test_enemies.UsedTokenTests",
+    "dmsg/base/ranked.py": "tests.discovery.store tests.rmb.test_enemies.UsedTokenTests",
     "dmsg/rmb/relay/delivery.py": "tests.rmb.test_delivery",
     "dmsg/rmb/relay/federation/slots.py": "tests.rmb.test_slots",
     "dmsg/rmb/twins/token.py": "tests.rmb.test_wire tests.rmb.test_enemies.UsedTokenTests",

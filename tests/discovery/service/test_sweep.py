@@ -15,7 +15,7 @@ from dmsg.discovery.service.service import Discovery
 from dmsg.discovery.service.sweep import FIRST_SWEEP, SLICE, SWEEP_EVERY, TOLD_EVERY, Sweep
 from dmsg.discovery.store import SQLiteStore
 from dmsg.telemetry.metrics import Metrics
-from tests.discovery.store.test_store import server_entry
+from tests.discovery.store.support import server_entry
 
 
 class SweepTests(SynchronousTestCase):

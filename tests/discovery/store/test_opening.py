@@ -1,0 +1,43 @@
+"""What ``--store`` says."""
+
+from __future__ import annotations
+
+from twisted.internet import reactor
+from twisted.trial.unittest import TestCase
+
+from dmsg.discovery.store import (
+    StoreError,
+    open_store,
+)
+from tests.support import asynchronous
+
+
+class OpenStoreTests(TestCase):
+    """What ``--store`` says."""
+
+    @asynchronous
+    async def test_unknown(self) -> None:
+        for description in ("", "memory", "memory:x", "sqlite:", "file:x", "redis:", "redis://", "redis://h:x/"):
+            try:
+                await open_store(description, reactor)
+            except StoreError:
+                continue
+            self.fail(f"{description} was opened")
+
+    @asynchronous
+    async def test_a_redis_that_is_not_there(self) -> None:
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        for url, text in (
+            (f"redis://127.0.0.1:{port}/0", "Redis does not answer"),
+            (f"redis://:secret@127.0.0.1:{port}/0", "DMSG_REDIS_PASSWORD"),
+        ):
+            try:
+                await open_store(url, reactor)
+            except StoreError as error:
+                self.assertIn(text, str(error))
+                self.assertNotIn("secret", str(error))
+            else:
+                self.fail("opened")

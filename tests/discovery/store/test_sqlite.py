@@ -1,0 +1,227 @@
+"""Entries in SQLite, in memory and in a file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from hypothesis import given, strategies as st
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from dmsg.discovery.entries.entry import ClientMeta, Entry, EntryInvalid, ServerMeta
+from dmsg.discovery.entries.rules import (
+    Deletion,
+    Terms,
+    time_order,
+)
+from dmsg.discovery.store import (
+    OVERHEAD,
+    Due,
+    SQLiteStore,
+    StoreError,
+)
+from dmsg.keys import SecKey
+from tests.discovery.store.support import UNCHECKED, StoreMixin, client_entry, server_entry
+from tests.support import asynchronous
+
+
+class MemoryStoreTests(StoreMixin, TestCase):
+    """In memory."""
+
+    def setUp(self) -> None:
+        self.store = SQLiteStore(":memory:")
+        self.addCleanup(self.store.close)
+
+    def test_servers_follow_from_a_seed(self) -> None:
+        """A lab that is made again draws the same servers."""
+        draws = []
+        for seed in (1, 1, 2):
+            store = SQLiteStore(":memory:", random=Random(seed))
+            for number in range(20):
+                self.successResultOf(store.post(server_entry(number), 0.0))
+            draws.append([self.successResultOf(store.available(5, 0.0)) for _ in range(5)])
+            self.successResultOf(store.close())
+        self.assertEqual(draws[0], draws[1])
+        self.assertNotEqual(draws[0], draws[2])
+
+
+class SQLiteStoreTests(StoreMixin, TestCase):
+    """In a file."""
+
+    def setUp(self) -> None:
+        self.path = self.mktemp()
+        self.store = SQLiteStore(self.path)
+        self.addCleanup(lambda: self.store.close())
+
+    @asynchronous
+    async def test_opened_again(self) -> None:
+        entry = client_entry()
+        await self.store.post(entry, 0.0)
+        await self.store.close()
+        self.store = SQLiteStore(self.path)
+        self.assertEqual(await self.store.get(entry.static), entry.to_json())
+
+    @asynchronous
+    async def test_two_processes_share_a_file(self) -> None:
+        other = SQLiteStore(self.path)
+        await self.store.post(client_entry(), 0.0)
+        self.assertEqual(await other.post(client_entry(1, 2), 0.0), False)
+        await self.refused(self.store.post(client_entry(1, 3), 0.0), EntryInvalid)
+        await other.close()
+
+    @asynchronous
+    async def test_a_file_of_an_earlier_version(self) -> None:
+        """It had no columns for those that say nothing."""
+        path = self.mktemp()
+        db = sqlite3.connect(path)
+        db.execute(
+            """CREATE TABLE entries (
+                static TEXT PRIMARY KEY, sequence TEXT NOT NULL, time_order TEXT NOT NULL,
+                json BLOB, posted REAL NOT NULL, listable INTEGER NOT NULL) WITHOUT ROWID"""
+        )
+        old, new = server_entry(1), server_entry(2, version="0.0.1+relay1")
+        for entry in (old, new):
+            row = (entry.static, "0", time_order(entry.timestamp), entry.to_json(), 7.0, True)
+            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", row)
+        db.commit()
+        db.close()
+        store = SQLiteStore(path)
+        self.addCleanup(store.close)
+        self.assertEqual(await store.available(10, 7.0), [new.to_json()])
+        self.assertEqual(await store.quiet(10, 7.0), [old.to_json()])
+        self.assertEqual(
+            set(await store.due(10, 8.0, 9.0)),
+            {Due(old.to_json(), "", False, True), Due(new.to_json(), "", True, True)},
+        )
+        self.assertEqual(await store.counts(), {"server": 2})
+        size = len(old.to_json()) + len(new.to_json()) + 2 * OVERHEAD
+        self.assertEqual(await store.size(), size)
+        self.assertEqual(await store.sweep(7.0 + 89 * 86400, 10), 0)
+        self.assertEqual(await store.sweep(7.0 + 90 * 86400, 10), 2)
+        self.assertEqual((await store.size(), await store.count()), (0, 0))
+
+    @asynchronous
+    async def test_what_cannot_be_read_in_an_earlier_file(self) -> None:
+        """It stays as it is, and those behind it are read again."""
+        await self.store.close()
+        path = self.mktemp()
+        store = SQLiteStore(path)
+        entries = [server_entry(number) for number in range(3)]
+        for entry in entries:
+            await store.post(entry, 0.0)
+        await store.close()
+        db = sqlite3.connect(path)
+        first = sorted(entry.static for entry in entries)[0]
+        db.execute("UPDATE entries SET json = ? WHERE static = ?", (b"{", first))
+        for name, sql in db.execute(
+            "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql NOTNULL"
+        ).fetchall():
+            if "target" in sql:
+                db.execute(f"DROP INDEX {name}")
+        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            db.execute(f"DROP TRIGGER {name}")
+        db.execute("ALTER TABLE entries DROP COLUMN target")
+        indices = set(db.execute("SELECT name FROM sqlite_master WHERE type = 'index'"))
+        db.commit()
+        db.close()
+        self.store = SQLiteStore(path)
+        db = sqlite3.connect(path)
+        self.assertEqual(sorted(row[0] for row in db.execute("SELECT target FROM entries")), ["", "h:1", "h:1"])
+        self.assertGreaterEqual(set(db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")), indices)
+        plan = " ".join(str(row) for row in db.execute("EXPLAIN QUERY PLAN SELECT static FROM entries WHERE ends <= 7"))
+        self.assertIn("USING INDEX", plan.replace("COVERING ", ""))
+        db.close()
+
+    @asynchronous
+    async def test_a_file_that_is_locked(self) -> None:
+        """Whoever asks is told; nothing is half done."""
+        await self.store.post(server_entry(1), 0.0, terms=UNCHECKED)
+        self.store._db.execute("PRAGMA busy_timeout = 0")
+        other = sqlite3.connect(self.path, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        for question in (self.store.due(5, 1e9, 2e9), self.store.sweep(1e12, 5)):
+            question.addErrback(lambda failure: failure.trap(sqlite3.Error, StoreError) and "refused")
+            self.assertEqual(await question, "refused")
+        other.execute("ROLLBACK")
+        other.close()
+        self.assertEqual(len(await self.store.due(5, 1e9, 2e9)), 1)
+
+    @asynchronous
+    async def test_an_empty_one(self) -> None:
+        path = self.mktemp()
+        store = SQLiteStore(path)
+        self.addCleanup(store.close)
+        self.assertEqual((await store.count(), await store.size(), store._one("SELECT 1 WHERE 0")), (0, 0, 0))
+
+    def test_what_is_no_database(self) -> None:
+        path = Path(self.mktemp())
+        path.write_bytes(b"not a database" * 100)
+        self.assertRaises(StoreError, SQLiteStore, str(path))
+        self.assertRaises(StoreError, SQLiteStore, "/nonexistent/directory/file")
+
+
+class CountTests(SynchronousTestCase):
+    """Counting goes along; a scan says the same."""
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.integers(0, 4),
+                st.sampled_from(["client", "server", "both", "gone"]),
+                st.sampled_from(["", "1.1.1.1", "2.2.2.2"]),
+            ),
+            max_size=25,
+        )
+    )
+    def test_any_history(self, steps: list[tuple[int, str, str]]) -> None:
+        path = self.mktemp()
+        file = SQLiteStore(path)
+        there: dict[str, tuple[str, str, int]] = {}
+        keys = [SecKey.from_seed(b"counted %d" % number) for number in range(5)]
+        sequences: dict[int, int] = {}
+        times = dict.fromkeys(range(5), 0)
+        for number, what, place in steps:
+            key = keys[number]
+            times[number] += 1
+            static = key.public.hex()
+            if what == "gone":
+                if number not in sequences:
+                    continue
+                deletion = Deletion(static, sequences.pop(number), times[number])
+                self.successResultOf(file.delete(deletion, 0.0))
+                there[static] = "gone", there[static][1], OVERHEAD
+                continue
+            sequences[number] = sequences.get(number, -1) + 1
+            entry = Entry(
+                "0.0.1",
+                sequences[number],
+                times[number],
+                static,
+                None if what == "server" else ClientMeta(()),
+                None if what == "client" else ServerMeta("h:1", 1),
+            ).sign(key)
+            self.successResultOf(file.post(entry, 1.0, Terms(place=place)))
+            there[static] = what, place, len(entry.to_json()) + OVERHEAD
+        expected = dict(Counter(what for what, _, _ in there.values() if what != "gone"))
+        self.assertEqual(self.successResultOf(file.counts()), expected)
+        self.assertEqual(self.successResultOf(file.count()), sum(expected.values()))
+        scanned = file._db.execute("SELECT kind, count(*) FROM entries WHERE json IS NOT NULL GROUP BY kind").fetchall()
+        self.assertEqual(dict(scanned), expected)
+        sizes: Counter[str] = Counter()
+        for _, place, size in there.values():
+            sizes[place] += size
+        self.assertEqual(dict(file._db.execute("SELECT place, size FROM places").fetchall()), sizes)
+        self.assertEqual(
+            dict(file._db.execute("SELECT place, sum(size) FROM entries GROUP BY place").fetchall()), sizes
+        )
+        self.assertEqual(self.successResultOf(file.size()), sum(sizes.values()))
+        # a file of before counts once
+        for name in ("new", "was", "became", "gone"):
+            file._db.execute(f"DROP TRIGGER counts_{name}")
+        file._db.execute("DROP TABLE counts")
+        file.close()
+        again = SQLiteStore(path)
+        self.assertEqual(self.successResultOf(again.counts()), expected)
+        again.close()
