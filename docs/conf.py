@@ -18,6 +18,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": True}
 nitpicky = True
+# ``type`` in an annotation is the builtin; some classes have attributes of that name
+suppress_warnings = ["ref.python"]
 # their documentation is elsewhere, and building ours needs no network
 _FOREIGN = """
     asyncio bytes collections coincurve contextlib datetime decimal deltalake enum google io klein logging os pathlib
@@ -31,8 +33,9 @@ nitpick_ignore_regex = [
     ("py:class", r"dmsg\.rmb\.envelope\.envelope_pb2\..*"),
     ("py:class", r".*\._\w+"),
     # variables of types
-    ("py:(class|obj)", r"dmsg\..*\.[A-Z]"),
-    ("py:(exc|class)", r"CannotListenError|IPv4Address|IPv6Address|Handler|array|(_blake2\.)?blake2b"),
+    ("py:(class|obj)", r"dmsg\..*\.([A-Z]|\w*[a-z]T(_co|_contra)?)"),
+    ("py:class", r"IListeningPort|IReactorTime|(_blake2\.)?blake2b|array"),
+    ("py:(exc|class)", r"CannotListenError|IPv4Address|IPv6Address|Handler"),
 ]
 
 

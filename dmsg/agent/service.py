@@ -9,21 +9,19 @@ from contextlib import suppress
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from twisted.application.service import Service as TwistedService
 from twisted.internet.defer import Deferred, maybeDeferred
-from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress, IListeningPort, IReactorUNIX
 from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from dmsg.agent.bridge import Bridge, Shared
 from dmsg.agent.place import MAX_PATH, AgentError, find_agent, is_socket
 from dmsg.agent.programs import MAX_PROGRAMS, RESERVE, ProgramConnection, Service
-from dmsg.agent.wire import PROTOCOL, Answer
+from dmsg.agent.wire import PROTOCOL
 from dmsg.directories import UnsafeDirectory, make_directory
 from dmsg.net.clock import ClockWatch
 from dmsg.net.reactor import Reactor
@@ -133,7 +131,7 @@ class Agent(TwistedService):
         """There is only place for who asks what it does, or stops it."""
         return self._factory.open > MAX_PROGRAMS
 
-    def hello(self) -> Answer:
+    def hello(self) -> dict[str, Any]:
         return {
             "protocol": PROTOCOL,
             "key": str(self.client.public_key),
@@ -143,7 +141,7 @@ class Agent(TwistedService):
             "encryption": self.client.encryption.value,
         }
 
-    def status(self) -> Answer:
+    def status(self) -> dict[str, Any]:
         client = self.client
         streams = sorted(self.bridges, key=lambda one: one.rate_in + one.rate_out, reverse=True)
         return {
@@ -204,12 +202,12 @@ class _Counted(ProgramConnection):
         self._known.add(self)
         super().connectionMade()
 
-    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+    def connectionLost(self, *reason: Any) -> None:
         self._known.discard(self)
-        super().connectionLost(reason)
+        super().connectionLost(*reason)
 
 
-def _service(one: Service) -> dict[str, object]:
+def _service(one: Service) -> dict[str, Any]:
     return {
         "port": one.port,
         "program": one.program,
@@ -224,7 +222,7 @@ def _service(one: Service) -> dict[str, object]:
     }
 
 
-def _stream(one: Bridge, now: float) -> dict[str, object]:
+def _stream(one: Bridge, now: float) -> dict[str, Any]:
     described = one.describe()
     return {
         "peer": described["peer"],

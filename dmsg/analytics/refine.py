@@ -83,7 +83,7 @@ def _conflicts(verdicts: DataFrame, receipts: DataFrame) -> DataFrame:
 
 
 def daily_tables(read: Read, around: Read) -> Tables:
-    """Plan the gold tables of some days, from their silver tables and from each other (:data:`_OF_GOLD`).
+    """Plan the gold tables of some days, from their silver tables and from each other (``_OF_GOLD``).
 
     :param around: as ``read``, with the days before and after.
     """

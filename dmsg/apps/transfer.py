@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.python.failure import Failure
@@ -51,7 +52,7 @@ class Transferred:
         return self.size / self.seconds if self.seconds else 0.0
 
 
-def _message(value: dict[str, object]) -> bytes:
+def _message(value: dict[str, Any]) -> bytes:
     body = json.dumps(value).encode()
     return len(body).to_bytes(4, "big") + body
 
@@ -74,9 +75,7 @@ def take_framed(buffer: bytearray, limit: int, what: str) -> bytes | None:
     return body
 
 
-def _take_message(
-    buffer: bytearray, limit: int = HEADER_LIMIT, what: str = "file transfer"
-) -> dict[str, object] | None:
+def _take_message(buffer: bytearray, limit: int = HEADER_LIMIT, what: str = "file transfer") -> dict[str, Any] | None:
     """The JSON object at the start of the buffer, taken out; None while it is not whole.
 
     :raises TransferError: it is none.

@@ -49,7 +49,7 @@ class PublicKeyType(_Peer, click.ParamType[PubKey]):
 
     name = "public key"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> PubKey:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PubKey:
         if isinstance(value, PubKey):
             return value
         try:
@@ -67,9 +67,10 @@ class AddressType(_Peer, click.ParamType["DmsgAddress"]):
         """:param default_port: when none is given; None makes it an error."""
         self._default = default_port
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> DmsgAddress:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DmsgAddress:
         if not isinstance(value, str):
-            return cast("DmsgAddress", value)
+            address: DmsgAddress = value
+            return address
         try:
             return parse_target(str(value), self._default)
         except ValueError as error:
@@ -97,7 +98,7 @@ class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
     name = "public key"
 
     def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[PubKey, int | None]:
         if isinstance(value, tuple):
             return value
@@ -113,8 +114,8 @@ class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
 class Seconds(click.FloatRange):
     """A number within bounds, which nan is not."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(cast(float, value), param, ctx)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value} is no number", param, ctx)
         return number
@@ -125,7 +126,7 @@ class URLType(click.ParamType[str]):
 
     name = "url"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
             urls = str(value).split()
             if not urls:
@@ -237,16 +238,14 @@ class NoDiscovery(click.UsageError):
 class _DiscoveryOption(click.Option):
     """An option whose absence is explained."""
 
-    def process_value(self, ctx: click.Context, value: object) -> object:
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
         try:
             return super().process_value(ctx, value)
         except click.MissingParameter:
             raise NoDiscovery(ctx) from None
 
 
-def make_discovery_option(
-    *short: str, required: bool = True
-) -> Callable[[Callable[..., object]], Callable[..., object]]:
+def make_discovery_option(*short: str, required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``--discovery``, by a short name too."""
     return click.option(
         "--discovery",
@@ -330,14 +329,14 @@ receipts_option = click.option(
 )
 
 
-def client_options(command: Callable[..., object]) -> Callable[..., object]:
+def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command that runs a client; it gets them as ``settings``."""
     return client_options_of()(command)
 
 
 def client_options_of(
     *, short_discovery: bool = True, by_agent: bool | None = True, loads: bool = True
-) -> Callable[[Callable[..., object]], Callable[..., object]]:
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The same.
 
     :param short_discovery: ``-d`` is discovery's.
@@ -348,8 +347,8 @@ def client_options_of(
 
 
 def _with_client_options(
-    short_discovery: bool, by_agent: bool | None, loads: bool, command: Callable[..., object]
-) -> Callable[..., object]:
+    short_discovery: bool, by_agent: bool | None, loads: bool, command: Callable[..., Any]
+) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_settings(
@@ -364,8 +363,8 @@ def _with_client_options(
         create: bool,
         share: bool,
         agent: bool,
-        **others: object,
-    ) -> object:
+        **others: Any,
+    ) -> Any:
         urls = split_urls(discovery)
         choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
         settings = ClientSettings(urls, key_file, choice, encryption, resume_timeout, receipts, create, share)
@@ -388,7 +387,7 @@ def _with_client_options(
         only_option,
         resume_option,
     )
-    wrapped: Callable[..., object] = agent_option(receipts_option(with_settings))
+    wrapped: Callable[..., Any] = agent_option(receipts_option(with_settings))
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped

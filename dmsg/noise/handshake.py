@@ -1,7 +1,7 @@
 """A Noise handshake: messages in, messages out, at the end two keys.
 
 ``noiseprotocol`` makes the two patterns of the reference (Noise specification, revision 34,
-sections 5 and 7), with the functions of :mod:`dmsg.noise.suite`. This module adds what the
+sections 5 and 7), with the functions of ``dmsg.noise.suite``. This module adds what the
 library leaves to its users: whose turn it is, the errors of dmsg, and the keys as the
 reference assigns them. No length prefixes here (see :mod:`dmsg.noise.xk`) and no records
 (see :mod:`dmsg.noise.records`).

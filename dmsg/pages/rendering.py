@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.web.template import Tag, flattenString, tags
@@ -69,7 +70,7 @@ def whole(shown: Shown, found: Parts, searched: str = "", answer: Table | None =
     return tags.html(head, body, lang="en")
 
 
-def flat(tag: Tag) -> str:
+def flat(tag: Any) -> str:
     """As text; nothing in it waits."""
     found: list[bytes] = []
     flattened: Deferred[bytes] = flattenString(None, tag)

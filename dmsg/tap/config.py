@@ -10,7 +10,7 @@ import signal
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
@@ -32,7 +32,7 @@ class Said(str):
     where = ""
 
 
-def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
+def read(path: str, rows: Sequence[Option]) -> dict[str, Any]:
     """The settings in the file, as the command line would have them.
 
     :param rows: of all options.
@@ -45,7 +45,7 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
     known = {row.name: row for row in rows if row.in_file}
-    settings: dict[str, object] = {}
+    settings: dict[str, Any] = {}
     for given_name, value in content.items():
         name, place = given_name.replace("_", "-"), f"{where(path, given_name)}: "
         if name not in known:
@@ -54,10 +54,9 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
             values = value if isinstance(value, list) else [value]
             if not all(isinstance(one, str) for one in values):
                 raise UsageError(f"{place}{given_name} is a text or a list of texts")
-            texts = [Said(one) for one in values]
-            for text in texts:
-                text.where = place
-            settings[name] = texts
+            settings[name] = [Said(one) for one in values]
+            for one in settings[name]:
+                one.where = place
         elif isinstance(known[name].kind, Flag):
             if not isinstance(value, bool):
                 raise UsageError(f"{place}{given_name} is true or false")
@@ -65,9 +64,8 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
         elif isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise UsageError(f"{place}{given_name} is a text or a number")
         else:
-            text = Said(value)
-            text.where = place
-            settings[name] = text
+            settings[name] = Said(value)
+            settings[name].where = place
     return settings
 
 
@@ -85,7 +83,7 @@ def where(path: str, name: str) -> str:
 def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
     """Call ``reload`` at SIGHUP, and open log files anew: who rotates them sends it, too."""
 
-    def hung_up(number: int, frame: object) -> None:
+    def hung_up(number: int, frame: Any) -> None:
         threads = cast(IReactorFromThreads, reactor)
         threads.callFromThread(reopen_log_files)
         threads.callFromThread(reload)

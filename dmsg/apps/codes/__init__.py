@@ -13,7 +13,7 @@ __all__, __getattr__, __dir__ = public(
     __name__,
     {
         "dmsg.apps.codes.pake": "CodeProtocolError",
-        "dmsg.apps.codes.rendezvous": "OfferedCode accept_code offer_code",
+        "dmsg.apps.codes.rendezvous": "CodeClient OfferedCode accept_code offer_code",
         "dmsg.apps.codes.stream": "Agreed CodeUsedUp",
         "dmsg.apps.codes.words": "Code CodeError",
     },
@@ -22,6 +22,7 @@ __all__, __getattr__, __dir__ = public(
 if TYPE_CHECKING:
     from dmsg.apps.codes.pake import CodeProtocolError as CodeProtocolError
     from dmsg.apps.codes.rendezvous import (
+        CodeClient as CodeClient,
         OfferedCode as OfferedCode,
         accept_code as accept_code,
         offer_code as offer_code,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
@@ -18,7 +18,6 @@ from dmsg.base.buckets import Bucket
 from dmsg.errors import DmsgError, Unwanted
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.net.streams.transports import stream_of
 
 PORT = 25
 """Where who made a code listens."""
@@ -81,7 +80,7 @@ class CodeEnd(Protocol):
         self.closed: Deferred[None] = Deferred()
 
     def connectionMade(self) -> None:
-        transport = stream_of(self)
+        transport: Any = self.transport
         peer, host = transport.getPeer(), transport.getHost()
         binding = getattr(transport, "binding", None)
         if binding is None or not isinstance(peer, DmsgAddress) or not isinstance(host, DmsgAddress):
@@ -124,15 +123,13 @@ class CodeEnd(Protocol):
             self._cancel_timer()
             if rest:
                 self._early.append(rest)
-            transport = stream_of(self)
+            transport: Any = self.transport
             transport.pauseProducing()
             assert agreement.verifier is not None
-            self.agreed.callback(
-                Agreed(cast(DmsgAddress, transport.getPeer()).public_key, agreement.verifier, self._go_on)
-            )
+            self.agreed.callback(Agreed(transport.getPeer().public_key, agreement.verifier, self._go_on))
 
     def _go_on(self, protocol: IProtocol) -> None:
-        transport = stream_of(self)
+        transport: Any = self.transport
         if self._lost is None:
             transport.resumeProducing()  # before the protocol has a word: it may want to pause
         self._next = protocol

@@ -11,17 +11,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import click
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
-from twisted.web import http
 from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer, ResponseDone
-from twisted.web.iweb import IAgent, IBodyProducer, IResponse
-from twisted.web.resource import IResource
 
 from dmsg.apps.exposure import check_source
 from dmsg.base.printable import printable, without_userinfo
@@ -34,7 +31,7 @@ from dmsg.clients.http import DmsgEndpointFactory
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError, WrongUse
 from dmsg.net.addresses import parse_port
-from dmsg.net.web.channel import BoundedChannel, BoundedSite
+from dmsg.net.web.channel import BoundedSite
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
@@ -51,7 +48,7 @@ IDLE_TIMEOUT = 120
 class Site(BoundedSite):
     """Files for some peers, or for all; a line for each request."""
 
-    def __init__(self, reactor: Reactor, resource: IResource, allowed: Callable[[IAddress], bool]) -> None:
+    def __init__(self, reactor: Reactor, resource: Any, allowed: Callable[[IAddress], bool]) -> None:
         from dmsg.net.web.site import bounded
 
         seldom = Seldom(reactor.seconds)
@@ -64,13 +61,13 @@ class Site(BoundedSite):
         self.admits = self._allowed = allowed
         self.displayTracebacks = False
 
-    def buildProtocol(self, addr: IAddress | None) -> BoundedChannel | None:  # type: ignore[override]
-        return super().buildProtocol(addr) if self._allowed(cast("IAddress", addr)) else None
+    def buildProtocol(self, addr: Any) -> Any:
+        return super().buildProtocol(addr) if self._allowed(addr) else None
 
-    def log(self, request: http.Request) -> None:
+    def log(self, request: Any) -> None:
         from dmsg.net.streams.address import DmsgAddress
 
-        peer = request.getClientAddress()
+        peer: IAddress = request.getClientAddress()
         who = peer.public_key.short if isinstance(peer, DmsgAddress) else "?"
         asked = f"{request.method.decode('ascii', 'replace')} {request.uri.decode('ascii', 'replace')}"
         say(f"{who} {printable(asked)} {request.code}")
@@ -79,7 +76,7 @@ class Site(BoundedSite):
 class _Body(Protocol):
     """Writes what comes to a file."""
 
-    def __init__(self, output: IO[bytes], progress: Callable[[int], object]) -> None:
+    def __init__(self, output: IO[bytes], progress: Any) -> None:
 
         self._output = output
         self._progress = progress
@@ -168,7 +165,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, time
     before = reactor.seconds()
 
     async def use(client: Client) -> None:
-        agent: IAgent = Agent.usingEndpointFactory(
+        agent: Any = Agent.usingEndpointFactory(
             reactor, DmsgEndpointFactory(client, timeout=timeout), make_pool(reactor, persistent=False)
         )
         if wanted.follows:
@@ -194,7 +191,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, time
     await with_client(reactor, settings, use)
 
 
-def _show_head(response: IResponse) -> None:
+def _show_head(response: Any) -> None:
     say(f"HTTP/1.1 {response.code} {response.phrase.decode('latin-1')}")
     for name, values in response.headers.getAllRawHeaders():
         for value in values:
@@ -235,9 +232,7 @@ def _body_file(path: str) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
-async def _requested(
-    agent: IAgent, verb: bytes, target: bytes, fields: Headers, producer: IBodyProducer | None
-) -> IResponse:
+async def _requested(agent: Any, verb: bytes, target: bytes, fields: Headers, producer: Any) -> Any:
     try:
         return await agent.request(verb, target, fields, producer)
     except DmsgError:
@@ -248,7 +243,7 @@ async def _requested(
         raise DmsgError(" ".join(str(cause).split()) or type(cause).__name__) from None
 
 
-async def _save(response: IResponse, output: Path | None, *, append: bool) -> int:
+async def _save(response: Any, output: Path | None, *, append: bool) -> int:
     """Take the body; how many bytes came."""
 
     from dmsg.cli.files.sending import transfer_progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -93,7 +93,7 @@ ids_option = click.option(
 )
 
 
-def messaging_options(command: Callable[..., object]) -> Callable[..., object]:
+def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command that runs a client; it gets them as ``settings``."""
 
     @functools.wraps(command)
@@ -108,8 +108,8 @@ def messaging_options(command: Callable[..., object]) -> Callable[..., object]:
         only: tuple[PubKey, ...],
         create: bool,
         share: bool,
-        **others: object,
-    ) -> object:
+        **others: Any,
+    ) -> Any:
         if profile == Profile.SEED.value and (ACKS[acks] or IDS[ids]):
             raise click.UsageError("--acks and --ids are of --profile skywire")
         load("dmsg.cli.running")
@@ -119,7 +119,7 @@ def messaging_options(command: Callable[..., object]) -> Callable[..., object]:
         )
         return command(settings=settings, **others)
 
-    wrapped: Callable[..., object] = with_settings
+    wrapped: Callable[..., Any] = with_settings
     for option in (
         only_option,
         prefer_option,
@@ -215,7 +215,6 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
     from twisted.internet.task import deferLater
 
     from dmsg.cli.running import run, with_client
-    from dmsg.net.streams.transports import stream_of
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
@@ -223,15 +222,15 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
             for number in range(1, count + 1):
                 started = reactor.seconds()
                 try:
-                    stream = stream_of(await client.probe(public_key, timeout=timeout))
+                    protocol: Any = await client.probe(public_key, timeout=timeout)
                 except (ConnectFailed, DmsgTimeout) as error:
                     tell(f"{number}: {error}", number=number, error=str(error))
                 else:
                     times.append(reactor.seconds() - started)
-                    server = cast(PubKey, stream.server)
+                    server = protocol.transport.server
                     text = f"{number}: {milliseconds(times[-1])} through {server.short}"
                     tell(text, number=number, seconds=times[-1], server=str(server))
-                    stream.loseConnection()
+                    protocol.transport.loseConnection()
                 if number < count:
                     await deferLater(reactor, interval)
             lost = count - len(times)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,6 @@ from dmsg.cli.params import WHO, ClientSettings, Seconds, client_options_of, tim
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
-    from dmsg.apps.pings import Event
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
@@ -42,7 +41,7 @@ class _Shown:
         self._count = count
         self._times: list[float] = []
 
-    def told(self, event: Event) -> None:
+    def told(self, event: dict[str, Any]) -> None:
         """Something happened, as :func:`dmsg.apps.pings.ping` tells."""
         if "notice" in event:
             notice(event["notice"])
@@ -101,7 +100,7 @@ def ping(
         if at is not None:
             request["port"] = at
         for event in through(settings.agent, request, interval + 2 * timeout):
-            shown.told(cast("Event", event))
+            shown.told(event)
         shown.end()
         return
     settings.load()
