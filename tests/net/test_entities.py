@@ -166,7 +166,10 @@ class NetworkTests(EntityCase):
         server.registration._register()
         bob._publisher.publish()
         await self.until(lambda: not server.registration.busy and not bob._publisher.busy)
-        self.assertEqual(len(await alice._lookups.available_servers()), 1)
+        # it has to answer at its address before it is listed
+        while not (listed := await alice._lookups.available_servers()):
+            pass
+        self.assertEqual(len(listed), 1)
         await self.until(lambda: bob._publisher.published == (server._key.public.hex(),))
         await alice._lookups.entry(bob.public_key)
 

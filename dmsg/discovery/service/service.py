@@ -90,6 +90,7 @@ class Discovery(ListeningService):
         self._requests = self._entries = 0
         self._started = 0.0
         self._status: StatusPort | None = None
+        self._guarded: GuardedFactory | None = None
 
     async def _start(self) -> None:
         settings, description = self._settings, self._store_description
@@ -104,7 +105,7 @@ class Discovery(ListeningService):
             self.telemetry.beats.append(self._count_entries)
             self._count_entries()
             self.telemetry.start()
-        guarded = GuardedFactory(
+        guarded = self._guarded = GuardedFactory(
             running.site,
             self._reactor,
             by_place=not settings.proxied,
@@ -215,6 +216,8 @@ class Discovery(ListeningService):
             self._settings.ranking.stop()
         if self.telemetry is not None:
             await self.telemetry.stop()
+        if self._guarded is not None:
+            self._guarded.guard.drop_all()
         if running is not None:
             await running.store.close()
             self._running = None

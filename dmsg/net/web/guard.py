@@ -140,6 +140,11 @@ class Guard:
         silent = (other for other in of_block if not other.answering and other is not new and other.since <= young)
         return next(silent, of_block[0])
 
+    def drop_all(self) -> None:
+        """End every connection: what answers is about to stop, and a client that keeps one would go on asking it."""
+        for one in list(self._open):
+            one.drop()
+
     def went(self, one: Guarded) -> None:
         """It is gone, or is no connection of the site any more."""
         if one in self._open:

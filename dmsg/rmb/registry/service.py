@@ -109,6 +109,7 @@ class RegistryService(ListeningService):
         self._settings = settings
         self._table: TableRegistry | None = None
         self._api: RegistryAPI | None = None
+        self._guarded: GuardedFactory | None = None
 
     async def _start(self) -> None:
         self._table = TableRegistry(self._store)
@@ -122,13 +123,17 @@ class RegistryService(ListeningService):
             proxied=self._settings.proxied,
             max_body=MAX_BODY,
         )
-        guarded = GuardedFactory(site, self._reactor, by_place=not self._settings.proxied, refused=api.count_refusal)
-        await self._listen(guarded)
+        self._guarded = GuardedFactory(
+            site, self._reactor, by_place=not self._settings.proxied, refused=api.count_refusal
+        )
+        await self._listen(self._guarded)
 
     async def _stop(self) -> None:
         await self._stop_listening()
         if self._api is not None:
             self._api.close()
+        if self._guarded is not None:
+            self._guarded.guard.drop_all()
         if self._table is not None:
             await self._table.close()
             self._table = None
