@@ -303,14 +303,13 @@ class Pipeline:
             else:
                 self.spark.conf.set(name, usual)
 
-    def refine(self, before: State, claim: Claim, unread: list[str], *, known: DataFrame | None = None) -> Outcome:
+    def refine(self, before: State, claim: Claim, unread: list[str]) -> Outcome:
         """Silver and gold of the days that bronze's new batches touch, and the run's last word.
 
         :param unread: files that were there, and that no run before has seen.
-        :param known: what is known of the files, instead of what their lines tell.
         """
         lake, number = self.lake, claim.number
-        taken = self.take_in(before, number, unread, known)
+        taken = self.take_in(before, number, unread)
         if taken is None:
             self._progress("nothing is new", self._total, self._total)
             return Outcome(before, [], 0, 0, 0, 0)
@@ -332,7 +331,7 @@ class Pipeline:
         self._progress("done", self._total, self._total)
         return Outcome(state, days, taken.events, taken.quarantined, torn, duplicates)
 
-    def take_in(self, before: State, number: int, unread: list[str], known: DataFrame | None = None) -> Taken | None:
+    def take_in(self, before: State, number: int, unread: list[str]) -> Taken | None:
         """Write what is known of the files of bronze's new batches, and find the days that these touch.
 
         :param number: of the run.  For the others see :meth:`refine`.
@@ -346,8 +345,8 @@ class Pipeline:
         taken = self._touched(fresh, before)
         if taken.batches == before.batches and not unread:
             return None
-        self._write_files(bronze.file_report(fresh) if known is None else known, number, unread)
-        if known is None and self._add_passed_over(number):
+        self._write_files(bronze.file_report(fresh), number, unread)
+        if self._add_passed_over(number):
             fresh = lake.fresh(before.batches)
             taken = self._touched(fresh, before)
             self._write_files(bronze.file_report(fresh), number, unread)

@@ -59,8 +59,6 @@ TIDY_RUNS = 20
 """Runs after which files are merged and removed, if they follow each other fast;"""
 TIDY_SECONDS = 6 * 3600
 """else after so long."""
-NAMES_OLD = "commits"
-"""Where the format before this one kept its runs."""
 _BATCH = re.compile(r"run=(?P<origin>.+)\.(?P<number>\d+)\.[0-9a-f]+/")
 """In the path of a file of bronze: of which source, and of which of its batches."""
 
@@ -93,13 +91,7 @@ class Store:
 
         :raises LakeError: it is of another version of this program, or no longer there.
         """
-        state = self.runs.state(at)
-        if state.run == 0 and self.local and Path(self.root, NAMES_OLD).is_dir():
-            raise LakeError(
-                f"{self.root} was written by an older dmsg: `dmsg analytics migrate --from {self.root} --out NEW` "
-                "takes it over"
-            )
-        return state
+        return self.runs.state(at)
 
     def computed(self, at: datetime | None = None) -> State:
         """The same, where there must be something.

@@ -157,11 +157,6 @@ class Source:
         self.size = self._status.st_size if content is None else len(content)
         self._left = self.size
 
-    @property
-    def mode_and_time(self) -> dict[str, int]:
-        """Its permissions, and the nanoseconds since 1970 at which it was changed."""
-        return {"mode": stat.S_IMODE(self._status.st_mode) & 0o777, "mtime": max(0, self._status.st_mtime_ns)}
-
     def go_to(self, offset: int) -> None:
         """Read on from there."""
         self._file.seek(offset)

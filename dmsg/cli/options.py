@@ -210,23 +210,3 @@ def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..
 def group(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., Any]], Group]:
     """As :func:`click.group`."""
     return click.group(name, cls=Group, **attributes)
-
-
-def old_spelling(*names: str, now: str, dest: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A flag that is called otherwise now; it goes on for a release, with a hint.
-
-    :param dest: the parameter that it sets.
-    """
-
-    def old(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-        if value:
-            output.notice(f"{names[0]} is called {now} now")
-            ctx.meta[f"dmsg.{dest}"] = True
-
-    parameter = f"old_{dest}"
-    return click.option(*names, parameter, is_flag=True, hidden=True, expose_value=False, callback=old)
-
-
-def spelled_so_before(dest: str) -> bool:
-    """Whether an old spelling of that parameter was given."""
-    return bool(click.get_current_context().meta.get(f"dmsg.{dest}"))

@@ -11,8 +11,6 @@ MAX_ADDRESS = 64
 """Characters of an address that somebody says: it is remembered."""
 IPV6_BLOCK = 64
 """Bits of an IPv6 address that are one customer's: he has all addresses below."""
-IPV6_SITE = 48
-"""Bits that are one site's, which may be given 65536 such blocks (RFC 6177)."""
 
 Address = IPv4Address | IPv6Address
 

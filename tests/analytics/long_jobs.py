@@ -1,4 +1,4 @@
-"""Whole runs that are killed, late, doubled, forgotten and taken over (``make long WHICH=pipeline``)."""
+"""Whole runs that are killed, late, doubled and forgotten (``make long WHICH=pipeline``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from dmsg.analytics import store
 from dmsg.analytics.runs import Busy, State
 from dmsg.analytics.schemas import GOLD
-from tests.analytics import spark_jobs, spark_lake
+from tests.analytics import spark_jobs
 from tests.analytics.spark_jobs import Killed
 from tests.analytics.spark_tables import Story
 from tests.analytics.support import DAY, NEXT, S1, Boot, LakeCase, write_file
@@ -139,10 +139,3 @@ class ForgottenTests(LakeCase):
         self.run_jobs()
         for name in ("server_hour", "uptime_day"):
             self.assertEqual({row["dt"] for row in self.table(name)}, {NEXT}, name)
-
-
-class MigrateTests(spark_lake.MigrateTests):
-    """All tables of what an older dmsg has read."""
-
-    def read(self) -> LakeCase:
-        return Story.told()

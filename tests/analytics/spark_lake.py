@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -21,13 +20,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import runs
 from dmsg.analytics.delta import APPLICATION, Delta, LakeError
-from dmsg.analytics.lake import Lake
-from dmsg.analytics.migrate import migrate
 from dmsg.analytics.runs import DONE, Busy, Runs, State
 from dmsg.analytics.schemas import Table
 from dmsg.analytics.store import Store
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import LakeCase, spark, write_file
+from tests.analytics.support import LakeCase, spark
 
 TABLES = ("uptime_day", "server_hour", "quality_day", "boot")
 WRITER = """
@@ -314,46 +311,3 @@ class OthersTests(LakeCase):
         self.assertRaisesRegex(LakeError, r"its path has a \[", Store, "/tmp/a[b]")
         self.assertRaisesRegex(LakeError, "is no directory", Store, __file__)
         self.assertRaisesRegex(LakeError, "is no directory", Store, f"file://{__file__}")
-
-
-class MigrateTests(LakeCase):
-    """Tables of an older dmsg; of lines that are no events here, of the story in ``long_jobs``."""
-
-    def read(self) -> LakeCase:
-        """A lake of this version."""
-        for number in range(2):
-            write_file(self.spool / f"events-{number}.jsonl.gz", [], end=False, garbage=[b"hello %d" % number])
-        self.run_jobs()
-        return self
-
-    def test_tables_of_an_older_dmsg(self) -> None:
-        """The same tables, of what an older dmsg would have left."""
-        story = self.read()
-        lake = story.pipeline().lake
-        expected, files = story.tables(TABLES), story.table("files", "silver")
-        lines = sorted(row.line for row in lake.quarantine().collect())
-        # laid out as it was: the second batch of the first source is of a run that did not end
-        old = self.root / "old"
-        own = lake.bronze().drop("origin", "batch")
-        for number in (0, 1):
-            own.write.partitionBy("family", "dt").parquet(str(old / "bronze" / "origin=spool" / f"batch={number}"))
-        known = lake.read("silver", "files", lake.state())
-        for number in (1, 2):
-            known.write.parquet(str(old / "silver" / "files" / f"run={number}"))
-        commit = {"format": 1, "run": 1, "batches": {"spool": 0, "receipts": -1}, "days": {}, "overall": 1, "at": 5}
-        (old / "commits").mkdir()
-        (old / "commits" / "part-0.txt").write_text(json.dumps(commit) + "\n")
-        self.assertRaisesRegex(LakeError, "`dmsg analytics migrate --from", story.run_jobs, out=old)
-        new = self.root / "new"
-        outcome = migrate(spark(), str(old), str(new), lambda what, done, of: None)
-        self.assertEqual(outcome.quarantined, len(lines))
-        self.assertEqual(sorted(row.line for row in Lake(spark(), str(new)).quarantine().collect()), lines)
-        self.assertEqual(self.tables(TABLES, out=new), expected)
-        self.assertEqual(self.table("files", "silver", out=new), files)
-        self.assertEqual(story.run_jobs(out=new).events, 0)
-        self.assertRaisesRegex(
-            LakeError, "there are tables in", migrate, spark(), str(old), str(new), lambda what, done, of: None
-        )
-        self.assertRaisesRegex(
-            LakeError, "no tables of an older", migrate, spark(), str(new), str(new), lambda what, done, of: None
-        )

@@ -719,7 +719,7 @@ class MeasureTests(ToolCase):
     @asynchronous
     async def test_trace(self) -> None:
         await self.network()
-        serving = self.tool("iperf", "--server", "-k", "alice.key", "--create")
+        serving = self.tool("iperf", "--serve", "-k", "alice.key", "--create")
         await self.said(serving, "measured at")
         status, out, err = await self.run_command("trace", "alice", "--port", "5201", **self.environment)
         self.assertEqual(status, 0, err)

@@ -45,7 +45,7 @@ NEEDS = {
     "root": lambda: _never("root, and Debian's packages"),
     "systemd": lambda: _never("systemd"),
     "ssh": lambda: _never("an OpenSSH server with this user's key"),
-    "tables-of-before": lambda: _never("tables of another day, or of an older dmsg"),
+    "tables-of-before": lambda: _never("tables of another day"),
     "ranking": lambda: _never("an operator's ranking"),
 }
 

@@ -18,7 +18,7 @@ from dmsg.cli.access import (
     hidden_option,
 )
 from dmsg.cli.completing import complete_copied
-from dmsg.cli.options import DIRECTORY, command, old_spelling, spelled_so_before
+from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.output import tell
 from dmsg.cli.params import ClientSettings, Seconds, client_options
 
@@ -43,7 +43,6 @@ PORT = 24
     help="Give peers the files of this directory, which is made if only it is absent.",
 )
 @click.option("--writable", is_flag=True, help="With --listen: take files too.")
-@old_spelling("-w", now="--writable", dest="writable")
 @click.option("--overwrite", is_flag=True, help="With --listen: replace files of the same name.")
 @click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="With --listen: refuse larger files.")
 @click.option(
@@ -102,7 +101,6 @@ def cp(
     from dmsg.cli.files.stages import stage, stage_of
     from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
 
-    writable = writable or spelled_so_before("writable")
     if (directory is None) == (target is None):
         raise click.UsageError("either SOURCE... TARGET or --listen DIRECTORY is needed")
     access = Access(allow)

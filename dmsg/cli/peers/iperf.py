@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dmsg.cli.access import Access, Allowed, allow_option
-from dmsg.cli.options import command, old_spelling, spelled_so_before
+from dmsg.cli.options import command
 from dmsg.cli.output import tell
 from dmsg.cli.params import AddressType, ClientSettings, Seconds, client_options, timeout_option
 
@@ -24,7 +24,6 @@ MAX_SECONDS = 3600
 @command()
 @click.argument("address", type=AddressType(PORT), required=False)
 @click.option("--serve", is_flag=True, help="Be the one who is measured.")
-@old_spelling("--server", "-s", now="--serve", dest="serve")
 @click.option("--port", "-p", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="Port of --serve.")
 @click.option(
     "--time",
@@ -62,8 +61,7 @@ def iperf(
     from dmsg.cli.peers.measuring import Measuring, measure
     from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
 
-    serving = serve or spelled_so_before("serve")
-    if serving == (address is not None):
+    if serve == (address is not None):
         raise click.UsageError("one of ADDRESS and --serve is needed")
 
     async def main(reactor: Reactor) -> None:
@@ -81,6 +79,6 @@ def iperf(
             assert address is not None
             await measure(reactor, client, address, seconds, parallel, reverse, timeout)
 
-        await with_client(reactor, settings, be_measured if serving else use, published=serving)
+        await with_client(reactor, settings, be_measured if serve else use, published=serve)
 
     run(main)

@@ -27,7 +27,7 @@ from dmsg.cli.pipeline.common import (
     spark_options,
 )
 from dmsg.cli.pipeline.explain import explain
-from dmsg.cli.pipeline.keep import forget, migrate, optimize
+from dmsg.cli.pipeline.keep import forget, optimize
 from dmsg.cli.pipeline.send import send
 from dmsg.cli.pipeline.show import name, rank, report, tables, top
 from dmsg.cli.pipeline.watch import attention, watch
@@ -321,5 +321,5 @@ def demo(directory: Path | None, seconds: float) -> None:
     run_reactor(network)
 
 
-for _command in (attention, watch, explain, report, top, tables, rank, name, send, optimize, forget, migrate):
+for _command in (attention, watch, explain, report, top, tables, rank, name, send, optimize, forget):
     analytics.add_command(_command)

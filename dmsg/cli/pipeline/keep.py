@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 import click
 
 from dmsg.cli import output
 from dmsg.cli.options import command
-from dmsg.cli.pipeline.common import (
-    directory_option,
-    needs_spark,
-    needs_tables,
-    out_option,
-    progress,
-    session,
-    spark_options,
-)
+from dmsg.cli.pipeline.common import needs_tables, out_option
 from dmsg.errors import DmsgError
 
 SMALL_FILES = 2
@@ -66,25 +57,3 @@ def forget(out: str, before: datetime) -> None:
             store.forget(claim, day)
     left = len(state.days) - len(gone)
     output.tell(f"{len(gone)} days forgotten, {left} are left", forgotten=len(gone), left=left)
-
-
-@command()
-@directory_option("--from", "Directory or URI of tables of an older dmsg; nothing in it is changed.")
-@out_option("Where the new ones go.")
-@spark_options
-@needs_spark
-def migrate(**options: Any) -> None:
-    """Take over the tables of an older dmsg.
-
-    What was read is copied, and everything else made anew from it.  --from may
-    be removed afterwards.
-    """
-    from dmsg.analytics.migrate import migrate as take_over
-
-    old, out = options["from"], options["out"]
-    with progress() as tell:
-        tell("starting Spark", 0, None)
-        with session(options["master"], options["memory"], options["conf"], quick=False) as spark:
-            outcome = take_over(spark, old, out, tell)
-    text = f"{outcome.events:,} events, {len(outcome.days)} days written to {out}"
-    output.tell(text, events=outcome.events, days=len(outcome.days), out=out)

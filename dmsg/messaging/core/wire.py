@@ -30,7 +30,6 @@ from dmsg.errors import DropReason, KeyFormatError, LocalProtocolError, RemotePr
 from dmsg.keys import PUBKEY_SIZE, PubKey
 
 OPEN_CHANNEL, CHANNEL_OPENED, CLOSE_CHANNEL, CHANNEL_CLOSED, SEND = range(5)
-FRAME_NAMES = ("OpenChannel", "ChannelOpened", "CloseChannel", "ChannelClosed", "Send")
 HEADER_SIZE = 3
 ID_OFFSET = HEADER_SIZE
 """Where a frame has its channel's id, in both layouts."""

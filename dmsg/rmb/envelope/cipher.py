@@ -20,7 +20,6 @@ from dmsg.rmb.twins.identity import hex_seed, mini_secret
 
 NONCE_SIZE = 12
 TAG_SIZE = 16
-PK_SIZE = 33
 MAX_KEYS = 1000
 """Shared keys that are remembered; each costs a multiplication of 60 us."""
 BOUND_LABEL = b"dmsg-rmb-bound-1"

@@ -24,7 +24,6 @@ from dmsg.net.socketopts import forget_unsent, queued, tune, write_now
 from dmsg.net.turn import TurnFlush
 from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
-from dmsg.rmb.errors import RmbError
 from dmsg.rmb.socket import frames
 from dmsg.rmb.socket.fragments import FragmentError, Fragments
 
@@ -52,10 +51,6 @@ OPTIONS = {
 """Of both ends, for autobahn."""
 _TEXT = 0x1
 """Opcode of a text message."""
-
-
-class WebSocketFailed(RmbError):
-    """A connection did not come about, or was lost; the text says why."""
 
 
 class Receiver(Protocol):

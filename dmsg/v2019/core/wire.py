@@ -117,16 +117,6 @@ def encode_fwd_header(transport_id: int, sequence: int, size: int) -> bytes:
     return _pack_fwd(FWD, transport_id, SEQUENCE_SIZE + size, sequence)
 
 
-def parse_handshake_payload(payload: bytes) -> tuple[PubKey, PubKey]:
-    """Initiator and responder of a REQUEST or ACCEPT.
-
-    :raises KeyFormatError: not 66 bytes, or a key that cannot be one.
-    """
-    if len(payload) != HANDSHAKE_PAYLOAD_SIZE:
-        raise KeyFormatError(f"payload must be {HANDSHAKE_PAYLOAD_SIZE} bytes, not {len(payload)}")
-    return PubKey(payload[:PUBKEY_SIZE]), PubKey(payload[PUBKEY_SIZE:])
-
-
 def encode_drain(seconds: int, servers: Sequence[PubKey]) -> bytes:
     """DRAIN: the server leaves in so many seconds, these are others."""
     return encode_frame(DRAIN, 0, seconds.to_bytes(2, "big") + b"".join(servers[:MAX_HINTS]))

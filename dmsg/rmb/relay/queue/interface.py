@@ -13,7 +13,6 @@ from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
 from dmsg.base.options import Number, option
-from dmsg.rmb.twins.address import Session
 
 FEDERATION = "relay.federation"
 """The name of the queue of what is for other relays; no session is called so."""
@@ -115,8 +114,3 @@ class RelayQueue(Interface):
 
     def close() -> Deferred[None]:
         """Let go of files and connections."""
-
-
-def key_of(session: Session) -> str:
-    """The name of a session's queue."""
-    return str(session)
