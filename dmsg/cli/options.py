@@ -14,28 +14,12 @@ from typing import Any
 import click
 
 from dmsg.cli import output
-from dmsg.cli.config import ConfigError, check_tables, defaults_of, read_config, use_names
+from dmsg.cli.config import NETWORK, ConfigError, check_tables, defaults_of, read_config, use_names
 from dmsg.cli.habits import arguments_instead, instead_of
 from dmsg.errors import DmsgError
 
-NETWORK = frozenset(
-    {
-        "discovery",
-        "key_file",
-        "create",
-        "share",
-        "agent",
-        "min_servers",
-        "encryption",
-        "prefer",
-        "only",
-        "resume_timeout",
-        "receipts",
-        "profile",
-        "timeout",
-    }
-)
-"""Parameters that say how a client reaches the network."""
+NETWORK_OPTIONS = frozenset(f"--{name}" for name in (*NETWORK, "create", "share", "profile"))
+"""Options that say how a client reaches the network, in the configuration file or only on the command line."""
 
 _MARKED = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 UNCONFIGURED = ("config", "completion", "man")
@@ -125,7 +109,7 @@ class Command(click.Command):
         for param in params:
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
-                (network if is_client and param.name in NETWORK else own).append(record)
+                (network if is_client and NETWORK_OPTIONS & set(param.opts) else own).append(record)
         for title, records in (("Options", own), ("Options of the network", network)):
             if records:
                 with formatter.section(title):
