@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from dmsg.errors import DropReason
@@ -133,6 +134,7 @@ def share_loss(ways: Sequence[Way], left: int, congested: bool) -> None:
             way.dropped += way.user_data(way.carried.secure) * lost // way.wire
 
 
+@dataclass(slots=True, eq=False)
 class Carried:
     """One transport, as its relay saw it.
 
@@ -141,33 +143,18 @@ class Carried:
     :ivar rtt: counts by bucket of :data:`~dmsg.telemetry.schema.BOUNDS`, or None.
     """
 
-    __slots__ = (
-        "accepted",
-        "back",
-        "identity",
-        "opened",
-        "request",
-        "rtt",
-        "secure",
-        "source",
-        "target",
-        "there",
-        "told",
-    )
-
-    def __init__(
-        self, there: Way, back: Way, payload: bytes, source: bytes, target: bytes, secure: bool, now: float
-    ) -> None:
-        self.there, self.back = there, back
-        self.source, self.target = source, target
-        self.request: bytes | None = payload
-        self.identity: bytes | None = None
-        self.secure = secure
-        self.opened = now
-        self.accepted: float | None = None
-        self.rtt: list[int] | None = None
-        self.told = (0, 0, 0, 0, 0, 0)
-        """What the last event said: data, frames and ACKs, both ways."""
+    there: Way
+    back: Way
+    request: bytes | None
+    source: bytes
+    target: bytes
+    secure: bool
+    opened: float
+    identity: bytes | None = None
+    accepted: float | None = None
+    rtt: list[int] | None = None
+    told: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
+    """What the last event said: data, frames and ACKs, both ways."""
 
     def accept(self, payload: bytes, now: float) -> None:
         """The ACCEPT came."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -49,42 +50,22 @@ FULL = "too many messages for other relays"
 _log = Logger()
 
 
+@dataclass(slots=True, eq=False)
 class _Item:
     """A message that belongs elsewhere."""
 
-    __slots__ = (
-        "answered",
-        "asked",
-        "delay",
-        "done",
-        "keeping",
-        "kept",
-        "mail",
-        "next",
-        "relays",
-        "running",
-        "since",
-    )
-
-    def __init__(
-        self,
-        mail: Mail,
-        relays: frozenset[str],
-        done: Callable[[Mail, str | None], None],
-        since: float,
-    ) -> None:
-        self.mail = mail
-        self.relays = relays
-        self.done = done
-        self.since = since
-        self.kept: Any = None
-        self.keeping = False
-        self.running = False
-        self.asked = False
-        self.answered: float | None = None
-        """Seconds until somebody said something about it."""
-        self.next = 0.0
-        self.delay = RETRY_FIRST
+    mail: Mail
+    relays: frozenset[str]
+    done: Callable[[Mail, str | None], None]
+    since: float
+    kept: Any = None
+    keeping: bool = False
+    running: bool = False
+    asked: bool = False
+    answered: float | None = None
+    """Seconds until somebody said something about it."""
+    next: float = 0.0
+    delay: float = RETRY_FIRST
 
     def told(self, seconds: float) -> None:
         """Somebody said something about it."""
