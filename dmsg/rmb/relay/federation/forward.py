@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -65,7 +65,7 @@ class _Item:
     answered: float | None = None
     """Seconds until somebody said something about it."""
     next: float = 0.0
-    delay: float = RETRY_FIRST
+    delay: float = field(default_factory=lambda: RETRY_FIRST)
 
     def told(self, seconds: float) -> None:
         """Somebody said something about it."""
