@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -12,6 +13,8 @@ from twisted.web.server import Site
 
 from dmsg.cli.running import ONLINE_TIMEOUT
 from dmsg.discovery.entries.recognition import TODAY
+from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.errors import DiscoveryError
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_tools import ToolCase
 from tests.discovery.entries.test_recognition import NOBODY, Elsewhere
@@ -61,6 +64,15 @@ class DoctorTests(ToolCase):
             if one["verdict"] == "wrong":
                 self.assertTrue(one.get("advice"), one)
         return status, found
+
+    async def until_listed(self, servers: int) -> None:
+        """Wait until discovery has asked so many servers at their addresses."""
+        lookup = Lookup(reactor, self.url)
+        self.addCleanup(lookup.close)
+        while True:
+            with contextlib.suppress(DiscoveryError):
+                if len(await lookup.available_servers()) >= servers:
+                    return
 
     def verdicts(self, found: dict[str, dict[str, Any]]) -> dict[str, str]:
         return {check: one["verdict"] for check, one in found.items()}
@@ -121,10 +133,12 @@ class DoctorTests(ToolCase):
 
         self.url = await self.start_discovery()
         await self.start_server(f"--discovery={self.url}", tap=messaging)
+        await self.until_listed(1)
         status, found = await self.examined("-d", self.url)
         self.assertEqual((status, found["discovery"]["verdict"]), (1, "wrong"))
         self.assertIn("0 servers of dmsg and 1 of the Messaging System", found["discovery"]["text"])
         await self.start_server(f"--discovery={self.url}")
+        await self.until_listed(2)
         status, found = await self.examined("-d", self.url)
         self.assertEqual((status, found["server"]["verdict"], found["stream"]["verdict"]), (0, "ok", "ok"), found)
 
