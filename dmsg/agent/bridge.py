@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol as Interface
+from typing import Protocol as Interface
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
@@ -173,7 +173,7 @@ class Bridge(Protocol):
             line.write(close(self._over))
             line.finish()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """What a program is told of a stream that it gets."""
         host = self.transport.getHost()
         assert isinstance(host, DmsgAddress)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
@@ -99,7 +98,7 @@ class AgentClient:
     ) -> Deferred[IProtocol]:
         """As :meth:`dmsg.v2019.client.Client.connect`; an agent that is away is waited for as long as that."""
         address = DmsgAddress.of(remote, port)
-        request: dict[str, Any] = {
+        request: dict[str, object] = {
             "do": "connect",
             "to": str(address.public_key),
             "port": address.port,
@@ -113,7 +112,7 @@ class AgentClient:
         return Deferred.fromCoroutine(self._connect(address, request, factory, timeout))
 
     async def _connect(
-        self, address: DmsgAddress, request: dict[str, Any], factory: IProtocolFactory, timeout: float
+        self, address: DmsgAddress, request: dict[str, object], factory: IProtocolFactory, timeout: float
     ) -> IProtocol:
         deadline = self._reactor.seconds() + timeout
         while True:
@@ -125,8 +124,7 @@ class AgentClient:
                     raise ConnectTimeout(f"{address.public_key.short}: the agent is not there (dmsg up)") from None
                 await deferLater(self._reactor, RETRY_DELAY)
                 continue
-            protocol: IProtocol = await self._road.within(connection.started, timeout + PATIENCE)
-            return protocol
+            return await self._road.within(connection.started, timeout + PATIENCE)
 
     # --- services ---
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from random import SystemRandom
-from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredSemaphore, succeed
 from twisted.internet.interfaces import IAddress, IListeningPort, IProtocol, IProtocolFactory
@@ -13,7 +12,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from dmsg.agent.road import AWAY, Lines, Road, StreamConnection
-from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, WireError, line
+from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, Answer, WireError, line
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.again import Again
@@ -30,9 +29,9 @@ MAX_AGENT_DELAY = 5.0
 _log = Logger()
 
 
-def described(factory: Any) -> dict[str, Any]:
+def described(factory: IProtocolFactory) -> dict[str, object]:
     """What the agent is told of a service: who may come, and what they get; see :meth:`AgentClient.listen`."""
-    told: dict[str, Any] = {"offers": str(getattr(factory, "offers", ""))[:OFFERS_SIZE]}
+    told: dict[str, object] = {"offers": str(getattr(factory, "offers", ""))[:OFFERS_SIZE]}
     admits = getattr(factory, "admits", None)
     if admits is None:
         told["anyone"] = True
@@ -86,7 +85,7 @@ class Listening:
         assert self._lines is not None
         self._lines.ended.addCallback(lambda _: self._lost())
 
-    def _on_line(self, lines: Lines, content: dict[str, Any]) -> None:
+    def _on_line(self, lines: Lines, content: Answer) -> None:
         try:
             number = int(content["stream"])
             peer = DmsgAddress(PubKey.from_hex(str(content["peer"])), int(content["peer_port"]))

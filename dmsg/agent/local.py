@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from typing import Any
 
-from twisted.internet.interfaces import IProtocol, IReactorTime
+from twisted.internet.interfaces import IProtocol, IReactorTime, ITransport
 from twisted.internet.protocol import Protocol
 
 from dmsg.agent.wire import (
     END_FRAME,
     WINDOW,
     WINDOW_FRAMES,
+    Answer,
     Kind,
     WireError,
     close,
@@ -63,19 +63,19 @@ class LocalCarrier:
 
     confirms = True
 
-    def __init__(self, transport: Any, turn: TurnFlush, server: PubKey | None) -> None:
+    def __init__(self, transport: ITransport, turn: TurnFlush, server: PubKey | None) -> None:
         self._transport = transport
         self._turn = turn
         self.server = server
         self.stream: LocalStream
-        self._in_flight: deque[tuple[int, Any]] = deque()
+        self._in_flight: deque[tuple[int, object]] = deque()
         self.bytes_in_flight = self.acknowledged = 0
         self._closed = False
 
     def may_send(self) -> bool:
         return not self._closed and self.bytes_in_flight < WINDOW and len(self._in_flight) < WINDOW_FRAMES
 
-    def send(self, data: bytes | memoryview, ticket: Any) -> None:
+    def send(self, data: bytes | memoryview, ticket: object) -> None:
         self._in_flight.append((len(data), ticket))
         self.bytes_in_flight += len(data)
         self._transport.write(END_FRAME if ticket.__class__ is EndOfData else frame(Kind.DATA, data))
@@ -150,7 +150,7 @@ class Opened:
     :raises WireError: that is no stream.
     """
 
-    def __init__(self, answer: dict[str, Any]) -> None:
+    def __init__(self, answer: Answer) -> None:
         try:
             self.peer = DmsgAddress(PubKey.from_hex(answer["peer"]), int(answer["peer_port"]))
             self.host = DmsgAddress(PubKey.from_hex(answer["host"]), int(answer["port"]))
@@ -163,6 +163,7 @@ class Opened:
 
     def start(self, reactor: IReactorTime, connection: Protocol, turn: TurnFlush, protocol: IProtocol) -> LocalCarrier:
         """Let ``protocol`` have it."""
+        assert connection.transport is not None
         carrier = LocalCarrier(connection.transport, turn, self.server)
         stream = carrier.stream = LocalStream(reactor, carrier, self.host, self.peer, MAX_FRAME)
         stream.secure, stream.binding, stream.can_half_close = self.secure, self.binding, self.half_close

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from dmsg.agent.wire import MAX_LINE, MAX_STATUS, PROTOCOL, Reader, WireError, line, parse_line, raise_error
+from dmsg.agent.wire import MAX_LINE, MAX_STATUS, PROTOCOL, Answer, Reader, WireError, line, parse_line, raise_error
 from dmsg.directories import SOCKET_NAME, socket_directory
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -100,7 +99,7 @@ def is_socket(path: Path) -> bool:
     return True
 
 
-def ask(path: Path, request: dict[str, Any], *, patience: float = PATIENCE) -> dict[str, Any]:
+def ask(path: Path, request: dict[str, object], *, patience: float = PATIENCE) -> Answer:
     """One answer.  :raises OSError: there is none.  :raises DmsgError: it says that it failed."""
     for answer in lines(path, request, patience=patience, limit=MAX_STATUS):
         return answer
@@ -108,8 +107,8 @@ def ask(path: Path, request: dict[str, Any], *, patience: float = PATIENCE) -> d
 
 
 def lines(
-    path: Path, request: dict[str, Any], *, patience: float = PATIENCE, limit: int = MAX_LINE
-) -> Iterator[dict[str, Any]]:
+    path: Path, request: dict[str, object], *, patience: float = PATIENCE, limit: int = MAX_LINE
+) -> Iterator[Answer]:
     """What the agent says, line by line, until it ends.
 
     :param patience: seconds without a line.

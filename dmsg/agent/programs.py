@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol as Interface
 
@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from dmsg.agent.bridge import Bridge, Shared
 from dmsg.agent.place import peer_of
-from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, WINDOW, Reader, WireError, error_line, line, parse_line
+from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, WINDOW, Answer, Reader, WireError, error_line, line, parse_line
 from dmsg.apps.pings import ping
 from dmsg.base.printable import printable
 from dmsg.errors import CloseReason, DmsgError
@@ -69,10 +69,10 @@ class Serving(Interface):
     def full(self) -> bool:
         """There is only place for who asks what it does, or stops it."""
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> Answer:
         """Who it is."""
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Answer:
         """All that it tells of itself."""
 
     def down(self) -> None:
@@ -97,7 +97,7 @@ class Offered:
     offers: str = ""
 
 
-def offered(request: dict[str, Any]) -> Offered:
+def offered(request: dict[str, object]) -> Offered:
     """:raises WireError: what a program says of its service is malformed."""
     anyone, allow, allowed = request.get("anyone"), request.get("allow", []), request.get("allowed", 0)
     text = printable(str(request.get("offers", "")))[:OFFERS_SIZE]
@@ -257,7 +257,7 @@ class ProgramConnection(Protocol):
             self.service.stop()
             _log.info("port {port}: {program} has gone", port=self.service.port, program=self.service.program)
 
-    def say(self, content: dict[str, Any]) -> None:
+    def say(self, content: Mapping[str, object]) -> None:
         """One line to the program."""
         self.write(line(content))
 
@@ -330,22 +330,22 @@ class ProgramConnection(Protocol):
             raise DmsgError(f"the agent has another key now, {self._agent.client.public_key}")
         getattr(self, f"on_{do}")(request)
 
-    def on_hello(self, request: dict[str, Any]) -> None:
+    def on_hello(self, request: dict[str, object]) -> None:
         """Who the agent is."""
         self.say(self._agent.hello())
         self._end()
 
-    def on_status(self, request: dict[str, Any]) -> None:
+    def on_status(self, request: dict[str, object]) -> None:
         """All that it tells of itself."""
         self.say(self._agent.status())
         self._end()
 
-    def on_down(self, request: dict[str, Any]) -> None:
+    def on_down(self, request: dict[str, object]) -> None:
         """It is to stop; this connection ends when it has."""
         self.say({"pid": self._agent.hello()["pid"]})
         self._agent.down()
 
-    def on_wait(self, request: dict[str, Any]) -> None:
+    def on_wait(self, request: dict[str, object]) -> None:
         """Answered when it is online, or found."""
         client, timeout = self._agent.client, _seconds(request, "timeout", 15.0)
 
@@ -357,7 +357,7 @@ class ProgramConnection(Protocol):
 
         self._begin(work)
 
-    def on_connect(self, request: dict[str, Any]) -> None:
+    def on_connect(self, request: dict[str, object]) -> None:
         """A stream to a peer, over this connection."""
         address = DmsgAddress(PubKey.from_hex(str(request.get("to"))), parse_port(str(request.get("port", 0))))
         timeout = _seconds(request, "timeout", 10.0)
@@ -375,7 +375,7 @@ class ProgramConnection(Protocol):
 
         self._begin(work, stays=True)
 
-    def on_ping(self, request: dict[str, Any]) -> None:
+    def on_ping(self, request: dict[str, object]) -> None:
         """Round trips to a peer, a line for each."""
         key = PubKey.from_hex(str(request.get("to")))
         port = None if request.get("port") is None else parse_port(str(request["port"]))
@@ -390,7 +390,7 @@ class ProgramConnection(Protocol):
 
         self._begin(work)
 
-    def on_listen(self, request: dict[str, Any]) -> None:
+    def on_listen(self, request: dict[str, object]) -> None:
         """A port, as long as this connection lasts."""
         port = parse_port(str(request.get("port", 0)))
         service = Service(self._agent, self, port, offered(request))
@@ -404,7 +404,7 @@ class ProgramConnection(Protocol):
         self.say({"host": str(self._agent.client.public_key), "port": port})
         _log.info("port {port}: {program} (process {pid})", port=port, program=self.program, pid=self.pid)
 
-    def on_accept(self, request: dict[str, Any]) -> None:
+    def on_accept(self, request: dict[str, object]) -> None:
         """A stream that a peer has opened."""
         number = request.get("stream")
         bridge = self._agent.untaken.get(number) if isinstance(number, int) else None
@@ -416,7 +416,7 @@ class ProgramConnection(Protocol):
                 self._of = service
         bridge.take(self, half_close=request.get("half_close") is True)
 
-    def _begin(self, work: Callable[[], Coroutine[Any, Any, None]], *, stays: bool = False) -> None:
+    def _begin(self, work: Callable[[], Coroutine[Deferred[object], Any, None]], *, stays: bool = False) -> None:
         """Something that takes its time; what it raises is its answer.
 
         :param stays: the connection goes on behind it.
@@ -469,7 +469,7 @@ class _Unread:
         """Its connection is lost: the protocol hears of it."""
 
 
-def _seconds(request: dict[str, Any], name: str, default: float) -> float:
+def _seconds(request: dict[str, object], name: str, default: float) -> float:
     value = request.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIMEOUT:
         raise WireError(f"{name} is 0 to {MAX_TIMEOUT:g} seconds")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint, connectProtocol
@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.agent.local import LOST, LocalCarrier, Opened
-from dmsg.agent.wire import Reader, WireError, line, parse_line, raise_error
+from dmsg.agent.wire import Answer, Reader, WireError, line, parse_line, raise_error
 from dmsg.errors import CloseReason, DmsgError, DmsgTimeout
 from dmsg.net.reactor import Reactor
 from dmsg.net.turn import TurnFlush
@@ -29,6 +29,7 @@ AWAY = (ConnectError, ConnectionDone, OSError)
 """What a connection to the agent fails with while it is away."""
 
 _log = Logger()
+_T = TypeVar("_T")
 
 
 class Road:
@@ -45,7 +46,7 @@ class Road:
         self._program = program
         self.streams: set[StreamConnection] = set()
 
-    def open(self, protocol: Protocol, request: dict[str, Any]) -> Deferred[IProtocol]:
+    def open(self, protocol: Protocol, request: Mapping[str, object]) -> Deferred[IProtocol]:
         """A connection with its request sent; fails with one of :data:`AWAY`."""
         text = line({**request, "program": self._program})
         opened: Deferred[IProtocol] = connectProtocol(UNIXClientEndpoint(self.reactor, os.fspath(self.path)), protocol)
@@ -57,7 +58,7 @@ class Road:
 
         return opened.addCallback(ask)
 
-    async def ask(self, request: dict[str, Any], patience: float = PATIENCE) -> dict[str, Any]:
+    async def ask(self, request: Mapping[str, object], patience: float = PATIENCE) -> Answer:
         """One answer.  :raises DmsgError: it says that it failed, or there is none."""
         connection = Lines()
         try:
@@ -65,18 +66,17 @@ class Road:
         except AWAY:
             raise DmsgError(f"the agent at {self.path} is not there any more") from None
         try:
-            answer: dict[str, Any] = await self.within(connection.answered, patience)
-            return answer
+            return await self.within(connection.answered, patience)
         finally:
             if connection.transport is not None:
                 connection.transport.loseConnection()
 
-    def within(self, answered: Deferred[Any], patience: float = PATIENCE) -> Deferred[Any]:
+    def within(self, answered: Deferred[_T], patience: float = PATIENCE) -> Deferred[_T]:
         """The same; fails with DmsgTimeout where it does not fire in so many seconds."""
         return answered.addTimeout(patience, self.reactor, _no_answer)
 
 
-def _no_answer(result: object, seconds: float) -> Any:
+def _no_answer(result: _T | Failure, seconds: float) -> _T | Failure:
     if isinstance(result, Failure) and result.check(CancelledError):
         raise DmsgTimeout(f"the agent did not answer within {seconds:g} s") from None
     return result
@@ -91,9 +91,9 @@ class Lines(Protocol):
 
     def __init__(self) -> None:
         self._reader = Reader()
-        self.answered: Deferred[dict[str, Any]] = Deferred()
+        self.answered: Deferred[Answer] = Deferred()
         self.ended: Deferred[None] = Deferred()
-        self.said: Callable[[dict[str, Any]], None] = lambda content: None
+        self.said: Callable[[Answer], None] = lambda content: None
 
     def dataReceived(self, data: bytes) -> None:
         self._reader.feed(data)
@@ -110,7 +110,7 @@ class Lines(Protocol):
             assert self.transport is not None
             self.transport.loseConnection()
 
-    def _answer(self, content: dict[str, Any]) -> None:
+    def _answer(self, content: Answer) -> None:
         try:
             raise_error(content)
         except DmsgError:

@@ -9,19 +9,21 @@ from contextlib import suppress
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from twisted.application.service import Service as TwistedService
 from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress, IListeningPort, IReactorUNIX
 from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.agent.bridge import Bridge, Shared
 from dmsg.agent.place import MAX_PATH, AgentError, find_agent, is_socket
 from dmsg.agent.programs import MAX_PROGRAMS, RESERVE, ProgramConnection, Service
-from dmsg.agent.wire import PROTOCOL
+from dmsg.agent.wire import PROTOCOL, Answer
 from dmsg.directories import UnsafeDirectory, make_directory
 from dmsg.net.clock import ClockWatch
 from dmsg.net.reactor import Reactor
@@ -131,7 +133,7 @@ class Agent(TwistedService):
         """There is only place for who asks what it does, or stops it."""
         return self._factory.open > MAX_PROGRAMS
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> Answer:
         return {
             "protocol": PROTOCOL,
             "key": str(self.client.public_key),
@@ -141,7 +143,7 @@ class Agent(TwistedService):
             "encryption": self.client.encryption.value,
         }
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Answer:
         client = self.client
         streams = sorted(self.bridges, key=lambda one: one.rate_in + one.rate_out, reverse=True)
         return {
@@ -202,12 +204,12 @@ class _Counted(ProgramConnection):
         self._known.add(self)
         super().connectionMade()
 
-    def connectionLost(self, *reason: Any) -> None:
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._known.discard(self)
-        super().connectionLost(*reason)
+        super().connectionLost(reason)
 
 
-def _service(one: Service) -> dict[str, Any]:
+def _service(one: Service) -> dict[str, object]:
     return {
         "port": one.port,
         "program": one.program,
@@ -222,7 +224,7 @@ def _service(one: Service) -> dict[str, Any]:
     }
 
 
-def _stream(one: Bridge, now: float) -> dict[str, Any]:
+def _stream(one: Bridge, now: float) -> dict[str, object]:
     described = one.describe()
     return {
         "peer": described["peer"],

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -79,16 +80,20 @@ class Kind(IntEnum):
     Sent only where the program's request and the agent's answer both have ``half_close``."""
 
 
+Answer = dict[str, Any]
+"""Object of JSON that the other side of the socket has said; nothing of it is checked."""
+
+
 class WireError(DmsgError):
     """The other side of the socket says what is none of this protocol."""
 
 
-def line(content: dict[str, Any]) -> bytes:
+def line(content: Mapping[str, object]) -> bytes:
     """One object as it stands on the wire."""
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
-def parse_line(text: bytes) -> dict[str, Any]:
+def parse_line(text: bytes) -> Answer:
     """The object of a line.  :raises WireError: it is none."""
     try:
         content = json.loads(text)
@@ -201,10 +206,10 @@ _ERRORS: tuple[type[DmsgError], ...] = (
 """Those that a program is told by name, the more special ones first; others are a DmsgError."""
 
 
-def error_line(error: BaseException) -> dict[str, Any]:
+def error_line(error: BaseException) -> dict[str, object]:
     """An answer that says that it failed, so that the program raises what the agent met."""
     name = next((kind.__name__ for kind in _ERRORS if isinstance(error, kind)), "DmsgError")
-    told: dict[str, Any] = {"error": name, "text": shortened(str(error)) or type(error).__name__}
+    told: dict[str, object] = {"error": name, "text": shortened(str(error)) or type(error).__name__}
     for field in ("key", "reason", "status"):
         value = getattr(error, field, None)
         if isinstance(value, str | int):
@@ -212,7 +217,7 @@ def error_line(error: BaseException) -> dict[str, Any]:
     return told
 
 
-def raise_error(answer: dict[str, Any]) -> None:
+def raise_error(answer: Answer) -> None:
     """Raise what an answer says; nothing, where it says no error.
 
     :raises DmsgError: of the class that the answer names, where that is one that crosses the socket.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
@@ -25,7 +24,7 @@ from dmsg.apps.parcels.manifest import DIRECTORY
 from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
-from dmsg.apps.parcels.sender import FilesSender, Sent
+from dmsg.apps.parcels.sender import FilesSender, ParcelSender, Sent
 from dmsg.apps.parcels.walk import Walked, walk
 from dmsg.apps.parcels.wire import ParcelCut, encode
 from dmsg.apps.parts import IS_BUSY
@@ -68,7 +67,7 @@ class Copy(Protocol):
         self._started = started
         self._progress: Callable[[int], None] | None = None
         self._size = 0
-        self._inner: Any = None
+        self._inner: ParcelSender | ParcelReceiver | None = None
         self._lost: Failure | None = None
         self.done: Deferred[Transferred] = Deferred(lambda _: self._inner.done.cancel() if self._inner else None)
 
@@ -77,12 +76,12 @@ class Copy(Protocol):
             self._progress = self._started(self._name, self._size, done)
         self._progress(done)
 
-    def _become(self, inner: Any, **message: Any) -> None:
+    def _become(self, inner: ParcelSender | ParcelReceiver, **message: object) -> None:
         """Ask, and speak as one side of a parcel from then on."""
         self.transport.write(encode(**message))  # type: ignore[union-attr]
         self._inner = inner
         inner.done.addCallbacks(self._carried, self._failed)
-        inner.makeConnection(self.transport)
+        inner.makeConnection(self.transport)  # type: ignore[no-untyped-call]
 
     def _carried(self, result: Sent | Taken) -> None:
         if not self.done.called:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted, ConnectionDone
@@ -19,7 +18,7 @@ from dmsg.apps.descriptors import open_within
 from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
-from dmsg.apps.parcels.sender import FilesSender, Sent
+from dmsg.apps.parcels.sender import FilesSender, ParcelSender, Sent
 from dmsg.apps.parcels.walk import Walked, walk
 from dmsg.apps.parcels.wire import MESSAGE_LIMIT, Messages, encode
 from dmsg.apps.parts import IS_BUSY
@@ -60,7 +59,7 @@ class Peer(Protocol):
         self._max_size = max_size
         self._busy = busy if busy is not None else {}
         self._messages = Messages()
-        self._inner: Any = None
+        self._inner: ParcelSender | ParcelReceiver | None = None
         self._path = Path()
         self._is_asked = False
         self._mine: Path | None = None
@@ -88,7 +87,7 @@ class Peer(Protocol):
         except TransferError as error:
             self._refuse(error)
 
-    def _answer(self, message: dict[str, Any]) -> None:
+    def _answer(self, message: dict[str, object]) -> None:
         op, path = message.get("op"), message.get("path")
         if op == PUT and self._writable:
             base = self._root.resolve()
@@ -181,10 +180,10 @@ class Peer(Protocol):
 
     # --- both ---
 
-    def _become(self, inner: Any) -> None:
+    def _become(self, inner: ParcelSender | ParcelReceiver) -> None:
         self._inner = inner
         inner.done.addCallbacks(self._carried, self._failed)
-        inner.makeConnection(self.transport)
+        inner.makeConnection(self.transport)  # type: ignore[no-untyped-call]
         if rest := self._messages.some(self._messages.held):
             inner.dataReceived(rest)
 

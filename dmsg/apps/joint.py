@@ -9,11 +9,10 @@ a program at a TCP connection then sees a reset.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IAddress, IHalfCloseableProtocol, IProtocolFactory, IPushProducer
+from twisted.internet.interfaces import IAddress, IHalfCloseableProtocol, IProtocol, IProtocolFactory, IPushProducer
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Connection
 from twisted.logger import Logger
@@ -21,6 +20,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.net.socketopts import send_more, write_now
+from dmsg.net.streams.transports import ApplicationTransport, transport_of
 
 READ_FRAMES = 4
 """Frames of the stream that one read of the TCP connection beside it fills."""
@@ -68,7 +68,7 @@ class Half(Protocol):
 
     def end_writing(self) -> None:
         """Write no more after what was written."""
-        transport: Any = self.transport
+        transport = transport_of(self)
         transport.unregisterProducer()
         transport.loseWriteConnection()
 
@@ -87,12 +87,12 @@ class Half(Protocol):
         if other is not None and other.over is None and other.transport is not None:
             other.other = None
             other.transport.unregisterProducer()  # type: ignore[attr-defined]
-            _end(other.transport, reason)
+            _end(transport_of(other), reason)
         if self._on_lost is not None:
             self._on_lost()
 
 
-def _end(transport: Any, reason: Failure) -> None:
+def _end(transport: ApplicationTransport, reason: Failure) -> None:
     if reason.check(ConnectionDone):
         transport.loseConnection()
         read_on = getattr(transport, "startReading", None)
@@ -110,7 +110,7 @@ class _Source:
     waits for ever with what it writes, and takes nothing of what is left for it.
     """
 
-    def __init__(self, transport: Any) -> None:
+    def __init__(self, transport: ApplicationTransport) -> None:
         self._transport = transport
         self.pauseProducing = transport.pauseProducing
         self.resumeProducing = transport.resumeProducing
@@ -123,7 +123,7 @@ def join(one: Half, two: Half) -> None:
     """Both are connected: let the bytes flow."""
     for half, other in ((one, two), (two, one)):
         if other.over is not None:
-            _end(half.transport, other.over)
+            _end(transport_of(half), other.over)
             return
     for half, other in ((one, two), (two, one)):
         frame = getattr(other.transport, "max_frame", None)
@@ -133,13 +133,14 @@ def join(one: Half, two: Half) -> None:
             send_more(half.transport)
     one.other, two.other = two, one
     assert one.transport is not None and two.transport is not None
-    one.transport.registerProducer(_Source(two.transport), True)  # type: ignore[attr-defined]
-    two.transport.registerProducer(_Source(one.transport), True)  # type: ignore[attr-defined]
+    first, second = transport_of(one), transport_of(two)
+    first.registerProducer(_Source(second), True)
+    second.registerProducer(_Source(first), True)
     for half, other in ((one, two), (two, one)):
         if half.reading_ended:  # before the other was connected
             other.end_writing()
     if not one.reading_ended:
-        one.transport.resumeProducing()  # type: ignore[attr-defined]
+        first.resumeProducing()
 
 
 class JointFactory(Factory):
@@ -153,7 +154,7 @@ class JointFactory(Factory):
 
     def __init__(
         self,
-        connect: Callable[[IProtocolFactory], Deferred[Any]],
+        connect: Callable[[IProtocolFactory], Deferred[IProtocol]],
         *,
         allowed: Callable[[IAddress], bool] = lambda address: True,
         failed: Callable[[Failure], None] = lambda failure: None,
@@ -192,24 +193,26 @@ class JointFactory(Factory):
         over = next((half for half in self._halves if getattr(half.transport, "over", False)), None)
         if not away and over is None:
             return False
-        leaves: Any = over or min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
+        leaves = over or min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
         self._halves.pop(leaves, None)
-        leaves.transport.abortConnection()
+        transport_of(leaves).abortConnection()
         return True
 
     def _incoming(self, one: Half) -> None:
-        transport: Any = one.transport
+        transport = transport_of(one)
         transport.pauseProducing()
         dial(one, self._connect, self._failed)
 
 
-def dial(one: Half, connect: Callable[[IProtocolFactory], Deferred[Any]], failed: Callable[[Failure], None]) -> None:
+def dial(
+    one: Half, connect: Callable[[IProtocolFactory], Deferred[IProtocol]], failed: Callable[[Failure], None]
+) -> None:
     """Make the other half of ``one``, which is paused."""
     two = Half()
     factory = Factory.forProtocol(lambda: two)
     factory.noisy = False
 
-    def connected(_: Any) -> None:
+    def connected(_: IProtocol) -> None:
         join(one, two)
 
     def not_connected(failure: Failure) -> None:

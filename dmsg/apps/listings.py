@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from twisted.internet.defer import Deferred, DeferredSemaphore
@@ -18,7 +17,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
-from twisted.web.static import File
+from twisted.web.static import File, StaticProducer
 
 from dmsg.apps.descriptors import open_within
 from dmsg.apps.exposure import has_dot, own_files
@@ -59,7 +58,7 @@ class Threads:
         """No more may wait."""
         return sum(map(len, self._waiting.values())) >= LISTINGS_WAITING
 
-    def run(self, what: Hashable, act: Callable[[], bytes], gone: Deferred[Any]) -> Deferred[bytes]:
+    def run(self, what: Hashable, act: Callable[[], bytes], gone: Deferred[None]) -> Deferred[bytes]:
         """Call it in a thread when it is its turn.
 
         :param what: the same for listings whose page is the same.
@@ -81,7 +80,7 @@ class Threads:
         gone.addErrback(left)
         return made
 
-    def _make(self, what: Hashable, act: Callable[[], bytes]) -> Deferred[Any] | None:
+    def _make(self, what: Hashable, act: Callable[[], bytes]) -> Deferred[None] | None:
         waiting = self._waiting.pop(what)
         if not waiting:
             return None  # all of them have left
@@ -90,8 +89,7 @@ class Threads:
             for one in waiting:
                 one.callback(page)
 
-        made: Deferred[Any] = in_thread(self._reactor, act)
-        return made.addBoth(tell)
+        return in_thread(self._reactor, act).addBoth(tell)
 
 
 class Contained(File):
@@ -111,15 +109,15 @@ class Contained(File):
             return self.childNotFound
         if "\0" in name:
             return self.childNotFound
-        child: Any = super().getChild(path, request)  # type: ignore[no-untyped-call]
+        child: IResource = super().getChild(path, request)  # type: ignore[no-untyped-call]
         if isinstance(child, Contained):
             child.root, child.title, child.hidden, child.threads = self.root, self.title, self.hidden, self.threads
             if not servable(child.path, self.root, hidden=self.hidden):
                 return self.childNotFound
-        return child  # type: ignore[no-any-return]
+        return child
 
-    def createSimilarFile(self, path: str) -> Any:
-        similar = super().createSimilarFile(path)  # type: ignore[no-untyped-call]
+    def createSimilarFile(self, path: str) -> File:
+        similar: Contained = super().createSimilarFile(path)  # type: ignore[no-untyped-call]
         similar.root, similar.title, similar.hidden, similar.threads = self.root, self.title, self.hidden, self.threads
         return similar
 
@@ -141,22 +139,22 @@ class Contained(File):
         """Of the file that was opened: what the system says without opening it may be wrong."""
         return super().getFileSize() if self._size is None else self._size  # type: ignore[no-untyped-call]
 
-    def makeProducer(self, request: Request, fileForReading: Any) -> Any:
+    def makeProducer(self, request: Request, fileForReading: Source) -> StaticProducer:
         if (request.getHeader(b"range") or b"").count(b",") >= MAX_RANGES:
             request.requestHeaders.removeHeader(b"range")  # as for who does not know ranges: all of it, once
-        producer: Any = super().makeProducer(request, fileForReading)  # type: ignore[no-untyped-call]
+        producer: StaticProducer = super().makeProducer(request, fileForReading)  # type: ignore[no-untyped-call]
         resume = producer.resumeProducing
 
         def resume_or_abort() -> None:
             try:
-                resume()
+                resume()  # type: ignore[no-untyped-call]
             except (SourceChanged, OSError):
                 # fewer bytes than the header says can only be told by an end that is none
                 producer.stopProducing()
                 request.unregisterProducer()
                 request.channel.transport.abortConnection()  # type: ignore[union-attr]
 
-        producer.resumeProducing = resume_or_abort
+        producer.resumeProducing = resume_or_abort  # type: ignore[method-assign]
         return producer
 
     def directoryListing(self) -> Resource:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 from dmsg.apps.exposure import check_names, check_target
 from dmsg.apps.parts import PART_SUFFIX
@@ -15,7 +14,7 @@ PATH_LIMIT = 4096
 """Characters of a path."""
 
 
-def inside(root: Path, text: Any, *, hidden: bool = False) -> Path:
+def inside(root: Path, text: object, *, hidden: bool = False) -> Path:
     """The file that a peer names, below ``root``.
 
     :param hidden: names that begin with a dot may be on the way, and where links lead.

@@ -7,8 +7,6 @@ Programs before 0.2 know no pieces: each side says ``"pieces": true`` when the o
 
 from __future__ import annotations
 
-from typing import Any
-
 from dmsg.apps.sources import SourceChanged
 from dmsg.apps.transfer import Refused, TransferError
 from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
@@ -23,7 +21,7 @@ def piece(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
-def error_of(message: dict[str, Any], before: str) -> TransferError:
+def error_of(message: dict[str, object], before: str) -> TransferError:
     """What the other side says of its end, as an error of this one.
 
     :param before: what stands before the reason if the source is not it.
@@ -60,7 +58,7 @@ class PieceReader:
         return data
 
 
-def digest_of(message: dict[str, Any], left: int) -> bytes:
+def digest_of(message: dict[str, object], left: int) -> bytes:
     """The SHA-256 that ends the pieces.
 
     :param left: bytes of the file that are missing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol as Interface
+from typing import TYPE_CHECKING, Protocol as Interface, TypedDict, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
@@ -12,6 +12,21 @@ from twisted.internet.task import deferLater
 
 from dmsg.errors import DmsgTimeout, PingUnavailable
 from dmsg.keys import PubKey
+from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.transports import stream_of
+
+if TYPE_CHECKING:
+    from dmsg.net.streams.stream import StreamTransport
+
+
+class Event(TypedDict, total=False):
+    """What happened while round trips were measured; see :func:`ping`."""
+
+    connected: str
+    number: int
+    seconds: float
+    error: str
+    notice: str
 
 
 class Probing(Interface):
@@ -41,17 +56,17 @@ async def open_probe(
     timeout: float,
     seen: Callable[[str], None],
     via: PubKey | None = None,
-) -> Any:
+) -> StreamTransport:
     """The transport of a stream that measures.
 
     :param seen: told why, where the peer's program sees it, because the peer cannot do better.
     """
     try:
-        protocol: Any = await client.probe(key, port, timeout=timeout, via=via)
+        protocol = await client.probe(key, port, timeout=timeout, via=via)
     except PingUnavailable as error:
         seen(f"{error}: its program sees this one")
         protocol = await client.connect(key, Factory.forProtocol(Protocol), port or 0, timeout=timeout, via=via)
-    return protocol.transport
+    return stream_of(protocol)
 
 
 async def ping(
@@ -63,7 +78,7 @@ async def ping(
     count: int,
     interval: float,
     timeout: float,
-    told: Callable[[dict[str, Any]], None],
+    told: Callable[[Event], None],
 ) -> None:
     """Measure ``count`` round trips.
 
@@ -77,7 +92,12 @@ async def ping(
     started = reactor.seconds()
     transport = await open_probe(client, key, port, timeout, lambda text: told({"notice": text}))
     try:
-        told({"connected": str(transport.getPeer().public_key), "seconds": reactor.seconds() - started})
+        told(
+            {
+                "connected": str(cast(DmsgAddress, transport.getPeer()).public_key),
+                "seconds": reactor.seconds() - started,
+            }
+        )
         for number in range(1, count + 1):
             started = reactor.seconds()
             try:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IProtocol, IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.apps.joint import Half, join
+from dmsg.net.streams.transports import transport_of
 
 VERSION = 5
 NO_AUTHENTICATION = 0x00
@@ -104,7 +105,7 @@ class SocksProtocol(Half):
     def __init__(
         self,
         reactor: IReactorTime,
-        dial: Callable[[str, int, Half], Any],
+        dial: Callable[[str, int, Half], Deferred[IProtocol]],
         code_of: Callable[[Failure], int],
         lost: Callable[[], None],
     ) -> None:
@@ -133,7 +134,7 @@ class SocksProtocol(Half):
         if request is None:
             super().dataReceived(data)
             return
-        transport: Any = self.transport
+        transport = transport_of(self)
         try:
             transport.write(request.feed(data))
         except SocksError as error:
@@ -149,9 +150,9 @@ class SocksProtocol(Half):
 
     def _open(self, host: str, port: int, rest: bytes) -> None:
         other = Half()
-        transport: Any = self.transport
+        transport = transport_of(self)
 
-        def connected(_: Any) -> None:
+        def connected(_: IProtocol) -> None:
             if self.over is None:
                 transport.write(reply(OK))
             join(self, other)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.python.failure import Failure
@@ -52,7 +51,7 @@ class Transferred:
         return self.size / self.seconds if self.seconds else 0.0
 
 
-def _message(value: dict[str, Any]) -> bytes:
+def _message(value: dict[str, object]) -> bytes:
     body = json.dumps(value).encode()
     return len(body).to_bytes(4, "big") + body
 
@@ -75,7 +74,9 @@ def take_framed(buffer: bytearray, limit: int, what: str) -> bytes | None:
     return body
 
 
-def _take_message(buffer: bytearray, limit: int = HEADER_LIMIT, what: str = "file transfer") -> dict[str, Any] | None:
+def _take_message(
+    buffer: bytearray, limit: int = HEADER_LIMIT, what: str = "file transfer"
+) -> dict[str, object] | None:
     """The JSON object at the start of the buffer, taken out; None while it is not whole.
 
     :raises TransferError: it is none.

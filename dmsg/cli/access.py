@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
@@ -41,7 +41,7 @@ class AllowedType(click.ParamType[Allowed]):
 
     name = "peers"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Allowed:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Allowed:
         if isinstance(value, Allowed):
             return value
         try:
@@ -77,7 +77,7 @@ class Access:
         return self.keys is None or (isinstance(address, DmsgAddress) and address.public_key in self.keys)
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """The same for programs, in the objects of ``--json``."""
         return {"anyone": self.keys is None, "allow": sorted(str(key) for key in self.keys or ())}
 
@@ -96,7 +96,7 @@ class Access:
         say(f"dmsg: {self}", err=True)
 
 
-def machines(interface: str) -> dict[str, Any]:
+def machines(interface: str) -> dict[str, object]:
     """Say which machines and programs may connect to a port of this machine, and so act with this client's key.
 
     :returns: the fields of :attr:`Access.fields`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReadDescriptor
@@ -12,6 +11,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.cli.output import say
+from dmsg.net.reactor import Reactor
 
 ANSWER_LIMIT = 1024
 """Bytes of a line that is looked at."""
@@ -24,7 +24,7 @@ class Line:
     :ivar answered: fires with whether it is a yes.
     """
 
-    def __init__(self, reactor: Any, default: bool) -> None:
+    def __init__(self, reactor: Reactor, default: bool) -> None:
         self._reactor = reactor
         self._default = default
         self.answered: Deferred[bool] = Deferred(lambda _: self._end())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import termios
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from dmsg.apps.codes.words import Code
+    from dmsg.net.reactor import Reactor
 
 
 def can_ask() -> bool:
@@ -75,7 +76,7 @@ def _line(prompt: str, edited: bool) -> str:
     return line
 
 
-def ask(reactor: Any, question: str, *, default: bool) -> Deferred[bool]:
+def ask(reactor: Reactor, question: str, *, default: bool) -> Deferred[bool]:
     """Ask, and wait for a line; an empty one is ``default``, the end of input is a no.
 
     Cancelling takes the question back.

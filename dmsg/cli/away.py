@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from twisted.internet.task import LoopingCall
 
@@ -23,7 +22,7 @@ def clock_time(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
 
 
-def patience_of(client: Any) -> float:
+def patience_of(client: object) -> float:
     """Seconds after which a stream of a client that is away ends by itself; of the agent's, those of its default."""
     streams = getattr(client, "streams", None)
     return float(getattr(streams, "resume_timeout", RESUME_TIMEOUT))
@@ -31,7 +30,7 @@ def patience_of(client: Any) -> float:
 
 @contextmanager
 def watched(
-    reactor: Reactor, transport_of: Callable[[], Any], patience: float, tell_it: Callable[[str], None]
+    reactor: Reactor, transport_of: Callable[[], object], patience: float, tell_it: Callable[[str], None]
 ) -> Iterator[None]:
     """Say when the way to the other side is lost for long, until when it is waited for, and when it is found again.
 

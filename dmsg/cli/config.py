@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import click
 
@@ -47,7 +47,7 @@ def config_path() -> Path:
     return config_directory() / "config.toml"
 
 
-def read_config() -> dict[str, Any]:
+def read_config() -> dict[str, object]:
     """What it says; nothing, where there is none.
 
     :raises ConfigError: it cannot be read, is no TOML, or has a setting that is none.
@@ -73,7 +73,7 @@ def read_config() -> dict[str, Any]:
     return content
 
 
-def check_tables(content: dict[str, Any], commands: Sequence[str]) -> None:
+def check_tables(content: dict[str, object], commands: Sequence[str]) -> None:
     """:raises ConfigError: a table is of no command: what it says would never count."""
     for name, value in content.items():
         if isinstance(value, dict) and name not in commands:
@@ -81,13 +81,13 @@ def check_tables(content: dict[str, Any], commands: Sequence[str]) -> None:
             raise ConfigError(f"{path}: [{name}] is no command of dmsg")
 
 
-def use_names(content: dict[str, Any]) -> None:
+def use_names(content: dict[str, object]) -> None:
     """Let the address book be where the file says, unless the environment says otherwise."""
     if NAMES in content and not os.environ.get("DMSG_NAMES"):
-        os.environ["DMSG_NAMES"] = _expanded(content[NAMES])
+        os.environ["DMSG_NAMES"] = _expanded(cast(str, content[NAMES]))
 
 
-def defaults_of(command: click.Command, path: Sequence[str], content: dict[str, Any]) -> dict[str, Any]:
+def defaults_of(command: click.Command, path: Sequence[str], content: dict[str, object]) -> dict[str, object]:
     """What a command's parameters are that are not given.
 
     :param path: its name, behind those of the groups that it is in.
@@ -97,10 +97,10 @@ def defaults_of(command: click.Command, path: Sequence[str], content: dict[str, 
     for param in command.params:
         if isinstance(param, click.Option):
             options.update({opt.removeprefix("--"): param for opt in param.opts if opt.startswith("--")})
-    table: Any = content
+    table: object = content
     for name in path:
         table = table.get(name, {}) if isinstance(table, dict) else {}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in content.items():
         if not isinstance(value, dict) and _spelled(name) in options:
             option = options[_spelled(name)]
@@ -120,7 +120,7 @@ def _spelled(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _value_of(option: click.Option, name: str, value: Any) -> Any:
+def _value_of(option: click.Option, name: str, value: object) -> object:
     """As the option takes it: one that may be repeated has a list, be it of one.
 
     :raises ConfigError: it is of another shape.
@@ -128,7 +128,7 @@ def _value_of(option: click.Option, name: str, value: Any) -> Any:
     return _value(name, shaped(option, name, value))
 
 
-def shaped(option: click.Option, name: str, value: Any) -> Any:
+def shaped(option: click.Option, name: str, value: object) -> object:
     """:raises ConfigError: an option has no such value, whatever its words say."""
     if option.multiple or option.nargs != 1:
         value = value if isinstance(value, list) else [value]
@@ -141,7 +141,7 @@ def shaped(option: click.Option, name: str, value: Any) -> Any:
     return value
 
 
-def _value(name: str, value: Any) -> Any:
+def _value(name: str, value: object) -> object:
     if isinstance(value, list):
         return [_value(name, one) for one in value]
     if not isinstance(value, str | int | float | bool):

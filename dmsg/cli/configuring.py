@@ -94,20 +94,20 @@ def path() -> None:
     tell(str(config_path()), path=str(config_path()))
 
 
-def _flat(table: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _flat(table: dict[str, object], before: str = "") -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
     for name, value in table.items():
         full = before + name.replace("_", "-")
         found += _flat(value, f"{full}.") if isinstance(value, dict) else [(full, _plain(value))]
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """As JSON has it: TOML has dates and times, which no setting is."""
     return json.loads(json.dumps(value, default=str))
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> object:
     """A number and true and false as TOML has them; everything else is a text."""
     if text in ("true", "false"):
         return text == "true"
@@ -119,7 +119,7 @@ def _parsed(text: str) -> Any:
     return text
 
 
-def _change(name: str, value: Any) -> None:
+def _change(name: str, value: object) -> None:
     """:raises ConfigError: the setting cannot be, or the file cannot be written."""
     import tomlkit  # keeps the comments and the order of a file that a person wrote
 
@@ -135,7 +135,7 @@ def _change(name: str, value: Any) -> None:
         document = tomlkit.parse(file.read_text() if file.exists() else "")
     except (OSError, ValueError) as error:  # what is wrong in it can be taken out, if it is TOML
         raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
-    way: list[Any] = [document]
+    way: list[MutableMapping[str, Any]] = [document]
     for one in tables:
         below = way[-1].setdefault(one, tomlkit.table())
         if not isinstance(below, MutableMapping):
@@ -155,7 +155,7 @@ def _change(name: str, value: Any) -> None:
     _write(tomlkit.dumps(document).rstrip("\n") + "\n")
 
 
-def _check(tables: list[str], name: str, value: Any) -> None:
+def _check(tables: list[str], name: str, value: object) -> None:
     """:raises ConfigError: no command has such an option, or it cannot have that value."""
     context = click.get_current_context()
     found: click.Command | None = context.find_root().command

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from importlib.metadata import version
-from typing import Any
 
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.web.iweb import IResponse
 
 from dmsg.base.printable import shortened, without_userinfo
 from dmsg.base.units import milliseconds
@@ -24,6 +24,7 @@ from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keys import PubKey, SecKey, read_key_file
 from dmsg.net.reactor import Reactor
+from dmsg.net.streams.transports import stream_of
 from dmsg.net.web.body import read_body
 from dmsg.net.web.fetch import WebClient, cancellable, make_pool
 from dmsg.v2019.client import Client
@@ -172,7 +173,7 @@ async def _discovery(reactor: Reactor, all_: Examination, url: str, servers: dic
 async def _time_there(reactor: Reactor, all_: Examination, url: str) -> None:
     began, wall = reactor.seconds(), time.time()
     client = WebClient(reactor, make_pool(reactor, persistent=False), PATIENCE)
-    asking: Any = client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor, timeout=PATIENCE)
+    asking: Deferred[IResponse] = client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor, timeout=PATIENCE)
     try:
         response = await cancellable(asking)
         took = reactor.seconds() - began
@@ -184,7 +185,7 @@ async def _time_there(reactor: Reactor, all_: Examination, url: str) -> None:
     _clock(all_, url, response, wall, took)
 
 
-def _clock(all_: Examination, url: str, response: Any, asked: float, took: float) -> None:
+def _clock(all_: Examination, url: str, response: IResponse, asked: float, took: float) -> None:
     said = response.headers.getRawHeaders("date", [None])[0]
     try:
         there = parsedate_to_datetime(said).timestamp()
@@ -257,11 +258,11 @@ async def _server(reactor: Reactor, all_: Examination, client: Client, entry: En
 async def _stream(reactor: Reactor, all_: Examination, asking: Client, answering: Client) -> None:
     try:
         await answering.when_published(PATIENCE)
-        protocol: Any = await asking.probe(answering.public_key, timeout=PATIENCE)
+        stream = stream_of(await asking.probe(answering.public_key, timeout=PATIENCE))
         began = reactor.seconds()
-        await protocol.transport.send(b"", PATIENCE)
+        await stream.send(b"", PATIENCE)
         took = reactor.seconds() - began
-        protocol.transport.loseConnection()
+        stream.loseConnection()
     except CancelledError:
         raise
     except Exception as error:
@@ -300,14 +301,14 @@ async def _entry(reactor: Reactor, all_: Examination, urls: Sequence[str], key: 
         ways = 0
         for text in entry.client.delegated_servers:
             try:
-                probed: Any = await client.probe(key.public, timeout=PATIENCE, via=PubKey.from_hex(text))
+                probed = await client.probe(key.public, timeout=PATIENCE, via=PubKey.from_hex(text))
             except CancelledError:
                 raise
             except Exception as error:
                 why = shortened(str(error))
                 all_.found(Verdict.NOTE, "entry", f"through server {text[:8]} this key is not reached: {why}")
             else:
-                probed.transport.loseConnection()
+                stream_of(probed).loseConnection()
                 ways += 1
         number = len(entry.client.delegated_servers)
         if ways:

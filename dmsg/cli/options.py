@@ -6,8 +6,10 @@ stand in a section of their own in its help.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +50,12 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 
 
 def _common() -> list[click.Option]:
-    flag: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True}
+    flag = partial(click.Option, is_flag=True, expose_value=False, is_eager=True)
     return [
-        click.Option(["--json"], callback=_set_json, help="Results as JSON, one object a line.", **flag),
-        click.Option(["--quiet", "-q"], callback=_set_quiet, help="No progress and no notices.", **flag),
-        click.Option(["--verbose", "-v"], callback=_set_verbose, help="Log to standard error.", **flag),
-        click.Option(["--version", "-V"], callback=_show_version, help="Show the version and end.", **flag),
+        flag(["--json"], callback=_set_json, help="Results as JSON, one object a line."),
+        flag(["--quiet", "-q"], callback=_set_quiet, help="No progress and no notices."),
+        flag(["--verbose", "-v"], callback=_set_verbose, help="Log to standard error."),
+        flag(["--version", "-V"], callback=_show_version, help="Show the version and end."),
     ]
 
 
@@ -82,7 +84,7 @@ class Command(click.Command):
                 raise
             raise _with_advice(error, arguments_instead(info_name or "", given)) from None
 
-    def _defaults(self, name: str | None, args: list[str], parent: click.Context | None) -> dict[str, Any]:
+    def _defaults(self, name: str | None, args: list[str], parent: click.Context | None) -> dict[str, object]:
         """What the configuration file says of this command."""
         path = [name or ""]
         while parent is not None and parent.parent is not None:
@@ -173,7 +175,9 @@ class OneLineGroup(Group):
 class _Directory(click.Path):
     """A directory for files to come; it is made if its parent is there."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
         path = Path(value)
         if not path.exists() and path.parent.is_dir():
             try:
@@ -186,11 +190,11 @@ class _Directory(click.Path):
 DIRECTORY = _Directory(exists=True, file_okay=False, path_type=Path)
 
 
-def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
+def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., object]], Command]:
     """As :func:`click.command`."""
     return click.command(name, cls=Command, **attributes)
 
 
-def group(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., Any]], Group]:
+def group(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., object]], Group]:
     """As :func:`click.group`."""
     return click.group(name, cls=Group, **attributes)

@@ -15,7 +15,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
@@ -65,7 +65,7 @@ def say(text: str = "", *, err: bool = False, as_it_is: bool = False) -> None:
         failed(error, err=err)
 
 
-def tell(text: str, /, **fields: Any) -> None:
+def tell(text: str, /, **fields: object) -> None:
     """A result: the text for a person, or with ``--json`` the fields as one object."""
     say(json.dumps(fields) if state.json else text)
 
@@ -115,7 +115,7 @@ def cannot_write() -> Exception:
     return BrokenPipeError() if is_pipe else DmsgError("standard output: cannot be written")
 
 
-def to_null(stream: Any, descriptor: int) -> None:
+def to_null(stream: TextIO, descriptor: int) -> None:
     """What is still written there, at the latest at the end of the process, goes nowhere."""
     with suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)

@@ -49,7 +49,7 @@ class PublicKeyType(_Peer, click.ParamType[PubKey]):
 
     name = "public key"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PubKey:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> PubKey:
         if isinstance(value, PubKey):
             return value
         try:
@@ -67,10 +67,9 @@ class AddressType(_Peer, click.ParamType["DmsgAddress"]):
         """:param default_port: when none is given; None makes it an error."""
         self._default = default_port
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DmsgAddress:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> DmsgAddress:
         if not isinstance(value, str):
-            address: DmsgAddress = value
-            return address
+            return cast("DmsgAddress", value)
         try:
             return parse_target(str(value), self._default)
         except ValueError as error:
@@ -98,7 +97,7 @@ class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
     name = "public key"
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[PubKey, int | None]:
         if isinstance(value, tuple):
             return value
@@ -114,8 +113,8 @@ class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
 class Seconds(click.FloatRange):
     """A number within bounds, which nan is not."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(cast(float, value), param, ctx)
         if math.isnan(number):
             self.fail(f"{value} is no number", param, ctx)
         return number
@@ -126,7 +125,7 @@ class URLType(click.ParamType[str]):
 
     name = "url"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
             urls = str(value).split()
             if not urls:
@@ -238,14 +237,16 @@ class NoDiscovery(click.UsageError):
 class _DiscoveryOption(click.Option):
     """An option whose absence is explained."""
 
-    def process_value(self, ctx: click.Context, value: Any) -> Any:
+    def process_value(self, ctx: click.Context, value: object) -> object:
         try:
             return super().process_value(ctx, value)
         except click.MissingParameter:
             raise NoDiscovery(ctx) from None
 
 
-def make_discovery_option(*short: str, required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def make_discovery_option(
+    *short: str, required: bool = True
+) -> Callable[[Callable[..., object]], Callable[..., object]]:
     """``--discovery``, by a short name too."""
     return click.option(
         "--discovery",
@@ -329,14 +330,14 @@ receipts_option = click.option(
 )
 
 
-def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def client_options(command: Callable[..., object]) -> Callable[..., object]:
     """The options of every command that runs a client; it gets them as ``settings``."""
     return client_options_of()(command)
 
 
 def client_options_of(
     *, short_discovery: bool = True, by_agent: bool | None = True, loads: bool = True
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Callable[..., object]], Callable[..., object]]:
     """The same.
 
     :param short_discovery: ``-d`` is discovery's.
@@ -347,8 +348,8 @@ def client_options_of(
 
 
 def _with_client_options(
-    short_discovery: bool, by_agent: bool | None, loads: bool, command: Callable[..., Any]
-) -> Callable[..., Any]:
+    short_discovery: bool, by_agent: bool | None, loads: bool, command: Callable[..., object]
+) -> Callable[..., object]:
 
     @functools.wraps(command)
     def with_settings(
@@ -363,8 +364,8 @@ def _with_client_options(
         create: bool,
         share: bool,
         agent: bool,
-        **others: Any,
-    ) -> Any:
+        **others: object,
+    ) -> object:
         urls = split_urls(discovery)
         choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
         settings = ClientSettings(urls, key_file, choice, encryption, resume_timeout, receipts, create, share)
@@ -387,7 +388,7 @@ def _with_client_options(
         only_option,
         resume_option,
     )
-    wrapped: Callable[..., Any] = agent_option(receipts_option(with_settings))
+    wrapped: Callable[..., object] = agent_option(receipts_option(with_settings))
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped

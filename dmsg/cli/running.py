@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from types import FrameType
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import click
@@ -21,6 +22,7 @@ from twisted.logger import (
     globalLogBeginner,
     textFileLogObserver,
 )
+from twisted.python.failure import Failure
 
 from dmsg.cli import output
 from dmsg.cli.access import Access
@@ -31,6 +33,9 @@ from dmsg.net.reactor import Reactor, use_monotonic_clock
 T = TypeVar("T")
 C = TypeVar("C", bound="Used")
 C_co = TypeVar("C_co", bound="Used", covariant=True)
+
+Main = Callable[[Reactor], Coroutine[Deferred[Any], Any, object]]
+"""Coroutine function of a command, which gets the reactor that it runs in."""
 
 EXIT_TERMINATED = 143
 """128 and SIGTERM."""
@@ -45,7 +50,7 @@ NOTICE_AFTER = 1.5
 """Seconds after which a command says what it waits for."""
 
 
-def run(main: Callable[[Any], Coroutine[Any, Any, T]], *, logs: bool = False) -> NoReturn:
+def run(main: Main, *, logs: bool = False) -> NoReturn:
     """Run ``main(reactor)`` in a reactor; ends the process.
 
     :param logs: what happens is said on standard error, as by a service; else only with ``--verbose``.
@@ -65,13 +70,17 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]], *, logs: bool = False) ->
     raise SystemExit(0)
 
 
+SignalHandler = Callable[[int, FrameType | None], object]
+"""Handler of a signal, as the ``signal`` module calls it."""
+
+
 class _Run:
     """One command in its reactor.
 
     :ivar ended: fires when all is put away; fails with the status to end with.
     """
 
-    def __init__(self, reactor: Reactor, main: Callable[[Any], Coroutine[Any, Any, T]]) -> None:
+    def __init__(self, reactor: Reactor, main: Main) -> None:
         self._reactor = reactor
         self._stopped_with = output.EXIT_INTERRUPTED
         self._over: Deferred[None] = Deferred()
@@ -83,7 +92,7 @@ class _Run:
         reactor.addSystemEventTrigger("before", "shutdown", self._interrupted)
         self.ended = self._running.addBoth(self._end)
 
-    async def _guarded(self, main: Callable[[Any], Coroutine[Any, Any, T]]) -> None:
+    async def _guarded(self, main: Main) -> None:
         try:
             await main(self._reactor)
         except CancelledError:
@@ -109,17 +118,17 @@ class _Run:
         self._running.cancel()
         return self._over
 
-    def _end(self, result: Any) -> Any:
+    def _end(self, result: Failure | None) -> Any:
         self._over.callback(None)
         return result
 
     def _tell_signals_apart(self) -> None:
         """The reactor stops for either in the same way; who started the command sees by which one."""
-        stop: Any = signal.getsignal(signal.SIGTERM)
-        interrupt: Any = signal.getsignal(signal.SIGINT)
+        stop = cast(SignalHandler, signal.getsignal(signal.SIGTERM))
+        interrupt = cast(SignalHandler, signal.getsignal(signal.SIGINT))
         times = 0
 
-        def ended(number: int, frame: Any) -> None:
+        def ended(number: int, frame: FrameType | None) -> None:
             nonlocal times
             times += 1
             if times == 2:  # a reactor that is stopped twice says so with a traceback
@@ -202,8 +211,22 @@ def _tell_of_waiting(reactor: Reactor, client: Used) -> None:
     output.notice(f"waiting for {client.waiting_for.rstrip('.')}; at the latest until {until}")
 
 
+class Listens(Protocol):
+    """Client of some family, or of the agent, as far as it takes what peers open."""
+
+    def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort | Deferred[IListeningPort]:
+        """Accept streams."""
+
+
+class _Described(Protocol):
+    """Factory that says who may come, and what they get."""
+
+    admits: Access
+    offers: str
+
+
 async def listening_at(
-    client: Any, factory: IProtocolFactory, port: int = 0, *, access: Access, offers: str = ""
+    client: Listens, factory: IProtocolFactory, port: int = 0, *, access: Access, offers: str = ""
 ) -> IListeningPort:
     """Take what peers open: of the command's own client at once, of the agent when it says that the port is free.
 
@@ -212,9 +235,9 @@ async def listening_at(
     :raises CannotListenError: another part of the client has it.
     :raises DmsgError: another program has it.
     """
-    described: Any = factory
+    described = cast(_Described, factory)
     described.admits, described.offers = access, offers
-    return await maybeDeferred(client.listen, factory, port)
+    return await cast("Deferred[IListeningPort]", maybeDeferred(client.listen, factory, port))
 
 
 async def serve_until_interrupted(port: IListeningPort, *others: IListeningPort) -> None:

@@ -15,7 +15,7 @@ from dmsg.cli.output import EXIT_PIPE, writing
 class Screen(Console):
     """Ends as every command does whose reader has gone, or whose output cannot be written."""
 
-    def print(self, *objects: Any, **options: Any) -> None:
+    def print(self, *objects: object, **options: Any) -> None:
         """As rich's own."""
         with writing():
             super().print(*objects, **options)
@@ -29,7 +29,7 @@ class Screen(Console):
 
 def screen(width: int | None = None) -> Console:
     """Standard output.  :param width: of lines, where it is no terminal."""
-    found: Any = Screen()
+    found = Screen()
     return found if found.is_terminal or width is None else Screen(width=width)
 
 

@@ -8,7 +8,9 @@ import hmac
 import ipaddress
 import os
 import stat
-from typing import Any
+from typing import Protocol as Interface
+
+from twisted.internet.interfaces import IAddress
 
 from dmsg.errors import DmsgError
 
@@ -48,6 +50,16 @@ def read_token(path: str) -> bytes:
     return token
 
 
+class Asking(Interface):
+    """Request, as far as the rule looks at it."""
+
+    def getHeader(self, key: bytes, /) -> bytes | None:
+        """Return the value of a header."""
+
+    def getClientAddress(self) -> IAddress:
+        """Return the address of the client."""
+
+
 class Access:
     """The rule.
 
@@ -60,7 +72,7 @@ class Access:
     def __init__(self, token: bytes | None = None) -> None:
         self._token = token
 
-    def refuses(self, request: Any) -> tuple[int, str] | None:
+    def refuses(self, request: Asking) -> tuple[int, str] | None:
         """Status and text; None: it may be shown."""
         if self._token is not None:
             given = _given(request.getHeader(b"authorization") or b"")
@@ -80,7 +92,7 @@ HERE = Access()
 """The rule for what a public port tells programs of its own machine alone, as monitoring there."""
 
 
-def is_foreign(request: Any) -> bool:
+def is_foreign(request: Asking) -> bool:
     """Whether a browser asks on behalf of another site's page.
 
     Browsers say so in Sec-Fetch-Site; older ones send Origin with requests to another site.  Programs send neither.
@@ -92,7 +104,7 @@ def is_foreign(request: Any) -> bool:
     return origin is not None and origin.rpartition(b"//")[2] != request.getHeader(b"host")
 
 
-def is_script(request: Any) -> bool:
+def is_script(request: Asking) -> bool:
     """Whether a page in a browser asks, not a person who opens the address.
 
     A name of another site can be made to lead here after its page was loaded; then the browser takes both for one site.

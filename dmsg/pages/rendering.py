@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.web.template import Tag, flattenString, tags
@@ -70,7 +69,7 @@ def whole(shown: Shown, found: Parts, searched: str = "", answer: Table | None =
     return tags.html(head, body, lang="en")
 
 
-def flat(tag: Any) -> str:
+def flat(tag: Tag) -> str:
     """As text; nothing in it waits."""
     found: list[bytes] = []
     flattened: Deferred[bytes] = flattenString(None, tag)

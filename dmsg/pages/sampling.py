@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
+from twisted.web.server import Request
 
 from dmsg.net.again import Again
 from dmsg.pages.happenings import Happenings
@@ -31,7 +31,7 @@ class Watcher:
     One that does not read is left out until it does.
     """
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Request) -> None:
         self._request = request
         self._last: dict[str, str] = {}
         self._paused = False
@@ -108,7 +108,7 @@ class Sampling:
         tables = await self.shown.tables()
         return parts(self.shown, self.samples, self.happenings, tables, self._wall())
 
-    def watch(self, request: Any) -> None:
+    def watch(self, request: Request) -> None:
         """Tell it from now on.  :raises TooManyWatch: so many are told already."""
         if len(self._watchers) >= MAX_WATCHERS:
             raise TooManyWatch

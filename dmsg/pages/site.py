@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
+from twisted.web.iweb import IRequest
+from twisted.web.server import Request
 from werkzeug.exceptions import HTTPException
 
 from dmsg.base.buckets import RateLimit
@@ -41,7 +42,7 @@ _HEADERS = {
 
 Rendered = Callable[[], bytes | Awaitable[bytes]]
 """Gives the text that Prometheus scrapes, at once or later."""
-Health = Callable[[], dict[str, Any] | Awaitable[dict[str, Any]]]
+Health = Callable[[], dict[str, object] | Awaitable[dict[str, object]]]
 """Gives what ``/health`` says, at once or later; ``status`` is ``ok``, or why not."""
 
 
@@ -66,7 +67,7 @@ class StatusPages:
         self._access = access
 
     @app.route("/metrics", methods=["GET"])
-    async def metrics(self, request: Any) -> bytes:
+    async def metrics(self, request: Request) -> bytes:
         """For Prometheus."""
         if is_script(request):
             return _no_script(request)
@@ -75,7 +76,7 @@ class StatusPages:
         return text if isinstance(text, bytes) else await text
 
     @app.route("/health", methods=["GET"])
-    async def health(self, request: Any) -> bytes:
+    async def health(self, request: Request) -> bytes:
         """For who starts it anew, or sends clients here."""
         if is_script(request):
             return _no_script(request)
@@ -87,7 +88,7 @@ class StatusPages:
         return json.dumps(health).encode()
 
     @app.route("/", methods=["GET"])
-    async def page(self, request: Any) -> bytes:
+    async def page(self, request: Request) -> bytes:
         """For people."""
         refused = self._refused(request)
         if refused is not None:
@@ -101,17 +102,17 @@ class StatusPages:
         return b"<!DOCTYPE html>\n" + flat(tag).encode()
 
     @app.route("/page.css", methods=["GET"])
-    def style(self, request: Any) -> bytes:
+    def style(self, request: Request) -> bytes:
         """How it looks; nothing in it is anybody's secret."""
         return _file(request, "page.css", b"text/css; charset=utf-8")
 
     @app.route("/page.js", methods=["GET"])
-    def script(self, request: Any) -> bytes:
+    def script(self, request: Request) -> bytes:
         """What replaces its parts."""
         return _file(request, "page.js", b"text/javascript; charset=utf-8")
 
     @app.route("/live", methods=["GET"])
-    def live(self, request: Any) -> Any:
+    def live(self, request: Request) -> bytes | Deferred[bytes]:
         """Its parts, whenever they change.
 
         There are few places: a page of another site, which may open it in the browser of whoever may look, gets none.
@@ -127,14 +128,14 @@ class StatusPages:
         return Deferred()
 
     @app.handle_errors(HTTPException)
-    def _no_such_page(self, request: Any, failure: Failure) -> bytes:
+    def _no_such_page(self, request: IRequest, failure: Failure) -> bytes:
         if getattr(failure.value, "code", 404) != 404:
             return answer_http_error(request, failure)
         request.setResponseCode(404)
         request.setHeader(b"content-type", b"text/plain; charset=utf-8")
         return b"there are /, /metrics and /health\n"
 
-    def _refused(self, request: Any) -> bytes | None:
+    def _refused(self, request: Request) -> bytes | None:
         """Why it is not shown; None: it may be."""
         for name, value in _HEADERS.items():
             request.setHeader(name, value)
@@ -149,13 +150,13 @@ class StatusPages:
         return text.encode()
 
 
-def _no_script(request: Any) -> bytes:
+def _no_script(request: Request) -> bytes:
     request.setResponseCode(403)
     request.setHeader(b"content-type", b"text/plain; charset=utf-8")
     return b"this is not for pages of other sites\n"
 
 
-def _file(request: Any, name: str, kind: bytes) -> bytes:
+def _file(request: Request, name: str, kind: bytes) -> bytes:
     request.setHeader(b"content-type", kind)
     request.setHeader(b"cache-control", b"max-age=300")
     return (files("dmsg.pages") / name).read_bytes()

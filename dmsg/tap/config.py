@@ -10,7 +10,7 @@ import signal
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
@@ -32,7 +32,7 @@ class Said(str):
     where = ""
 
 
-def read(path: str, rows: Sequence[Option]) -> dict[str, Any]:
+def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
     """The settings in the file, as the command line would have them.
 
     :param rows: of all options.
@@ -45,7 +45,7 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
     known = {row.name: row for row in rows if row.in_file}
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     for given_name, value in content.items():
         name, place = given_name.replace("_", "-"), f"{where(path, given_name)}: "
         if name not in known:
@@ -54,9 +54,10 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, Any]:
             values = value if isinstance(value, list) else [value]
             if not all(isinstance(one, str) for one in values):
                 raise UsageError(f"{place}{given_name} is a text or a list of texts")
-            settings[name] = [Said(one) for one in values]
-            for one in settings[name]:
-                one.where = place
+            texts = [Said(one) for one in values]
+            for text in texts:
+                text.where = place
+            settings[name] = texts
         elif isinstance(known[name].kind, Flag):
             if not isinstance(value, bool):
                 raise UsageError(f"{place}{given_name} is true or false")
@@ -64,8 +65,9 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, Any]:
         elif isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise UsageError(f"{place}{given_name} is a text or a number")
         else:
-            settings[name] = Said(value)
-            settings[name].where = place
+            text = Said(value)
+            text.where = place
+            settings[name] = text
     return settings
 
 
@@ -83,7 +85,7 @@ def where(path: str, name: str) -> str:
 def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
     """Call ``reload`` at SIGHUP, and open log files anew: who rotates them sends it, too."""
 
-    def hung_up(number: int, frame: Any) -> None:
+    def hung_up(number: int, frame: object) -> None:
         threads = cast(IReactorFromThreads, reactor)
         threads.callFromThread(reopen_log_files)
         threads.callFromThread(reload)

@@ -7,7 +7,7 @@ renamed file; at SIGUSR1 twistd by itself would rename the new one once more.
 from __future__ import annotations
 
 import signal
-from typing import Any, cast
+from typing import cast
 
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import ILogObserver, Logger
@@ -28,7 +28,7 @@ def reopen_at_signals(file: BaseLogFile) -> None:
     """Open ``file`` anew at each SIGUSR1; :func:`reopen_log_files` does it at SIGHUP."""
     _files.append(file)
 
-    def rotated(number: int, frame: Any) -> None:
+    def rotated(number: int, frame: object) -> None:
         from twisted.internet import reactor
 
         cast(IReactorFromThreads, reactor).callFromThread(reopen_log_files)

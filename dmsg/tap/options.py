@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, ClassVar, Self, TextIO, TypeVar, cast
+from typing import ClassVar, Self, TextIO, TypeVar, cast
 
+from twisted.application.app import ServerOptions
 from twisted.logger import (
     FileLogObserver,
     FilteringLogObserver,
@@ -22,7 +23,7 @@ from twisted.logger import (
 )
 from twisted.python.usage import Options as UsageOptions, UsageError
 
-from dmsg.base.options import FLAG, Choice, Flag, Option, Text, rows_of
+from dmsg.base.options import FLAG, Choice, Flag, Kind, Option, Text, rows_of
 from dmsg.base.printable import printable, without_userinfo
 from dmsg.directories import config_directory
 from dmsg.errors import DmsgError
@@ -35,7 +36,7 @@ from dmsg.tap.log_files import log_file_of, reopen_at_signals
 
 DESCRIPTOR_RESERVE = 64
 """Descriptors that are not for clients: log, listening ports, discovery."""
-UNSAID: tuple[Any, ...] = (None, [], 0)
+UNSAID: tuple[object, ...] = (None, [], 0)
 """Values of options that nobody has said on the command line."""
 _T = TypeVar("_T")
 
@@ -46,9 +47,9 @@ LOG_FORMAT = Option(
 DEBUG = Option(name="debug", short="d", help="Log also what is said for debugging", kind=FLAG)
 
 
-def listen_row(default: str, help: str = LISTEN.help, **more: Any) -> Option:
+def listen_row(default: str, help: str = LISTEN.help, kind: Kind = ENDPOINT, short: str | None = None) -> Option:
     """Return the row of ``--listen``."""
-    return replace(LISTEN, default=(default,), help=help, **more)
+    return replace(LISTEN, default=(default,), help=help, kind=kind, short=short)
 
 
 class EntityOptions(UsageOptions):
@@ -64,8 +65,8 @@ class EntityOptions(UsageOptions):
 
     plugin: ClassVar[str] = ""
     rows: ClassVar[tuple[Option, ...]] = ()
-    optFlags: ClassVar[list[list[Any]]]
-    optParameters: ClassVar[list[list[Any]]]
+    optFlags: ClassVar[list[list[object]]]
+    optParameters: ClassVar[list[list[object]]]
     synopsis = "[options]"
 
     def __init_subclass__(cls) -> None:
@@ -84,7 +85,7 @@ class EntityOptions(UsageOptions):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.from_file: dict[str, Any] = {}
+        self.from_file: dict[str, object] = {}
         self.update({row.name: [] for row in self.rows if row.repeated})
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
@@ -92,7 +93,7 @@ class EntityOptions(UsageOptions):
         try:
             super().parseOptions(options)  # type: ignore[no-untyped-call]
         except UsageError as error:
-            twistd: Any = getattr(self, "parent", None)
+            twistd: ServerOptions | None = getattr(self, "parent", None)
             if twistd is None:
                 raise
             sys.stderr.write(f"twistd {twistd.subCommand}: {error}\n")
@@ -122,7 +123,7 @@ class EntityOptions(UsageOptions):
         for row in self.rows:
             self[row.name] = self._value(row)
 
-    def _value(self, row: Option) -> Any:
+    def _value(self, row: Option) -> object:
         said = self[row.name]
         if row.repeated:
             return [_read(row, one) for one in said] or list(row.default or ())
@@ -136,7 +137,7 @@ class EntityOptions(UsageOptions):
         :raises UsageError: something cannot be, as do DmsgError and OSError.
         """
 
-    def make(self, settings: Callable[..., _T], **others: Any) -> _T:
+    def make(self, settings: Callable[..., _T], **others: object) -> _T:
         """Return settings with what the options say, and ``others``, which go before it."""
         values = {}
         for row in rows_of(settings):
@@ -183,7 +184,7 @@ def _usage(row: Option) -> str:
     return f"{row.help} [default: {row.said_default}]" if row.said_default else row.help
 
 
-def _read(row: Option, said: Said) -> Any:
+def _read(row: Option, said: Said) -> object:
     assert not isinstance(row.kind, Flag)
     try:
         return row.kind.read(str(said))
@@ -205,7 +206,7 @@ def descriptors() -> int:
 
 
 def _as_json(event: LogEvent) -> str:
-    line: dict[str, Any] = {
+    line: dict[str, object] = {
         "time": event["log_time"],
         "level": event["log_level"].name if "log_level" in event else "info",
         "system": event.get("log_namespace", ""),
@@ -233,14 +234,14 @@ def set_log_format(value: str, *, debug: bool = False) -> None:
     """
     begin = globalLogBeginner.beginLoggingTo
 
-    def begin_otherwise(given: Iterable[ILogObserver], **options: Any) -> None:
+    def begin_otherwise(given: Iterable[ILogObserver], **options: bool) -> None:
         observers = list(given)
         del globalLogBeginner.beginLoggingTo
         files = [file for one in observers if (file := log_file_of(one)) is not None]
         for file in files:
             reopen_at_signals(file)
         if value == "json":
-            outputs: list[Any] = [*files] or [sys.stdout]
+            outputs = cast(list[TextIO], files) or [sys.stdout]
             observers = [json_log(output) for output in outputs]
         if not debug:
             level = LogLevelFilterPredicate(LogLevel.info)
@@ -270,7 +271,7 @@ def printable_log(observer: ILogObserver) -> ILogObserver:
     return cast(ILogObserver, observe)
 
 
-def own_pid_file(options: Any, name: str) -> None:
+def own_pid_file(options: object, name: str) -> None:
     """Two entities run from one directory, as the README has it: twistd's one file would keep the second out.
 
     In the foreground nobody needs the file; else it gets the entity's name.

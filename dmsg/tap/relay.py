@@ -12,6 +12,7 @@ from twisted.python.usage import UsageError
 from dmsg.base.options import Option, Text, rows_of
 from dmsg.net.reactor import Reactor
 from dmsg.servers.admission import AdmissionSettings
+from dmsg.servers.server import RelayServer
 from dmsg.servers.settings import ServerSettings
 from dmsg.tap import config
 from dmsg.tap.options import LOG_FORMAT, KeyOptions, descriptors, key_rows, listen_row
@@ -55,7 +56,7 @@ class RelayOptions(KeyOptions):
         limits = self.make(self.limits_class)
         return replace(limits, max_connections=min(limits.max_connections, descriptors()))
 
-    def reload_on_hangup(self, reactor: Reactor, server: Any) -> None:
+    def reload_on_hangup(self, reactor: Reactor, server: RelayServer) -> None:
         """SIGHUP: read the settings and lists again."""
 
         def hung_up() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+from twisted.application.app import ServerOptions
 from twisted.python.usage import UsageError
 
 from dmsg.base.options import Option
@@ -39,7 +39,7 @@ class RmbOptions(EntityOptions):
 
     def note(self, text: str) -> None:
         """Say something about an option that is taken but does nothing."""
-        twistd: Any = getattr(self, "parent", None)
+        twistd: ServerOptions | None = getattr(self, "parent", None)
         name = "rmb" if twistd is None else f"twistd {twistd.subCommand}"
         sys.stderr.write(f"{name}: {text}\n")
 

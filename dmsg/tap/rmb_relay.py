@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
 
 from twisted.application.service import IService
 
@@ -93,7 +93,7 @@ class Options(RmbOptions):
 
     several = (*RmbOptions.several, "-m", "--domain")
 
-    def parseOptions(self, options: Any = None) -> None:
+    def parseOptions(self, options: Sequence[str] | None = None) -> None:
         """As usual; ``--limit COUNT SIZE`` may be two words, as the reference has it."""
         words = list(options or ())
         for at, word in enumerate(words):

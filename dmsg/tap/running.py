@@ -6,15 +6,16 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol as Interface
 
-from twisted.application.service import MultiService, Service
-from twisted.internet.defer import CancelledError, maybeDeferred
+from twisted.application.service import IServiceCollection, MultiService, Service
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from twisted.python.usage import Options as UsageOptions
 
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock
@@ -33,6 +34,21 @@ class CannotStart(DmsgError):
     """An entity did not come up."""
 
 
+class Entity(Interface):
+    """Service whose ``ready`` fires when it listens, or fails."""
+
+    @property
+    def name(self) -> str:
+        """Its name, as the log has it."""
+
+    @property
+    def ready(self) -> Deferred[Any]:
+        """See the class."""
+
+    def setServiceParent(self, parent: IServiceCollection, /) -> None:
+        """Run with ``parent``."""
+
+
 class StopOnFailure(MultiService):
     """Wraps a service whose ``ready`` says whether it came up.
 
@@ -43,8 +59,8 @@ class StopOnFailure(MultiService):
     def __init__(
         self,
         reactor: Reactor,
-        entity: Any,
-        options: Any = None,
+        entity: Entity,
+        options: UsageOptions | None = None,
         hold_key: Callable[[], KeyLock] | None = None,
         follower: Service | None = None,
     ) -> None:
@@ -53,7 +69,7 @@ class StopOnFailure(MultiService):
         :param follower: runs beside the entity, and is stopped when that has stopped.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self._twistd: Any = getattr(options, "parent", None) or {}
+        self._twistd: Mapping[str, Any] = getattr(options, "parent", None) or {}
         self._message = ""
         self._hold_key = hold_key
         self._follower = follower
@@ -103,22 +119,22 @@ class StopOnFailure(MultiService):
             with suppress(OSError):
                 os.unlink(name)
 
-    def stopService(self) -> Any:
+    def stopService(self) -> object:
         stopped = maybeDeferred(super().stopService)
 
-        def follow(result: Any) -> Any:
+        def follow(result: object) -> object:
             if self._follower is None or not self._follower.running:
                 return result
             return maybeDeferred(self._follower.stopService).addBoth(lambda _: result)
 
-        def release(result: Any) -> Any:
+        def release(result: object) -> object:
             if self._key_lock is not None:
                 self._key_lock.release()
             return result
 
         return stopped.addBoth(follow).addBoth(release)
 
-    def _up(self, ports: Any) -> Any:
+    def _up(self, ports: object) -> object:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)

@@ -7,8 +7,6 @@ somebody else's key for his own.  ``{"ok": true}`` of both ends it.
 
 from __future__ import annotations
 
-from typing import Any
-
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -20,6 +18,7 @@ from dmsg.apps.transfer import TransferError, _message, _take_message, lost_text
 from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, Signature
+from dmsg.net.streams.transports import stream_of
 
 PROTOCOL = b"dmsg pair 1 "
 PAIR_TIMEOUT = 30.0
@@ -54,8 +53,9 @@ class Pairing(Protocol):
 
     def connectionMade(self) -> None:
         self._timer = self._reactor.callLater(PAIR_TIMEOUT, self._too_late)
-        transport: Any = self.transport
-        signature = self._key.sign(signed(self._role, transport.binding, self._key.public))
+        binding = stream_of(self).binding
+        assert binding is not None
+        signature = self._key.sign(signed(self._role, binding, self._key.public))
         self._say(key=self._key.public.hex(), signature=signature.hex())
 
     def dataReceived(self, data: bytes) -> None:
@@ -68,7 +68,7 @@ class Pairing(Protocol):
         except PairingError as error:
             self._fail(str(error))
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: dict[str, object]) -> None:
         if "error" in message:
             raise PairingError(f"the other side: {shortened(str(message['error']), MAX_WORDS_OF_STRANGERS)}")
         if not self.key.called:
@@ -79,14 +79,15 @@ class Pairing(Protocol):
         else:
             raise TransferError
 
-    def _proved(self, message: dict[str, Any]) -> PubKey:
+    def _proved(self, message: dict[str, object]) -> PubKey:
         other = Role.RECEIVER if self._role is Role.SENDER else Role.SENDER
-        transport: Any = self.transport
+        binding = stream_of(self).binding
+        assert binding is not None
         if "key" not in message:
             raise TransferError
         try:
             key = PubKey.from_hex(str(message["key"]))
-            key.verify(signed(other, transport.binding, key), Signature.from_hex(str(message.get("signature"))))
+            key.verify(signed(other, binding, key), Signature.from_hex(str(message.get("signature"))))
         except DmsgError as error:
             raise PairingError(f"the other side's key is not proved: {error}") from None
         if key == self._key.public:
@@ -113,7 +114,7 @@ class Pairing(Protocol):
             self.transport.loseConnection()  # type: ignore[union-attr]
             self.done.callback(None)
 
-    def _say(self, **message: Any) -> None:
+    def _say(self, **message: object) -> None:
         self.transport.write(_message(message))  # type: ignore[union-attr]
 
     def _too_late(self) -> None:
@@ -127,7 +128,7 @@ class Pairing(Protocol):
 
     def _lost(self, why: str) -> None:
         """Who waits for the key hears of it; else who waits for the end."""
-        waiting: Deferred[Any] = self.done if self.key.called else self.key
+        waiting: Deferred[None] | Deferred[PubKey] = self.done if self.key.called else self.key
         if not waiting.called and not self._given_up:
             self._given_up = True
             waiting.errback(Failure(PairingError(why)))

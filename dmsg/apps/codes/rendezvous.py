@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred
 from twisted.internet.interfaces import IListeningPort, IReactorTime
@@ -105,7 +105,7 @@ class OfferedCode:
         self.agreed: Deferred[Agreed] = factory.agreed.addErrback(_used_up)
         self.agreed.addBoth(self._ended)
 
-    def _ended(self, result: Any) -> Deferred[Any]:
+    def _ended(self, result: object) -> Deferred[object]:
         self._renewing.cancel()
         return Deferred.fromCoroutine(self._release()).addCallback(lambda _: result)
 

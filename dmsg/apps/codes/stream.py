@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
@@ -18,6 +18,7 @@ from dmsg.base.buckets import Bucket
 from dmsg.errors import DmsgError, Unwanted
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.transports import stream_of
 
 PORT = 25
 """Where who made a code listens."""
@@ -80,7 +81,7 @@ class CodeEnd(Protocol):
         self.closed: Deferred[None] = Deferred()
 
     def connectionMade(self) -> None:
-        transport: Any = self.transport
+        transport = stream_of(self)
         peer, host = transport.getPeer(), transport.getHost()
         binding = getattr(transport, "binding", None)
         if binding is None or not isinstance(peer, DmsgAddress) or not isinstance(host, DmsgAddress):
@@ -123,13 +124,15 @@ class CodeEnd(Protocol):
             self._cancel_timer()
             if rest:
                 self._early.append(rest)
-            transport: Any = self.transport
+            transport = stream_of(self)
             transport.pauseProducing()
             assert agreement.verifier is not None
-            self.agreed.callback(Agreed(transport.getPeer().public_key, agreement.verifier, self._go_on))
+            self.agreed.callback(
+                Agreed(cast(DmsgAddress, transport.getPeer()).public_key, agreement.verifier, self._go_on)
+            )
 
     def _go_on(self, protocol: IProtocol) -> None:
-        transport: Any = self.transport
+        transport = stream_of(self)
         if self._lost is None:
             transport.resumeProducing()  # before the protocol has a word: it may want to pause
         self._next = protocol

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
 from dmsg.apps.exposure import check_names
 from dmsg.apps.parts import NAME_LIMIT
@@ -50,13 +50,13 @@ class Item:
         _, slash, rest = self.path.partition("/")
         return replace(self, path=f"{name}{slash}{rest}")
 
-    def to_list(self) -> list[Any]:
+    def to_list(self) -> list[object]:
         """As it travels."""
         fields = [self.path, self.kind, self.size, self.mode, self.mtime]
         return [*fields, self.target] if self.kind == LINK else fields
 
 
-def parts_of(path: Any) -> list[str]:
+def parts_of(path: object) -> list[str]:
     """The parts of a path.
 
     :raises TransferError: it would not stay where it belongs.
@@ -71,7 +71,7 @@ def parts_of(path: Any) -> list[str]:
     return parts
 
 
-def stays_inside(path: str, target: Any) -> bool:
+def stays_inside(path: str, target: object) -> bool:
     """Whether a link at ``path`` leads to something of the same tree, whatever other links are in it.
 
     Parts that lead up may only stand before all others: behind the name of another link nobody could tell where
@@ -89,7 +89,7 @@ def stays_inside(path: str, target: Any) -> bool:
     return ".." not in parts[up:] and up <= path.count("/") - 1
 
 
-def decode_item(value: Any) -> Item:
+def decode_item(value: object) -> Item:
     """What the other side says of one thing.
 
     :raises TransferError: it is malformed, or not to be had.
@@ -110,6 +110,16 @@ def decode_item(value: Any) -> Item:
     return Item(path, kind, size, mode, mtime)
 
 
+class Top(TypedDict):
+    """One thing that is sent, with the number of its bytes, files and directories."""
+
+    name: str
+    kind: str
+    size: int
+    files: int
+    directories: int
+
+
 class CheckedItems:
     """Entries in the order in which they come: each path once, behind the directory that it is in.
 
@@ -121,7 +131,7 @@ class CheckedItems:
         self.entries: list[Item] = []
         self.size = 0
         self.files = 0
-        self._tops: dict[str, dict[str, Any]] = {}
+        self._tops: dict[str, Top] = {}
         self._kinds: dict[str, str] = {}
         self._names = 0
 
@@ -145,7 +155,7 @@ class CheckedItems:
         top["directories"] += entry.kind == DIRECTORY
 
     @property
-    def tops(self) -> list[dict[str, Any]]:
+    def tops(self) -> list[Top]:
         """What a person is asked about: name, kind, bytes, files and directories of each thing that is sent."""
         return list(self._tops.values())
 

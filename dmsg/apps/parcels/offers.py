@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from dmsg.apps.parcels.manifest import DIRECTORY, ENTRIES_LIMIT, FILE
 from dmsg.apps.parcels.wire import TEXT_LIMIT, THINGS_LIMIT
@@ -39,7 +38,7 @@ class Offer:
         return replace(self, things=[(name, *self.things[0][1:])])
 
 
-def offer_of(message: dict[str, Any]) -> Offer:
+def offer_of(message: dict[str, object]) -> Offer:
     """:raises TransferError: it is none."""
     kind = message.get("offer")
     if kind == "text" and isinstance(text := message.get("text"), str) and len(text) <= TEXT_LIMIT:
@@ -60,7 +59,7 @@ def offer_of(message: dict[str, Any]) -> Offer:
     raise TransferError("what is offered is malformed")
 
 
-def thing_of(value: Any) -> tuple[str, str, int, int, int]:
+def thing_of(value: object) -> tuple[str, str, int, int, int]:
     thing = value if isinstance(value, dict) else {}
     name, kind = thing.get("name"), thing.get("kind")
     numbers_of = [thing.get(one) for one in ("size", "files", "directories")]

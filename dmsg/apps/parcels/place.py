@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from dmsg.apps.descriptors import Descent, make_private, new_file, open_ours, open_within
 from dmsg.apps.exposure import check_names, check_target
@@ -151,7 +150,7 @@ class Place:
         assert self._descent is not None
         return self._descent.at(parts[:-1]), parts[-1]
 
-    def clear(self, entry: Item) -> Generator[object, Any, int]:
+    def clear(self, entry: Item) -> Generator[object, object, int]:
         """Make way for an entry: what lies there and is of another kind goes, a little at a time.
 
         :returns: bytes of a file that are there already.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import ConnectionDone
@@ -33,6 +33,13 @@ from dmsg.apps.parts import PART_SUFFIX
 from dmsg.apps.pieces import PieceReader, digest_of
 from dmsg.apps.transfer import TransferError
 from dmsg.base.units import human_size
+from dmsg.net.streams.transports import transport_of
+
+if TYPE_CHECKING:
+    from _hashlib import HASH
+
+
+_T = TypeVar("_T")
 
 HELD_LIMIT = 1024 * 1024
 """Bytes that are kept of what comes while this side is busy with something else, and reads no more."""
@@ -105,9 +112,9 @@ class ParcelReceiver(Protocol):
         self._offer = Offer("text")
         self._began = time.monotonic()
         self._size = self._there = 0
-        self._hash: Any = hashlib.sha256()
+        self._hash = hashlib.sha256()
         self._checked = CheckedItems(hidden=place.hidden)
-        self._have: dict[int, tuple[int, Any]] = {}
+        self._have: dict[int, tuple[int, HASH]] = {}
         self._from: dict[int, int] = {}
         self._files: Iterator[tuple[int, Item]] = iter(())
         self._item = Item("", FILE)
@@ -120,7 +127,7 @@ class ParcelReceiver(Protocol):
         self._sha256 = ""
         self._pausing = False
         """Others have their turn; nothing else keeps this side from reading on."""
-        self._task: CooperativeTask[Iterator[None]] | None = None
+        self._task: CooperativeTask[Iterator[object]] | None = None
         self.done: Deferred[Taken] = Deferred(lambda _: self._give_up())
         self.closed: Deferred[None] = Deferred()
 
@@ -145,13 +152,13 @@ class ParcelReceiver(Protocol):
         except OSError as error:
             self._fail(self._named(error))
 
-    def _wait(self, waiting: Deferred[Any], then: Callable[[Any], None]) -> None:
+    def _wait(self, waiting: Deferred[_T], then: Callable[[_T], None]) -> None:
         """Read no more until something is known here."""
-        transport: Any = self.transport
+        transport = transport_of(self)
         self._waits = True
         transport.pauseProducing()
 
-        def known(result: Any) -> None:
+        def known(result: _T | Failure) -> None:
             self._waits = self._pausing = False
             if self.done.called:
                 return
@@ -210,7 +217,7 @@ class ParcelReceiver(Protocol):
             self._say(take=True, **({"pieces": True} if self._offer.kind == "files" else {}))
             self._step = self._take_piece if self._offer.kind == "pipe" else self._take_entries
 
-        self._wait(maybeDeferred(self._asked, self._offer), answered)
+        self._wait(cast("Deferred[str | None]", maybeDeferred(self._asked, self._offer)), answered)
         return True
 
     def _take_one_file(self) -> bool:
@@ -268,16 +275,16 @@ class ParcelReceiver(Protocol):
         self._work(self._add(entries), lambda: None)
         return True
 
-    def _add(self, entries: list[Any]) -> Iterator[None]:
+    def _add(self, entries: list[object]) -> Iterator[None]:
         for one in entries:
             self._checked.add(self._decoded(one))
             yield None
 
-    def _decoded(self, value: Any) -> Item:
+    def _decoded(self, value: object) -> Item:
         item = decode_item(value)
         return item if self._name is None else item.below(self._name)
 
-    def _work(self, steps: Iterator[Any], then: Callable[[], None]) -> None:
+    def _work(self, steps: Iterator[object], then: Callable[[], None]) -> None:
         """Do what takes long in steps, as many in a turn of the reactor as others can wait for."""
         task = self._task = cooperate(steps)
         self._wait(task.whenDone(), lambda _: then())
@@ -301,7 +308,7 @@ class ParcelReceiver(Protocol):
                 here += size
             yield None
         self._check_room(here)
-        some: list[list[Any]] = []
+        some: list[list[object]] = []
         for index, (size, digest) in self._have.items():
             some.append([index, size, digest.hexdigest()])
             if len(some) >= 1000:
@@ -425,7 +432,7 @@ class ParcelReceiver(Protocol):
             name = self._item.path or self._offer.things[0][0] if self._offer.things else ""
         return TransferError(f"{name}: {error.strerror}" if name else str(error.strerror))
 
-    def _say(self, **message: Any) -> None:
+    def _say(self, **message: object) -> None:
         self.transport.write(encode(**message))  # type: ignore[union-attr]
 
     def _finished(self, paths: list[Path]) -> None:
@@ -440,7 +447,7 @@ class ParcelReceiver(Protocol):
         self._given_up = True
         self._say(error=why)
         self._stop()
-        transport: Any = self.transport
+        transport = transport_of(self)
         transport.loseConnection()
 
     def _fail(self, error: TransferError) -> None:
@@ -449,7 +456,7 @@ class ParcelReceiver(Protocol):
 
     def _end(self, error: TransferError) -> None:
         self._stop()
-        transport: Any = self.transport
+        transport = transport_of(self)
         transport.resumeProducing()  # and throw away: who writes and is not read may not read either
         transport.loseConnection()
         if not self.done.called:

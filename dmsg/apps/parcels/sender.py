@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
@@ -24,6 +24,11 @@ from dmsg.apps.pieces import END, PIECE_LIMIT, end, piece
 from dmsg.apps.sources import SourceChanged, resized
 from dmsg.apps.transfer import Refused, TransferError
 from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
+from dmsg.net.streams.transports import transport_of
+
+if TYPE_CHECKING:
+    from _hashlib import HASH
+
 
 CHUNK = 256 * 1024
 
@@ -54,7 +59,7 @@ class Sent:
 class _Flow:
     """Lets a piece of work wait while the stream has enough."""
 
-    def __init__(self, work: Iterator[Any]) -> None:
+    def __init__(self, work: Iterator[object]) -> None:
         self.task = cooperate(work)
         self._paused = False
 
@@ -72,6 +77,14 @@ class _Flow:
         if not self._paused:
             self._paused = True
             self.task.pause()
+
+
+class SenderOptions(TypedDict, total=False):
+    """Arguments of :class:`ParcelSender`, for the constructors of the kinds of parcels."""
+
+    taken: Callable[[], object]
+    progress: Callable[[int], object]
+    refusal: str
 
 
 class ParcelSender(Protocol):
@@ -95,7 +108,7 @@ class ParcelSender(Protocol):
         self._taken = taken
         self._progress = progress
         self._messages = Messages(refusal)
-        self._next: Callable[[dict[str, Any]], None] = self._answered
+        self._next: Callable[[dict[str, object]], None] = self._answered
         self._flow: _Flow | None = None
         self._began = time.monotonic()
         self._size = self._files = 0
@@ -108,14 +121,14 @@ class ParcelSender(Protocol):
     def connectionMade(self) -> None:
         self._say(**self._offer())
 
-    def _offer(self) -> dict[str, Any]:
+    def _offer(self) -> dict[str, object]:
         raise NotImplementedError
 
     def _begin(self) -> None:
         """It is wanted."""
         raise NotImplementedError
 
-    def _say(self, **message: Any) -> None:
+    def _say(self, **message: object) -> None:
         self.transport.write(encode(**message))  # type: ignore[union-attr]
 
     def dataReceived(self, data: bytes) -> None:
@@ -128,7 +141,7 @@ class ParcelSender(Protocol):
         except TransferError as error:
             self._fail(error)
 
-    def _answered(self, message: dict[str, Any]) -> None:
+    def _answered(self, message: dict[str, object]) -> None:
         if message.get("take") is not True:
             raise Refused(f"not taken: {shortened(str(message.get('why', 'no reason')), MAX_WORDS_OF_STRANGERS)}")
         self._began = time.monotonic()
@@ -137,10 +150,10 @@ class ParcelSender(Protocol):
         self._taken()
         self._begin()
 
-    def _unexpected(self, message: dict[str, Any]) -> None:
+    def _unexpected(self, message: dict[str, object]) -> None:
         raise TransferError("the other side does not speak dmsg's parcels")
 
-    def _arrived(self, message: dict[str, Any]) -> None:
+    def _arrived(self, message: dict[str, object]) -> None:
         if message.get("ok") is not True or not self._said_all:
             self._unexpected(message)
         self.transport.loseConnection()  # type: ignore[union-attr]
@@ -148,13 +161,13 @@ class ParcelSender(Protocol):
             seconds = time.monotonic() - self._began
             self.done.callback(Sent(self._size, self._files, seconds, tuple(self._changed), self._sha256))
 
-    def _send_all(self, work: Iterator[Any]) -> None:
+    def _send_all(self, work: Iterator[object]) -> None:
         """Write what ``work`` writes, as fast as the stream takes it."""
         flow = self._flow = _Flow(work)
-        transport: Any = self.transport
+        transport = transport_of(self)
         transport.registerProducer(flow, True)
 
-        def over(result: Any) -> None:
+        def over(result: object) -> None:
             stopped = self._flow is not flow
             if not stopped:
                 self._flow = None
@@ -177,7 +190,7 @@ class ParcelSender(Protocol):
     def _fail(self, error: TransferError) -> None:
         self._error = error  # also for connectionLost, which an abort calls at once
         self._stop()
-        transport: Any = self.transport
+        transport = transport_of(self)
         if self._in_bytes and not self._pieces:  # where a message would be taken for some of them
             transport.abortConnection()
         else:
@@ -212,17 +225,17 @@ class ParcelSender(Protocol):
 class TextSender(ParcelSender):
     """Sends a text."""
 
-    def __init__(self, text: str, **options: Any) -> None:
+    def __init__(self, text: str, **options: Unpack[SenderOptions]) -> None:
         super().__init__(**options)
         self._text = text
         self._size = len(text.encode("utf-8", "replace"))
 
-    def _offer(self) -> dict[str, Any]:
+    def _offer(self) -> dict[str, object]:
         self._next = self._arrived
         self._said_all = True
         return {"offer": "text", "text": self._text}
 
-    def _arrived(self, message: dict[str, Any]) -> None:
+    def _arrived(self, message: dict[str, object]) -> None:
         if message.get("take") is False:
             self._answered(message)
         super()._arrived(message)
@@ -234,13 +247,13 @@ class PipeSender(ParcelSender):
     :param source: registers itself with this, which is a consumer's ``write`` and an ``end()``.
     """
 
-    def __init__(self, name: str, source: Callable[[PipeSender], object], **options: Any) -> None:
+    def __init__(self, name: str, source: Callable[[PipeSender], object], **options: Unpack[SenderOptions]) -> None:
         super().__init__(**options)
         self._name = name
         self._source = source
         self._hash = hashlib.sha256()
 
-    def _offer(self) -> dict[str, Any]:
+    def _offer(self) -> dict[str, object]:
         return {"offer": "pipe", "name": self._name}
 
     def _begin(self) -> None:
@@ -270,7 +283,7 @@ class FilesSender(ParcelSender):
 
     _resumes = True
 
-    def __init__(self, walked: Walked, **options: Any) -> None:
+    def __init__(self, walked: Walked, **options: Unpack[SenderOptions]) -> None:
         super().__init__(**options)
         self._entries = walked.checked.entries
         self._tops = walked.checked.tops
@@ -279,14 +292,14 @@ class FilesSender(ParcelSender):
         self._files = walked.checked.files
         self._have: dict[int, tuple[int, str]] = {}
 
-    def _offer(self) -> dict[str, Any]:
+    def _offer(self) -> dict[str, object]:
         return {"offer": "files", "things": self._tops, "size": self._total, "files": self._files}
 
     def _begin(self) -> None:
         self._send_all(self._list())
 
     def _list(self) -> Iterator[None]:
-        some: list[list[Any]] = []
+        some: list[list[object]] = []
         size = 0
         for entry in self._entries:
             some.append(entry.to_list())
@@ -301,7 +314,7 @@ class FilesSender(ParcelSender):
         self._next = self._had
         self._say(whole=True)
 
-    def _had(self, message: dict[str, Any]) -> None:
+    def _had(self, message: dict[str, object]) -> None:
         if message.get("whole") is True:
             if self._flow is not None:
                 self._unexpected(message)
@@ -316,7 +329,7 @@ class FilesSender(ParcelSender):
 
     def _rest(self) -> Iterator[None]:
         """Where files go on, and then the rest of each."""
-        digests: dict[int, Any] = {}
+        digests: dict[int, HASH] = {}
         some: list[list[int]] = []
         for index, (size, digest) in sorted(self._have.items()):
             hashed = hashlib.sha256()
@@ -338,7 +351,7 @@ class FilesSender(ParcelSender):
         self._in_bytes = True
         yield from self._all_contents(digests)
 
-    def _all_contents(self, digests: dict[int, Any]) -> Iterator[None]:
+    def _all_contents(self, digests: dict[int, HASH]) -> Iterator[None]:
         """Write what the other side lacks.  :param digests: of what it has, by index."""
         there = sum(self._have[index][0] for index in digests)
         self._progress(there)
@@ -348,7 +361,7 @@ class FilesSender(ParcelSender):
                 yield from self._contents(index, offset, digests.get(index), there)
         self._said_all = True
 
-    def _contents(self, index: int, offset: int, digest: Any, there: int) -> Iterator[None]:
+    def _contents(self, index: int, offset: int, digest: HASH | None, there: int) -> Iterator[None]:
         entry = self._entries[index]
         digest = digest or hashlib.sha256()
         left = entry.size - offset
@@ -382,7 +395,7 @@ class OldFileSender(FilesSender):
 
     _resumes = False
 
-    def _offer(self) -> dict[str, Any]:
+    def _offer(self) -> dict[str, object]:
         return {"name": self._tops[0]["name"], "size": self._total}
 
     def connectionMade(self) -> None:
@@ -393,5 +406,5 @@ class OldFileSender(FilesSender):
         self._send_all(self._all_contents({}))
 
 
-def _is_digest(value: Any) -> bool:
+def _is_digest(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64 and value.isascii()

@@ -65,7 +65,7 @@ def lost(reason: Failure, moved: int) -> TransferError:
     return GivenUp(why) if gone else ParcelCut(why)
 
 
-def encode(**message: Any) -> bytes:
+def encode(**message: object) -> bytes:
     """A message as it travels."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return len(body).to_bytes(4, "big") + body
@@ -90,7 +90,7 @@ class Messages:
         """More of the stream."""
         self._buffer += data
 
-    def take(self) -> dict[str, Any] | None:
+    def take(self) -> dict[str, object] | None:
         """The next message; None: it is not whole.
 
         :raises TransferError: it is none, or says that the other side has given up.
@@ -121,7 +121,7 @@ class Messages:
         return self.some(size) if len(self._buffer) >= size else None
 
 
-def numbers(message: dict[str, Any], name: str, fields: int) -> list[list[Any]]:
+def numbers(message: dict[str, object], name: str, fields: int) -> list[list[Any]]:
     """A list of lists of so many fields, the first of each a number.
 
     :raises TransferError: it is none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dmsg.agent.place import AgentError, Found, find_agent
 from dmsg.cli.output import fail, notice
@@ -15,6 +15,7 @@ from dmsg.keys import PubKey, read_key_file
 from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 if TYPE_CHECKING:
+    from dmsg.agent.wire import Answer
     from dmsg.cli.params import ClientSettings
 
 
@@ -40,7 +41,7 @@ def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSetti
     return replace(settings, agent=found) if mine and _suits(settings, found) else settings
 
 
-def through(agent: Found, request: dict[str, Any], patience: float) -> Iterator[dict[str, Any]]:
+def through(agent: Found, request: dict[str, object], patience: float) -> Iterator[Answer]:
     """What the agent says to a request, without a reactor; Ctrl-C ends it at once.
 
     :param patience: seconds without a word of it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -162,5 +162,5 @@ def status() -> None:
         raise SystemExit(EXIT_NOBODY)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value or "a server")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dmsg.base.units import human_size, human_time, milliseconds
 from dmsg.cli.output import columns, say
@@ -12,13 +12,17 @@ from dmsg.clients.names import Names
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey
 
+if TYPE_CHECKING:
+    from dmsg.agent.wire import Answer
+
+
 SHOWN_ALLOWED = 3
 """Peers of ``--allow`` that are named in the row of a service."""
 SHORT = 8
 """Characters of a key that has no name."""
 
 
-def show(told: dict[str, Any]) -> None:
+def show(told: Answer) -> None:
     """The agent's answer to ``status``, for a person."""
     names = Names()
     key = str(told["key"])
@@ -94,14 +98,14 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
         say("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _way(names: Names, one: dict[str, Any]) -> str:
+def _way(names: Names, one: Answer) -> str:
     if one["away"] is not None:
         return f"no way for {human_time(one['away'])}"
     kind = "" if one["secure"] else ", not encrypted"
     return f"by {_name(names, one['server'])}{kind}" if one["server"] else "?"
 
 
-def _open_to(names: Names, one: dict[str, Any]) -> str:
+def _open_to(names: Names, one: Answer) -> str:
     """Who may reach a service."""
     if one.get("anyone") is None:
         return "its program says who may"
@@ -119,6 +123,6 @@ def _name(names: Names, key: str) -> str:
         return f"{key[:SHORT]}..."
 
 
-def _up(told: dict[str, Any]) -> str:
+def _up(told: Answer) -> str:
     """How long the agent runs; one of an earlier version says only since when."""
     return human_time(told.get("up_seconds", max(0.0, time.time() - told["since"])))

@@ -59,7 +59,7 @@ def payload_of(text: str | None) -> bytes:
     return data
 
 
-def line_of(number: int, answer: Reply | Exception) -> dict[str, Any]:
+def line_of(number: int, answer: Reply | Exception) -> dict[str, object]:
     """What is printed of one of several answers."""
     from dmsg.rmb.client import Reply
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.protocol import Factory, Protocol
@@ -28,6 +27,7 @@ from dmsg.collector.sender import KEY_FILE
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey, load_or_create_key, read_key_file, write_key_file
 from dmsg.net.reactor import Reactor
+from dmsg.net.streams.transports import stream_of
 from dmsg.v2019.client import Client
 
 CLIENTS = 6
@@ -151,7 +151,7 @@ class PipelineDemo:
                 self._failed += nobody
                 await deferLater(self._reactor, 0.05)
                 continue
-            transport: Any = protocol.transport  # type: ignore[attr-defined]
+            transport = stream_of(protocol)
             transport.write(os.urandom(size))
             transport.loseConnection()
             self._sent += 1

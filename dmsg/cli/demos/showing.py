@@ -6,12 +6,13 @@ import hashlib
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from twisted.internet.defer import maybeDeferred
+from twisted.internet.interfaces import IProtocolFactory
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
@@ -26,6 +27,7 @@ from dmsg.cli.screen import Screen, print_table
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.reactor import Reactor
+from dmsg.net.streams.transports import stream_of
 from dmsg.v2019.client import Client
 
 NAMES = ("alice", "bob", "carol")
@@ -137,7 +139,7 @@ class Demo:
             await self._clients[sender].connect(
                 self._clients[receiver].public_key, _factory(protocol), timeout=STEP_TIMEOUT, via=server
             )
-            times = await round_trips(protocol.transport, 50)
+            times = await round_trips(stream_of(protocol), 50)
         finally:
             await maybeDeferred(port.stopListening)
         protocol.transport.loseConnection()  # type: ignore[union-attr]
@@ -195,7 +197,7 @@ class Demo:
 class _Interrupted(ParcelReceiver):
     """Calls ``interrupt`` when so many bytes are there, and measures the pause that follows."""
 
-    def __init__(self, directory: Path, after: int, interrupt: Any) -> None:
+    def __init__(self, directory: Path, after: int, interrupt: Callable[[], object] | None) -> None:
         super().__init__(Place(directory), lambda offer: None)
         self._after = after
         self._interrupt = interrupt
@@ -215,7 +217,7 @@ class _Interrupted(ParcelReceiver):
         super().dataReceived(data)
 
 
-def _factory(protocol: Protocol) -> Any:
+def _factory(protocol: Protocol) -> IProtocolFactory:
     """A factory of one protocol that exists already."""
     factory = Factory.forProtocol(lambda: protocol)
     factory.noisy = False

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import Deferred, TimeoutError, succeed
 from twisted.internet.error import ConnectionDone
@@ -35,13 +35,16 @@ from dmsg.cli.away import patience_of, watched
 from dmsg.cli.files.sending import SHOWN_THINGS, beside, report, say_left_out, transfer_progress
 from dmsg.cli.output import cannot_write, notice, say, state, tell
 from dmsg.cli.wordcodes import accept_code, offer_code
+from dmsg.net.streams.transports import transport_of
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
+    from twisted.internet.interfaces import IProducer
 
     from dmsg.keys import PubKey
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
+
 
 NAME_SHOWN = 255
 """Characters of the name of a pipe."""
@@ -113,7 +116,7 @@ class Making:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._bar: Any = None
+        self._bar: TaskID | None = None
 
     def __call__(self) -> ParcelSender:
         raise NotImplementedError
@@ -224,8 +227,7 @@ class _Input(Protocol):
         console_of(console, stdin=descriptor, reactor=reactor)
 
     def connectionMade(self) -> None:
-        stream: Any = self._pipe.transport
-        stream.registerProducer(self.transport, True)
+        transport_of(self._pipe).registerProducer(cast("IProducer", self.transport), True)
 
     def dataReceived(self, data: bytes) -> None:
         if not self._pipe.done.called:
@@ -233,8 +235,7 @@ class _Input(Protocol):
 
     def readConnectionLost(self) -> None:
         """That was all."""
-        stream: Any = self._pipe.transport
-        stream.unregisterProducer()
+        transport_of(self._pipe).unregisterProducer()
         self._pipe.end()
 
     def writeConnectionLost(self) -> None:
@@ -302,7 +303,7 @@ class _Taking:
         self._place = place
         self._max_size = max_size
         self._yes = yes
-        self._bar: Any = None
+        self._bar: TaskID | None = None
         self._output: _Output | None = None
         self._declined = False
 

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
-from dmsg.apps.copies import Copy, CopyBusy, CopyCut, Get, Put
+from dmsg.apps.copies import Copy, CopyBusy, CopyCut, Get, Put, Started
 from dmsg.apps.copy_listener import Peer
 from dmsg.apps.exposure import has_dot
 from dmsg.apps.paths import regular_size
@@ -27,14 +27,17 @@ from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.names import Names
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, WrongUse
 from dmsg.keys import PubKey
+from dmsg.net.streams.transports import stream_of
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
     from twisted.internet.interfaces import IAddress
     from twisted.internet.protocol import Protocol
 
     from dmsg.apps.parcels.walk import Walked
     from dmsg.apps.transfer import Transferred
     from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.stream import StreamTransport
     from dmsg.v2019.client import Client
 
 
@@ -88,7 +91,7 @@ def remote(text: str) -> tuple[PubKey, str] | None:
     return Names().find(who), path
 
 
-Make = Callable[[Any], Copy]
+Make = Callable[[Started], Copy]
 """Given what is told of a start: one try of a copy."""
 
 
@@ -207,7 +210,7 @@ def _fetched(
     if not local.parent.is_dir():
         raise TransferError(f"{local.parent}: there is no such directory")
 
-    def make(started: Any) -> Copy:
+    def make(started: Started) -> Copy:
         return Get(path.rstrip("/"), local, directories=recursive, hidden=hidden, started=started)
 
     return Job(peer, make), os.fspath(local)
@@ -255,9 +258,9 @@ async def copy_one(
                 factory = Factory.forProtocol(lambda copier=copier: copier)  # type: ignore[misc]
                 factory.noisy = False
                 try:
-                    connected: Any = await client.connect(peer, factory, port, timeout=timeout)
+                    connected = await client.connect(peer, factory, port, timeout=timeout)
                     reached = True
-                    away.transport = connected.transport
+                    away.transport = stream_of(connected)
                     done = await copier.done
                     break
                 except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
@@ -289,12 +292,12 @@ class _Away:
         self._progress = progress
         self._who = who
         self._retry = retry
-        self._bar: Any = None
+        self._bar: TaskID | None = None
         self._name = ""
         self._size = self._done = 0
         self._since: float | None = None
         self._told = self._busy = False
-        self.transport: Any = None
+        self.transport: StreamTransport | None = None
 
     def started(self, name: str, size: int, offset: int) -> Callable[[int], None]:
         """The copy begins, or goes on; what is told of its progress."""
@@ -308,6 +311,7 @@ class _Away:
 
     def _moved(self, done: int) -> None:
         self._done = done
+        assert self._bar is not None
         self._progress.update(self._bar, completed=done)
         if self._since is not None:
             self._back()

@@ -11,14 +11,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, cast
 from urllib.parse import quote, urlsplit
 
 import click
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
+from twisted.web import http
 from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer, ResponseDone
+from twisted.web.iweb import IAgent, IBodyProducer, IResponse
+from twisted.web.resource import IResource
 
 from dmsg.apps.exposure import check_source
 from dmsg.base.printable import printable, without_userinfo
@@ -31,7 +34,7 @@ from dmsg.clients.http import DmsgEndpointFactory
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError, WrongUse
 from dmsg.net.addresses import parse_port
-from dmsg.net.web.channel import BoundedSite
+from dmsg.net.web.channel import BoundedChannel, BoundedSite
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
@@ -48,7 +51,7 @@ IDLE_TIMEOUT = 120
 class Site(BoundedSite):
     """Files for some peers, or for all; a line for each request."""
 
-    def __init__(self, reactor: Reactor, resource: Any, allowed: Callable[[IAddress], bool]) -> None:
+    def __init__(self, reactor: Reactor, resource: IResource, allowed: Callable[[IAddress], bool]) -> None:
         from dmsg.net.web.site import bounded
 
         seldom = Seldom(reactor.seconds)
@@ -61,13 +64,13 @@ class Site(BoundedSite):
         self.admits = self._allowed = allowed
         self.displayTracebacks = False
 
-    def buildProtocol(self, addr: Any) -> Any:
-        return super().buildProtocol(addr) if self._allowed(addr) else None
+    def buildProtocol(self, addr: IAddress | None) -> BoundedChannel | None:  # type: ignore[override]
+        return super().buildProtocol(addr) if self._allowed(cast("IAddress", addr)) else None
 
-    def log(self, request: Any) -> None:
+    def log(self, request: http.Request) -> None:
         from dmsg.net.streams.address import DmsgAddress
 
-        peer: IAddress = request.getClientAddress()
+        peer = request.getClientAddress()
         who = peer.public_key.short if isinstance(peer, DmsgAddress) else "?"
         asked = f"{request.method.decode('ascii', 'replace')} {request.uri.decode('ascii', 'replace')}"
         say(f"{who} {printable(asked)} {request.code}")
@@ -76,7 +79,7 @@ class Site(BoundedSite):
 class _Body(Protocol):
     """Writes what comes to a file."""
 
-    def __init__(self, output: IO[bytes], progress: Any) -> None:
+    def __init__(self, output: IO[bytes], progress: Callable[[int], object]) -> None:
 
         self._output = output
         self._progress = progress
@@ -165,7 +168,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, time
     before = reactor.seconds()
 
     async def use(client: Client) -> None:
-        agent: Any = Agent.usingEndpointFactory(
+        agent: IAgent = Agent.usingEndpointFactory(
             reactor, DmsgEndpointFactory(client, timeout=timeout), make_pool(reactor, persistent=False)
         )
         if wanted.follows:
@@ -191,7 +194,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, time
     await with_client(reactor, settings, use)
 
 
-def _show_head(response: Any) -> None:
+def _show_head(response: IResponse) -> None:
     say(f"HTTP/1.1 {response.code} {response.phrase.decode('latin-1')}")
     for name, values in response.headers.getAllRawHeaders():
         for value in values:
@@ -232,7 +235,9 @@ def _body_file(path: str) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
-async def _requested(agent: Any, verb: bytes, target: bytes, fields: Headers, producer: Any) -> Any:
+async def _requested(
+    agent: IAgent, verb: bytes, target: bytes, fields: Headers, producer: IBodyProducer | None
+) -> IResponse:
     try:
         return await agent.request(verb, target, fields, producer)
     except DmsgError:
@@ -243,7 +248,7 @@ async def _requested(agent: Any, verb: bytes, target: bytes, fields: Headers, pr
         raise DmsgError(" ".join(str(cause).split()) or type(cause).__name__) from None
 
 
-async def _save(response: Any, output: Path | None, *, append: bool) -> int:
+async def _save(response: IResponse, output: Path | None, *, append: bool) -> int:
     """Take the body; how many bytes came."""
 
     from dmsg.cli.files.sending import transfer_progress

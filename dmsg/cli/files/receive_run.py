@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.protocol import Factory
@@ -23,7 +23,7 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
     from twisted.internet.interfaces import IAddress
     from twisted.internet.protocol import Protocol
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dmsg.cli.access import Access
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
+
 
 LEAVES = 0.2
 """Seconds in which the answer to a sender leaves before the command ends."""
@@ -121,7 +122,7 @@ class _Coming:
         self._progress = progress
         self._whom = whom
         self._max_size = max_size
-        self._bar: Any = None
+        self._bar: TaskID | None = None
 
     def started(self, name: str, size: int) -> Callable[[int], None]:
         """It begins; what is told of its progress."""
@@ -143,7 +144,7 @@ class _Coming:
             self.started(listed([name for name, *_ in offer.things]), offer.size)
         return None
 
-    def over(self, result: Any) -> Failure | None:
+    def over(self, result: Taken | Failure) -> Failure | None:
         """It has come, or has not."""
         bar, self._bar = self._bar, None
         if bar is not None:

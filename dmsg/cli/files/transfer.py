@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -29,6 +29,7 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
+    from dmsg.cli.files.codes import Making
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
@@ -104,7 +105,7 @@ def send(  # noqa: C901
     async def main(reactor: Reactor) -> None:
         progress = transfer_progress()
         if text is not None:
-            make: Any = TextToSend(progress, text)
+            make: Making = TextToSend(progress, text)
         elif what == ("-",):
             make = InputToSend(reactor, progress)
         elif pipes:
@@ -147,7 +148,7 @@ def _send_to(
             raise click.UsageError(f"{one}: is no file; without a KEY it is sent by a code")
 
     from dmsg.apps.transfer import TransferError
-    from dmsg.cli.files.codes import Making, TextToSend, files_to_send, send_to_key
+    from dmsg.cli.files.codes import TextToSend, files_to_send, send_to_key
     from dmsg.cli.files.copies import check_name
     from dmsg.cli.files.sending import transfer_progress
     from dmsg.cli.running import run, with_client

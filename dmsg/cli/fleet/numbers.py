@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -36,7 +35,7 @@ class Seen:
     kind: str = "?"
     status: str = ""
     error: str = ""
-    health: dict[str, Any] = field(default_factory=dict)
+    health: dict[str, object] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     """Of each metric, all its labels together."""
     buckets: dict[float, float] = field(default_factory=dict)

@@ -81,7 +81,7 @@ class Fleet:
             return Seen(at, error=f"answers, but not as an entity of dmsg: {error}")
 
     async def _get(self, url: str, most: int) -> str:
-        response: Any = await self._client.request("GET", url, timeout=self._timeout, reactor=self._reactor)
+        response = await self._client.request("GET", url, timeout=self._timeout, reactor=self._reactor)
         body = await read_body(response, most)
         # /health says 503 with its reason
         if response.code not in (200, 503):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from twisted.internet.defer import Deferred
@@ -14,12 +14,14 @@ from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.output import state, tell
 from dmsg.cli.screen import print_table, screen
 from dmsg.keys import PubKey
+from dmsg.net.streams.transports import stream_of
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
 
     from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.stream import StreamTransport
     from dmsg.v2019.client import Client
 
 
@@ -30,7 +32,7 @@ class Discard(Protocol):
         pass
 
 
-def discard_factory(admits: Callable[[IAddress], bool] = lambda address: True) -> Any:
+def discard_factory(admits: Callable[[IAddress], bool] = lambda address: True) -> Factory:
     """A factory of :class:`Discard` for those whom it admits."""
 
     factory = _Discarding()
@@ -46,7 +48,9 @@ class _Discarding(Factory):
         return Discard() if addr is not None and self.admits(addr) else None
 
 
-async def measure(reactor: Reactor, transport: Any, size: int, seconds: float, in_flight: int) -> tuple[int, float]:
+async def measure(
+    reactor: Reactor, transport: StreamTransport, size: int, seconds: float, in_flight: int
+) -> tuple[int, float]:
     """Send messages of ``size`` bytes and count those that were acknowledged.
 
     :returns: messages, and the seconds that they took.
@@ -83,7 +87,7 @@ async def measure(reactor: Reactor, transport: Any, size: int, seconds: float, i
     return acknowledged, time.perf_counter() - start
 
 
-async def round_trips(transport: Any, count: int) -> list[float]:
+async def round_trips(transport: StreamTransport, count: int) -> list[float]:
     """Seconds of ``count`` round trips of an empty frame, sorted."""
     times = []
     for _ in range(count):
@@ -104,16 +108,16 @@ async def run_bench(
 ) -> None:
     """Measure and print a table."""
 
-    protocol: Any = await client.connect(remote, Factory.forProtocol(Protocol), timeout=timeout)
-    times = await round_trips(protocol.transport, 200)
+    transport = stream_of(await client.connect(remote, Factory.forProtocol(Protocol), timeout=timeout))
+    times = await round_trips(transport, 200)
     p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
     tell(f"round trip: p50 {milliseconds(p50)}, p99 {milliseconds(p99)}", p50=p50, p99=p99)
     table = Table("message", "acknowledged/s", "rate", box=None, pad_edge=False)
     for size in sizes:
-        count, took = await measure(reactor, protocol.transport, size, seconds, in_flight)
+        count, took = await measure(reactor, transport, size, seconds, in_flight)
         if state.json:
             tell("", size=size, acknowledged_a_second=count / took, bytes_a_second=count * size / took)
         table.add_row(f"{size} B", f"{count / took:,.0f}", f"{human_size(count * size / took)}/s")
     if not state.json:
         print_table(screen(), table)
-    protocol.transport.loseConnection()
+    transport.loseConnection()

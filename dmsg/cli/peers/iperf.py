@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -70,7 +70,7 @@ def iperf(
             listening = await listening_at(
                 client, Measuring(reactor, access), port, access=access, offers="measurements"
             )
-            at: Any = listening.getHost()
+            at = cast("DmsgAddress", listening.getHost())
             tell(f"measured at {at.text}", serving=str(at), **access.fields)
             access.show()
             await serve_until_interrupted(listening)

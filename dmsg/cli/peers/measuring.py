@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.error import ConnectionDone
@@ -19,12 +19,15 @@ from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.output import tell
 from dmsg.cli.peers.iperf import MAX_SECONDS
 from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.streams.transports import ApplicationTransport, stream_of, transport_of
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
 
     from dmsg.net.reactor import Reactor
     from dmsg.net.streams.address import DmsgAddress
+    from dmsg.net.streams.stream import StreamTransport
     from dmsg.v2019.client import Client
 
 
@@ -38,7 +41,7 @@ AT_ONCE = 16
 class _Source:
     """Writes as much as the transport takes, until it is told to stop."""
 
-    def __init__(self, reactor: Reactor, transport: Any) -> None:
+    def __init__(self, reactor: Reactor, transport: ApplicationTransport) -> None:
         self._reactor = reactor
         self._transport = transport
         self._paused = False
@@ -101,7 +104,7 @@ class _Measured(Protocol):
                 self.transport.abortConnection()  # type: ignore[union-attr]
                 return
             if seconds > 0:
-                self._source = _Source(self._reactor, self.transport)
+                self._source = _Source(self._reactor, transport_of(self))
                 self._reactor.callLater(seconds, self._end)
         elif self._counted is not None:
             self._counted(len(data))
@@ -161,8 +164,8 @@ class _Measurement:
         self._reactor = reactor
         self._reverse = reverse
         self._counted = 0
-        self._protocols: list[Any] = []
-        self._transports: list[Any] = []
+        self._protocols: list[_Measured] = []
+        self._transports: list[StreamTransport] = []
         self._sources: list[_Source] = []
         self._acknowledged: list[int] = []
         """Of each stream, when it began."""
@@ -176,14 +179,16 @@ class _Measurement:
         """Open the streams, and say how far the peer is."""
         factory = Factory.forProtocol(lambda: _Measured(self._reactor, self._count))
         factory.noisy = False
-        self._protocols = [await client.connect(address, factory, timeout=timeout) for _ in range(parallel)]
-        self._transports = [protocol.transport for protocol in self._protocols]
+        self._protocols = [
+            cast(_Measured, await client.connect(address, factory, timeout=timeout)) for _ in range(parallel)
+        ]
+        self._transports = [stream_of(protocol) for protocol in self._protocols]
         first = self._transports[0]
         before = time.perf_counter()
         await first.send(b"")
         took = time.perf_counter() - before
         tell(
-            f"connected to {address.text} through {first.server.short}..., {parallel} streams, "
+            f"connected to {address.text} through {cast(PubKey, first.server).short}..., {parallel} streams, "
             f"round trip {milliseconds(took)}",
             connected=str(address),
             server=str(first.server),
@@ -204,9 +209,10 @@ class _Measurement:
     def _total(self) -> int:
         """Bytes so far: received, or acknowledged."""
         acknowledged = [transport.acknowledged_bytes for transport in self._transports]
-        if self._reverse or None in acknowledged:
+        known = [size for size in acknowledged if size is not None]
+        if self._reverse or len(known) < len(acknowledged):
             return self._counted
-        return int(sum(acknowledged) - sum(self._acknowledged))
+        return sum(known) - sum(self._acknowledged)
 
     def tell_rate(self) -> None:
         """Since it was told last."""
@@ -232,7 +238,7 @@ class _Measurement:
 
         waiting: Deferred[None] = Deferred()
 
-        def over(_: Any = None) -> None:
+        def over(_: object = None) -> None:
             if not waiting.called:
                 waiting.callback(None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -93,7 +93,7 @@ ids_option = click.option(
 )
 
 
-def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def messaging_options(command: Callable[..., object]) -> Callable[..., object]:
     """The options of every command that runs a client; it gets them as ``settings``."""
 
     @functools.wraps(command)
@@ -108,8 +108,8 @@ def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
         only: tuple[PubKey, ...],
         create: bool,
         share: bool,
-        **others: Any,
-    ) -> Any:
+        **others: object,
+    ) -> object:
         if profile == Profile.SEED.value and (ACKS[acks] or IDS[ids]):
             raise click.UsageError("--acks and --ids are of --profile skywire")
         load("dmsg.cli.running")
@@ -119,7 +119,7 @@ def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
         )
         return command(settings=settings, **others)
 
-    wrapped: Callable[..., Any] = with_settings
+    wrapped: Callable[..., object] = with_settings
     for option in (
         only_option,
         prefer_option,
@@ -215,6 +215,7 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
     from twisted.internet.task import deferLater
 
     from dmsg.cli.running import run, with_client
+    from dmsg.net.streams.transports import stream_of
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
@@ -222,15 +223,15 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
             for number in range(1, count + 1):
                 started = reactor.seconds()
                 try:
-                    protocol: Any = await client.probe(public_key, timeout=timeout)
+                    stream = stream_of(await client.probe(public_key, timeout=timeout))
                 except (ConnectFailed, DmsgTimeout) as error:
                     tell(f"{number}: {error}", number=number, error=str(error))
                 else:
                     times.append(reactor.seconds() - started)
-                    server = protocol.transport.server
+                    server = cast(PubKey, stream.server)
                     text = f"{number}: {milliseconds(times[-1])} through {server.short}"
                     tell(text, number=number, seconds=times[-1], server=str(server))
-                    protocol.transport.loseConnection()
+                    stream.loseConnection()
                 if number < count:
                     await deferLater(reactor, interval)
             lost = count - len(times)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -14,6 +14,7 @@ from dmsg.cli.params import WHO, ClientSettings, Seconds, client_options_of, tim
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
+    from dmsg.apps.pings import Event
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
@@ -41,7 +42,7 @@ class _Shown:
         self._count = count
         self._times: list[float] = []
 
-    def told(self, event: dict[str, Any]) -> None:
+    def told(self, event: Event) -> None:
         """Something happened, as :func:`dmsg.apps.pings.ping` tells."""
         if "notice" in event:
             notice(event["notice"])
@@ -100,7 +101,7 @@ def ping(
         if at is not None:
             request["port"] = at
         for event in through(settings.agent, request, interval + 2 * timeout):
-            shown.told(event)
+            shown.told(cast("Event", event))
         shown.end()
         return
     settings.load()

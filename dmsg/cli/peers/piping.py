@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import ConnectionDone
@@ -161,7 +161,7 @@ class _Stream(Protocol):
             self._done.callback(self._failure or reason)
 
 
-def _Half(console: _Console) -> Any:
+def _Half(console: _Console) -> object:
     """Mark as half-closable, so that end of input is told apart from end of all."""
     from zope.interface import directlyProvides
 
@@ -191,7 +191,7 @@ class Once(Factory):
         say(f"connected: {addr.text if isinstance(addr, DmsgAddress) else addr}", err=True)
         return self._stream
 
-    async def over(self, client: Any) -> None:
+    async def over(self, client: object) -> None:
         """Wait until the stream has ended; whoever is away meanwhile is named."""
         with watched(self._reactor, lambda: getattr(self._stream, "transport", None), patience_of(client), notice):
             await self.done

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -39,6 +39,7 @@ SMALL_SIMULATION = 300_000
 """Transports up to which a simulation is short."""
 
 if TYPE_CHECKING:
+    from dmsg.analytics.jobs import Outcome
     from dmsg.net.reactor import Reactor
     from dmsg.telemetry.verify import Checked
 
@@ -131,7 +132,7 @@ def run(
     output.tell(f"{_said(outcome)}, {seconds:.0f} s", **fields)
 
 
-def _fields(outcome: Any) -> dict[str, Any]:
+def _fields(outcome: Outcome) -> dict[str, object]:
     """What a run did, for ``--json``."""
     return {
         "run": outcome.state.run,
@@ -143,7 +144,7 @@ def _fields(outcome: Any) -> dict[str, Any]:
     }
 
 
-def _said(outcome: Any) -> str:
+def _said(outcome: Outcome) -> str:
     if not outcome.events and not outcome.quarantined and not outcome.torn_files:
         return f"run {outcome.state.run}: nothing is new"
     parts = [f"run {outcome.state.run}: {outcome.events:,} events", f"{len(outcome.days)} days written"]
@@ -220,7 +221,7 @@ def stream(
         for number in (signal.SIGINT, signal.SIGTERM):  # after Spark, which sets handlers of its own
             signal.signal(number, lambda *_: stop.set())
 
-        def told(outcome: Any) -> None:
+        def told(outcome: Outcome) -> None:
             output.tell(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}", **_fields(outcome))
             if html is not None and outcome.state.days:
                 jobs.write_report(out, html)

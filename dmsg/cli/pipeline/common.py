@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def errors_in_one_line(command: Callable[..., Any]) -> Callable[..., Any]:
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+def errors_in_one_line(command: Callable[..., object]) -> Callable[..., object]:
     """What is the user's to mend is one line, and the status 1."""
 
     @functools.wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
+    def wrapped(*args: object, **options: object) -> object:
         try:
             return command(*args, **options)
         except (DmsgError, OSError) as error:
@@ -38,12 +41,12 @@ def errors_in_one_line(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def needs_tables(command: Callable[..., Any]) -> Callable[..., Any]:
+def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
     """Errors of one line, those of tables too; the word for those who have nothing that reads tables."""
 
     @functools.wraps(command)
     @errors_in_one_line
-    def wrapped(*args: Any, **options: Any) -> Any:
+    def wrapped(*args: object, **options: object) -> object:
         if any(importlib.util.find_spec(name) is None for name in ("pyspark", "deltalake", "pyarrow")):
             raise click.ClickException(f"Spark is not installed, and {needs_extra('spark')}; Java 17 too")
         from deltalake.exceptions import DeltaError
@@ -61,12 +64,12 @@ def needs_tables(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
+def needs_spark(command: Callable[..., object]) -> Callable[..., object]:
     """The same, and Spark's errors."""
 
     @functools.wraps(command)
     @needs_tables
-    def wrapped(*args: Any, **options: Any) -> Any:
+    def wrapped(*args: object, **options: object) -> object:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
@@ -89,7 +92,7 @@ def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def spark_options(command: Callable[..., object]) -> Callable[..., object]:
     for option in (
         click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable."),
         click.option("--memory", default="1g", show_default=True, help="Memory of Spark's driver."),
@@ -112,12 +115,12 @@ def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     return value
 
 
-def directory_option(name: str, text: str, *, required: bool = True) -> Callable[..., Any]:
+def directory_option(name: str, text: str, *, required: bool = True) -> Callable[[_Command], _Command]:
     """A directory, or a URI."""
     return click.option(name, required=required, metavar="DIR", help=text, callback=not_empty)
 
 
-def as_of_option(command: Callable[..., Any]) -> Callable[..., Any]:
+def as_of_option(command: Callable[..., object]) -> Callable[..., object]:
     return click.option(
         "--as-of",
         type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
@@ -136,7 +139,7 @@ def _end_of_day(ctx: click.Context, param: click.Parameter, value: datetime | No
     return value.replace(tzinfo=UTC)
 
 
-def out_option(text: str = "Directory or URI of the tables.") -> Callable[..., Any]:
+def out_option(text: str = "Directory or URI of the tables.") -> Callable[[_Command], _Command]:
     return directory_option("--out", text)
 
 

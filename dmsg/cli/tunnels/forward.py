@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -96,7 +96,7 @@ def expose(
                 access=access,
                 offers=f"{host}:{tcp_port}",
             )
-            at: Any = listening.getHost()
+            at = cast("DmsgAddress", listening.getHost())
             tell(f"{at.text} leads to {target}", listening=str(at), leads_to=target, **access.fields)
             access.show()
             await serve_until_interrupted(listening)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twisted.internet.defer import fail
+from twisted.internet.interfaces import IProtocol
 from twisted.internet.protocol import Factory
 
 from dmsg.clients.names import SUFFIX, Names, UnknownName
@@ -74,7 +75,7 @@ class Proxy(Factory):
     def _lost(self) -> None:
         self._connections -= 1
 
-    def _dial(self, host: str, port: int, half: Half) -> Deferred[Any]:
+    def _dial(self, host: str, port: int, half: Half) -> Deferred[IProtocol]:
 
         try:
             address = peer_of(host, port)
