@@ -15,6 +15,7 @@ from threading import Event
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -403,7 +404,7 @@ class Pipeline:
         self._step("files")
         lake = self.lake
         if unread:
-            names = self.spark.createDataFrame([(name,) for name in unread], "file string")
+            names = self.spark.createDataFrame(pa.table({"file": pa.array(unread, pa.string())}))
             told = names.join(told, "file", "full_outer").select(
                 "file",
                 F.coalesce("lines", F.lit(0)).alias("lines"),

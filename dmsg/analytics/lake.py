@@ -12,7 +12,7 @@ from secrets import token_hex
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from dmsg.analytics.delta import APPLICATION, Delta, File
+from dmsg.analytics.delta import APPLICATION, Delta, File, arrow_schema
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import QUARANTINE, write_options
 from dmsg.analytics.store import BRONZE_KEY, Store, unrefined
@@ -93,7 +93,10 @@ class Lake(Store):
                 reader = self.spark.read.options(**_READ, basePath=table.uri).schema(table.schema)
                 rows = reader.parquet(*paths).selectExpr(*names)
                 found = rows if found is None else found.unionByName(rows)
-        return self.spark.createDataFrame([], table.schema) if found is None else found
+        if found is not None:
+            return found
+        # from Arrow: rows of Python's own would be unpacked by a Python of the workers, even if there are none
+        return self.spark.createDataFrame(arrow_schema(table.schema).empty_table(), table.schema)
 
     def read(self, layer: str, name: str, state: State, days: Iterable[str] | None = None) -> DataFrame:
         """The rows of a table.

@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics.gold import abuse, capacity, network, traffic
+from dmsg.analytics.gold import abuse, capacity, lost, network, traffic
 from dmsg.analytics.schemas import DAILY, LIES, OVERALL, SILVER
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.support import DAY, NEXT, NOW, S1, S2, S3, frame, rows_of
@@ -164,6 +164,21 @@ class NetworkTests(SynchronousTestCase):
             self.assertEqual(set(hidden.values()), {None}, why)
         self.assertTrue(self.public(TODAY - timedelta(2)))
         self.assertEqual(self.public(TODAY - timedelta(1)), {})
+
+
+class LostTests(SynchronousTestCase):
+    """Transports whose two halves are rows of different days."""
+
+    def test_what_was_closed_on_another_day_is_not_lost(self) -> None:
+        opened = {"server": S1, "boot": "killed", "opened_at": datetime(2026, 3, 10, 23), "closed": False, "dt": DAY}
+        rows = [opened | {"transport": name, "told_ab": 5} for name in ("late", "long")]
+        rows += [
+            {"server": S1, "boot": "killed", "transport": name, "closed": closed, "told_ab": 7, "dt": NEXT}
+            for name, closed in (("late", True), ("long", False), ("never opened", False))
+        ]
+        boots = [{"producer": S1, "boot": "killed", "ended": "crashed", "last_at": datetime(2026, 3, 11, 1)}]
+        found = lost.lost_transport(frame(rows, SILVER["unfinished"].schema), frame(boots, OVERALL["boot"].schema))
+        self.assertEqual([(row["transport"], row["counted_bytes"]) for row in rows_of(found)], [("long", 12)])
 
 
 class CapacityTests(SynchronousTestCase):

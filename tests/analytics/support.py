@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import bronze
+from dmsg.analytics.delta import arrow_schema
 from dmsg.analytics.jobs import Outcome, Pipeline, Source, receipts_source, spool_source
 from dmsg.analytics.lake import typed
 from dmsg.analytics.refine import daily_tables, overall_tables, silver_tables
@@ -45,7 +45,8 @@ _spark: list[SparkSession] = []
 def spark() -> SparkSession:
     """The session; its Java ends with this process."""
     if not _spark:
-        _spark.append(make_session("local[2]", quick=True, settings={"spark.sql.shuffle.partitions": "2"}))
+        settings = {"spark.sql.shuffle.partitions": "1"}
+        _spark.append(make_session("local[2]", quick=True, settings=settings))
     return _spark[0]
 
 
@@ -103,9 +104,7 @@ def write_file(path: Path, rows: Iterable[dict[str, Any]], *, end: bool = True, 
 
 def frame(rows: Iterable[dict[str, Any]], schema: StructType) -> DataFrame:
     """Rows in memory; a column that a row lacks is NULL."""
-    return spark().createDataFrame(
-        pa.Table.from_pylist(list(rows), schema=to_arrow_schema(schema, timezone="UTC")), schema
-    )
+    return spark().createDataFrame(pa.Table.from_pylist(list(rows), schema=arrow_schema(schema)), schema)
 
 
 def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -133,7 +132,9 @@ class Memory:
 
     def __init__(self, events: Iterable[dict[str, Any]], receipts: Iterable[dict[str, Any]] = ()) -> None:
         self._kept: dict[str, pa.Table] = {}
-        lines = self._lines(events, checked=False).unionByName(self._lines(receipts, checked=True))
+        lines = self._lines(events, checked=False)
+        if signed := list(receipts):
+            lines = lines.unionByName(self._lines(signed, checked=True))
         self.bronze = self._keep("bronze", lines, BRONZE)
         self._events = self.bronze.where(F.col("family") != QUARANTINE)
         days = {row["dt"] for row in self._kept["bronze"].to_pylist() if row["family"] != QUARANTINE}
