@@ -15,8 +15,8 @@ from dmsg.rmb.relay.queue.interface import FEDERATION, QueueLimits
 from dmsg.rmb.relay.queue.redis import FEDERATION_STREAM, RedisQueue
 from dmsg.rmb.twins.address import Session
 from tests.redis import RedisServer, redis_server, shared_redis
+from tests.rmb import test_relay
 from tests.rmb.network import RmbCase
-from tests.rmb.test_relay import FloodTests, SocketPairCase
 from tests.support import asynchronous
 
 
@@ -160,7 +160,7 @@ class _Closing:
         self.stopService = queue.close
 
 
-class RedisFloodTests(RedisCase, FloodTests):
+class RedisFloodTests(RedisCase, test_relay.FloodTests):
     """The same over Redis, which answers later than messages come."""
 
     def setUp(self) -> None:
@@ -168,7 +168,7 @@ class RedisFloodTests(RedisCase, FloodTests):
         self.queue = self.url
 
 
-class ExpiryTests(RedisCase, SocketPairCase):
+class ExpiryTests(RedisCase, test_relay.SocketPairCase):
     @asynchronous
     async def test_a_notice_comes_from_behind_others(self) -> None:
         """The sender is told when the life of its message ends, also where the receiver stays away."""
