@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
@@ -27,6 +27,25 @@ MAX_DELAY = 2.0
 
 class RedisUnavailable(DmsgError):
     """No URL of Redis, or it does not answer."""
+
+
+class RedisConnection(Protocol):
+    """Commands of a connection of txredisapi, which has no types of its own."""
+
+    def eval(self, script: str, keys: Sequence[str], arguments: Sequence[str | bytes]) -> Deferred[Any]:
+        """Run a Lua script; its answer is what the script returns."""
+
+    def get(self, key: str) -> Deferred[bytes | None]:
+        """Return the value of a key."""
+
+    def hget(self, key: str, field: str) -> Deferred[bytes | None]:
+        """Return one field of a hash."""
+
+    def hgetall(self, key: str) -> Deferred[dict[bytes, bytes]]:
+        """Return all fields of a hash."""
+
+    def disconnect(self) -> Deferred[None]:
+        """Close the connection."""
 
 
 def without_password(url: str) -> str:

@@ -17,7 +17,7 @@ from dmsg.base.buckets import RateLimit
 from dmsg.net.blocks import blocks_of
 from dmsg.net.web.guard import GuardedFactory
 from dmsg.net.web.routes import QuickKlein
-from dmsg.net.web.site import answer_http_error, gated_site
+from dmsg.net.web.site import Requesters, answer_http_error, gated_site
 from dmsg.pages.access import Access, is_foreign, is_script
 from dmsg.pages.model import Table
 from dmsg.pages.rendering import flat, whole
@@ -169,9 +169,7 @@ def status_site(reactor: IReactorTime, pages: StatusPages, refused: Callable[[st
         pages.app.resource(),
         reactor,
         refused,
-        rate=STATUS_RATE,
-        burst=STATUS_BURST,
-        proxied=False,
+        Requesters(reactor, STATUS_RATE, STATUS_BURST),
         max_body=0,
         posts=RateLimit(STATUS_RATE, STATUS_BURST, blocks_of),
         is_post=lambda request: request.path in (b"/metrics", b"/health"),

@@ -15,7 +15,7 @@ from twisted.web.server import NOT_DONE_YET
 
 from dmsg.net.web.channel import HEADER_COST, MAX_HEADERS, MAX_PARAMETERS, MAX_TRAILERS
 from dmsg.net.web.guard import TIME_TO_ASK, WHOLE_WITHIN, GuardedFactory
-from dmsg.net.web.site import MAX_WAITING_OF_ADDRESS, gated_site
+from dmsg.net.web.site import MAX_WAITING_OF_ADDRESS, Requesters, gated_site
 from tests.support import TurnClock
 
 
@@ -59,9 +59,7 @@ class GuardTests(SynchronousTestCase):
         self.clock = Clock()
         self.page = Page()
         self.refused: list[str] = []
-        self.site = gated_site(
-            self.page, self.clock, self.refused.append, rate=0, burst=1, proxied=False, max_body=1000
-        )
+        self.site = gated_site(self.page, self.clock, self.refused.append, Requesters(self.clock, 0, 1), max_body=1000)
 
     def guard(self, **options: Any) -> GuardedFactory:
         return GuardedFactory(self.site, self.clock, refused=self.refused.append, **options)
@@ -156,7 +154,7 @@ class GuardTests(SynchronousTestCase):
         self.clock = TurnClock()
         page = Page()
         page.render_GET = self.slowly  # type: ignore[method-assign]
-        self.site = gated_site(page, self.clock, self.refused.append, rate=0, burst=1, proxied=False, max_body=1000)
+        self.site = gated_site(page, self.clock, self.refused.append, Requesters(self.clock, 0, 1), max_body=1000)
         factory = self.guard()
         flood = self.connect(factory, said=b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 2000)
         self.assertLess(flood.value().count(b"slowly"), 10)

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError, gatherResults, maybeDeferred
 from twisted.internet.error import ConnectError, TimeoutError as ConnectTimeout
@@ -39,7 +39,7 @@ from dmsg.discovery.checks.proof import OPENINGS, Opening, Openings, openings_of
 from dmsg.discovery.entries.dialects import decode
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.entries.rules import NEVER
-from dmsg.discovery.store.base import Due
+from dmsg.discovery.store.base import Due, IEntryStore
 from dmsg.errors import DmsgError, EntryError, HandshakeError
 from dmsg.net.addresses import Address, block_of, kind_of, literal, parse_address
 from dmsg.net.again import Again
@@ -156,14 +156,14 @@ class Looks:
     def __init__(
         self,
         reactor: IReactorTime,
-        store: Any,
+        store: IEntryStore,
         now: Callable[[], float],
         ttl: float,
         *,
         lasts: float = 0.0,
         openings: Openings = OPENINGS,
         anywhere: bool = False,
-        reach: Callable[[str, int, Opening | None], Any] | None = None,
+        reach: Callable[[str, int, Opening | None], Awaitable[object]] | None = None,
         random: Random | None = None,
     ) -> None:
         self._random = random or Random()
@@ -224,7 +224,7 @@ class Looks:
         return SOON if len(due) == IN_SLICE else LOOK_EVERY
 
     def _begin(self, due: Due) -> None:
-        def over(result: Any) -> None:
+        def over(result: object) -> None:
             self._under_way.discard(look)
             if isinstance(result, Failure) and not self._stopped:
                 _log.info("looking at a server failed: {error}", error=str(result.value))
@@ -320,7 +320,7 @@ class Looks:
             remember(self._proved, target, now, MAX_REMEMBERED)
         return why
 
-    async def _once(self, target: _Target, way: _Way, known: bool, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
+    async def _once(self, target: _Target, way: _Way, known: bool, ask: Callable[[], Awaitable[str]]) -> str:
         """As an earlier look, or one under way, found it, or by a new one.
 
         :param known: it has proved its key there before.
@@ -359,7 +359,7 @@ class Looks:
             return self._silent
         return self._own if block_of(way.number) == way.place else self._others
 
-    async def _in_turn(self, way: _Way, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
+    async def _in_turn(self, way: _Way, ask: Callable[[], Awaitable[str]]) -> str:
         """Few at a time; of who posts from one place, and from the blocks around it, fewer."""
         queue = self._queue(way)
         try:
@@ -396,7 +396,7 @@ class Looks:
         self.looked += 1
         self._results.pop((number, port, ""), None)
         try:
-            reaching: Deferred[Any] = maybeDeferred(self._reach, number, port, opening)
+            reaching: Deferred[object] = maybeDeferred(self._reach, number, port, opening)
             await reaching.addTimeout(SHORT_PATIENCE if self._is_short(way) else PATIENCE, self._reactor)
         except CancelledError:
             if self._stopped:

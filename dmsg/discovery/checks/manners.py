@@ -8,12 +8,18 @@ postponed, which says nothing of the server.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from typing import Any, cast
+from typing import cast
 
 from attrs import Factory, define
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorPluggableNameResolver, IReactorTime, IResolutionReceiver
+from twisted.internet.interfaces import (
+    IAddress,
+    IHostResolution,
+    IReactorPluggableNameResolver,
+    IReactorTime,
+    IResolutionReceiver,
+)
 from zope.interface import implementer
 
 from dmsg.base.tables import remember
@@ -138,10 +144,10 @@ class Names:
 
         @implementer(IResolutionReceiver)
         class Receiver:
-            def resolutionBegan(self, resolution: Any) -> None:
+            def resolutionBegan(self, resolution: IHostResolution) -> None:
                 """The addresses follow."""
 
-            def addressResolved(self, address: Any) -> None:
+            def addressResolved(self, address: IAddress) -> None:
                 if isinstance(address, IPv4Address | IPv6Address):
                     found.append(address.host)
 

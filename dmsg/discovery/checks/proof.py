@@ -8,12 +8,12 @@ sees one that was not finished, once an hour.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 from twisted.internet import protocol
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IAddress, IReactorTime, ITCPTransport
 from twisted.python.failure import Failure
 
 from dmsg.discovery.entries.entry import Entry, features
@@ -93,9 +93,8 @@ class _Prover(protocol.Protocol):
         self._leave()
 
     def _leave(self) -> None:
-        transport: Any = self.transport
-        if transport is not None:
-            transport.abortConnection()
+        if self.transport is not None:
+            cast(ITCPTransport, self.transport).abortConnection()
 
 
 class _Factory(protocol.Factory):
@@ -104,7 +103,7 @@ class _Factory(protocol.Factory):
     def __init__(self, opening: Opening | None) -> None:
         self._opening = opening
 
-    def buildProtocol(self, addr: Any) -> _Prover:
+    def buildProtocol(self, addr: IAddress | None) -> _Prover:
         return _Prover(self._opening)
 
 
@@ -116,5 +115,6 @@ async def reach(reactor: IReactorTime, host: str, port: int, opening: Opening | 
     :raises Exception: Twisted's errors of connections, TimeoutError.
     """
     kind = TCP6ClientEndpoint if ":" in host else TCP4ClientEndpoint
-    prover: Any = await kind(reactor, host, port, timeout=CONNECT_TIMEOUT).connect(_Factory(opening))
+    prover = await kind(reactor, host, port, timeout=CONNECT_TIMEOUT).connect(_Factory(opening))
+    assert isinstance(prover, _Prover)
     await prover.done.addTimeout(PROOF_TIMEOUT, reactor)

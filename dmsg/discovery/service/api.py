@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib.resources
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from hashlib import blake2b
-from typing import Any
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -50,14 +50,14 @@ from dmsg.discovery.service.settings import (
     DiscoverySettings,
 )
 from dmsg.discovery.service.telemetry import DiscoveryTelemetry
-from dmsg.discovery.store import KINDS
+from dmsg.discovery.store import KINDS, IEntryStore
 from dmsg.discovery.store.base import StoreContended
 from dmsg.discovery.store.measured import MeasuredStore, StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.net.addresses import block_of, is_public
 from dmsg.net.web.routes import QuickKlein
-from dmsg.net.web.site import answer, answer_http_error
+from dmsg.net.web.site import Requesters, answer, answer_http_error
 from dmsg.pages.access import HERE, NOT_PUBLIC
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
@@ -72,6 +72,9 @@ UNEXPECTED = "something unexpected happened"
 BAD_SIGNATURE = "invalid signature"
 WROTE_FIRST = "wrote a new entry"
 WROTE_NEXT = "wrote new entry iteration"
+
+
+_Route = TypeVar("_Route", bound=Callable[..., bytes | Deferred[bytes]])
 
 
 class TooManyServers(Exception):
@@ -122,12 +125,14 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _SEED_ENTRY = [path + "/<static>" for path in Dialect.SEED.entries]
 
 
-def _on_all(paths: Iterable[str], **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _on_all(
+    paths: Iterable[str], methods: Sequence[str] | None = None, *, branch: bool = False
+) -> Callable[[_Route], _Route]:
     """One route for several paths."""
 
-    def routed(method: Callable[..., Any]) -> Callable[..., Any]:
+    def routed(method: _Route) -> _Route:
         for path in paths:
-            _app.route(path, **options)(method)
+            _app.route(path, methods=methods, branch=branch)(method)
         return method
 
     return routed
@@ -136,7 +141,8 @@ def _on_all(paths: Iterable[str], **options: Any) -> Callable[[Callable[..., Any
 class DiscoveryAPI:
     """Maps HTTP onto an entry store.
 
-    :param store: provides :class:`~dmsg.discovery.store.IEntryStore`.
+    :ivar requests: number of requests that came to a route.
+    :ivar delegations: who relays for how many, of those that posted lately.
     """
 
     _app = _app
@@ -144,7 +150,7 @@ class DiscoveryAPI:
     def __init__(
         self,
         reactor: IReactorTime,
-        store: Any,
+        store: IEntryStore,
         clock: Callable[[], float],
         metrics: Metrics,
         settings: DiscoverySettings = DEFAULTS,
@@ -159,8 +165,9 @@ class DiscoveryAPI:
         :param looks: servers are looked at before they are listed; told that one has come.
         """
         self._reactor = reactor
+        self._entries = store
         self._store = MeasuredStore(reactor, store, metrics)
-        self._nameplates = Nameplates(MeasuredStore(reactor, store.nameplates, metrics), clock, reactor.seconds)
+        self._nameplates = Nameplates(reactor, store.nameplates, metrics, clock)
         self._now = clock
         self._wall_clock = wall_clock or clock
         self._metrics = metrics
@@ -169,14 +176,11 @@ class DiscoveryAPI:
         self._looks = looks
         self._quota = ServerQuota()
         self.delegations = Delegations()
-        """Who relays for how many, of those that posted lately."""
         self._posted = cache(metrics.posted.labels)
-        self.charge: Callable[[IRequest, float], None] = lambda request, requests: None
-        """Told of requests that were worth nothing."""
-        self.client_of: Callable[[IRequest], str] = lambda request: str(getattr(request.getClientAddress(), "host", ""))
-        """Where the client of a request is."""
+        self.requesters = Requesters(reactor, settings.rate, settings.burst, proxied=settings.proxied)
+        self.charge = self.requesters.charge
+        self.client_of = self.requesters.client_of
         self.requests = 0
-        """Requests that came to a route."""
         self._openapi = importlib.resources.files("dmsg.discovery.service").joinpath("openapi.json").read_bytes()
 
     def resource(self) -> IResource:
@@ -206,7 +210,7 @@ class DiscoveryAPI:
                     self._looks()
             return answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
 
-        return self._store.ask("post", entry, self._now(), terms).addCallback(posted)
+        return self._store.ask(self._entries.post, entry, self._now(), terms).addCallback(posted)
 
     def _terms(self, entry: Entry, dialect: Dialect, poster: str) -> Terms:
         """How an entry is kept: by what its owner says, and where it comes from."""
@@ -231,17 +235,18 @@ class DiscoveryAPI:
         since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
         ranking, most = self._settings.ranking, self._settings.max_servers
         if ranking is None or ranking.current(self._wall_clock()) is None:
-            servers: list[bytes] = await self._store.ask("available", most, since)
+            servers = await self._store.ask(self._entries.available, most, since)
         else:
             # all that are ranked are in the draw, however many strangers are listed beside them
-            servers = await self._store.ask("listed", ranking.some(RANKED_POOL, self._wall_clock()), since)
+            servers = await self._store.ask(self._entries.listed, ranking.some(RANKED_POOL, self._wall_clock()), since)
             known = set(servers)
-            servers += [body for body in await self._store.ask("available", RANKED_POOL, since) if body not in known]
+            others = await self._store.ask(self._entries.available, RANKED_POOL, since)
+            servers += [body for body in others if body not in known]
             servers = ranking.choose(servers, most, self._wall_clock())
         if len(servers) < most:
-            servers += await self._store.ask("quiet", most - len(servers), since)
-        # an earlier version took longer ones
-        return [body for body in servers if len(body) <= MAX_SERVER_SIZE]
+            quiet = await self._store.ask(self._entries.quiet, most - len(servers), since)
+            servers += quiet
+        return servers
 
     # --- paths of the seed documents ---
 
@@ -262,7 +267,7 @@ class DiscoveryAPI:
                 self._telemetry.absent(request.getClientAddress(), key)
             return failure
 
-        return self._store.ask("get", key).addCallbacks(lambda body: _entry(request, body), absent)
+        return self._store.ask(self._entries.get, key).addCallbacks(lambda body: _entry(request, body), absent)
 
     @_on_all(_SEED_ENTRY, methods=["DELETE"])
     def delete_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
@@ -277,7 +282,7 @@ class DiscoveryAPI:
             self._telemetry.deleted(key, deletion)
             return answer(request, 200, "deleted the entry")
 
-        return self._store.ask("delete", deletion, self._now()).addCallback(deleted)
+        return self._store.ask(self._entries.delete, deletion, self._now()).addCallback(deleted)
 
     @_on_all(Dialect.SEED.available, methods=["GET"])
     def get_available_servers(self, request: IRequest) -> Deferred[bytes]:
@@ -318,7 +323,7 @@ class DiscoveryAPI:
         return b""
 
     @_on_all([path + "/" for path in Dialect.GO2019.entries], branch=True)
-    def go_entry(self, request: IRequest) -> Any:
+    def go_entry(self, request: IRequest) -> bytes | Deferred[bytes]:
         """POST is a POST whatever the rest of the path; all else gets the last segment's entry."""
         if request.method == b"POST":
             return self._go(request, lambda: self._post(request, Dialect.GO2019))
@@ -332,14 +337,14 @@ class DiscoveryAPI:
         return self._go(request, get)
 
     @_on_all(Dialect.GO2019.available, methods=_METHODS)
-    def go_available_servers(self, request: IRequest) -> Any:
+    def go_available_servers(self, request: IRequest) -> bytes | Deferred[bytes]:
         """``[]`` where the seed documents say 404."""
         return self._go(
             request,
             lambda: self._available().addCallback(lambda servers: _json(request, b"[" + b",".join(servers) + b"]")),
         )
 
-    def _go(self, request: IRequest, act: Any) -> Any:
+    def _go(self, request: IRequest, act: Callable[[], Deferred[bytes]]) -> bytes | Deferred[bytes]:
         """The 2019 service answers 500 to JSON that it cannot decode."""
         try:
             return act()
@@ -361,7 +366,7 @@ class DiscoveryAPI:
     def health(self, request: IRequest) -> Deferred[bytes]:
         """200 when the store answers, and took what it was given last; numbers for this machine alone."""
 
-        def told(health: dict[str, Any]) -> bytes:
+        def told(health: dict[str, object]) -> bytes:
             status = health["status"]
             shown = health if HERE.refuses(request) is None else {"status": status}
             return _json(request, json.dumps(shown).encode(), 200 if status == "ok" else 503)
@@ -384,45 +389,47 @@ class DiscoveryAPI:
 
     # --- what it says of itself ---
 
-    async def told_health(self) -> dict[str, Any]:
+    async def told_health(self) -> dict[str, object]:
         """``status`` is ``ok`` when the store answers, and took what it was given last.
 
         :raises StoreUnavailable: it does not answer.
         """
-        count = await self._store.ask("count")
+        count = await self._store.ask(self._entries.count)
         return {"status": "the store takes nothing" if self._store.full else "ok", "entries": count}
 
     async def rendered_metrics(self) -> bytes:
         """The text that Prometheus scrapes; what is counted here is true while the store is away, too."""
         try:
-            counts: dict[str, int] = await self._store.ask("counts")
+            counts = await self._store.ask(self._entries.counts)
             self._metrics.entries.set(sum(counts.values()))
             for kind in KINDS:
                 self._metrics.kinds.labels(kind).set(counts.get(kind, 0))
-            self._metrics.entries_bytes.set(await self._store.ask("size"))
+            size = await self._store.ask(self._entries.size)
+            self._metrics.entries_bytes.set(size)
         except StoreUnavailable:
             pass
         return self._metrics.render()
 
     async def counts(self) -> tuple[dict[str, int], int]:
         """Entries by kind, and their bytes.  :raises StoreUnavailable: the store does not answer."""
-        return await self._store.ask("counts"), await self._store.ask("size")
+        return await self._store.ask(self._entries.counts), await self._store.ask(self._entries.size)
 
     async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
         """Entries of servers that are listed; of those that say nothing and were seen; and of those that were listed
         in the last hour and post no more.  At most so many of each.
         """
         since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
-        listed = await self._store.ask("available", most, since)
-        before = await self._store.ask("available", most, since - MISSED_FOR)
-        alive = set(await self._store.ask("listed", [str(json.loads(body)["static"]) for body in before], since))
+        listed = await self._store.ask(self._entries.available, most, since)
+        before = await self._store.ask(self._entries.available, most, since - MISSED_FOR)
+        keys = [str(json.loads(body)["static"]) for body in before]
+        still = await self._store.ask(self._entries.listed, keys, since)
+        alive = set(still)
         silent = [body for body in before if body not in alive]
-        return listed, await self._store.ask("quiet", most, since), silent
+        return listed, await self._store.ask(self._entries.quiet, most, since), silent
 
     async def entry_of(self, static: str) -> bytes:
         """:raises EntryNotFound: there is none.  :raises StoreUnavailable: the store does not answer."""
-        found: bytes = await self._store.ask("get", static)
-        return found
+        return await self._store.ask(self._entries.get, static)
 
     # --- errors ---
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random, SystemRandom
-from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
 
@@ -33,11 +33,13 @@ from dmsg.discovery.entries.nameplates import (
     decode_release,
     length,
 )
+from dmsg.discovery.store.base import INameplates
 from dmsg.discovery.store.measured import MeasuredStore
 from dmsg.errors import EntryNotFound
 from dmsg.net.addresses import is_public
 from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.web.site import answer
+from dmsg.telemetry.metrics import Metrics
 
 NO_SUCH = "there is no such nameplate"
 
@@ -53,19 +55,21 @@ class NameplatesInUse(Exception):
 class Nameplates:
     """Claims, looks and releases.
 
-    :param store: asks what provides :class:`~dmsg.discovery.store.base.INameplates`.
+    :param nameplates: where they are kept.
     :param wall_clock: seconds since 1970.
-    :param seconds: of a clock that does not go back.
     """
 
     def __init__(
         self,
-        store: MeasuredStore,
+        reactor: IReactorTime,
+        nameplates: INameplates,
+        metrics: Metrics,
         wall_clock: Callable[[], float],
-        seconds: Callable[[], float],
         random: Random | None = None,
     ) -> None:
-        self._store = store
+        seconds = reactor.seconds
+        self._nameplates = nameplates
+        self._store = MeasuredStore(reactor, nameplates, metrics)
         self._now = wall_clock
         self._seconds = seconds
         self._random = random or SystemRandom()
@@ -102,7 +106,7 @@ class Nameplates:
             self._of.add(place)
             return _json(request, {"nameplate": number, "lasts": int(LASTS)})
 
-        asked = self._store.ask("claim", static, numbers, place, most, now, now + LASTS)
+        asked = self._store.ask(self._nameplates.claim, static, numbers, place, most, now, now + LASTS)
         return asked.addCallback(claimed)
 
     def _forget(self) -> None:
@@ -147,7 +151,7 @@ class Nameplates:
             self._missed.level = max(-LASTS * ATTACK_FORGOTTEN, self._missed.level - 1.0)
             return answer(request, 404, NO_SUCH)
 
-        return self._store.ask("look", number, self._now()).addCallbacks(found, missed)
+        return self._store.ask(self._nameplates.look, number, self._now()).addCallbacks(found, missed)
 
     def release(self, request: IRequest, text: str) -> Deferred[bytes]:
         """A number is needed no more, as its key says."""
@@ -159,7 +163,7 @@ class Nameplates:
             failure.trap(EntryNotFound)
             return answer(request, 404, NO_SUCH)
 
-        asked = self._store.ask("release", release.nameplate, release.static, self._now())
+        asked = self._store.ask(self._nameplates.release, release.nameplate, release.static, self._now())
 
         def released(_: None) -> bytes:
             self._drop(release.static)
@@ -175,7 +179,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _json(request: IRequest, value: dict[str, Any]) -> bytes:
+def _json(request: IRequest, value: Mapping[str, object]) -> bytes:
     request.setResponseCode(200)
     request.setHeader(b"content-type", b"application/json")
     request.setHeader(b"cache-control", b"no-store")

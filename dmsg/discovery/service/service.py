@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from twisted.internet.address import IPv4Address, IPv6Address
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
+from twisted.web.server import Site
 
 from dmsg.discovery.checks.looks import Looks
 from dmsg.discovery.service.api import DiscoveryAPI
@@ -19,7 +18,7 @@ from dmsg.discovery.service.settings import DEFAULTS, DiscoverySettings
 from dmsg.discovery.service.shown import DiscoveryShown
 from dmsg.discovery.service.site import make_site
 from dmsg.discovery.service.sweep import Sweep
-from dmsg.discovery.store import open_store
+from dmsg.discovery.store import IEntryStore, open_store
 from dmsg.discovery.store.opening import clock_of
 from dmsg.errors import DiscoveryError
 from dmsg.net.clock import ClockWatch
@@ -37,11 +36,11 @@ _log = Logger()
 class _Running:
     """What is there between start and stop."""
 
-    store: Any
+    store: IEntryStore
     looks: Looks | None
     sweep: Sweep
     api: DiscoveryAPI
-    site: Any
+    site: Site
     watch: ClockWatch | None
 
     async def stop(self) -> None:
@@ -127,7 +126,7 @@ class Discovery(ListeningService):
         """Where its page is, and ``/metrics`` and ``/health`` beside it."""
         return None if self._status is None else self._status.port
 
-    def _make(self, store: Any, clock: Callable[[], float], moves: bool) -> _Running:
+    def _make(self, store: IEntryStore, clock: Callable[[], float], moves: bool) -> _Running:
         """Make what works on an open store.
 
         :param clock: seconds since 1970 for what is kept in the store.
@@ -169,8 +168,7 @@ class Discovery(ListeningService):
         if step > 0:
             self._running.sweep.postpone()
             return
-        set_back: Deferred[None] = self._running.store.set_back(now)
-        set_back.addErrback(
+        self._running.store.set_back(now).addErrback(
             lambda failure: _log.warn("times of entries are not corrected: {error}", error=failure.getErrorMessage())
         )
 
@@ -199,7 +197,7 @@ class Discovery(ListeningService):
         self._entries = entries
         self.metrics.entries.set(entries)
 
-    def _load(self) -> dict[str, Any]:
+    def _load(self) -> dict[str, object]:
         assert self._running is not None
         came = self._running.api.requests
         requests, self._requests = came - self._requests, came

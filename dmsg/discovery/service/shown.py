@@ -55,7 +55,7 @@ class Answering(Protocol):
     async def entry_of(self, static: str) -> bytes:
         """The entry of a key."""
 
-    async def told_health(self) -> dict[str, Any]:
+    async def told_health(self) -> dict[str, object]:
         """What ``/health`` says."""
 
 

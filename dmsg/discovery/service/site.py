@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
+from twisted.web.iweb import IRequest
 from twisted.web.server import Site
 
 from dmsg.base.buckets import RateLimit
@@ -51,7 +51,7 @@ def make_site(
     requests = cache(lambda path, status: metrics.requests.labels(path, str(status)))
     duration = cache(metrics.seconds.labels)
 
-    def finished(request: Any, status: int, seconds: float) -> None:
+    def finished(request: IRequest, status: int, seconds: float) -> None:
         path = _path_label(request.path)
         requests(path, status).inc()
         duration(path).observe(seconds)
@@ -61,18 +61,14 @@ def make_site(
         api.resource(),
         reactor,
         refused,
-        rate=settings.rate,
-        burst=settings.burst,
-        proxied=settings.proxied,
+        api.requesters,
         max_body=MAX_ENTRY_SIZE,
         patience=lambda request: GO_PATIENCE if request.path.startswith(_GO_PATHS) else 0.0,
         posts=RateLimit(settings.post_rate if settings.rate else 0.0, settings.post_burst, blocks_of),
         is_post=lambda request: request.method == b"POST" and request.path.startswith(_POST_PATHS),
         finished=finished,
     )
-    gate: Any = site.resource
-    api.charge = gate.charge
-    api.client_of = gate.client_of
+    gate = site.resource
     return site
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.base.seldom import Seldom
+from dmsg.discovery.store.base import IEntryStore
 from dmsg.net.again import Again
 from dmsg.telemetry.metrics import Metrics
 
@@ -33,7 +33,7 @@ class Sweep:
     :param now: seconds since 1970, by the clock of the store.
     """
 
-    def __init__(self, reactor: IReactorTime, store: Any, now: Callable[[], float], metrics: Metrics) -> None:
+    def __init__(self, reactor: IReactorTime, store: IEntryStore, now: Callable[[], float], metrics: Metrics) -> None:
         self._reactor = reactor
         self._store = store
         self._now = now

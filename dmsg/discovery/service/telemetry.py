@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+
+from twisted.internet.interfaces import IAddress
 
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.entries.rules import Deletion
@@ -26,7 +27,11 @@ class DiscoveryTelemetry:
         """An entry was taken.  Servers are public, clients are not."""
         if self._telemetry is None:
             return
-        fields: dict[str, Any] = {"is_server": entry.server is not None, "result": result, "sequence": entry.sequence}
+        fields: dict[str, object] = {
+            "is_server": entry.server is not None,
+            "result": result,
+            "sequence": entry.sequence,
+        }
         fields["subject"] = entry.static if entry.server is not None else entry.key
         if entry.server is not None:
             fields["available"] = entry.server.available_connections
@@ -41,18 +46,18 @@ class DiscoveryTelemetry:
             fields = {"subject": bytes.fromhex(key), "result": "deleted", "sequence": deletion.sequence}
             self._telemetry.record("entry", fields)
 
-    def refused(self, address: Any, reason: str) -> None:
+    def refused(self, address: IAddress | None, reason: str) -> None:
         """A request was refused."""
         if self._telemetry is not None:
             source = self._source(address)
             self._telemetry.record_repeated("entry_refuse", (reason, source), {"reason": reason, "source": source})
 
-    def absent(self, address: Any, key: str) -> None:
+    def absent(self, address: IAddress | None, key: str) -> None:
         """Somebody asked for an entry that is not there."""
         if self._telemetry is not None:
             source = self._source(address)
             self._telemetry.record_repeated("lookup_fail", (source,), {"source": source}, bytes.fromhex(key))
 
-    def _source(self, address: Any) -> Any:
+    def _source(self, address: IAddress | None) -> str | None:
         assert self._telemetry is not None
         return self._telemetry.network(str(getattr(address, "host", "")))

@@ -18,8 +18,6 @@ OVERHEAD = 1536
 """Bytes that an entry takes beside its JSON, and that a deleted one takes."""
 TOMBSTONE_TTL = 86400.0
 """Seconds for which it is remembered that an entry was deleted, so that nobody posts it again."""
-MIGRATED_TTL = 90 * 86400.0
-"""Seconds for which an entry is kept that an earlier version wrote, unless it is posted again."""
 LATEST_LOOK = 3600.0
 """Seconds ahead for which a look at a server is planned at most; one that is planned for later was planned before the
 clock was set back."""
@@ -60,11 +58,13 @@ class Due(NamedTuple):
 class IEntryStore(Interface):
     """Entries by key."""
 
-    dropped = Attribute("Dropped: told of entries that the store lets go of; may be set.")
-    failures = Attribute("A tuple of the exceptions by which it fails that are not a fault of this program.")
-    nameplates = Attribute("Provides dmsg.discovery.store.base.INameplates: kept beside the entries.")
+    dropped: Dropped = Attribute("Dropped: told of entries that the store lets go of; may be set.")
+    failures: tuple[type[Exception], ...] = Attribute(
+        "A tuple of the exceptions by which it fails that are not a fault of this program."
+    )
+    nameplates: INameplates = Attribute("Provides dmsg.discovery.store.base.INameplates: kept beside the entries.")
 
-    def is_full(error: BaseException) -> bool:
+    def is_full(error: BaseException | None) -> bool:
         """Whether ``post`` fails with this because nothing can be written, though it can be read."""
 
     def post(entry: Entry, now: float, terms: Terms = ...) -> Deferred[bool]:
@@ -158,9 +158,11 @@ def ends(now: float, lasts: float) -> float:
 class INameplates(Interface):
     """Numbers that lead to keys."""
 
-    failures = Attribute("A tuple of the exceptions by which it fails that are not a fault of this program.")
+    failures: tuple[type[Exception], ...] = Attribute(
+        "A tuple of the exceptions by which it fails that are not a fault of this program."
+    )
 
-    def is_full(error: BaseException) -> bool:
+    def is_full(error: BaseException | None) -> bool:
         """Whether ``claim`` fails with this because nothing can be written, though it can be read."""
 
     def claim(static: str, numbers: Sequence[int], place: str, most: float, now: float, ends: float) -> Deferred[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredLock, fail, succeed
 from zope.interface import implementer
@@ -13,6 +12,7 @@ from dmsg.discovery.entries.nameplates import NONE_FREE, TOO_MANY, Kept, check_k
 from dmsg.discovery.store.base import INameplates
 from dmsg.discovery.store.transaction import attempt, transaction
 from dmsg.errors import EntryNotFound
+from dmsg.net.redis import RedisConnection
 
 SWEPT = 100
 """Nameplates that are dropped at a time, at each claim, because their time is over."""
@@ -31,7 +31,7 @@ class SQLiteNameplates:
             "place TEXT NOT NULL, ends REAL NOT NULL)"
         )
 
-    def is_full(self, error: BaseException) -> bool:
+    def is_full(self, error: BaseException | None) -> bool:
         return isinstance(error, sqlite3.Error)
 
     def claim(
@@ -134,7 +134,7 @@ return 1
 class RedisNameplates:
     """In the Redis of the entries: ``dmsg:nameplates`` and three keys that begin so."""
 
-    def __init__(self, connection: Any, prefix: str) -> None:
+    def __init__(self, connection: RedisConnection, prefix: str) -> None:
         self._redis = connection
         self._lock = DeferredLock()
         name = f"{prefix}nameplates"
@@ -147,7 +147,7 @@ class RedisNameplates:
 
         return (RedisError,)
 
-    def is_full(self, error: BaseException) -> bool:
+    def is_full(self, error: BaseException | None) -> bool:
         return False
 
     def claim(

@@ -6,12 +6,11 @@ import math
 import time
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.discovery.store.base import StoreError
+from dmsg.discovery.store.base import IEntryStore, StoreError
 from dmsg.discovery.store.redis import RedisStore
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.net.clock import SteadyClock
@@ -55,7 +54,7 @@ async def open_store(
     limit: float = math.inf,
     random: Random | None = None,
     now: Callable[[], float] = time.time,
-) -> Any:
+) -> IEntryStore:
     """A store from what ``--store`` says.
 
     :param description: ``memory:``, ``sqlite:PATH`` or
@@ -79,7 +78,6 @@ async def open_store(
     try:
         connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)
         store = RedisStore(connection, limit=limit)
-        await store.adopt(now())
         await store.set_back(now())
     except RedisUnavailable as error:
         raise StoreError(str(error)) from None

@@ -9,9 +9,9 @@ both in every state: reading first, to decide in Python, cost 26 % more CPU for 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 from zope.interface import implementer
@@ -33,7 +33,6 @@ from dmsg.discovery.entries.rules import (
 )
 from dmsg.discovery.store.base import (
     LATEST_LOOK,
-    MIGRATED_TTL,
     OVERHEAD,
     TOMBSTONE_TTL,
     Dropped,
@@ -47,7 +46,6 @@ from dmsg.discovery.store.base import (
 )
 from dmsg.discovery.store.nameplates import RedisNameplates
 from dmsg.discovery.store.scripts import (
-    ADOPT,
     AVAILABLE,
     DELETE,
     DUE,
@@ -59,10 +57,11 @@ from dmsg.discovery.store.scripts import (
 )
 from dmsg.errors import EntryNotFound
 from dmsg.net.blocks import blocks_of
+from dmsg.net.redis import RedisConnection
 
-ADOPTED_AT_ONCE = 500
-"""Entries of an earlier version that one script takes over: Redis does nothing else meanwhile."""
 _UNKNOWN_LIMIT = 1e18
+_Answer = TypeVar("_Answer")
+_Read = TypeVar("_Read")
 
 _KEYS = ("servers", "quiet", "looks", "entries", "kinds", "places", "ends", "size")
 """Behind the entry's own, in the order in which scripts know them."""
@@ -76,7 +75,7 @@ class RedisStore:
     ``dmsg:entries`` the number of all, ``dmsg:kinds`` by kind; quiet servers are in ``dmsg:quiet`` by the time when
     they were seen, in ``dmsg:looks`` by that of the next look.  ``dmsg:places`` has the address blocks by their bytes,
     ``dmsg:places:<block>`` the entries of one by time of posting, ``dmsg:size`` all bytes, ``dmsg:ends`` the entries
-    by the time when they are dropped, ``dmsg:adopted`` is there when what an earlier version wrote is counted.
+    by the time when they are dropped.
     """
 
     prefix = "dmsg:"
@@ -88,7 +87,7 @@ class RedisStore:
 
         return (RedisError,)
 
-    def __init__(self, connection: Any, random: Random | None = None, limit: float = math.inf) -> None:
+    def __init__(self, connection: RedisConnection, random: Random | None = None, limit: float = math.inf) -> None:
         """:param connection: of txredisapi, with ``charset=None``;
             see :func:`~dmsg.discovery.store.opening.open_store`.
 
@@ -100,33 +99,16 @@ class RedisStore:
         self.dropped: Dropped = nobody_told
         self.nameplates = RedisNameplates(connection, self.prefix)
 
-    def _run(self, script: str, keys: list[str], arguments: list[Any]) -> Deferred[Any]:
-        result: Deferred[Any] = self._redis.eval(script, [self.prefix + key for key in keys], arguments)
-        return result
+    def _run(
+        self, script: str, keys: list[str], arguments: list[str | bytes], read: Callable[[_Answer], _Read]
+    ) -> Deferred[_Read]:
+        """Run a script, and read its answer."""
+        return self._redis.eval(script, [self.prefix + key for key in keys], arguments).addCallback(read)
 
     def _tell(self, answer: list[bytes]) -> None:
         words = [word.decode() for word in answer]
         for reason, place in zip(words[::2], words[1::2], strict=True):
             self.dropped(reason, place, 1)
-
-    async def adopt(self, now: float) -> int:
-        """Count what an earlier version wrote, which did not; fires with how many entries were looked at.
-
-        It may be done more than once, and by several processes.
-        """
-        if await self._redis.exists(f"{self.prefix}adopted"):
-            return 0
-        cursor: Any = 0
-        looked = 0
-        while True:
-            cursor, names = await self._redis.scan(cursor, f"{self.prefix}entry:*", ADOPTED_AT_ONCE)
-            looked += len(names)
-            if names:
-                times = [repr(now + MIGRATED_TTL), repr(now + TOMBSTONE_TTL)]
-                await self._run(ADOPT, ["entry:", *_KEYS], [str(OVERHEAD), *times, *names])
-            if int(cursor) == 0:
-                await self._redis.set(f"{self.prefix}adopted", "1")
-                return looked
 
     def post(self, entry: Entry, now: float, terms: Terms = Terms()) -> Deferred[bool]:
         def posted(answer: list[bytes]) -> bool:
@@ -163,7 +145,8 @@ class RedisStore:
                 target(entry),
                 " ".join(f"{name}={factor}" for name, factor in blocks_of(terms.place)[1:]),
             ],
-        ).addCallback(posted)
+            posted,
+        )
 
     def get(self, static: str) -> Deferred[bytes]:
         def got(body: bytes | None) -> bytes:
@@ -171,8 +154,7 @@ class RedisStore:
                 raise EntryNotFound
             return body
 
-        result: Deferred[bytes] = self._redis.hget(f"{self.prefix}entry:{static}", "json").addCallback(got)
-        return result
+        return self._redis.hget(f"{self.prefix}entry:{static}", "json").addCallback(got)
 
     def delete(self, deletion: Deletion, now: float) -> Deferred[None]:
         def deleted(answer: bytes) -> None:
@@ -191,7 +173,8 @@ class RedisStore:
                 repr(ends(now, TOMBSTONE_TTL)),
                 deletion.to_json(),
             ],
-        ).addCallback(deleted)
+            deleted,
+        )
 
     def available(self, most: int, since: float) -> Deferred[list[bytes]]:
         return self._draw("servers", most, since)
@@ -201,11 +184,11 @@ class RedisStore:
 
     def _draw(self, key: str, most: int, since: float) -> Deferred[list[bytes]]:
         seed = str(self._random.getrandbits(31))
-        return self._run(AVAILABLE, [key], [repr(since), str(most), seed]).addCallback(_whole)
+        return self._run(AVAILABLE, [key], [repr(since), str(most), seed], _whole)
 
     def listed(self, statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
         since = max(since, -_UNKNOWN_LIMIT)
-        return self._run(LISTED, ["servers", "entry:"], [repr(since), *statics]).addCallback(_whole)
+        return self._run(LISTED, ["servers", "entry:"], [repr(since), *statics], _whole)
 
     def due(self, most: int, now: float, next_look: float) -> Deferred[list[Due]]:
         def rows_of(found: list[bytes]) -> list[Due]:
@@ -214,56 +197,56 @@ class RedisStore:
                 Due(body, place.decode(), refreshes == b"1", listed == b"1") for body, place, refreshes, listed in rows
             ]
 
-        return self._run(DUE, ["looks"], [repr(now), str(most), repr(next_look)]).addCallback(rows_of)
+        return self._run(DUE, ["looks"], [repr(now), str(most), repr(next_look)], rows_of)
 
     def seen(
         self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
     ) -> Deferred[None]:
-        arguments = [
+        arguments: list[str | bytes] = [
             "" if at is None else repr(at),
             repr(next_look),
             repr(ends(at or 0.0, lasts)),
             "1" if listed else "0",
             target,
         ]
-        return self._run(SEEN, [f"entry:{static}", *_KEYS], arguments).addCallback(lambda _: None)
+        return self._run(SEEN, [f"entry:{static}", *_KEYS], arguments, _nothing)
 
     def set_back(self, now: float) -> Deferred[None]:
-        arguments = [repr(now), repr(now + LATEST_LOOK), repr(NEVER)]
-        return self._run(SET_BACK, ["servers", "quiet", "looks"], arguments).addCallback(lambda _: None)
+        times: list[str | bytes] = [repr(now), repr(now + LATEST_LOOK), repr(NEVER)]
+        return self._run(SET_BACK, ["servers", "quiet", "looks"], times, _nothing)
 
     def sweep(self, now: float, most: int) -> Deferred[int]:
-        def swept(answer: Any) -> int:
+        def swept(answer: tuple[int, list[bytes]]) -> int:
             number, dropped = answer
             self._tell(dropped)
             return int(number)
 
-        arguments = [repr(now), str(most), repr(self._limit)]
-        return self._run(SWEEP, ["entry:", *_KEYS], arguments).addCallback(swept)
+        return self._run(SWEEP, ["entry:", *_KEYS], [repr(now), str(most), repr(self._limit)], swept)
 
     def counts(self) -> Deferred[dict[str, int]]:
-        def counted(found: dict[Any, Any]) -> dict[str, int]:
-            return {bytes(one).decode(): int(number) for one, number in found.items()}
+        def counted(found: dict[bytes, bytes]) -> dict[str, int]:
+            return {one.decode(): int(number) for one, number in found.items()}
 
-        result: Deferred[dict[str, int]] = self._redis.hgetall(f"{self.prefix}kinds").addCallback(counted)
-        return result
+        return self._redis.hgetall(f"{self.prefix}kinds").addCallback(counted)
 
     def count(self) -> Deferred[int]:
         return self._number("entries")
 
-    def is_full(self, error: BaseException) -> bool:
+    def is_full(self, error: BaseException | None) -> bool:
         return False
 
     def size(self) -> Deferred[int]:
         return self._number("size")
 
     def _number(self, key: str) -> Deferred[int]:
-        result: Deferred[int] = self._redis.get(f"{self.prefix}{key}").addCallback(lambda n: int(n or 0))
-        return result
+        return self._redis.get(f"{self.prefix}{key}").addCallback(lambda number: int(number or 0))
 
     def close(self) -> Deferred[None]:
-        result: Deferred[None] = self._redis.disconnect()
-        return result
+        return self._redis.disconnect()
+
+
+def _nothing(answer: object) -> None:
+    """Read an answer that says nothing."""
 
 
 def _whole(found: list[bytes | None]) -> list[bytes]:

@@ -168,22 +168,6 @@ cut(KEYS[1], '(' .. ARGV[1], '+inf')
 cut(KEYS[2], '(' .. ARGV[1], '+inf')
 cut(KEYS[3], '(' .. ARGV[2], '(' .. ARGV[3])
 """
-ADOPT = (
-    ROOM
-    + """
-for at = 4, #ARGV do
-  local name = ARGV[at]
-  local kept = redis.call('HMGET', name, 'json', 'size')
-  if not kept[2] and redis.call('EXISTS', name) == 1 then
-    local taken = ARGV[1] + (kept[1] and #kept[1] or 0)
-    redis.call('HSET', name, 'place', '', 'size', taken)
-    redis.call('ZADD', places .. ':', 0, name)
-    redis.call('ZADD', ends, kept[1] and ARGV[2] or ARGV[3], name)
-    resize('', taken)
-  end
-end
-"""
-)
 # the drawing is by rank, so that stale servers, which are at the front, cost nothing
 AVAILABLE = """
 local live = redis.call('ZCOUNT', KEYS[1], ARGV[1], '+inf')

@@ -11,8 +11,7 @@ from random import Random
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from dmsg.discovery.entries.dialects import Dialect, decode
-from dmsg.discovery.entries.entry import REFRESHING, Entry, EntryInvalid, features
+from dmsg.discovery.entries.entry import Entry, EntryInvalid
 from dmsg.discovery.entries.rules import (
     NEVER,
     Deletion,
@@ -27,7 +26,6 @@ from dmsg.discovery.entries.rules import (
 from dmsg.discovery.store.base import (
     KINDS,
     LATEST_LOOK,
-    MIGRATED_TTL,
     OVERHEAD,
     ROOM_AT_ONCE,
     TOMBSTONE_TTL,
@@ -43,29 +41,17 @@ from dmsg.discovery.store.base import (
 )
 from dmsg.discovery.store.nameplates import SQLiteNameplates
 from dmsg.discovery.store.transaction import transaction
-from dmsg.errors import EntryError, EntryNotFound
+from dmsg.errors import EntryNotFound
 from dmsg.net.blocks import blocks_of
 
-_ENTRIES = """CREATE TABLE IF NOT EXISTS entries (
+_ENTRIES = f"""CREATE TABLE IF NOT EXISTS entries (
     static TEXT PRIMARY KEY, sequence TEXT NOT NULL, time_order TEXT NOT NULL,
-    json BLOB, posted REAL NOT NULL, listable INTEGER NOT NULL) WITHOUT ROWID"""
-_COLUMNS = (
-    "quiet INTEGER NOT NULL DEFAULT 0",
-    "seen REAL NOT NULL DEFAULT 0",
-    "look_at REAL NOT NULL DEFAULT 0",
-    "kind TEXT NOT NULL DEFAULT 'client'",
-    "place TEXT NOT NULL DEFAULT ''",
-    f"size INTEGER NOT NULL DEFAULT {OVERHEAD}",
-    f"ends REAL NOT NULL DEFAULT {NEVER!r}",
-    "target TEXT NOT NULL DEFAULT ''",
-    "checked INTEGER NOT NULL DEFAULT 1",
-    "deletion BLOB",
-)
+    json BLOB, posted REAL NOT NULL, listable INTEGER NOT NULL,
+    quiet INTEGER NOT NULL DEFAULT 0, seen REAL NOT NULL DEFAULT 0, look_at REAL NOT NULL DEFAULT 0,
+    kind TEXT NOT NULL DEFAULT 'client', place TEXT NOT NULL DEFAULT '', size INTEGER NOT NULL DEFAULT {OVERHEAD},
+    ends REAL NOT NULL DEFAULT {NEVER!r}, target TEXT NOT NULL DEFAULT '', checked INTEGER NOT NULL DEFAULT 1,
+    deletion BLOB) WITHOUT ROWID"""
 _INDICES = (
-    "DROP INDEX IF EXISTS servers",
-    "DROP INDEX IF EXISTS looks",
-    "DROP INDEX IF EXISTS live",
-    "DROP INDEX IF EXISTS live_quiet",
     # with all that a draw asks of a server: else each one that could be drawn is looked up in the table
     "CREATE INDEX IF NOT EXISTS drawn ON entries (posted, listable, quiet, checked) "
     "WHERE listable AND NOT quiet AND checked",
@@ -111,6 +97,14 @@ _TRIGGERS = (
     "UPDATE around SET size = NEW.size WHERE place = NEW.place; END",
     "around_gone AFTER DELETE ON places BEGIN "
     "DELETE FROM around WHERE place = OLD.place; DELETE FROM loads WHERE load <= 0; END",
+)
+# The entries by kind, the bytes of each place, and all bytes.
+_COUNTS = (
+    "CREATE TABLE IF NOT EXISTS counts (kind TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
+    *(f"INSERT OR IGNORE INTO counts VALUES ('{one}', 0)" for one in KINDS),  # noqa: S608  # ours
+    "CREATE TABLE IF NOT EXISTS places (place TEXT PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS total (size INTEGER NOT NULL)",
+    "INSERT INTO total SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM total)",
 )
 # The blocks of addresses around each place, with its bytes; and the bytes of each such block by its factor.
 _BLOCKS = (
@@ -384,7 +378,7 @@ class SQLiteStore:
         rows = self._db.execute("SELECT kind, number FROM counts WHERE number").fetchall()
         return succeed({str(kind): int(number) for kind, number in rows})
 
-    def is_full(self, error: BaseException) -> bool:
+    def is_full(self, error: BaseException | None) -> bool:
         return isinstance(error, sqlite3.Error)
 
     def size(self) -> Deferred[int]:
@@ -396,54 +390,8 @@ class SQLiteStore:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    """Tables, columns, indices and triggers, as far as a new file, or that of an earlier version, has them not."""
-    db.execute(_ENTRIES)
-    there = {row[1] for row in db.execute("PRAGMA table_info(entries)")}
-    for column in _COLUMNS:
-        if column.split()[0] not in there:
-            db.execute(f"ALTER TABLE entries ADD COLUMN {column}")
-    if "target" not in there:
-        _read_entries_again(db, all_of_them="quiet" not in there)
-    if "ends" not in there:
-        db.execute(
-            "UPDATE entries SET size = ? + coalesce(length(json), 0), "
-            "ends = posted + CASE WHEN json IS NULL THEN ? ELSE ? END",
-            (OVERHEAD, TOMBSTONE_TTL, MIGRATED_TTL),
-        )
-    tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if "counts" not in tables:
-        db.execute("CREATE TABLE counts (kind TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID")
-        for one in KINDS:
-            db.execute(
-                "INSERT INTO counts SELECT ?, count(*) FROM entries WHERE json IS NOT NULL AND kind = ?", (one, one)
-            )
-    if "places" not in tables:
-        db.execute("CREATE TABLE places (place TEXT PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID")
-        db.execute("INSERT INTO places SELECT place, sum(size) FROM entries GROUP BY place")
-        db.execute("CREATE TABLE total (size INTEGER NOT NULL)")
-        db.execute("INSERT INTO total SELECT coalesce(sum(size), 0) FROM entries")
-    for statement in (*_BLOCKS, *_INDICES):
+    """Make the tables, indices and triggers that the file lacks."""
+    for statement in (_ENTRIES, *_COUNTS, *_BLOCKS, *_INDICES):
         db.execute(statement)
-    there = {row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE type = 'trigger'")}
     for trigger in _TRIGGERS:
-        if f"CREATE TRIGGER {trigger}" not in there:
-            db.execute(f"DROP TRIGGER IF EXISTS {trigger.split()[0]}")
-            db.execute(f"CREATE TRIGGER {trigger}")
-
-
-def _read_entries_again(db: sqlite3.Connection, *, all_of_them: bool) -> None:
-    """What earlier versions' files do not say of servers; the first one's nothing but that they are some."""
-    for static, body, posted in db.execute(
-        "SELECT static, json, posted FROM entries WHERE listable AND json IS NOT NULL"
-    ).fetchall():
-        try:
-            entry = decode(bytes(body), Dialect.GO2019)
-        except EntryError:
-            continue
-        if not all_of_them:
-            db.execute("UPDATE entries SET target = ? WHERE static = ?", (target(entry), static))
-            continue
-        db.execute(
-            "UPDATE entries SET quiet = ?, seen = ?, kind = ?, target = ? WHERE static = ?",
-            (not features(entry.version) & REFRESHING, posted, kind(entry), target(entry), static),
-        )
+        db.execute(f"CREATE TRIGGER IF NOT EXISTS {trigger}")

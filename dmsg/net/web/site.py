@@ -177,6 +177,33 @@ def bounded(reactor: IReactorTime, max_body: int, refused: Callable[[str], None]
     }
 
 
+class Requesters:
+    """Who HTTP requests come from, and how many requests their addresses have left.
+
+    :param rate: requests a second and address, ``burst`` of them at once; 0 means no limit.
+    :param proxied: the address is the last of X-Forwarded-For.
+    """
+
+    def __init__(self, reactor: IReactorTime, rate: float, burst: float, *, proxied: bool = False) -> None:
+        self._reactor = reactor
+        self._proxied = proxied
+        self.limit = RateLimit(rate, burst, blocks_of)
+
+    def client_of(self, request: IRequest) -> str:
+        """Where the client of a request is; empty when a proxy of ours does not say."""
+        if self._proxied:
+            return forwarded_client(request.getHeader(b"x-forwarded-for"))
+        return str(getattr(request.getClientAddress(), "host", ""))
+
+    def address_of(self, request: IRequest) -> str:
+        """Whose the request is, as limits count."""
+        return blocks_of(self.client_of(request) or str(getattr(request.getClientAddress(), "host", "")))[0].name
+
+    def charge(self, request: IRequest, requests: float) -> None:
+        """What came with it was worth nothing: its address has fewer requests left."""
+        self.limit.charge(self.address_of(request), requests, self._reactor.seconds())
+
+
 class Gate(Resource):
     """Body limit and rate limits, for all paths.
 
@@ -192,8 +219,7 @@ class Gate(Resource):
         self,
         root: IResource,
         reactor: IReactorTime,
-        limit: RateLimit,
-        proxied: bool,
+        requesters: Requesters,
         refused: Callable[[str], None],
         *,
         patience: Callable[[Request], float] = lambda request: 0.0,
@@ -205,8 +231,8 @@ class Gate(Resource):
         super().__init__()  # type: ignore[no-untyped-call]
         self._root = root
         self._reactor = reactor
-        self._limit = limit
-        self._proxied = proxied
+        self._limit = requesters.limit
+        self._address_of = requesters.address_of
         self._refused = refused
         self._patience = patience
         self._posts = posts
@@ -219,20 +245,6 @@ class Gate(Resource):
         self._stopped = False
         self.delayed = 0
         """Requests that were answered later."""
-
-    def client_of(self, request: Any) -> str:
-        """Where the client of a request is; empty when a proxy of ours does not say."""
-        if self._proxied:
-            return forwarded_client(request.getHeader(b"x-forwarded-for"))
-        return str(getattr(request.getClientAddress(), "host", ""))
-
-    def address_of(self, request: Any) -> str:
-        """Whose the request is, as limits count."""
-        return blocks_of(self.client_of(request) or str(getattr(request.getClientAddress(), "host", "")))[0].name
-
-    def charge(self, request: Any, requests: float) -> None:
-        """What came with it was worth nothing: its address has fewer requests left."""
-        self._limit.charge(self.address_of(request), requests, self._reactor.seconds())
 
     def log(self, request: Any) -> None:
         """In place of a line for each request: it is answered."""
@@ -247,7 +259,7 @@ class Gate(Resource):
     def render(self, request: Request) -> int | bytes:
         now = self._reactor.seconds()
         request.began = now  # type: ignore[attr-defined]
-        address = self.address_of(request)
+        address = self._address_of(request)
         crowded = self._open.crowded(address, MAX_WAITING_OF_ADDRESS)
         self._open.add(address)
         finished = request.notifyFinish()
@@ -324,22 +336,18 @@ def gated_site(
     root: IResource,
     reactor: IReactorTime,
     refused: Callable[[str], None],
+    requesters: Requesters,
     *,
-    rate: float,
-    burst: float,
-    proxied: bool,
     max_body: int,
     **of_gate: Any,
 ) -> BoundedSite:
     """The factory to listen with.
 
     :param refused: called with ``too_long``, ``busy``, ``rate_limit`` or ``bad_path``.
-    :param rate: requests a second and address, ``burst`` of them at once; 0 means no limit.
-    :param proxied: the address is the last of X-Forwarded-For.
     :param max_body: bytes of a request's body.
     :param of_gate: see :class:`Gate`, which is the site's ``resource``.
     """
-    gate = Gate(root, reactor, RateLimit(rate, burst, blocks_of), proxied, refused, **of_gate)
+    gate = Gate(root, reactor, requesters, refused, **of_gate)
     site = BoundedSite(gate, **bounded(reactor, max_body, refused, IDLE_TIMEOUT))
     # a line for each request is no news
     site.log = gate.log  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from dmsg.base.urls import check_url
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.net.web.guard import GuardedFactory
-from dmsg.net.web.site import gated_site
+from dmsg.net.web.site import Requesters, gated_site
 from dmsg.rmb.errors import RegistryUnavailable
 from dmsg.rmb.registry.api import MAX_BODY, RegistryAPI
 from dmsg.rmb.registry.client import HTTPRegistry
@@ -118,9 +118,7 @@ class RegistryService(ListeningService):
             api.resource(),
             self._reactor,
             api.count_refusal,
-            rate=self._settings.rate,
-            burst=self._settings.burst,
-            proxied=self._settings.proxied,
+            Requesters(self._reactor, self._settings.rate, self._settings.burst, proxied=self._settings.proxied),
             max_body=MAX_BODY,
         )
         self._guarded = GuardedFactory(

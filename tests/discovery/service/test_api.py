@@ -124,15 +124,19 @@ class SeedPathTests(APICase):
         self.addCleanup(self.store.close)
         self.http = StubTreq(DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics).resource())
 
-        def fails(*_: object) -> Any:
-            return fail(sqlite3.OperationalError("database or disk is full"))
+        def fails(name: str) -> Any:
+            def method(*_: object) -> Any:
+                return fail(sqlite3.OperationalError("database or disk is full"))
+
+            method.__name__ = name
+            return method
 
         post, get = self.store.post, self.store.get
-        self.patch(self.store, "get", fails)
+        self.patch(self.store, "get", fails("get"))
         self.assertEqual(self.message("GET", f"/discovery/entries/{KEY.public}")[0], 503)
         self.assertEqual(self.request("GET", "/health")[0], 200)
         self.patch(self.store, "get", get)
-        self.patch(self.store, "post", fails)
+        self.patch(self.store, "post", fails("post"))
         self.assertEqual(self.message("POST", "/discovery/entries", body)[0], 503)
         self.assertEqual(self.request("GET", "/health")[0], 503)
         self.patch(self.store, "post", post)

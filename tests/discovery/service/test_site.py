@@ -6,10 +6,12 @@ from typing import Any
 
 from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
+from twisted.web.server import Site
 from twisted.web.test.requesthelper import DummyRequest
 
 from dmsg.base.buckets import MAX_ADDRESSES, RateLimit
 from dmsg.discovery.entries.entry import MAX_DELEGATED, MAX_VERSION, ClientMeta, Entry, ServerMeta
+from dmsg.discovery.service.api import DiscoveryAPI
 from dmsg.discovery.service.settings import DiscoverySettings
 from dmsg.discovery.service.site import make_site
 from dmsg.keys import SecKey
@@ -23,11 +25,16 @@ TOO_LONG = "entry validation error: entry is too long"
 class GateTests(APICase):
     """Limits that stand before the routes."""
 
+    def site(self, **options: Any) -> Site:
+        settings = DiscoverySettings(**options)
+        self.api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics, settings)
+        return make_site(self.api, self.clock, self.metrics, settings)
+
     def serve(self, data: bytes, **options: Any) -> bytes:
         """The answer to plain bytes."""
         from twisted.internet.testing import StringTransport
 
-        site = make_site(self.api, self.clock, self.metrics, DiscoverySettings(**options))
+        site = self.site(**options)
         channel = site.buildProtocol(None)
         assert channel is not None
         transport = StringTransport()
@@ -58,7 +65,7 @@ class GateTests(APICase):
         """So many clients at one address, each with a request of its own."""
         from twisted.internet.testing import StringTransport
 
-        site = make_site(self.api, self.clock, self.metrics, DiscoverySettings(**options))
+        site = self.site(**options)
         transports = []
         for _ in range(number):
             channel: Any = site.buildProtocol(None)
@@ -124,13 +131,12 @@ class GateTests(APICase):
 
     def test_behind_a_proxy_the_poster_is_who_it_names(self) -> None:
         """Else strangers could have this machine look at itself."""
-        site = make_site(self.api, self.clock, self.metrics, DiscoverySettings(proxied=True))
-        gate: Any = site.resource
+        self.site(proxied=True)
         for header, client in ((b"203.0.113.9, 198.51.100.7", "198.51.100.7"), (None, "")):
-            request = DummyRequest([])
+            request: Any = DummyRequest([])
             if header is not None:
                 request.requestHeaders.setRawHeaders(b"x-forwarded-for", [header])
-            self.assertEqual(gate.client_of(request), client)
+            self.assertEqual(self.api.client_of(request), client)
 
     def test_fields_have_limits(self) -> None:
         key = SecKey.from_seed(b"fields")

@@ -21,12 +21,10 @@ from dmsg.discovery.entries.rules import (
     time_order,
 )
 from dmsg.discovery.store import (
-    OVERHEAD,
-    TOMBSTONE_TTL,
     open_store,
 )
 from dmsg.errors import EntryNotFound
-from tests.discovery.store.support import StoreMixin, client_entry, server_entry
+from tests.discovery.store.support import StoreMixin, client_entry
 from tests.redis import RedisServer, redis_server, shared_redis
 from tests.support import asynchronous
 
@@ -133,24 +131,3 @@ class RedisStoreTests(StoreMixin, TestCase):
             except EntryInvalid as error:
                 found = str(error)
             self.assertEqual(found, expected, (present, sequence))
-
-    @asynchronous
-    async def test_what_an_earlier_version_wrote(self) -> None:
-        """It is counted once, and ends."""
-        entries = [client_entry(), server_entry(1), server_entry(2)]
-        for entry in entries:
-            await self.store.post(entry, 1.0)
-        await self.store.delete(Deletion(entries[2].static, 0, 100), 1.0)
-        size = await self.store.size()
-        for entry in entries:
-            await self.store._redis.hdel(f"dmsg:entry:{entry.static}", ["place", "size"])
-        for key in ("size", "places", "places:", "ends", "adopted"):
-            await self.store._redis.delete(f"dmsg:{key}")
-        self.assertEqual(await self.store.adopt(1000.0), 3)
-        self.assertEqual(await self.store.adopt(1000.0), 0)
-        self.assertEqual(await self.store.size(), size)
-        self.assertEqual(await self.store.post(client_entry(1, 2), 2.0, Terms(place="p")), False)
-        self.assertEqual(await self.store.sweep(1000.0 + TOMBSTONE_TTL, 10), 1)
-        self.assertEqual(await self.store.sweep(1000.0 + 90 * 86400, 10), 1)
-        self.assertEqual(await self.store.size(), OVERHEAD + len(client_entry(1, 2).to_json()))
-        self.assertEqual(await self.kept(), {"client": 1})

@@ -14,11 +14,9 @@ from dmsg.discovery.entries.entry import ClientMeta, Entry, EntryInvalid, Server
 from dmsg.discovery.entries.rules import (
     Deletion,
     Terms,
-    time_order,
 )
 from dmsg.discovery.store import (
     OVERHEAD,
-    Due,
     SQLiteStore,
     StoreError,
 )
@@ -70,69 +68,6 @@ class SQLiteStoreTests(StoreMixin, TestCase):
         self.assertEqual(await other.post(client_entry(1, 2), 0.0), False)
         await self.refused(self.store.post(client_entry(1, 3), 0.0), EntryInvalid)
         await other.close()
-
-    @asynchronous
-    async def test_a_file_of_an_earlier_version(self) -> None:
-        """It had no columns for those that say nothing."""
-        path = self.mktemp()
-        db = sqlite3.connect(path)
-        db.execute(
-            """CREATE TABLE entries (
-                static TEXT PRIMARY KEY, sequence TEXT NOT NULL, time_order TEXT NOT NULL,
-                json BLOB, posted REAL NOT NULL, listable INTEGER NOT NULL) WITHOUT ROWID"""
-        )
-        old, new = server_entry(1), server_entry(2, version="0.0.1+relay1")
-        for entry in (old, new):
-            row = (entry.static, "0", time_order(entry.timestamp), entry.to_json(), 7.0, True)
-            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", row)
-        db.commit()
-        db.close()
-        store = SQLiteStore(path)
-        self.addCleanup(store.close)
-        self.assertEqual(await store.available(10, 7.0), [new.to_json()])
-        self.assertEqual(await store.quiet(10, 7.0), [old.to_json()])
-        self.assertEqual(
-            set(await store.due(10, 8.0, 9.0)),
-            {Due(old.to_json(), "", False, True), Due(new.to_json(), "", True, True)},
-        )
-        self.assertEqual(await store.counts(), {"server": 2})
-        size = len(old.to_json()) + len(new.to_json()) + 2 * OVERHEAD
-        self.assertEqual(await store.size(), size)
-        self.assertEqual(await store.sweep(7.0 + 89 * 86400, 10), 0)
-        self.assertEqual(await store.sweep(7.0 + 90 * 86400, 10), 2)
-        self.assertEqual((await store.size(), await store.count()), (0, 0))
-
-    @asynchronous
-    async def test_what_cannot_be_read_in_an_earlier_file(self) -> None:
-        """It stays as it is, and those behind it are read again."""
-        await self.store.close()
-        path = self.mktemp()
-        store = SQLiteStore(path)
-        entries = [server_entry(number) for number in range(3)]
-        for entry in entries:
-            await store.post(entry, 0.0)
-        await store.close()
-        db = sqlite3.connect(path)
-        first = sorted(entry.static for entry in entries)[0]
-        db.execute("UPDATE entries SET json = ? WHERE static = ?", (b"{", first))
-        for name, sql in db.execute(
-            "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql NOTNULL"
-        ).fetchall():
-            if "target" in sql:
-                db.execute(f"DROP INDEX {name}")
-        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            db.execute(f"DROP TRIGGER {name}")
-        db.execute("ALTER TABLE entries DROP COLUMN target")
-        indices = set(db.execute("SELECT name FROM sqlite_master WHERE type = 'index'"))
-        db.commit()
-        db.close()
-        self.store = SQLiteStore(path)
-        db = sqlite3.connect(path)
-        self.assertEqual(sorted(row[0] for row in db.execute("SELECT target FROM entries")), ["", "h:1", "h:1"])
-        self.assertGreaterEqual(set(db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")), indices)
-        plan = " ".join(str(row) for row in db.execute("EXPLAIN QUERY PLAN SELECT static FROM entries WHERE ends <= 7"))
-        self.assertIn("USING INDEX", plan.replace("COVERING ", ""))
-        db.close()
 
     @asynchronous
     async def test_a_file_that_is_locked(self) -> None:
@@ -217,11 +152,4 @@ class CountTests(SynchronousTestCase):
             dict(file._db.execute("SELECT place, sum(size) FROM entries GROUP BY place").fetchall()), sizes
         )
         self.assertEqual(self.successResultOf(file.size()), sum(sizes.values()))
-        # a file of before counts once
-        for name in ("new", "was", "became", "gone"):
-            file._db.execute(f"DROP TRIGGER counts_{name}")
-        file._db.execute("DROP TABLE counts")
         file.close()
-        again = SQLiteStore(path)
-        self.assertEqual(self.successResultOf(again.counts()), expected)
-        again.close()
