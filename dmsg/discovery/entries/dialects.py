@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dmsg.discovery.entries.entry import (
     MAX_DELEGATED,
@@ -106,7 +106,7 @@ class Dialect:
             return (entry,)
         return (entry, replace(entry, server=replace(server, port=None)))
 
-    def _client(self, value: Any) -> ClientMeta:
+    def _client(self, value: object) -> ClientMeta:
         name = self.spelling.delegated_servers
         listed = self.reader.members(value, frozenset({name}), "client").get(name)
         if listed is None:
@@ -118,7 +118,7 @@ class Dialect:
             raise EntryInvalid(f"entry has more than {MAX_DELEGATED} delegated servers")
         return ClientMeta(tuple(self.reader.key(one, "delegated server") for one in listed))
 
-    def _server(self, value: Any) -> tuple[ServerMeta, bool]:
+    def _server(self, value: object) -> tuple[ServerMeta, bool]:
         address, port, connections = self.spelling.server
         fields = self.reader.members(value, frozenset(self.spelling.server), "server")
         meta = ServerMeta(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal
-from typing import Any
+from typing import NoReturn
 
 from dmsg.errors import EntryError, KeyFormatError
 from dmsg.keys import PUBKEY_SIZE, PubKey
@@ -34,11 +34,11 @@ def go_string(text: str) -> str:
     return '"' + _SPECIAL.sub(lambda m: _SHORT.get(m[0]) or f"\\u{ord(m[0]):04x}", text) + '"'
 
 
-class Members(list[tuple[str, Any]]):
+class Members(list[tuple[str, object]]):
     """The members of a JSON object in order, duplicates kept."""
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
@@ -53,7 +53,7 @@ def is_key_text(text: str) -> bool:
     return _KEY.fullmatch(text) is not None
 
 
-def string_of(value: Any, what: str) -> str:
+def string_of(value: object, what: str) -> str:
     """A string, ``""`` where there is none.
 
     :raises EntryDecodeError: it is something else.
@@ -76,10 +76,11 @@ class Reader:
     encoding_errors = "strict"
     """What becomes of bytes that are no UTF-8, as :meth:`bytes.decode` calls it."""
 
-    def parse(self, body: bytes) -> Any:
+    def parse(self, body: bytes) -> object:
         """The JSON value; objects are :class:`Members`, numbers with a fraction or exponent are decimals."""
         try:
             text = body.decode("utf-8", self.encoding_errors).lstrip(" \t\r\n")
+            value: object
             value, end = _decoder.raw_decode(text)
             self.check_rest(text[end:])
         except RecursionError:
@@ -92,11 +93,11 @@ class Reader:
         """:raises ValueError: this must not stand behind the value."""
         raise NotImplementedError
 
-    def members(self, value: Any, known: frozenset[str], what: str) -> dict[str, Any]:
+    def members(self, value: object, known: frozenset[str], what: str) -> dict[str, object]:
         """The members of an object by their names."""
         raise NotImplementedError
 
-    def integer(self, value: Any, low: int, high: int, what: str) -> int:
+    def integer(self, value: object, low: int, high: int, what: str) -> int:
         """A whole number, ``low <= number < high``; 0 where there is none."""
         if value is None:
             return 0
@@ -106,7 +107,7 @@ class Reader:
             raise EntryDecodeError(f"{what} is out of range")
         return value
 
-    def key(self, value: Any, what: str) -> str:
+    def key(self, value: object, what: str) -> str:
         """66 hexadecimal characters of a public key; zeros of any length are the null key, as in the reference."""
         text = string_of(value, what)
         return self.key_of_text(text, what) if text.strip("0") else NULL_KEY
@@ -123,16 +124,16 @@ class _Strict(Reader):
         if rest.strip(" \t\r\n"):
             raise ValueError("there is something after the JSON value")
 
-    def members(self, value: Any, known: frozenset[str], what: str) -> dict[str, Any]:
+    def members(self, value: object, known: frozenset[str], what: str) -> dict[str, object]:
         """All of them, known or not."""
-        members: dict[str, Any] = {}
+        members: dict[str, object] = {}
         for name, member in _object(value, what):
             if name in members:
                 raise EntryDecodeError(f"{what} has {name[:40]!r} twice")
             members[name] = member
         return members
 
-    def integer(self, value: Any, low: int, high: int, what: str) -> int:
+    def integer(self, value: object, low: int, high: int, what: str) -> int:
         """``1.0`` is one: JSON Schema calls it an integer."""
         if isinstance(value, Decimal) and value.adjusted() < _DIGITS and value == int(value):
             value = int(value)
@@ -153,9 +154,9 @@ class _AsGo(Reader):
     def check_rest(self, rest: str) -> None:
         pass
 
-    def members(self, value: Any, known: frozenset[str], what: str) -> dict[str, Any]:
+    def members(self, value: object, known: frozenset[str], what: str) -> dict[str, object]:
         """The known ones: Go folds the case of names, and lets the last of a name win."""
-        members: dict[str, Any] = {}
+        members: dict[str, object] = {}
         for given, member in _object(value, what):
             name = given if given in known else given.casefold()
             if name in known:
@@ -170,7 +171,7 @@ class _AsGo(Reader):
             raise EntryDecodeError(f"{what}: {error}") from None
 
 
-def _object(value: Any, what: str) -> Members:
+def _object(value: object, what: str) -> Members:
     if not isinstance(value, Members):
         raise EntryDecodeError(f"{what} is not an object")
     return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 OTHER_PATH = "/dmsg-discovery/available_servers"
 """A path that other discoveries have, whose own paths are not ours."""
@@ -54,7 +53,7 @@ def is_posted_today(body: bytes) -> bool:
         return False
 
 
-def _is_of_today(entry: Any) -> bool:
+def _is_of_today(entry: object) -> bool:
     """Whether an entry has members that those of 2019 lack."""
     if not isinstance(entry, dict):
         return False

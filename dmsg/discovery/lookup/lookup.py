@@ -23,6 +23,7 @@ from twisted.internet.error import (
 )
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened, without_userinfo
 from dmsg.base.units import human_time
@@ -94,11 +95,8 @@ class Lookup:
         self._reactor: IReactorTime = reactor
         self._timeout = timeout
         self._date = date
-        self._pool: Any = None
-        if http is None:
-            self._pool = make_pool(reactor)
-            http = WebClient(reactor, self._pool, timeout)
-        self._http = http
+        self._pool = make_pool(reactor) if http is None else None
+        self._http = http if self._pool is None else WebClient(reactor, self._pool, timeout)
         self._asked: set[bool] = set()
         """Whether what answers was asked what it is, after answers that leave it open and after those that do not."""
         self._under_way: set[Deferred[Any]] = set()
@@ -148,7 +146,7 @@ class Lookup:
         """
         return self._ask(self._withdraw(key, half, frozenset(features)))
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> Deferred[Any]:
+    def ask(self, method: str, path: str, body: bytes | None = None) -> Deferred[object]:
         """Any other question to this discovery: the JSON of its answer.
 
         Fails with :class:`~dmsg.errors.DiscoveryError`, whose ``status`` is the one of an answer that is not 200.
@@ -156,7 +154,7 @@ class Lookup:
         return self._ask(self._json(method, path, body))
 
     @property
-    def reactor(self) -> Any:
+    def reactor(self) -> IReactorTime:
         """The clock by which it waits."""
         return self._reactor
 
@@ -169,7 +167,7 @@ class Lookup:
         asked = Deferred.fromCoroutine(asking)
         self._under_way.add(asked)
 
-        def done(result: Any) -> Any:
+        def done(result: T | Failure) -> T | Failure:
             self._under_way.discard(asked)
             return result
 
@@ -223,7 +221,7 @@ class Lookup:
             raise WrongDiscovery(f"discovery {self.shown_url}: {what}", 404)
         self._asked.add(path_is_unknown)
 
-    async def _json(self, method: str, path: str, body: bytes | None) -> Any:
+    async def _json(self, method: str, path: str, body: bytes | None) -> object:
         status, answer = await self._request(method, path, body)
         if status != 200:
             raise self._error(status, answer)

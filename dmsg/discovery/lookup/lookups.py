@@ -24,9 +24,6 @@ HUNG_FOR = 60.0
 """Seconds for which one that did not answer in time is asked, and not waited for."""
 
 
-_NO_ANSWER = object()
-
-
 class Lookups:
     """Several discoveries that know the same network."""
 
@@ -77,13 +74,15 @@ class Lookups:
         return DeferredList([lookup.close() for lookup in self.lookups]).addCallback(lambda _: None)
 
     # Ruff counts the callbacks inside.
-    async def _gather(self, ask: Callable[[Lookup], Deferred[Any]], *, leave: bool = False) -> list[Any]:  # noqa: C901
+    async def _gather(  # noqa: C901
+        self, ask: Callable[[Lookup], Deferred[T]], *, leave: bool = False
+    ) -> list[T | Failure]:
         """The answers, or Failures, of those that answer; one that hangs is waited for ``GRACE`` beyond the first.
 
         :param leave: one that hangs may go on; else it is cancelled.
         """
         askings = [ask(lookup) for lookup in self.lookups]
-        results: list[Any] = [_NO_ANSWER] * len(askings)
+        results: dict[int, T | Failure] = {}
         done: Deferred[None] = Deferred()
         over = left = False
         timer: IDelayedCall | None = None
@@ -91,15 +90,15 @@ class Lookups:
         now = reactor.seconds()
         hung = {number for number, lookup in enumerate(self.lookups) if self._hung.get(lookup, now) > now}
 
-        def look(result: Any, number: int) -> None:
+        def look(result: T | Failure, number: int) -> None:
             nonlocal timer
             if over:
                 if left and isinstance(result, Failure) and not result.check(CancelledError):
                     _log.info("{url}: {error}", url=self.lookups[number].shown_url, error=str(result.value))
                 return
             results[number] = result
-            good = any(one is not _NO_ANSWER and not isinstance(one, Failure) for one in results)
-            missing = {number for number, one in enumerate(results) if one is _NO_ANSWER}
+            good = not all(isinstance(one, Failure) for one in results.values())
+            missing = set(range(len(askings))) - results.keys()
             if not missing or (good and missing <= hung):
                 finish()
             elif good and timer is None:
@@ -121,36 +120,36 @@ class Lookups:
             if timer is not None and timer.active():
                 timer.cancel()
             for number, lookup in enumerate(self.lookups):
-                if results[number] is _NO_ANSWER:
+                if number not in results:
                     self._hung[lookup] = reactor.seconds() + HUNG_FOR
                     if not left:
                         askings[number].cancel()
                 elif number not in hung:
                     self._hung.pop(lookup, None)
-        return [one for one in results if one is not _NO_ANSWER]
+        return [results[number] for number in sorted(results)]
 
     async def _newest(self, ask: Callable[[Lookup], Deferred[Entry]]) -> Entry:
         if len(self.lookups) == 1:
             return await ask(self.lookups[0])
         answers = await self._gather(ask)
-        entries: list[Entry] = [one for one in answers if not isinstance(one, Failure)]
+        entries = [one for one in answers if not isinstance(one, Failure)]
         if entries:
             # each is signed: an older one is stale, or the newer one is withheld from us
             return max(entries, key=lambda entry: entry.timestamp)
         # "not found" is the weakest answer: another may have it, or be broken
-        raise _strongest(answers, EntryNotFound)
+        raise _strongest([one for one in answers if isinstance(one, Failure)], EntryNotFound)
 
-    async def _all(self, key: PubKey, ask: Callable[[Lookup], Deferred[Any]]) -> None:
+    async def _all(self, key: PubKey, ask: Callable[[Lookup], Deferred[T]]) -> None:
         """Change the entry of a key everywhere."""
 
-        def change(lookup: Lookup) -> Deferred[Any]:
+        def change(lookup: Lookup) -> Deferred[T]:
             place = lookup, key
             before = self._changing.pop(place, None)
             if before is not None:
                 before.cancel()  # what it was to say is no longer so
             changing = self._changing[place] = ask(lookup)
 
-            def ended(result: Any) -> Any:
+            def ended(result: T | Failure) -> T | Failure:
                 if self._changing.get(place) is changing:
                     del self._changing[place]
                 return result
@@ -158,10 +157,11 @@ class Lookups:
             return changing.addBoth(ended)
 
         results = await self._gather(change, leave=True)
-        if all(isinstance(result, Failure) for result in results):
-            if results[0].check(CancelledError):
+        failures = [result for result in results if isinstance(result, Failure)]
+        if len(failures) == len(results):
+            if failures[0].check(CancelledError):
                 raise DiscoveryError("another change of the entry came after it")
-            raise _strongest(results, WrongDiscovery)
+            raise _strongest(failures, WrongDiscovery)
 
     async def _available_servers(self) -> list[Entry]:
         answers = await self._gather(lambda lookup: lookup.available_servers())
@@ -171,14 +171,14 @@ class Lookups:
                 known = found.get(entry.static)
                 if known is None or known.timestamp < entry.timestamp:
                     found[entry.static] = entry
-        if not found and all(isinstance(answer, Failure) for answer in answers):
+        failures = [answer for answer in answers if isinstance(answer, Failure)]
+        if not found and len(failures) == len(answers):
             # one that is away may come back; the wrong one stays wrong
-            raise _strongest(answers, WrongDiscovery)
+            raise _strongest(failures, WrongDiscovery)
         return list(found.values())
 
 
 def _strongest(failures: Iterable[Failure], weak: type[Exception]) -> BaseException:
     """Return the first error that is not of the weak kind, else the first."""
-    errors: list[Any] = [failure.value for failure in failures]
-    strongest: BaseException = next((error for error in errors if not isinstance(error, weak)), errors[0])
-    return strongest
+    errors = [failure.value for failure in failures if failure.value is not None]
+    return next((error for error in errors if not isinstance(error, weak)), errors[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from dmsg.discovery.entries.nameplates import LARGEST, Release
 from dmsg.discovery.lookup.lookup import Lookup
@@ -109,7 +108,7 @@ async def _claim(lookup: Lookup, key: PubKey) -> tuple[int, float]:
     return number, float(lasts)
 
 
-def _member(lookup: Lookup, answer: Any, name: str) -> Any:
+def _member(lookup: Lookup, answer: object, name: str) -> object:
     if not isinstance(answer, dict) or name not in answer:
         raise DiscoveryError(f"discovery {lookup.shown_url}: its answer is malformed")
     return answer[name]

@@ -17,11 +17,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
@@ -61,14 +61,14 @@ class Ranking:
     valid_until: float
 
 
-def _signed(document: dict[str, Any]) -> bytes:
+def _signed(document: Mapping[str, object]) -> bytes:
     rest = {name: value for name, value in document.items() if name != "signature"}
     return json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
 
 
-def sign_ranking(servers: Sequence[dict[str, Any]], key: SecKey, generated_at: int, valid_until: int) -> bytes:
+def sign_ranking(servers: Sequence[Mapping[str, object]], key: SecKey, generated_at: int, valid_until: int) -> bytes:
     """The file's content.  :param servers: ``static``, ``weight``, ``reasons`` each."""
-    document: dict[str, Any] = {
+    document: dict[str, object] = {
         "generated_at": generated_at,
         "valid_until": valid_until,
         "servers": list(servers),

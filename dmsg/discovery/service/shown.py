@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
+from prometheus_client.registry import Collector
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
@@ -39,6 +40,31 @@ SHOWN_RELAYS = 20
 
 
 _log = Logger()
+
+
+class _Server(TypedDict, total=False):
+    """A server's half of an entry, in either spelling of its fields."""
+
+    address: str
+    available_connections: int
+    availableConnections: int
+
+
+class _Client(TypedDict, total=False):
+    """A client's half of an entry."""
+
+    delegated_servers: list[str] | None
+
+
+class _Entry(TypedDict, total=False):
+    """The JSON of an entry as the store keeps it."""
+
+    version: str
+    sequence: int
+    timestamp: int
+    static: str
+    server: _Server | None
+    client: _Client | None
 
 
 class Answering(Protocol):
@@ -213,7 +239,7 @@ class DiscoveryShown(Shown):
                 return keys.pop()
         return text
 
-    def _server(self, entry: dict[str, Any], now: float) -> tuple[str, str, str, str, str]:
+    def _server(self, entry: _Entry, now: float) -> tuple[str, str, str, str, str]:
         server = entry.get("server") or {}
         return (
             str(entry.get("static", "")),
@@ -246,18 +272,18 @@ def _at_least(bodies: list[bytes]) -> str:
     return f"{len(bodies)}{' or more' if len(bodies) >= SHOWN_SERVERS else ''}"
 
 
-def _takes_clients(entry: dict[str, Any]) -> bool:
+def _takes_clients(entry: _Entry) -> bool:
     """One that leaves says that it has no room."""
     return bool(_free(entry))
 
 
-def _free(entry: dict[str, Any]) -> Any:
+def _free(entry: _Entry) -> int | str:
     """Clients that a server still takes, in either spelling; empty: it does not say."""
     server = entry.get("server") or {}
     return server.get("available_connections", server.get("availableConnections", ""))
 
 
-def _rows(entry: dict[str, Any]) -> Iterable[tuple[str, str]]:
+def _rows(entry: _Entry) -> Iterable[tuple[str, str]]:
     posted = datetime.fromtimestamp(int(entry.get("timestamp", 0)) / 1e9, UTC)
     yield "Posted", f"{posted:%Y-%m-%d %H:%M:%S} UTC"
     yield "Sequence", str(entry.get("sequence", ""))
@@ -268,7 +294,7 @@ def _rows(entry: dict[str, Any]) -> Iterable[tuple[str, str]]:
         yield "Is reached through", str(server)
 
 
-def _by(counter: Any, label: str) -> dict[str, float]:
+def _by(counter: Collector, label: str) -> dict[str, float]:
     return {
         sample.labels[label]: sample.value
         for metric in counter.collect()
@@ -277,7 +303,7 @@ def _by(counter: Any, label: str) -> dict[str, float]:
     }
 
 
-def _total(counter: Any) -> float:
+def _total(counter: Collector) -> float:
     return math.fsum(
         sample.value for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total")
     )
