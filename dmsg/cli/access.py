@@ -126,12 +126,14 @@ allow_option = click.option(
     multiple=True,
     type=AllowedType(),
     metavar="NAME",
-    help="Only this peer: a name, a key, or the @GROUP of several; repeatable.  Default: anyone who knows the key.",
+    help="Allow only this peer: a name, a key or an @GROUP; repeatable.  Default: anyone who knows the key.",
 )
-anyone_option = click.option("--anyone", is_flag=True, help="Take files from anyone who knows the key.")
-hidden_option = click.option("--hidden", is_flag=True, help="Names that begin with a dot, too.")
+anyone_option = click.option("--anyone", is_flag=True, help="Accept files from anyone who knows the key.")
+hidden_option = click.option(
+    "--hidden", is_flag=True, help="Include files and directories whose names begin with a dot."
+)
 anything_option = click.option(
-    "--anything", is_flag=True, help="The directory may be a home directory, or one above it."
+    "--anything", is_flag=True, help="Allow a home directory, or a directory that contains one."
 )
 
 

@@ -37,9 +37,9 @@ BLANKS = {
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 @click.pass_context
 def completion(ctx: click.Context, shell: str | None) -> None:
-    """Print what makes a SHELL complete commands, options, names, codes and files.
+    """Print the script with which SHELL completes commands, options, names, codes and files.
 
-    Without SHELL it is the one that you use.
+    SHELL defaults to your login shell.
 
     \b
     Examples:

@@ -27,12 +27,11 @@ VARIABLES = {"discovery": "DMSG_DISCOVERY", "key-file": "DMSG_KEY_FILE", NAMES: 
 @click.group(cls=OneLineGroup, invoke_without_command=True)
 @click.pass_context
 def config(ctx: click.Context) -> None:
-    """Show and change what options are that are not given.
+    """Show and change default option values.
 
-    The file is ~/.config/dmsg/config.toml, or where DMSG_CONFIG says. At its
-    top are options of the network, for every command; a table has those of one
-    command. The command line goes before the environment, and that before the
-    file.
+    The configuration file is ~/.config/dmsg/config.toml, or the file that DMSG_CONFIG names. Options of the
+    network stand at the top and apply to all commands; a table holds the options of one command. The command
+    line overrides the environment, and the environment overrides the file.
 
     \b
     Examples:
@@ -47,7 +46,7 @@ def config(ctx: click.Context) -> None:
 
 @config.command()
 def show() -> None:
-    """Each setting, its value, and where that comes from; so does `dmsg config` alone."""
+    """Show each setting, its value and its source; the same as `dmsg config` alone."""
     _show_all()
 
 
@@ -84,13 +83,13 @@ def set_(name: str, values: tuple[str, ...]) -> None:
 @config.command()
 @click.argument("name")
 def unset(name: str) -> None:
-    """Forget NAME, or COMMAND.NAME."""
+    """Remove the setting NAME or COMMAND.NAME."""
     _change(name, None)
 
 
 @config.command()
 def path() -> None:
-    """Show where the file is, or would be."""
+    """Print the path of the configuration file."""
     tell(str(config_path()), path=str(config_path()))
 
 

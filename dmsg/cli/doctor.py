@@ -22,16 +22,18 @@ if TYPE_CHECKING:
     type=URLType(),
     envvar="DMSG_DISCOVERY",
     metavar="URL",
-    help="Discovery to ask; may be repeated.  Also: DMSG_DISCOVERY.",
+    help="URL of a discovery; repeatable.  Environment: DMSG_DISCOVERY.",
 )
 @key_option
-@click.option("--servers", default=8, show_default=True, type=click.IntRange(1, 128), help="Servers to try, at most.")
+@click.option(
+    "--servers", default=8, show_default=True, type=click.IntRange(1, 128), help="Maximum number of servers to try."
+)
 def doctor(discovery: tuple[str, ...], key_file: str | None, servers: int) -> None:
-    """Look at what this machine needs to use dmsg, and say what to do where something is wrong.
+    """Check the installation and the network, and say what to do about each problem.
 
-    Versions, the address book, the key file, each discovery and its clock,
-    the servers that it offers, a stream through one of them, and the entry of
-    the key.  Nothing is changed.  The status is 1 if something is wrong.
+    The command checks versions, the address book, the key file, each discovery and its clock, the servers that
+    discovery offers, a stream through one of these servers, and the entry of the key. It changes nothing. The
+    exit status is 1 if a check fails.
 
     \b
     Examples:

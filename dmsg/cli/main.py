@@ -12,40 +12,66 @@ from dmsg.cli import output
 from dmsg.cli.options import Group
 from dmsg.errors import needs_extra
 
-COMMANDS = {
-    "key": ("dmsg.cli.keys.key", "Make and show keys."),
-    "discovery": ("dmsg.cli.keys.discovery", "Ask and change discovery."),
-    "listen": ("dmsg.cli.peers.pipe:listen", "Take one transport and join it to standard input and output."),
-    "connect": ("dmsg.cli.peers.pipe:connect", "Open a transport and join it to standard input and output."),
-    "send": ("dmsg.cli.files.transfer:send", "Send files, directories, a text or a pipe, by a code or to a key."),
-    "receive": ("dmsg.cli.files.transfer:receive", "Receive what is sent, by a code or at a key."),
-    "pair": ("dmsg.cli.keys.pair", "Exchange keys with somebody, by a code."),
-    "up": ("dmsg.cli.agent.commands:up", "Start the agent: one process with your key, for all commands."),
-    "status": ("dmsg.cli.agent.commands:status", "Show what the agent does."),
-    "down": ("dmsg.cli.agent.commands:down", "Stop the agent."),
-    "ping": ("dmsg.cli.peers.ping", "Measure round trips to a public key."),
-    "bench": ("dmsg.cli.peers.bench", "Measure how fast the network carries data."),
-    "iperf": ("dmsg.cli.peers.iperf", "Measure one peer over time, in either direction."),
-    "trace": ("dmsg.cli.peers.trace", "Show over which servers a peer is reached, and how fast."),
-    "forward": ("dmsg.cli.tunnels.forward:forward", "A local TCP port leads to a peer's port."),
-    "expose": ("dmsg.cli.tunnels.forward:expose", "A TCP port of this machine for peers."),
-    "socks": ("dmsg.cli.tunnels.socks", "A SOCKS5 proxy to which NAME.dmsg and KEY.dmsg are hosts."),
-    "serve": ("dmsg.cli.files.web:serve", "A directory over HTTP for peers."),
-    "curl": ("dmsg.cli.files.web:curl", "Fetch a dmsg:// URL."),
-    "nc": ("dmsg.cli.peers.pipe:nc", "Standard input and output over a stream."),
-    "cp": ("dmsg.cli.files.cp:cp", "Copy files to and from a peer; goes on where it was cut."),
-    "messaging": ("dmsg.cli.peers.messaging", "The Messaging System, the protocol before dmsg."),
-    "top": ("dmsg.cli.fleet.top", "Watch servers and discoveries in a terminal, what is wrong first."),
-    "name": ("dmsg.cli.keys.name", "The address book."),
-    "analytics": ("dmsg.cli.pipeline.commands", "What the network did, computed on Spark."),
-    "twin": ("dmsg.cli.bus.twin:twin", "Twins of the message bus: make, list, show, change."),
-    "rmb": ("dmsg.cli.bus.rmb:rmb", "The reliable message bus: call twins, be called, a demo."),
-    "config": ("dmsg.cli.configuring", "What options are that are not given."),
-    "doctor": ("dmsg.cli.doctor", "Look at what this machine needs, and say what to do."),
-    "completion": ("dmsg.cli.completion", "What makes a shell complete commands, names, codes and files."),
-    "man": ("dmsg.cli.man", "Manual pages."),
-    "demo": ("dmsg.cli.demos.network", "A whole network on this machine, in under a minute."),
+GROUPS = {
+    "Send and receive": {
+        "send": (
+            "dmsg.cli.files.transfer:send",
+            "Send files, directories or text, by a code or to a key.",
+        ),
+        "receive": ("dmsg.cli.files.transfer:receive", "Receive what 'dmsg send' sends."),
+        "cp": ("dmsg.cli.files.cp:cp", "Copy files to and from a peer; an interrupted copy resumes."),
+        "connect": ("dmsg.cli.peers.pipe:connect", "Open a transport and connect it to standard input and output."),
+        "listen": ("dmsg.cli.peers.pipe:listen", "Accept one transport and connect it to standard input and output."),
+        "nc": ("dmsg.cli.peers.pipe:nc", "Connect standard input and output to a peer's port."),
+        "messaging": ("dmsg.cli.peers.messaging", "Use the Messaging System, the predecessor of dmsg."),
+    },
+    "Services and tunnels": {
+        "serve": ("dmsg.cli.files.web:serve", "Serve a directory to peers over HTTP."),
+        "curl": ("dmsg.cli.files.web:curl", "Fetch a dmsg:// URL."),
+        "forward": ("dmsg.cli.tunnels.forward:forward", "Forward a local TCP port to a peer."),
+        "expose": ("dmsg.cli.tunnels.forward:expose", "Expose a local TCP port to peers."),
+        "socks": ("dmsg.cli.tunnels.socks", "Run a SOCKS5 proxy for the hosts NAME.dmsg and KEY.dmsg."),
+    },
+    "Keys and names": {
+        "key": ("dmsg.cli.keys.key", "Create and show keys."),
+        "pair": ("dmsg.cli.keys.pair", "Exchange keys with another person by a code."),
+        "name": ("dmsg.cli.keys.name", "Manage the address book of names and groups."),
+    },
+    "Measure and diagnose": {
+        "ping": ("dmsg.cli.peers.ping", "Measure round-trip times to a peer."),
+        "trace": (
+            "dmsg.cli.peers.trace",
+            "Show the servers through which a peer is reachable.",
+        ),
+        "iperf": ("dmsg.cli.peers.iperf", "Measure the throughput to or from a peer."),
+        "bench": ("dmsg.cli.peers.bench", "Measure the throughput of the network."),
+        "doctor": ("dmsg.cli.doctor", "Check the installation and the network, and say what to do."),
+    },
+    "Agent": {
+        "up": ("dmsg.cli.agent.commands:up", "Start the agent, a process that holds your key for all commands."),
+        "status": ("dmsg.cli.agent.commands:status", "Show the agent's key, servers, services and streams."),
+        "down": ("dmsg.cli.agent.commands:down", "Stop the agent."),
+    },
+    "Operate a network": {
+        "demo": ("dmsg.cli.demos.network", "Run a whole network on this machine for a minute."),
+        "discovery": ("dmsg.cli.keys.discovery", "Query and change entries in discovery."),
+        "top": ("dmsg.cli.fleet.top", "Watch servers and discoveries in a terminal, problems first."),
+    },
+    "Message bus": {
+        "rmb": ("dmsg.cli.bus.rmb:rmb", "Call twins over the reliable message bus, and answer calls."),
+        "twin": ("dmsg.cli.bus.twin:twin", "Create, list, show and change twins of the message bus."),
+    },
+    "Pipeline": {
+        "analytics": ("dmsg.cli.pipeline.commands", "Compute and show tables of what the network did, on Spark."),
+    },
+    "Shell": {
+        "config": ("dmsg.cli.configuring", "Show and change default option values."),
+        "completion": ("dmsg.cli.completion", "Print the completion script of a shell."),
+        "man": ("dmsg.cli.man", "Print or write manual pages."),
+    },
 }
+"""Where each command is defined, and its line in ``dmsg --help``, by group."""
+COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 
 
 class _Lazy(Group):
@@ -67,19 +93,21 @@ class _Lazy(Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, rows in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in rows.items()])
 
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
 @click.version_option(None, "--version", "-V", package_name="dmsg", prog_name="dmsg", message="%(prog)s %(version)s")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Results as JSON, one object a line; every command has this, too."
+    "--json", "as_json", is_flag=True, help="Print results as JSON, one object per line; every command has this option."
 )
-@click.option("--quiet", "-q", is_flag=True, help="No progress and no notices; every command has this.")
-@click.option("--verbose", "-v", is_flag=True, help="Log to standard error; every command has this.")
+@click.option("--quiet", "-q", is_flag=True, help="Print no progress and no notices; every command has this option.")
+@click.option("--verbose", "-v", is_flag=True, help="Write the log to standard error; every command has this option.")
 def main(as_json: bool, quiet: bool, verbose: bool) -> None:
-    """dmsg: two programs talk when all they know of each other is a public key.
+    """Connect two programs that know only each other's public key.
 
     \b
     Examples:

@@ -17,7 +17,7 @@ from dmsg.cli.output import say, state, tell
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write the pages of all commands into DIR, as in ~/.local/share/man/man1.",
+    help="Write the pages of all commands into DIR, for example ~/.local/share/man/man1.",
 )
 @click.pass_context
 def man(ctx: click.Context, words: tuple[str, ...], directory: Path | None) -> None:

@@ -1,11 +1,13 @@
 """Commands and groups that have what every command has: ``--json``, ``--quiet``, ``--verbose``, ``--version``.
 
-The options of the network, which every command that runs a client has too,
-stand in a section of their own in its help.
+The help of a command shows its summary, its examples, its description and its
+own options.  The options of the network, which every command that runs a client
+shares, are shown by ``--help-all`` alone.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable
@@ -23,6 +25,10 @@ from dmsg.errors import DmsgError
 NETWORK_OPTIONS = frozenset(f"--{name}" for name in (*NETWORK, "create", "share", "profile"))
 """Options that say how a client reaches the network, in the configuration file or only on the command line."""
 
+ALL = "dmsg.all"
+"""Key of a context's ``meta`` that is set when the help shows the options of the network, too."""
+LONGEST_SUMMARY = 200
+"""Characters of a command's first sentence that a list of commands shows."""
 _MARKED = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 UNCONFIGURED = ("config", "completion", "man")
 """Commands for which nothing stands in the configuration file."""
@@ -49,13 +55,21 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
         ctx.exit()
 
 
+def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
 def _common() -> list[click.Option]:
     flag = partial(click.Option, is_flag=True, expose_value=False, is_eager=True)
     return [
-        flag(["--json"], callback=_set_json, help="Results as JSON, one object a line."),
-        flag(["--quiet", "-q"], callback=_set_quiet, help="No progress and no notices."),
-        flag(["--verbose", "-v"], callback=_set_verbose, help="Log to standard error."),
-        flag(["--version", "-V"], callback=_show_version, help="Show the version and end."),
+        flag(["--json"], callback=_set_json, help="Print results as JSON, one object per line."),
+        flag(["--quiet", "-q"], callback=_set_quiet, help="Print no progress and no notices."),
+        flag(["--verbose", "-v"], callback=_set_verbose, help="Write the log to standard error."),
+        flag(["--version", "-V"], callback=_show_version, help="Show the version and exit."),
+        flag(["--help-all"], callback=_show_all, hidden=True),
     ]
 
 
@@ -90,7 +104,7 @@ class Command(click.Command):
         while parent is not None and parent.parent is not None:
             path.insert(0, parent.info_name or "")
             parent = parent.parent
-        if path[0] in UNCONFIGURED or {"-h", "--help"} & set(args):
+        if path[0] in UNCONFIGURED or {"-h", "--help", "--help-all"} & set(args):
             return {}  # these have to work when the file is wrong
         try:
             content = read_config()
@@ -103,6 +117,10 @@ class Command(click.Command):
                 return {}  # which says it, with what to do
             raise click.ClickException(str(error)) from None
 
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the summary, then the examples, then the rest of the description."""
+        _write_text(self.help, formatter)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
         network: list[tuple[str, str]] = []
@@ -112,10 +130,26 @@ class Command(click.Command):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
                 (network if is_client and NETWORK_OPTIONS & set(param.opts) else own).append(record)
-        for title, records in (("Options", own), ("Options of the network", network)):
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+        with formatter.section("Options"):
+            formatter.write_dl(own)
+        if not network:
+            return
+        if ctx.meta.get(ALL):
+            with formatter.section("Network options"):
+                formatter.write_dl(network)
+        else:
+            formatter.write_paragraph()
+            formatter.write(f"Network options, such as --discovery and --key-file ({len(network)} in all):\n")
+            formatter.write(f"  {ctx.command_path} --help-all\n")
+
+
+def _write_text(text: str | None, formatter: click.HelpFormatter) -> None:
+    """Write a description with its examples behind its first paragraph."""
+    first, *others = re.split(r"\n\s*\n", inspect.cleandoc(text or "").partition("\f")[0])
+    others.sort(key=lambda paragraph: not paragraph.startswith("\b\nExample"))
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text("\n\n".join([first, *others]))
 
 
 def _for_terminals(text: str | None) -> str | None:
@@ -142,6 +176,17 @@ class Group(click.Group):
         if self.invoke_without_command:
             taken = {name for param in self.params for name in param.opts}
             self.params += [option for option in _common() if not taken & set(option.opts)]
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the summary, then the examples, then the rest of the description."""
+        _write_text(self.help, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each command with its whole first sentence."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        shown = [(name, one.get_short_help_str(LONGEST_SUMMARY)) for name, one in found if one and not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(shown)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

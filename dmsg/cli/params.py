@@ -258,7 +258,7 @@ def make_discovery_option(
         type=URLType(),
         envvar="DMSG_DISCOVERY",
         metavar="URL",
-        help="Discovery to ask; may be repeated.  Also: DMSG_DISCOVERY.",
+        help="URL of a discovery; repeatable.  Environment: DMSG_DISCOVERY.",
     )
 
 
@@ -270,21 +270,26 @@ key_option = click.option(
     envvar="DMSG_KEY_FILE",
     metavar="FILE",
     shell_complete=complete_path,
-    help="Secret key; without one the agent's, or else a new one for this run.  Also: DMSG_KEY_FILE.",
+    help=(
+        "File with the secret key.  Default: the agent's key, or else a new key for this run. "
+        " Environment: DMSG_KEY_FILE."
+    ),
 )
-create_option = click.option("--create", is_flag=True, help="Make the key file if it is absent.")
+create_option = click.option("--create", is_flag=True, help="Create the key file if it does not exist.")
 share_option = click.option(
-    "--share", is_flag=True, help="Use the key though another program uses it: others reach only the newest."
+    "--share",
+    is_flag=True,
+    help="Use the key although another program uses it; peers reach only the program that started last.",
 )
 servers_option = click.option(
     "--min-servers",
     default=MIN_SERVERS,
     show_default=True,
     type=click.IntRange(1, 100),
-    help="Servers to stay connected to.",
+    help="Number of servers to stay connected to.",
 )
 timeout_option = click.option(
-    "--timeout", default=10.0, show_default=True, type=Seconds(0.1, 3600), help="Seconds to connect."
+    "--timeout", default=10.0, show_default=True, type=Seconds(0.1, 3600), help="Seconds to wait for a connection."
 )
 
 
@@ -293,13 +298,13 @@ encryption_option = click.option(
     default="require",
     show_default=True,
     type=click.Choice(["require", "prefer", "off"]),
-    help="Secure transports: only these; these where the remote offers them; none.",
+    help="End-to-end encryption: require it, prefer it where the peer supports it, or turn it off.",
 )
 prefer_option = click.option(
-    "--prefer", multiple=True, type=PUBLIC_KEY, metavar="SERVER", help="Take this server before others; repeatable."
+    "--prefer", multiple=True, type=PUBLIC_KEY, metavar="SERVER", help="Prefer this server to others; repeatable."
 )
 only_option = click.option(
-    "--only", multiple=True, type=PUBLIC_KEY, metavar="SERVER", help="Take no server but this; repeatable."
+    "--only", multiple=True, type=PUBLIC_KEY, metavar="SERVER", help="Use only this server; repeatable."
 )
 resume_option = click.option(
     "--resume",
@@ -308,7 +313,7 @@ resume_option = click.option(
     show_default=True,
     type=Seconds(0, 86400),
     metavar="SECONDS",
-    help="How long to look for another way when a server is lost; 0: do not.",
+    help="Seconds to keep trying to resume streams after their server is lost; 0 disables resuming.",
 )
 
 words_option = click.option(
@@ -316,17 +321,20 @@ words_option = click.option(
     default=WORDS,
     show_default=True,
     type=click.IntRange(MIN_WORDS, MAX_WORDS),
-    help="Words of the code; each is one of 2048.",
+    help="Number of words in the code, each one of 2048.",
 )
-qr_option = click.option("--no-qr", is_flag=True, help="Do not show the code as QR.")
+qr_option = click.option("--no-qr", is_flag=True, help="Do not show the code as a QR code.")
 
 agent_option = click.option(
-    "--agent/--no-agent", "agent", default=True, help="Work through the agent (dmsg up), where it has what is asked."
+    "--agent/--no-agent",
+    "agent",
+    default=True,
+    help="Use the agent's key and connections if 'dmsg up' runs with the same discovery and key.",
 )
 receipts_option = click.option(
     "--receipts/--no-receipts",
     default=False,
-    help="Sign for servers that ask for it how much they delivered, and between whom.",
+    help="Sign receipts for servers that ask for them: the number of bytes delivered, and between which keys.",
 )
 
 

@@ -19,7 +19,7 @@ from dmsg.cli.agent import showing
 from dmsg.cli.files.copies import jobs_of
 from dmsg.cli.files.http import _http_url
 from dmsg.cli.habits import BELOW, COMMANDS as HABITS
-from dmsg.cli.main import COMMANDS, main
+from dmsg.cli.main import COMMANDS, GROUPS, main
 from dmsg.cli.params import ClientSettings, client_options_of
 from dmsg.cli.screen import print_table
 from dmsg.clients.names import Names
@@ -84,6 +84,31 @@ class HabitTests(WordsCase):
         self.assertEqual(self.dmsg("help", "cp").output, self.dmsg("cp", "--help").output)
         self.assertEqual(self.dmsg("help", "name", "add").output, self.dmsg("name", "add", "--help").output)
         self.assertEqual(self.dmsg("name", "help", "add").output, self.dmsg("name", "add", "--help").output)
+
+    def test_help_shows_a_commands_own_options(self) -> None:
+        """Those of the network, the same in every command, are shown when they are asked for."""
+        short, whole = (self.dmsg("cp", option).output for option in ("--help", "--help-all"))
+        self.assertIn("--writable", short)
+        self.assertNotIn("--min-servers", short)
+        self.assertIn("dmsg cp --help-all\n", short)
+        self.assertIn("--writable", whole)
+        self.assertIn("--min-servers", whole)
+        self.assertNotIn("--help-all", whole)
+
+    def test_help_shows_examples_before_the_description(self) -> None:
+        said = self.dmsg("cp", "--help").output
+        places = [
+            said.index(words) for words in ("Copy files to and from", "Examples:", "Repeat the command", "Options:")
+        ]
+        self.assertEqual(places, sorted(places))
+
+    def test_help_of_all_is_in_groups(self) -> None:
+        """Each command once, with a verb and an object, whole."""
+        said = self.dmsg("--help").output
+        for title, rows in GROUPS.items():
+            part = " ".join(said.partition(f"\n{title}:\n")[2].partition("\n\n")[0].split())
+            for name, (_, text) in rows.items():
+                self.assertIn(f"{name} {text}", part)
 
     def test_one_version(self) -> None:
         shown = {

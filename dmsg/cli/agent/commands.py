@@ -46,22 +46,23 @@ def _found() -> Found:
 
 
 @command()
-@click.option("--foreground", "-f", is_flag=True, help="Do not go into the background: for systemd and the like.")
+@click.option("--foreground", "-f", is_flag=True, help="Stay in the foreground, for systemd and other supervisors.")
 @click.option(
     "--log",
     "log_file",
     type=click.Path(dir_okay=False),
-    help="What happens goes there; in the background by default to agent.log in ~/.local/state/dmsg. "
-    "It is kept to 1 MiB and 1 MiB before that, in FILE.1.",
+    help=(
+        "File for the log.  Default in the background: ~/.local/state/dmsg/agent.log.  At 1 "
+        "MiB the log is renamed FILE.1 and starts again."
+    ),
 )
 @client_options_of(by_agent=None, loads=False)
 def up(foreground: bool, log_file: str | None, settings: ClientSettings) -> None:
     """Start the agent: one process that holds your key and its connections.
 
-    While it is up, other commands use its key and its connections: they start
-    faster, and several programs share one key, each at a port of its own.
-    Without --key-file it is key in the directory of settings, made at the
-    first time.
+    While the agent runs, other commands use its key and connections: they start faster, and several programs
+    share one key, each with ports of its own. Without --key-file the agent uses the file `key` in the
+    configuration directory, and creates it at its first start.
 
     \b
     Examples:
@@ -123,7 +124,7 @@ def up(foreground: bool, log_file: str | None, settings: ClientSettings) -> None
 
 @command()
 def down() -> None:
-    """Stop the agent.  What works through it waits for it to come back."""
+    """Stop the agent.  Commands that use the agent wait until it is started again."""
     found = _found()
     try:
         # the answer comes at once, the end of the connection when it has stopped

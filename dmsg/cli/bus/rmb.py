@@ -49,13 +49,13 @@ relay_option = click.option(
     envvar="RMB_RELAY",
     metavar="URL",
     callback=_relays,
-    help="Relay to connect to, ws:// or wss://; repeatable.  Also: RMB_RELAY.",
+    help="URL of the relay, ws:// or wss://; repeatable.  Environment: RMB_RELAY.",
 )
 
 
 @group()
 def rmb() -> None:
-    """Call twins of the message bus, and be called.
+    """Call twins over the message bus, and answer calls.
 
     \b
     Examples:
@@ -81,12 +81,14 @@ def _twins(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
 @registry_option
 @relay_option
 @key_option
-@click.option("--timeout", default=30.0, show_default=True, type=Seconds(0.1, 1800), help="Seconds to wait.")
-@click.option("--session", metavar="NAME", callback=_text, help="The session of the twin that is asked.")
-@click.option("--keep", is_flag=True, help="Let the relay keep the request while the twin is not connected.")
-@click.option("--schema", default="application/json", show_default=True, callback=_text)
-@click.option("--no-encryption", is_flag=True, help="Send it plain.")
-@click.option("--no-update", is_flag=True, help="Leave the registry as it is.")
+@click.option(
+    "--timeout", default=30.0, show_default=True, type=Seconds(0.1, 1800), help="Seconds to wait for the answer."
+)
+@click.option("--session", metavar="NAME", callback=_text, help="Session of the called twin.")
+@click.option("--keep", is_flag=True, help="Let the relay keep the request until the twin connects.")
+@click.option("--schema", default="application/json", show_default=True, callback=_text, help="Media type of PAYLOAD.")
+@click.option("--no-encryption", is_flag=True, help="Send the request without end-to-end encryption.")
+@click.option("--no-update", is_flag=True, help="Do not update the twin's relays and keys in the registry.")
 def call(
     twins: tuple[int, ...],
     command: str,
@@ -101,10 +103,10 @@ def call(
     no_encryption: bool,
     no_update: bool,
 ) -> None:
-    """Ask TWIN for COMMAND with PAYLOAD, and print the answer.
+    """Call COMMAND of TWIN with PAYLOAD and print the answer.
 
-    PAYLOAD is a text, ``@FILE``, or ``-`` for standard input.  Of several twins
-    each answer is a line of JSON.
+    PAYLOAD is a text, ``@FILE``, or ``-`` for standard input. If you call several twins, each answer is one
+    line of JSON.
     """
 
     from dmsg.cli.bus.calling import client_for, line_of, payload_of
@@ -157,7 +159,9 @@ def call(
     multiple=True,
     required=True,
     metavar="COMMAND PROGRAM",
-    help="Run PROGRAM (of the shell) for COMMAND: its input is the payload, its output the answer; repeatable.",
+    help=(
+        "Answer COMMAND with the output of this shell command, which reads the payload from standard input; repeatable."
+    ),
 )
 @click.option(
     "--allow",
@@ -166,9 +170,11 @@ def call(
     metavar="TWIN",
     help="Answer only this twin; repeatable.  Default: every twin.",
 )
-@click.option("--session", metavar="NAME", callback=_text, help="Be this session of the twin, not the twin itself.")
-@click.option("--no-encryption", is_flag=True, help="Say no encryption key: others send plain.")
-@click.option("--no-update", is_flag=True, help="Leave the registry as it is.")
+@click.option("--session", metavar="NAME", callback=_text, help="Connect as this session of the twin.")
+@click.option(
+    "--no-encryption", is_flag=True, help="Publish no encryption key; callers then send without end-to-end encryption."
+)
+@click.option("--no-update", is_flag=True, help="Do not update the twin's relays and keys in the registry.")
 def serve(
     registry: str,
     relay: tuple[str, ...],
@@ -179,7 +185,7 @@ def serve(
     no_encryption: bool,
     no_update: bool,
 ) -> None:
-    """Answer calls with the output of programs, until it is ended."""
+    """Answer calls with the output of shell commands until stopped."""
 
     from twisted.internet.defer import Deferred
 
@@ -217,9 +223,9 @@ def serve(
 @registry_option
 @relay_option
 @key_option
-@click.option("--count", "-c", default=4, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--count", "-c", default=4, show_default=True, type=click.IntRange(1, 1000), help="Number of pings.")
 def ping(registry: str, relay: tuple[str, ...], key_file: str | None, count: int) -> None:
-    """Time the way to the relay and back."""
+    """Measure round-trip times to the relay."""
 
     from dmsg.cli.bus.calling import client_for
     from dmsg.cli.running import run

@@ -35,14 +35,14 @@ registry_option = click.option(
     envvar="RMB_REGISTRY",
     metavar="URL",
     callback=_registry,
-    help="http://HOST:PORT of an rmb-registry, or file:PATH.  Also: RMB_REGISTRY.",
+    help="Registry: http://HOST:PORT of an rmb-registry, or file:PATH.  Environment: RMB_REGISTRY.",
 )
 key_option = click.option(
     "--key-file",
     "-k",
     envvar="RMB_KEY_FILE",
     metavar="FILE",
-    help=f"The twin's secret.  Also: RMB_KEY_FILE, or the words in {SECRET}.",
+    help=f"File with the twin's secret.  Environment: RMB_KEY_FILE, or the words themselves in {SECRET}.",
 )
 
 
@@ -71,7 +71,7 @@ relay_option = click.option(
 
 @group()
 def twin() -> None:
-    """Make, show and change twins of the message bus.
+    """Create, show and change twins of the message bus.
 
     \b
     Examples:
@@ -99,14 +99,20 @@ def _show(found: Twin) -> None:
 @click.argument("file", type=click.Path(dir_okay=False))
 @registry_option
 @relay_option
-@click.option("--key-type", type=click.Choice(KEY_TYPES, case_sensitive=False), default="sr25519", show_default=True)
 @click.option(
-    "--words", type=click.Choice(["12", "24"]), default="12", show_default=True, help="Words of a new secret."
+    "--key-type",
+    type=click.Choice(KEY_TYPES, case_sensitive=False),
+    default="sr25519",
+    show_default=True,
+    help="Kind of key to create.",
+)
+@click.option(
+    "--words", type=click.Choice(["12", "24"]), default="12", show_default=True, help="Number of words in a new secret."
 )
 def create(file: str, registry: str, relay: tuple[str, ...], key_type: str, words: str) -> None:
-    """Make a twin: a new secret in FILE (mode 0600), and an entry in the registry; print its number.
+    """Create a twin: write a new secret to FILE (mode 0600), register it and print its number.
 
-    If FILE is there already, its secret is registered.
+    If FILE exists, register its secret.
     """
 
     from mnemonic import Mnemonic
@@ -232,12 +238,20 @@ def show(who: str, registry: str) -> None:
 @registry_option
 @key_option
 @relay_option
-@click.option("--strict/--no-strict", default=None, help="Everything of this twin is signed with borders.")
-@click.option("--no-encryption", is_flag=True, help="Take the encryption key out: messages to it are plain.")
+@click.option(
+    "--strict/--no-strict",
+    default=None,
+    help="Declare in the registry that every program of this twin signs with field borders.",
+)
+@click.option(
+    "--no-encryption",
+    is_flag=True,
+    help="Remove the encryption key from the registry; messages to this twin are then not encrypted.",
+)
 def set_twin(
     registry: str, key_file: str | None, relay: tuple[str, ...], strict: bool | None, no_encryption: bool
 ) -> None:
-    """Change the relays, or the keys, of a twin; signed with its secret."""
+    """Change the relays or keys of a twin; the change is signed with its secret."""
 
     from dmsg.cli.running import run
     from dmsg.rmb.registry.service import open_registry

@@ -23,14 +23,13 @@ FILE_SIZE = 4 * 1024 * 1024
 
 @command()
 @click.option(
-    "--size", default=FILE_SIZE, show_default=True, type=click.IntRange(1024 * 1024, 2**30), help="Bytes of each file."
+    "--size", default=FILE_SIZE, show_default=True, type=click.IntRange(1024 * 1024, 2**30), help="Bytes per file."
 )
 def demo(size: int) -> None:
-    """A whole network on this machine, in under a minute.
+    """Run a whole network on this machine, in under a minute.
 
-    Starts discovery, two servers and three clients on loopback, sends files
-    through each server, kills one in the middle, and prints what happened.
-    Leaves nothing behind.
+    The demo starts a discovery, two servers and three clients on loopback, sends files through each server,
+    kills a server during a transfer, and prints what happened. It leaves no files and no processes behind.
 
     \b
     Example:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @command()
 def demo() -> None:
-    """A whole message bus on this machine: registry, relays, peers, services; needs redis-server."""
+    """Run a whole message bus on this machine: registry, relays, peers and services; needs redis-server."""
 
     import tempfile
 

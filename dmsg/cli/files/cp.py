@@ -34,19 +34,24 @@ PORT = 24
 @command()
 @click.argument("sources", nargs=-1, shell_complete=complete_copied)
 @click.argument("target", required=False, shell_complete=complete_copied)
-@click.option("--recursive", "-r", is_flag=True, help="Directories, with all that is in them.")
+@click.option("--recursive", "-r", is_flag=True, help="Copy directories and their contents.")
 @click.option(
     "--listen",
     "-l",
     "directory",
     type=DIRECTORY,
-    help="Give peers the files of this directory, which is made if only it is absent.",
+    help="Offer the files of this directory to peers; the directory is created if its parent exists.",
 )
-@click.option("--writable", is_flag=True, help="With --listen: take files too.")
-@click.option("--overwrite", is_flag=True, help="With --listen: replace files of the same name.")
+@click.option("--writable", is_flag=True, help="With --listen: accept files from peers.")
+@click.option("--overwrite", is_flag=True, help="With --listen: overwrite existing files.")
 @click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="With --listen: refuse larger files.")
 @click.option(
-    "--port", "-p", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="Port of the listener."
+    "--port",
+    "-p",
+    default=PORT,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port on which 'dmsg cp --listen' listens.",
 )
 @click.option(
     "--retry",
@@ -54,7 +59,7 @@ PORT = 24
     show_default=True,
     type=Seconds(0, 86400),
     metavar="SECONDS",
-    help="How long to try to go on when the peer is away.",
+    help="Seconds to keep trying when the peer is unreachable.",
 )
 @hidden_option
 @allow_option
@@ -79,13 +84,12 @@ def cp(
 ) -> None:
     """Copy files to and from a peer where ``dmsg cp --listen`` runs.
 
-    Names that begin with a dot are not given, taken or copied without
-    --hidden; keys and settings of dmsg never are.
+    Files whose names begin with a dot are not copied in either direction without --hidden. Keys and settings of
+    dmsg are never copied.
 
-    A copy that was cut goes on where it was when the same command is given
-    again: both ends compare the SHA-256 of what is there.  What is fetched
-    replaces a local file of that name, as with cp(1).  From peer to peer it
-    goes through this machine, which needs room for it meanwhile.
+    Repeat the command to resume an interrupted copy: both ends compare the SHA-256 of the part that exists. A
+    fetched file overwrites a local file of the same name, as with cp(1). A copy from peer to peer goes through
+    this machine, which needs free space for the files.
 
     \b
     Examples:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--text", help="Send this text instead of files.")
 @hidden_option
 @words_option
-@click.option("--verify", is_flag=True, help="Show a number to compare with the other side's before anything is sent.")
+@click.option("--verify", is_flag=True, help="Show a number to compare with the peer's before anything is sent.")
 @qr_option
 @client_options
 @timeout_option
@@ -54,12 +54,11 @@ def send(  # noqa: C901
     settings: ClientSettings,
     timeout: float,
 ) -> None:
-    """Send files, directories, a text or standard input (-) by a code.
+    """Send files, directories, text or standard input (-) by a code.
 
-    A code such as 5274-guitar-alpha-juice is shown; who types it into ``dmsg receive``
-    on another machine gets what is sent, and nobody else does.  Each code is
-    good for one transfer, with a key of its own.  With a KEY or a name behind what
-    is sent, that goes to where ``dmsg receive --listen`` runs.
+    The command shows a code such as 5274-guitar-alpha-juice. Only the person who types that code into ``dmsg
+    receive`` on another machine gets the files. Each code works for one transfer and has a key of its own. If
+    the last argument is a KEY or a name, the files go to that peer, who must run ``dmsg receive --listen``.
 
     \b
     Examples:
@@ -180,20 +179,20 @@ def _send_to(
 
 @command()
 @click.argument("code", nargs=-1, metavar="[CODE]", shell_complete=complete_code)
-@click.option("--listen", "-l", is_flag=True, help="Take what peers send to this client's key, until it is ended.")
+@click.option("--listen", "-l", is_flag=True, help="Receive what peers send to this key until the command is stopped.")
 @click.option(
     "--dir",
     "directory",
     default=".",
     type=DIRECTORY,
-    help="Where files go; made if only it is absent.",
+    help="Directory for received files; created if its parent exists.",
 )
-@click.option("--yes", "-y", is_flag=True, help="Take what is offered by a code without being asked.")
-@click.option("--verify", is_flag=True, help="With a code: show a number to compare with the other side's.")
-@click.option("--once", is_flag=True, help="With --listen: end when something has come.")
-@click.option("--overwrite", is_flag=True, help="Replace files of the same name.")
+@click.option("--yes", "-y", is_flag=True, help="Accept what is offered with a code without asking.")
+@click.option("--verify", is_flag=True, help="With a code: show a number to compare with the peer's.")
+@click.option("--once", is_flag=True, help="With --listen: exit after the first transfer.")
+@click.option("--overwrite", is_flag=True, help="Overwrite existing files.")
 @hidden_option
-@click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="Refuse what is larger.")
+@click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="Refuse larger files.")
 @allow_option
 @anyone_option
 @anything_option
@@ -217,9 +216,9 @@ def receive(
 ) -> None:
     """Receive what ``dmsg send`` offers by CODE, which is asked for if it is not given.
 
-    With --listen files, directories and texts are taken at a key, which is
-    printed, from those of --allow or from --anyone.  What a pipe sends goes to
-    standard output.
+    With --listen, the command prints its key and receives files, directories and texts from the peers of
+    --allow, or from everybody with --anyone. Data that was sent from standard input is written to standard
+    output.
 
     \b
     Examples:

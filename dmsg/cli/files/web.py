@@ -28,7 +28,9 @@ SCHEME = "dmsg"
     "--port", "-p", default=HTTP_PORT, show_default=True, type=click.IntRange(0, 65535), help="Port for peers."
 )
 @allow_option
-@click.option("--hidden", is_flag=True, help="Also files that begin with a dot, and parts of copies under way.")
+@click.option(
+    "--hidden", is_flag=True, help="Serve files whose names begin with a dot, and parts of unfinished copies."
+)
 @anything_option
 @client_options
 def serve(
@@ -41,8 +43,8 @@ def serve(
 ) -> None:
     """Serve the files of DIRECTORY over HTTP to peers.
 
-    Files and directories that begin with a dot are not there for them; keys
-    and settings of dmsg never are.
+    Files and directories whose names begin with a dot are not served without --hidden. Keys and settings of
+    dmsg are never served.
 
     \b
     Example:
@@ -97,19 +99,39 @@ def _name_of(url: str) -> str:
 
 @command()
 @click.argument("url", required=False)
-@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write there, not to stdout.")
-@click.option("--remote-name", "-O", is_flag=True, help="Write to a file of the name that the URL ends with.")
-@click.option("--continue-at", "-C", metavar="OFFSET", help="Go on there; - where the file that is there ends.")
-@click.option("--range", "-r", "byte_range", metavar="FROM-TO", help="Only these bytes.")
-@click.option("--request", "-X", "method", help="Method; GET if there is no --data.")
-@click.option("--head", "-I", is_flag=True, help="Show status and headers only.")
-@click.option("--data", "-d", "body", callback=_data_or_discovery, help="Body of a POST; @FILE takes it from a file.")
-@click.option("--header", "-H", "headers", multiple=True, metavar="NAME: VALUE", help="Header; repeatable.")
-@click.option("--include", "-i", is_flag=True, help="Show status and headers too.")
-@click.option("--fail", "-f", "fail_fast", is_flag=True, help="A status of 400 and more ends with 22 and no output.")
-@click.option("--location", "-L", is_flag=True, help="Follow redirections.")
-@click.option("--silent", "-s", is_flag=True, help="No progress and no errors.")
-@click.option("--write-out", "-w", metavar="FORMAT", help="Then print %{http_code}, %{size_download}, %{time_total}.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file instead of standard output.",
+)
+@click.option("--remote-name", "-O", is_flag=True, help="Write to a file named after the last part of the URL.")
+@click.option(
+    "--continue-at", "-C", metavar="OFFSET", help="Resume at this byte; - resumes at the end of the local file."
+)
+@click.option("--range", "-r", "byte_range", metavar="FROM-TO", help="Fetch only these bytes.")
+@click.option("--request", "-X", "method", help="Request method.  Default: GET, or POST with --data.")
+@click.option("--head", "-I", is_flag=True, help="Fetch and show only the status and the headers.")
+@click.option("--data", "-d", "body", callback=_data_or_discovery, help="Body of a POST; @FILE reads it from a file.")
+@click.option(
+    "--header", "-H", "headers", multiple=True, metavar="NAME: VALUE", help="Add a request header; repeatable."
+)
+@click.option("--include", "-i", is_flag=True, help="Show the status and the headers before the body.")
+@click.option(
+    "--fail",
+    "-f",
+    "fail_fast",
+    is_flag=True,
+    help="Exit with status 22 and print nothing when the HTTP status is 400 or above.",
+)
+@click.option("--location", "-L", is_flag=True, help="Follow redirects.")
+@click.option("--silent", "-s", is_flag=True, help="Print no progress and no errors.")
+@click.option(
+    "--write-out",
+    "-w",
+    metavar="FORMAT",
+    help="Print this text at the end; %{http_code}, %{size_download} and %{time_total} are replaced.",
+)
 @client_options_of(short_discovery=False)
 @timeout_option
 # Each option of curl is a branch.

@@ -18,16 +18,16 @@ SORTS = ("problem", "name", "clients", "rate", "bytes", "refused", "slowest", "m
 
 @command()
 @click.argument("urls", metavar="URL...", nargs=-1, required=True, type=URLType())
-@click.option("--every", default=2.0, show_default=True, type=Seconds(0.5, 3600), help="Seconds between looks.")
-@click.option("--once", is_flag=True, help="Look twice, print the table, and end.")
-@click.option("--sort", default="problem", show_default=True, type=click.Choice(SORTS), help="What comes first.")
+@click.option("--every", default=2.0, show_default=True, type=Seconds(0.5, 3600), help="Seconds between two queries.")
+@click.option("--once", is_flag=True, help="Query twice, print the table and exit.")
+@click.option("--sort", default="problem", show_default=True, type=click.Choice(SORTS), help="Column to sort by.")
 @click.option("--only", "wanted", default="", metavar="TEXT", help="Only rows in which this text is.")
-@click.option("--timeout", default=3.0, show_default=True, type=Seconds(0.1, 60), help="Seconds for an answer.")
+@click.option("--timeout", default=3.0, show_default=True, type=Seconds(0.1, 60), help="Seconds to wait for an answer.")
 def top(urls: tuple[str, ...], every: float, once: bool, sort: str, wanted: str, timeout: float) -> None:
-    """Watch a fleet: what is wrong first.
+    """Watch servers, discoveries and other entities, problems first.
 
-    URL is where an entity has its --metrics: of servers, discovery, collectors
-    and relays of the bus.  With --json each look is one object per entity.
+    URL is the --metrics endpoint of a server, a discovery, a collector or a relay of the bus. With --json each
+    query prints one object per entity.
 
     \b
     Examples:

@@ -27,7 +27,7 @@ def _lookups(reactor: Reactor, urls: tuple[str, ...]) -> Lookups:
 
 @group()
 def discovery() -> None:
-    """Ask and change discovery.
+    """Query and change entries in discovery.
 
     \b
     Examples:
@@ -40,7 +40,7 @@ def discovery() -> None:
 @discovery.command("list")
 @discovery_option
 def list_servers(discovery: tuple[str, ...]) -> None:
-    """List servers that clients are offered (a random choice, when there are many)."""
+    """List the servers that discovery offers to clients (a random choice if there are many)."""
     from rich.table import Table
 
     from dmsg.cli.running import run
@@ -81,7 +81,14 @@ def show(public_key: PubKey, discovery: tuple[str, ...]) -> None:
 
 
 @discovery.command()
-@click.option("--key-file", "-k", required=True, envvar="DMSG_KEY_FILE", metavar="FILE", help="The key of the entry.")
+@click.option(
+    "--key-file",
+    "-k",
+    required=True,
+    envvar="DMSG_KEY_FILE",
+    metavar="FILE",
+    help="File with the secret key of the entry.",
+)
 @discovery_option
 def delete(key_file: str, discovery: tuple[str, ...]) -> None:
     """Withdraw the entry of a key that you hold."""

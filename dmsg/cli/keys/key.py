@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @group()
 def key() -> None:
-    """Make and show keys.
+    """Create and show keys.
 
     \b
     Examples:
@@ -32,7 +32,7 @@ def key() -> None:
 @key.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 def new(file: str) -> None:
-    """Make a key, write it to FILE (mode 0600), print its public key."""
+    """Create a key, write it to FILE (mode 0600) and print its public key."""
     secret = SecKey.generate()
     try:
         write_key_file(file, secret)
@@ -46,9 +46,10 @@ def new(file: str) -> None:
 @click.argument("new_file", metavar="NEW", type=click.Path(dir_okay=False))
 @discovery_option
 def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
-    """Let the key in NEW follow the one in OLD: both sign it, discovery keeps it.
+    """Name the key in NEW as the successor of the key in OLD.
 
-    Whoever connects to the old key then reaches the new one.
+    Both keys sign the succession, and discovery stores it.  Peers that connect
+    to the old key then reach the new one.
 
     \b
     Example:
@@ -77,7 +78,9 @@ def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
 
 @key.command()
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--hex", "as_hex", is_flag=True, help="Print it as 66 hexadecimal digits, as entries and JSON have it.")
+@click.option(
+    "--hex", "as_hex", is_flag=True, help="Print the key as 66 hexadecimal digits, the form used in entries and JSON."
+)
 def show(file: str, as_hex: bool) -> None:
     """Print the public key of the key in FILE."""
     try:

@@ -18,7 +18,7 @@ LATER = "commands that run already go on with the group as it was when they star
 
 @click.group(cls=OneLineGroup)
 def name() -> None:
-    """The address book: names stand wherever a key does.
+    """Manage the address book; a name can be used wherever a key is expected.
 
     \b
     Examples:
@@ -30,7 +30,7 @@ def name() -> None:
 @name.command()
 @click.argument("new_name", metavar="NAME")
 @click.argument("public_key", metavar="PUBLIC_KEY")
-@click.option("--replace", is_flag=True, help="The name may stand for another key already.")
+@click.option("--replace", is_flag=True, help="Replace the key that NAME stands for.")
 def add(new_name: str, public_key: str, replace: bool) -> None:
     """Let NAME stand for PUBLIC_KEY."""
     try:
@@ -61,7 +61,7 @@ def show(known_name: str) -> None:
 @name.command()
 @click.argument("known_name", metavar="NAME", shell_complete=complete_name)
 def remove(known_name: str) -> None:
-    """Forget NAME, in groups too."""
+    """Remove NAME from the address book and from groups."""
     Names().remove(known_name)
     for one in Groups().forget(known_name):
         notice(f"{known_name} is not in @{one} any more; {LATER}")
@@ -69,7 +69,7 @@ def remove(known_name: str) -> None:
 
 @name.group(cls=OneLineGroup)
 def group() -> None:
-    """Groups of peers: @GROUP stands for several after --allow.
+    """Manage groups of peers; @GROUP stands for all of its members in --allow.
 
     \b
     Examples:
@@ -82,13 +82,13 @@ def group() -> None:
 @click.argument("group_name", metavar="GROUP")
 @click.argument("members", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_name)
 def add_to_group(group_name: str, members: tuple[str, ...]) -> None:
-    """Let peers, by name or key, be in GROUP; it is made if it is absent."""
+    """Add peers, by name or key, to GROUP; a new group is created."""
     Groups().add(group_name, members)
 
 
 @group.command("list")
 def list_groups() -> None:
-    """Show all groups and who is in them."""
+    """Show all groups and their members."""
     groups = Groups().all()
     for known, members in sorted(groups.items()):
         tell(f"@{known} {' '.join(members)}", group=known, members=list(members))
@@ -100,6 +100,6 @@ def list_groups() -> None:
 @click.argument("group_name", metavar="GROUP")
 @click.argument("members", nargs=-1, metavar="[NAME...]", shell_complete=complete_name)
 def remove_from_group(group_name: str, members: tuple[str, ...]) -> None:
-    """Take peers out of GROUP; without a NAME forget the whole group."""
+    """Remove peers from GROUP, or the whole group if no NAME is given."""
     Groups().remove(group_name, members)
     notice(LATER)

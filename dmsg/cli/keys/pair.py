@@ -44,10 +44,8 @@ def _with_key(settings: ClientSettings) -> ClientSettings:
 @click.argument("name")
 @click.argument("code", nargs=-1, metavar="[CODE]", shell_complete=complete_code)
 @words_option
-@click.option(
-    "--verify", is_flag=True, help="Show a number to compare with the other side's before keys are exchanged."
-)
-@click.option("--replace", "replaces", is_flag=True, help="NAME may stand for another key already.")
+@click.option("--verify", is_flag=True, help="Show a number to compare with the peer's before keys are exchanged.")
+@click.option("--replace", "replaces", is_flag=True, help="Replace the key that NAME stands for.")
 @qr_option
 @client_options
 @timeout_option
@@ -61,10 +59,11 @@ def pair(
     settings: ClientSettings,
     timeout: float,
 ) -> None:
-    """Exchange keys with somebody by a code; NAME stands for the other's key from then on.
+    """Exchange keys with another person by a code, and store the person's key as NAME.
 
-    Without CODE one is shown; the other person types it behind a name of his choice.  What is exchanged is the key of
-    --key-file, without it the key of `dmsg up`, which is made at the first time; the connection has keys of its own.
+    Without CODE the command shows a code; the other person types it after a name of their choice. The exchanged
+    key is that of --key-file. Without --key-file it is the key of `dmsg up`, which is created when it does not
+    exist. The connection itself uses temporary keys.
 
     \b
     Examples:

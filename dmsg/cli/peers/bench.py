@@ -22,12 +22,18 @@ SIZES = (64, 1024, 16 * 1024, 60_000)
 
 @command()
 @click.argument("public_key", type=PUBLIC_KEY, required=False)
-@click.option("--serve", is_flag=True, help="Take what others' bench sends.")
+@click.option("--serve", is_flag=True, help="Receive the messages that other 'dmsg bench' commands send.")
+@click.option("--size", "sizes", multiple=True, type=click.IntRange(1, 10**7), help="Bytes per message; repeatable.")
 @click.option(
-    "--size", "sizes", multiple=True, type=click.IntRange(1, 10**7), help="Bytes of a message; may be repeated."
+    "--seconds", default=2.0, show_default=True, type=Seconds(0.1, 3600), help="Seconds to measure each size."
 )
-@click.option("--seconds", default=2.0, show_default=True, type=Seconds(0.1, 3600), help="For each size.")
-@click.option("--in-flight", default=64, show_default=True, type=click.IntRange(1, 8192), help="Messages at a time.")
+@click.option(
+    "--in-flight",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1, 8192),
+    help="Number of unacknowledged messages at any time.",
+)
 @allow_option
 @client_options
 @timeout_option
@@ -41,10 +47,10 @@ def bench(
     settings: ClientSettings,
     timeout: float,
 ) -> None:
-    """Measure how fast the network carries acknowledged messages.
+    """Measure the throughput of acknowledged messages.
 
-    To PUBLIC_KEY, where ``dmsg bench --serve`` runs; without one, between two
-    clients of this process through the network's servers.
+    The messages go to PUBLIC_KEY, which must run ``dmsg bench --serve``. Without PUBLIC_KEY they go between two
+    clients of this process through the servers of the network.
 
     \b
     Examples:

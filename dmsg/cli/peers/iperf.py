@@ -23,8 +23,15 @@ MAX_SECONDS = 3600
 
 @command()
 @click.argument("address", type=AddressType(PORT), required=False)
-@click.option("--serve", is_flag=True, help="Be the one who is measured.")
-@click.option("--port", "-p", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="Port of --serve.")
+@click.option("--serve", is_flag=True, help="Serve: let peers measure the throughput to this machine.")
+@click.option(
+    "--port",
+    "-p",
+    default=PORT,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port on which 'dmsg iperf --serve' listens.",
+)
 @click.option(
     "--time",
     "-t",
@@ -34,8 +41,10 @@ MAX_SECONDS = 3600
     type=Seconds(0.1, MAX_SECONDS),
     help="Seconds to measure.",
 )
-@click.option("--parallel", "-P", default=1, show_default=True, type=click.IntRange(1, 100), help="Streams at a time.")
-@click.option("--reverse", "-R", is_flag=True, help="The other side sends.")
+@click.option(
+    "--parallel", "-P", default=1, show_default=True, type=click.IntRange(1, 100), help="Number of parallel streams."
+)
+@click.option("--reverse", "-R", is_flag=True, help="Let the peer send.")
 @allow_option
 @client_options
 @timeout_option

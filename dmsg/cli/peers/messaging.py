@@ -73,7 +73,7 @@ profile_option = click.option(
     default=Profile.SEED.value,
     show_default=True,
     type=click.Choice([one.value for one in Profile]),
-    help="The dialect of the servers and of the remote; skywire is that of the Go code of March 2019.",
+    help="Dialect of the servers and of the peer; skywire is the one of the Go code of March 2019.",
 )
 
 
@@ -82,14 +82,17 @@ acks_option = click.option(
     default="auto",
     show_default=True,
     type=click.Choice(list(ACKS)),
-    help="With skywire: whether a Go program acknowledges, as it did until 2019-04-15; auto waits for its first word.",
+    help=(
+        "With skywire: whether the Go program acknowledges data, as Go programs did until "
+        "2019-04-15; auto decides by its first frame."
+    ),
 )
 ids_option = click.option(
     "--ids",
     default="one",
     show_default=True,
     type=click.Choice(list(IDS)),
-    help="With skywire: ids in the answer to a channel that is opened; Go reads two from 2019-03-13 on.",
+    help="With skywire: number of ids in the answer to OpenChannel; Go programs read two since 2019-03-13.",
 )
 
 
@@ -138,9 +141,10 @@ def messaging_options(command: Callable[..., object]) -> Callable[..., object]:
 
 @group()
 def messaging() -> None:
-    """The Messaging System, the protocol before dmsg; its servers are `twistd dmsg-messaging-server`.
+    """Use the Messaging System, the predecessor of dmsg, whose servers are `twistd dmsg-messaging-server`.
 
-    Keys are not to be those of dmsg clients: an entry in discovery is of one or the other.
+    Do not use the key of a dmsg client: the entry of a key in discovery can belong to only one of the two
+    protocols.
     """
 
 
@@ -149,7 +153,7 @@ def messaging() -> None:
 @messaging_options
 @wait_option
 def listen(allow: tuple[Allowed, ...], settings: MessagingSettings, wait: float) -> None:
-    """Take one channel and join it to standard input and output.
+    """Accept one channel and connect it to standard input and output.
 
     \b
     Example:
@@ -174,7 +178,7 @@ def listen(allow: tuple[Allowed, ...], settings: MessagingSettings, wait: float)
 @timeout_option
 @wait_option
 def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wait: float) -> None:
-    """Open a channel to PUBLIC_KEY and join it to standard input and output.
+    """Open a channel to PUBLIC_KEY and connect it to standard input and output.
 
     \b
     Example:
@@ -195,17 +199,16 @@ def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wai
 
 @messaging.command()
 @click.argument("public_key", type=PUBLIC_KEY)
-@click.option("--count", "-c", default=5, show_default=True, type=click.IntRange(1, 10**6), help="How many.")
-@click.option("--interval", "-i", default=0.2, show_default=True, type=Seconds(0, 3600), help="Seconds between.")
+@click.option("--count", "-c", default=5, show_default=True, type=click.IntRange(1, 10**6), help="Number of pings.")
+@click.option("--interval", "-i", default=0.2, show_default=True, type=Seconds(0, 3600), help="Seconds between pings.")
 @messaging_options
 @timeout_option
 def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSettings, timeout: float) -> None:
-    """Measure how long a channel to PUBLIC_KEY takes to open.
+    """Measure the time to open a channel to PUBLIC_KEY.
 
-    The protocol has no acknowledgements, so that is what there is to measure: one
-    round trip through the server, and both ends' key agreement. The remote's client
-    answers below its program, which need not listen; the program of a Go client sees
-    channels come and go.
+    The protocol has no acknowledgements, so the measured time is one round trip through the server plus the key
+    agreement of both ends. The peer's client answers, and its program need not listen. The program of a Go
+    client sees channels open and close.
 
     \b
     Example:

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 port_option = click.option(
-    "--port", "-p", type=click.IntRange(0, 65535), help="Somebody has to listen there; else the peer alone is measured."
+    "--port",
+    "-p",
+    type=click.IntRange(0, 65535),
+    help=(
+        "Connect to this port, on which the peer must listen.  Default: the peer's client "
+        "answers, whatever listens there."
+    ),
 )
 
 
@@ -70,8 +76,8 @@ class _Shown:
 
 @command()
 @click.argument("who", metavar="PUBLIC_KEY", type=WHO)
-@click.option("--count", "-c", default=5, show_default=True, type=click.IntRange(1, 10**6), help="How many.")
-@click.option("--interval", "-i", default=0.2, show_default=True, type=Seconds(0, 3600), help="Seconds between.")
+@click.option("--count", "-c", default=5, show_default=True, type=click.IntRange(1, 10**6), help="Number of pings.")
+@click.option("--interval", "-i", default=0.2, show_default=True, type=Seconds(0, 3600), help="Seconds between pings.")
 @port_option
 @client_options_of(loads=False)
 @timeout_option
@@ -83,10 +89,9 @@ def ping(
     settings: ClientSettings,
     timeout: float,
 ) -> None:
-    """Measure round trips to PUBLIC_KEY, or KEY:PORT, through its server.
+    """Measure round-trip times to PUBLIC_KEY or KEY:PORT through its server.
 
-    The remote's dmsg answers; its programs see nothing of it, and none has to
-    listen unless a port is named.
+    The peer's client answers; its programs do not notice, and none of them must listen unless you name a port.
 
     \b
     Examples:

@@ -20,8 +20,10 @@ wait_option = click.option(
     "--wait",
     "-w",
     type=Seconds(0, 86400),
-    help="Close so many seconds after the end of input.  Default: tell the other side that no more follows, and go on "
-    "until it ends; close at once where it does not understand that.",
+    help=(
+        "Close this many seconds after the end of input.  Default: half-close and wait until "
+        "the peer ends; close at once if the peer cannot half-close."
+    ),
 )
 
 
@@ -31,7 +33,7 @@ wait_option = click.option(
 @client_options
 @wait_option
 def listen(port: int, allow: tuple[Allowed, ...], settings: ClientSettings, wait: float | None) -> None:
-    """Take one transport and join it to standard input and output.
+    """Accept one transport and connect it to standard input and output.
 
     \b
     Example:
@@ -56,7 +58,7 @@ def listen(port: int, allow: tuple[Allowed, ...], settings: ClientSettings, wait
 @timeout_option
 @wait_option
 def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait: float | None) -> None:
-    """Open a transport to ADDRESS, a key or KEY:PORT, and join it to standard input and output.
+    """Open a transport to ADDRESS, a key or KEY:PORT, and connect it to standard input and output.
 
     \b
     Example:
@@ -77,7 +79,14 @@ def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait
 
 @command()
 @click.argument("address", type=ANY_PORT, required=False)
-@click.option("--listen", "-l", "listen_port", type=click.IntRange(0, 65535), metavar="PORT", help="Listen instead.")
+@click.option(
+    "--listen",
+    "-l",
+    "listen_port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Listen on this port instead of connecting.",
+)
 @allow_option
 @client_options
 @timeout_option
@@ -92,7 +101,7 @@ def nc(
     timeout: float,
     wait: float | None,
 ) -> None:
-    """Standard input and output over a stream, as nc(1) over TCP.
+    """Connect standard input and output to a peer's port, like nc(1) over TCP.
 
     \b
     Examples:

@@ -34,9 +34,9 @@ MAX_CAUSE = 40
 @timeout_option
 # Ruff counts the coroutines inside.
 def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSettings, timeout: float) -> None:  # noqa: C901
-    """Show over which servers PUBLIC_KEY, or KEY:PORT, is reached, and how fast each way is.
+    """Show the servers through which PUBLIC_KEY or KEY:PORT is reachable, and their round-trip times.
 
-    Nobody has to listen there unless a port is named.
+    The peer needs no listening program unless you name a port.
 
     \b
     Examples:

@@ -74,10 +74,10 @@ def _apart(spool: str, out: str) -> None:
 
 @group(context_settings={"help_option_names": ["-h", "--help"]})
 def analytics() -> None:
-    """What the network did, computed on Spark.
+    """Compute and show tables of what the network did, on Spark.
 
-    Entities write events with --telemetry DIR.  These commands read them, make
-    tables, and show those.  They need Java 17 and dmsg's extra "spark".
+    Servers and other entities write events with --telemetry DIR. These commands compute tables from the events
+    and show the tables. They need Java 17 and dmsg's extra "spark", unless their help says otherwise.
 
     \b
     Examples:
@@ -89,12 +89,14 @@ def analytics() -> None:
 
 
 @analytics.command()
-@directory_option("--spool", "What entities wrote: directory or URI, with all below.")
+@directory_option("--spool", "Directory or URI with the events of the entities; subdirectories are read too.")
 @out_option()
 @directory_option(
-    "--receipts", "Receipts that were checked; default: those of the spool are checked now.", required=False
+    "--receipts", "Directory of verified receipts.  Default: verify the receipts in the spool.", required=False
 )
-@click.option("--clear-keys", is_flag=True, help="Name those who sign receipts by their keys.")
+@click.option(
+    "--clear-keys", is_flag=True, help="Store the public keys of receipt signers in the tables instead of pseudonyms."
+)
 @spark_options
 @needs_spark
 def run(
@@ -106,7 +108,7 @@ def run(
     memory: str,
     conf: tuple[str, ...],
 ) -> None:
-    """Read what is new and bring all tables up to date."""
+    """Read new events and update all tables."""
     from dmsg.analytics import main as jobs
     from dmsg.telemetry.verify import Checked
 
@@ -177,12 +179,22 @@ def _one_stream(out: str) -> Iterator[None]:
 
 
 @analytics.command()
-@directory_option("--spool", "What entities write.")
+@directory_option("--spool", "Directory or URI into which entities write events.")
 @out_option()
-@directory_option("--receipts", "Receipts that somebody checks; default: the spool's are checked here.", required=False)
-@click.option("--clear-keys", is_flag=True, help="Name those who sign receipts by their keys.")
-@click.option("--every", default=30, show_default=True, type=click.IntRange(1, 3600), help="Seconds between looks.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report after each batch.")
+@directory_option(
+    "--receipts", "Directory of verified receipts.  Default: verify the receipts in the spool.", required=False
+)
+@click.option(
+    "--clear-keys", is_flag=True, help="Store the public keys of receipt signers in the tables instead of pseudonyms."
+)
+@click.option(
+    "--every", default=30, show_default=True, type=click.IntRange(1, 3600), help="Seconds between two queries."
+)
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="HTML file to which the report is written after each batch.",
+)
 @spark_options
 @needs_spark
 def stream(
@@ -196,7 +208,7 @@ def stream(
     memory: str,
     conf: tuple[str, ...],
 ) -> None:
-    """Go on reading what comes, until Ctrl-C; the tables follow each batch."""
+    """Read new events continuously until Ctrl-C, and update the tables after each batch."""
     from dmsg.analytics import main as jobs
 
     stop = threading.Event()
@@ -230,12 +242,26 @@ def stream(
 
 
 @analytics.command()
-@click.option("--spool", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
-@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
-@click.option("--clear-keys", is_flag=True, help="Name those who sign receipts by their keys.")
+@click.option(
+    "--spool",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Directory with the events and receipts of the entities.",
+)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Directory for the verified receipts.",
+)
+@click.option(
+    "--clear-keys", is_flag=True, help="Store the public keys of receipt signers in the tables instead of pseudonyms."
+)
 @errors_in_one_line
 def verify(spool: Path, out: Path, clear_keys: bool) -> None:
-    """Check the signatures of receipts, for a run elsewhere.
+    """Verify the signatures of receipts, for a later run on another machine.
 
     --out gets a file of checked receipts for each file of the spool; give it to
     run with --receipts.
@@ -251,14 +277,26 @@ def verify(spool: Path, out: Path, clear_keys: bool) -> None:
 
 @analytics.command()
 @click.option(
-    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="For the spool."
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Directory for the events.",
 )
-@click.option("--transports", default=100_000, show_default=True, type=click.IntRange(1, 10**9))
-@click.option("--servers", default=20, show_default=True, type=click.IntRange(1, 10_000))
-@click.option("--clients", default=2_000, show_default=True, type=click.IntRange(1, 10**7))
-@click.option("--days", default=3, show_default=True, type=click.IntRange(1, 3650))
-@click.option("--last-day", type=click.DateTime(["%Y-%m-%d"]), help="Default: yesterday.")
-@click.option("--seed", default=1, show_default=True, type=int, help="The same seed makes the same events.")
+@click.option(
+    "--transports", default=100_000, show_default=True, type=click.IntRange(1, 10**9), help="Number of transports."
+)
+@click.option("--servers", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Number of servers.")
+@click.option("--clients", default=2_000, show_default=True, type=click.IntRange(1, 10**7), help="Number of clients.")
+@click.option("--days", default=3, show_default=True, type=click.IntRange(1, 3650), help="Number of days.")
+@click.option("--last-day", type=click.DateTime(["%Y-%m-%d"]), help="Last simulated day.  Default: yesterday.")
+@click.option(
+    "--seed",
+    default=1,
+    show_default=True,
+    type=int,
+    help="Seed of the random numbers; the same seed produces the same events.",
+)
 @spark_options
 @needs_spark
 def simulate(
@@ -273,7 +311,7 @@ def simulate(
     memory: str,
     conf: tuple[str, ...],
 ) -> None:
-    """Make the events of a network that never was."""
+    """Generate the events of an invented network."""
     from datetime import timedelta
 
     from dmsg.analytics.simulate import Network, Simulation
@@ -295,12 +333,14 @@ def simulate(
 @click.option(
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where everything goes; default: a new one under /tmp, which stays.",
+    help="Directory for all files.  Default: a new directory in /tmp, which is kept.",
 )
-@click.option("--seconds", default=20.0, show_default=True, type=Seconds(2, 3600), help="How long clients send.")
+@click.option(
+    "--seconds", default=20.0, show_default=True, type=Seconds(2, 3600), help="Seconds for which clients send."
+)
 @needs_spark
 def demo(directory: Path | None, seconds: float) -> None:
-    """Real servers under load on this machine, then tables and a report."""
+    """Run real servers under load on this machine, then compute the tables and a report."""
     import tempfile
 
     from twisted.internet.threads import deferToThread

@@ -94,14 +94,16 @@ def needs_spark(command: Callable[..., object]) -> Callable[..., object]:
 
 def spark_options(command: Callable[..., object]) -> Callable[..., object]:
     for option in (
-        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable."),
-        click.option("--memory", default="1g", show_default=True, help="Memory of Spark's driver."),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Set a Spark property; repeatable."),
+        click.option("--memory", default="1g", show_default=True, help="Memory of the Spark driver."),
         click.option(
             "--master",
             envvar="DMSG_SPARK_MASTER",
             metavar="MASTER",
-            help="local[N], spark://HOST:PORT, sc://HOST:PORT (Spark Connect) ...; default: this machine's cores.  "
-            "Also: DMSG_SPARK_MASTER.",
+            help=(
+                "Spark master: local[N], spark://HOST:PORT or sc://HOST:PORT (Spark Connect).  "
+                "Default: the cores of this machine.  Environment: DMSG_SPARK_MASTER."
+            ),
         ),
     ):
         command = option(command)
@@ -126,7 +128,9 @@ def as_of_option(command: Callable[..., object]) -> Callable[..., object]:
         type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
         metavar="TIME",
         callback=_end_of_day,
-        help="As the tables were then, in UTC: 2026-01-31, 2026-01-31T08:00; of the last eight days.",
+        help=(
+            "Show the tables as they were at this time (UTC), at most eight days ago: 2026-01-31 or 2026-01-31T08:00."
+        ),
     )(command)
 
 

@@ -47,10 +47,9 @@ def _whole(known: list[str], said: str) -> str:
 @as_of_option
 @needs_tables
 def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: datetime | None) -> None:
-    """Say how SERVER's DAY came to be judged, down to events; without Java.
+    """Explain the verdict on SERVER for DAY, down to single events; needs no Java.
 
-    SERVER is a key, its beginning, or a name of the address book; DAY is the
-    newest one if it is not given.
+    SERVER is a key, the beginning of a key, or a name of the address book. DAY defaults to the newest day.
 
     \b
     Example:

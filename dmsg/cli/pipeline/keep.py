@@ -20,7 +20,7 @@ SMALL_FILES = 2
 @out_option()
 @needs_tables
 def optimize(out: str) -> None:
-    """Merge small files and remove what is not needed; runs do so themselves, now and then."""
+    """Merge small files of the tables and remove unneeded ones; runs do this themselves from time to time."""
     from dmsg.analytics.store import LEFT_BEHIND_HOURS, Store
 
     store = Store(out)
@@ -34,15 +34,15 @@ def optimize(out: str) -> None:
 @command()
 @out_option()
 @click.option(
-    "--before", required=True, type=click.DateTime(["%Y-%m-%d"]), metavar="DAY", help="Days before this one go."
+    "--before", required=True, type=click.DateTime(["%Y-%m-%d"]), metavar="DAY", help="Remove the days before this one."
 )
 @needs_tables
 def forget(out: str, before: datetime) -> None:
-    """Take old days out of all tables; without Java.
+    """Remove old days from all tables; needs no Java.
 
-    Files that were read are not read again, though they are still there.  The
-    room on the disk is free when no report of a day before needs them any more,
-    in eight days, or as `dmsg analytics optimize` finds them unneeded.
+    Event files that were already read are not read again, even if they still exist. The disk space becomes free
+    after eight days, when `--as-of` can no longer ask for the old state, or earlier with `dmsg analytics
+    optimize`.
     """
     from dmsg.analytics.store import Store
 

@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 @click.argument("collector", metavar="PUBLIC_KEY[:PORT]", type=AddressType(PORT))
 @discovery_option
 def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> None:
-    """Send the finished files in SPOOL to a collector, and remove what it has.
+    """Send the finished event files in SPOOL to a collector, and remove those that it has stored.
 
-    Servers do that themselves with --telemetry-to.  This is for what one has
-    left that does not run any more, or never knew of a collector.  The key is
-    SPOOL/sender.key, which is made if it is not there; the collector has to
-    have it on its list (dmsg key show).
+    Servers send their files themselves with --telemetry-to. Use this command for the files of a server that no
+    longer runs or that has no collector. The command signs with SPOOL/sender.key, which is created if it does
+    not exist. The collector must have this key on its list (`dmsg key show` prints the key).
 
     \b
     Example:

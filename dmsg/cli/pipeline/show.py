@@ -29,12 +29,12 @@ TOP_ROWS = 15
     default="report.html",
     show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write.",
+    help="File to write.",
 )
 @as_of_option
 @needs_tables
 def report(out: str, html: Path, as_of: datetime | None) -> None:
-    """Write one HTML file that shows the tables; without Java."""
+    """Write the tables as one HTML file; needs no Java."""
     from dmsg.analytics.main import write_report
 
     write_report(out, html, as_of)
@@ -44,14 +44,16 @@ def report(out: str, html: Path, as_of: datetime | None) -> None:
 @command()
 @out_option()
 @click.argument("table", default="placement")
-@click.option("--rows", default=TOP_ROWS, show_default=True, type=click.IntRange(1, 10_000))
-@click.option("--by", metavar="COLUMN", help="Sort by it, the largest first.")
-@click.option("--day", metavar="DAY", help="Only this day, as 2026-01-31; default: the newest.")
+@click.option(
+    "--rows", default=TOP_ROWS, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of rows."
+)
+@click.option("--by", metavar="COLUMN", help="Sort by this column, largest value first.")
+@click.option("--day", metavar="DAY", help="Show only this day, as in 2026-01-31.  Default: the newest day.")
 @as_of_option
 @needs_tables
 # Three checks of options stand before the table, which has two layouts.
 def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of: datetime | None) -> None:  # noqa: C901
-    """Show a gold table in the terminal, without Java, at once; `dmsg analytics tables` names them."""
+    """Show a gold table in the terminal; needs no Java.  `dmsg analytics tables` lists their names."""
     from pyarrow import compute
     from rich.table import Table
     from rich.text import Text
@@ -123,7 +125,7 @@ def _shown(value: object) -> str:
 @out_option()
 @needs_spark
 def tables(out: str) -> None:
-    """Say where each gold table is, as JSON, for programs that read Delta Lake."""
+    """Print the location of each gold table as JSON, for programs that read Delta Lake."""
     from dmsg.analytics import main as jobs
 
     click.echo(json.dumps(jobs.table_paths(out), indent=None if output.state.json else 1))
@@ -133,8 +135,14 @@ def tables(out: str) -> None:
 @out_option()
 @click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key.")
 @create_option
-@click.option("--ranking", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
-@click.option("--hours", default=RANKING_HOURS, show_default=True, type=Seconds(0.01, 720), help="How long it holds.")
+@click.option("--ranking", required=True, type=click.Path(dir_okay=False, path_type=Path), help="File to write.")
+@click.option(
+    "--hours",
+    default=RANKING_HOURS,
+    show_default=True,
+    type=Seconds(0.01, 720),
+    help="Hours for which the ranking is valid.",
+)
 @needs_tables
 def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> None:
     """Sign the placement table, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
@@ -166,21 +174,21 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
     required=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="The entity's directory of telemetry, with its secret.",
+    help="Telemetry directory of the entity, which holds its secret.",
 )
 @click.option(
     "--secret",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="What it was started with as --telemetry-secret.",
+    help="The entity's --telemetry-secret file.",
 )
-@click.option("--day", type=click.DateTime(["%Y-%m-%d"]), help="Of networks; default: today.")
+@click.option("--day", type=click.DateTime(["%Y-%m-%d"]), help="Day for which to name networks.  Default: today.")
 @click.argument("names", nargs=-1, required=True, metavar="KEY|ADDRESS...")
 @errors_in_one_line
 def name(telemetry: Path, secret: Path | None, day: datetime | None, names: tuple[str, ...]) -> None:
-    """What a client's key or a network is called in the events of an entity.
+    """Print the pseudonym that an entity's events use for a key or a network.
 
-    To find out who stands behind a pseudonym, give those that it could be.
+    To find out which key a pseudonym stands for, give all keys that are possible.
     """
     from dmsg.telemetry.pseudonyms import SECRET_NAME, Pseudonyms, read_secret, read_secret_file
 

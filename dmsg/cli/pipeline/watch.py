@@ -34,7 +34,7 @@ SHOWN = 8
 @as_of_option
 @needs_tables
 def attention(out: str, as_of: datetime | None) -> None:
-    """Say what needs attention, the most urgent first; without Java, at once."""
+    """List what needs attention, most urgent first; needs no Java."""
     from dmsg.cli.screen import screen
 
     state, found, at = _look(out, as_of)
@@ -47,11 +47,15 @@ def attention(out: str, as_of: datetime | None) -> None:
 @command()
 @out_option()
 @click.option(
-    "--every", default=10.0, show_default=True, type=Seconds(0.5, 3600), help="How often to look for a newer run."
+    "--every",
+    default=10.0,
+    show_default=True,
+    type=Seconds(0.5, 3600),
+    help="Seconds between two checks for a newer run.",
 )
 @needs_tables
 def watch(out: str, every: float) -> None:
-    """Show what needs attention until Ctrl-C, anew after each run, or each batch of `dmsg analytics stream`."""
+    """Show what needs attention until Ctrl-C, and refresh it after each run or batch."""
     from deltalake.exceptions import DeltaError
     from rich.live import Live
 

@@ -30,13 +30,13 @@ def warn(failure: Failure, target: str = "") -> None:
 @command()
 @click.argument("local_port", type=click.IntRange(0, 65535))
 @click.argument("address", type=ADDRESS)
-@click.option("--interface", default="127.0.0.1", show_default=True, help="Address of this machine to listen on.")
+@click.option("--interface", default="127.0.0.1", show_default=True, help="Local address to listen on.")
 @client_options
 @timeout_option
 def forward(local_port: int, address: DmsgAddress, interface: str, settings: ClientSettings, timeout: float) -> None:
-    """LOCAL_PORT of this machine leads to ADDRESS, a KEY:PORT or NAME:PORT.
+    """Forward LOCAL_PORT of this machine to ADDRESS, a KEY:PORT or NAME:PORT.
 
-    With 0 as LOCAL_PORT the system chooses one.
+    If LOCAL_PORT is 0, the system chooses a port.
 
     \b
     Example:
@@ -63,15 +63,15 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
 
 @command()
 @click.argument("tcp_port", type=click.IntRange(1, 65535))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where that TCP port is.")
-@click.option("--port", "-p", type=click.IntRange(0, 65535), help="Port for peers, if it is to be another.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Host of the TCP port.")
+@click.option("--port", "-p", type=click.IntRange(0, 65535), help="Port for peers.  Default: the same as the TCP port.")
 @allow_option
 @client_options
 @timeout_option
 def expose(
     tcp_port: int, host: str, port: int | None, allow: tuple[Allowed, ...], settings: ClientSettings, timeout: float
 ) -> None:
-    """Peers reach TCP_PORT of this machine under this client's key.
+    """Expose TCP_PORT of this machine to peers under this client's key.
 
     \b
     Examples:

@@ -24,16 +24,15 @@ if TYPE_CHECKING:
     show_default=True,
     type=click.IntRange(0, 65535),
     metavar="PORT",
-    help="Port of this machine.",
+    help="Local port to listen on.",
 )
-@click.option("--interface", default="127.0.0.1", show_default=True, help="Address of this machine to listen on.")
+@click.option("--interface", default="127.0.0.1", show_default=True, help="Local address to listen on.")
 @client_options
 @timeout_option
 def socks(local_port: int, interface: str, settings: ClientSettings, timeout: float) -> None:
-    """A SOCKS5 proxy to which KEY.dmsg and NAME.dmsg are hosts.
+    """Run a SOCKS5 proxy for the hosts KEY.dmsg and NAME.dmsg.
 
-    It leads to no other hosts.  Programs must leave the resolving of names to
-    the proxy (socks5h).
+    The proxy refuses all other hosts. Programs must let the proxy resolve host names (socks5h).
 
     \b
     Example:
