@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -26,7 +25,7 @@ class Again:
     def __init__(
         self,
         reactor: IReactorTime,
-        work: Callable[[], Coroutine[Any, Any, float | None]],
+        work: Callable[[], Coroutine[Deferred[object], object, float | None]],
         retry: Callable[[int], float],
         what: str,
     ) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TypeVar
 
 from twisted.logger import Logger
 
 _log = Logger()
 
+_T = TypeVar("_T")
 
-def isolated(call: Callable[..., object], *arguments: Any) -> bool:
+
+def isolated(call: Callable[..., object], *arguments: object) -> bool:
     """Make a call among others that have nothing to do with each other.
 
     What it raises is logged, with its traceback.
@@ -26,10 +28,10 @@ def isolated(call: Callable[..., object], *arguments: Any) -> bool:
 
 
 def dispatched(
-    events: Iterable[object],
+    events: Iterable[_T],
     handlers: Mapping[type, Callable[..., object]],
     handler: object,
-    lost: Callable[[Any], object],
+    lost: Callable[[_T], object],
 ) -> None:
     """Hand each event to the method for its type; a failing one does not keep the next from being handled.
 

@@ -8,7 +8,7 @@ meant, the system's clock is a parameter of its own.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twisted.internet.interfaces import IReactorCore, IReactorFDSet, IReactorProcess, IReactorTCP, IReactorTime
 
@@ -37,7 +37,7 @@ else:
     monotonic = time.monotonic
 
 
-def use_monotonic_clock(reactor: Any) -> None:
+def use_monotonic_clock(reactor: object) -> None:
     """Make every timer of ``reactor`` wait by a clock that nobody can set.
 
     Twisted waits by the system's clock.  When that is set back by an hour, each timer fires an hour late: entries are

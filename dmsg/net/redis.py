@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
 from twisted.internet.endpoints import HostnameEndpoint
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime, IStreamClientEndpoint
+from twisted.python.failure import Failure
 
 from dmsg.base.printable import without_userinfo
 from dmsg.errors import DmsgError, needs_extra
+
+if TYPE_CHECKING:
+    from txredisapi import ConnectionHandler, RedisFactory, RedisProtocol
+
+_T = TypeVar("_T")
 
 REDIS_PASSWORD = "DMSG_REDIS_PASSWORD"  # noqa: S105  # the name of a variable
 CONNECT_TIMEOUT = 5
@@ -73,7 +79,7 @@ def redis_address(url: str) -> tuple[str, int, int]:
 
 
 # Ruff counts the methods of the classes inside.
-def _factory_classes() -> tuple[Any, Any]:  # noqa: C901
+def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa: C901
     """Those of txredisapi, an extra, with two of its habits mended; the second is for subscriptions.
 
     Its calls wait without limit while there is no connection: here they fail,
@@ -83,12 +89,12 @@ def _factory_classes() -> tuple[Any, Any]:  # noqa: C901
     from twisted.internet import reactor
     from txredisapi import ConnectionError as NotConnected, RedisFactory, RedisProtocol
 
-    clock: Any = reactor
+    clock: IReactorTime = reactor
 
     class Tenacious(RedisFactory):  # type: ignore[misc]
         maxDelay = MAX_DELAY
 
-        def buildProtocol(self, addr: Any) -> Any:
+        def buildProtocol(self, addr: IAddress | None) -> RedisProtocol:
             made = super().buildProtocol(addr)
             made.factory = _Kept(self)
             return made
@@ -96,8 +102,8 @@ def _factory_classes() -> tuple[Any, Any]:  # noqa: C901
     class Factory(Tenacious):
         protocol = RedisProtocol
 
-        def startConnecting(self, endpoint: Any) -> None:
-            self._waiting: dict[Deferred[Any], None] = {}
+        def startConnecting(self, endpoint: IStreamClientEndpoint) -> None:
+            self._waiting: dict[Deferred[RedisProtocol], None] = {}
             self._timer: IDelayedCall | None = None
             self._since = 0.0
             self._without()
@@ -121,7 +127,7 @@ def _factory_classes() -> tuple[Any, Any]:  # noqa: C901
             for one in waiting:
                 one.errback(NotConnected(why))
 
-        def addConnection(self, conn: Any) -> None:
+        def addConnection(self, conn: RedisProtocol) -> None:
             super().addConnection(conn)
             if conn in self.pool:
                 self._stop_timer()
@@ -129,26 +135,26 @@ def _factory_classes() -> tuple[Any, Any]:  # noqa: C901
                 for one in waiting:
                     one.callback(conn)
 
-        def delConnection(self, conn: Any) -> None:
+        def delConnection(self, conn: RedisProtocol) -> None:
             super().delConnection(conn)
             # a queue beside the pool, which this factory does not use, would keep it
             if conn in self.connectionQueue.pending:
                 self.connectionQueue.remove(conn)
             self._without()
 
-        def disconnect(self) -> Any:
+        def disconnect(self) -> Deferred[object]:
             self._stop_timer()
-            ended = super().disconnect()
+            ended: Deferred[object] = super().disconnect()
             self._give_up("the connection to Redis was closed")
             return ended
 
-        def getConnection(self, peek: bool = False) -> Deferred[Any]:
+        def getConnection(self, peek: bool = False) -> Deferred[RedisProtocol]:
             for conn in self.pool:
                 if conn.connected:
                     return succeed(conn)
             if self.stopped or clock.seconds() - self._since >= GRACE:
                 return fail(NotConnected("Redis is away"))
-            waiting: Deferred[Any] = Deferred(lambda one: self._waiting.pop(one, None))
+            waiting: Deferred[RedisProtocol] = Deferred(lambda one: self._waiting.pop(one, None))
             self._waiting[waiting] = None
             return waiting
 
@@ -158,7 +164,7 @@ def _factory_classes() -> tuple[Any, Any]:  # noqa: C901
 class _Kept:
     """The factory as a connection sees it: it cannot end the attempts of those that follow."""
 
-    def __init__(self, factory: Any) -> None:
+    def __init__(self, factory: RedisFactory) -> None:
         self._factory = factory
 
     def stopTrying(self) -> None:
@@ -167,11 +173,11 @@ class _Kept:
     def connectionError(self, why: str) -> None:
         """txredisapi logs it; nobody has the factory's own Deferred, which would be an error that nobody handled."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._factory, name)
 
 
-def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> Any:
+def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> ConnectionHandler:
     """A connection of txredisapi; while Redis is away calls fail, :data:`GRACE` seconds after it was lost.
 
     :param reply_timeout: seconds; None for calls that wait as long as they like.
@@ -199,7 +205,7 @@ def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> Any:
     return factory.handler
 
 
-async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = REPLY_TIMEOUT) -> Any:
+async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = REPLY_TIMEOUT) -> ConnectionHandler:
     """The same, when Redis answers.
 
     :raises RedisUnavailable: it does not.
@@ -214,12 +220,12 @@ async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = 
     return connection
 
 
-def patience(clock: IReactorTime, call: Deferred[Any], seconds: float) -> Deferred[Any]:
+def patience(clock: IReactorTime, call: Deferred[_T], seconds: float) -> Deferred[_T]:
     """The result of a call, or TimeoutError after so long; the call itself goes on, and its result is dropped."""
-    result: Deferred[Any] = Deferred(lambda _: timer.cancel() if timer.active() else None)
+    result: Deferred[_T] = Deferred(lambda _: timer.cancel() if timer.active() else None)
     timer = clock.callLater(seconds, lambda: result.errback(TimeoutError("Redis does not answer")))
 
-    def done(value: Any) -> None:
+    def done(value: _T | Failure) -> None:
         if timer.active():
             timer.cancel()
             result.callback(value)
@@ -228,7 +234,7 @@ def patience(clock: IReactorTime, call: Deferred[Any], seconds: float) -> Deferr
     return result
 
 
-def subscribe(reactor: IReactorTime, url: str, channel: str, told: Callable[[bytes], None]) -> Any:
+def subscribe(reactor: IReactorTime, url: str, channel: str, told: Callable[[bytes], None]) -> RedisFactory:
     """Call ``told`` with every message on a channel; reconnects by itself.
 
     :returns: something with ``disconnect()``, which fires a Deferred.
@@ -236,17 +242,17 @@ def subscribe(reactor: IReactorTime, url: str, channel: str, told: Callable[[byt
     from txredisapi import ConnectionHandler, SubscriberProtocol
 
     class Subscriber(SubscriberProtocol):  # type: ignore[misc]
-        def messageReceived(self, pattern: Any, channel: Any, message: Any) -> None:
+        def messageReceived(self, pattern: object, channel: object, message: object) -> None:
             if isinstance(message, bytes):
                 told(message)
 
     class Factory(_factory_classes()[1]):  # type: ignore[misc]
         protocol = Subscriber
 
-        def buildProtocol(self, addr: Any) -> Any:
+        def buildProtocol(self, addr: IAddress | None) -> SubscriberProtocol:
             protocol = super().buildProtocol(addr)
 
-            def ready(connection: Any) -> Any:
+            def ready(connection: SubscriberProtocol) -> SubscriberProtocol:
                 connection.subscribe(channel).addErrback(lambda _: None)
                 return connection
 

@@ -10,8 +10,8 @@ import fcntl
 import socket
 import sys
 import termios
-from typing import Any
 
+from twisted.internet.interfaces import ITransport
 from twisted.internet.tcp import Connection, Port
 
 KEEPALIVE_IDLE = 30
@@ -62,7 +62,7 @@ def _is_set(handle: socket.socket) -> bool:
         return False
 
 
-def tune(transport: Any) -> None:
+def tune(transport: object) -> None:
     """No delay for small writes; dead peers are found by the kernel."""
     if isinstance(transport, Connection):
         send_more(transport)
@@ -71,13 +71,13 @@ def tune(transport: Any) -> None:
             _set_options(handle)
 
 
-def send_more(transport: Any) -> None:
+def send_more(transport: object) -> None:
     """Give the socket more at a time than Twisted does."""
     if isinstance(transport, Connection):
         transport.SEND_LIMIT = SEND_SIZE
 
 
-def tune_listening(port: Any) -> bool:
+def tune_listening(port: object) -> bool:
     """The same for all connections that will be accepted, and room for ``BACKLOG`` of them.
 
     Twisted's default backlog of 50 is overrun by the clients of another server
@@ -92,28 +92,28 @@ def tune_listening(port: Any) -> bool:
     return sys.platform == "linux" and _set_options(port.socket)
 
 
-def queued(transport: Any) -> int | None:
+def queued(transport: object) -> int | None:
     """Bytes that the transport holds unsent, or None when it does not say."""
     if isinstance(transport, Connection) and not transport.TLS:
         return len(transport.dataBuffer) - transport.offset + transport._tempDataLen
     return None
 
 
-def held(transport: Any) -> int:
+def held(transport: object) -> int:
     """Bytes that the transport keeps: also those that are sent, as long as they are in one piece with others."""
     if isinstance(transport, Connection) and not transport.TLS:
         return len(transport.dataBuffer) + transport._tempDataLen
     return 0
 
 
-def shed(transport: Any) -> None:
+def shed(transport: object) -> None:
     """Let go of what is sent, where it is more than what is left of its piece."""
     if isinstance(transport, Connection) and transport.offset > max(WORTH_SHEDDING, len(transport.dataBuffer) // 2):
         transport.dataBuffer = bytes(memoryview(transport.dataBuffer)[transport.offset :])
         transport.offset = 0
 
 
-def unacknowledged(transport: Any) -> int:
+def unacknowledged(transport: object) -> int:
     """Bytes that the kernel has taken and the peer's has not, on Linux; else 0."""
     if isinstance(transport, Connection) and transport.connected and sys.platform == "linux":
         try:
@@ -123,7 +123,7 @@ def unacknowledged(transport: Any) -> int:
     return 0
 
 
-def forget_unsent(transport: Any) -> None:
+def forget_unsent(transport: object) -> None:
     """Let go of what a lost connection did not send: Twisted keeps it until a collection finds the transport."""
     if isinstance(transport, Connection):
         transport.dataBuffer = b""
@@ -131,7 +131,7 @@ def forget_unsent(transport: Any) -> None:
         transport._tempDataLen = 0
 
 
-def write_now(transport: Any, data: bytes | bytearray | memoryview) -> None:
+def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview) -> None:
     """``transport.write``, but try the socket first when nothing waits there.  Nothing of ``data`` is kept.
 
     Saves the pair of epoll_ctl calls that each ``write`` costs, a fifth of the
@@ -146,7 +146,7 @@ def write_now(transport: Any, data: bytes | bytearray | memoryview) -> None:
         and not transport._tempDataLen
     ):
         while data:
-            sent = transport.writeSomeData(data)  # type: ignore[arg-type]  # any buffer will do
+            sent = transport.writeSomeData(data)  # any buffer will do
             # an error is left for write() to meet again in the proper place
             if not isinstance(sent, int) or sent <= 0:
                 break
@@ -156,4 +156,5 @@ def write_now(transport: Any, data: bytes | bytearray | memoryview) -> None:
             data = memoryview(data)[sent:]
             if sent < tried:
                 break  # the socket is full
+    assert transport is not None
     transport.write(bytes(data))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from twisted.internet.threads import deferToThreadPool
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 PART = 0.001
@@ -18,7 +19,9 @@ Otherwise the reactor's thread would wait up to 5 ms for the interpreter after e
 answer needs about ten."""
 
 
-def in_thread(reactor: IReactorTime | None, act: Callable[..., _T], *arguments: Any, **options: Any) -> Deferred[_T]:
+def in_thread(
+    reactor: IReactorTime | None, act: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs
+) -> Deferred[_T]:
     """Call in a thread of the reactor's; at once by a clock, which has none, or without a reactor."""
     pool = getattr(reactor, "getThreadPool", None)
     if pool is None:

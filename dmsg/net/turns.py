@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Hold(StrEnum):
@@ -93,7 +93,7 @@ class Turns(Protocol):
     def used(self, owner: Hashable, seconds: float) -> None:
         """Count so many seconds of work for ``owner``."""
 
-    def wait(self, one: Any) -> None:
+    def wait(self, one: TakesTurns) -> None:
         """Call ``one.go_on()`` in the next turn."""
 
 
@@ -122,7 +122,7 @@ class TakesTurns:
     def _turn_is_over(self) -> None:
         """Something is left for the next turn, and was not before."""
 
-    def _later(self, call: Callable[[], None]) -> Any:
+    def _later(self, call: Callable[[], None]) -> object:
         """Call ``call`` in the next turn, where turns are not shared."""
         raise NotImplementedError
 

@@ -193,7 +193,7 @@ class ClientTests(SynchronousTestCase):
         lab.add_client("honest", only=[first], min_servers=1)
         lab.settle()
         lab.network.run(5.0)
-        keys = [session.link.remote for session in server.factory.sessions]
+        keys = [session.link.remote for session in server.factory.sessions if session.link is not None]
         self.assertIn(lab.key("honest").public, keys)
         self.assertEqual(len(other.factory.sessions), 1)
         # itself, and the one that has to go, once or twice more

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IAddress, IReactorTime
@@ -80,7 +80,7 @@ class AcceptedSession(Protocol):
     def idle(self) -> bool:
         """Whether the client has nothing open."""
 
-    def refuse(self, reason: DropReason) -> None:
+    def refuse(self, reason: DropReason = ..., /) -> None:
         """Tell the peer, if the protocol can, and end the link."""
 
     def crowd_out(self) -> None:
@@ -126,7 +126,7 @@ class Acceptor(Factory):
         self.share = Share(reactor)
         self._floods = RateLimit(FLOOD_RATE, FLOOD_BURST)
         self._failures = RateLimit(FAILED_RATE, FAILED_BURST, blocks_of)
-        self.sessions: set[Any] = set()
+        self.sessions: set[AcceptedSession] = set()
         self.stirred: set[Link] = set()
         """Links that read or wrote, and may hold something; who looks at what they hold takes the others out."""
         self.connections_opened = 0

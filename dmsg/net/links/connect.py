@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
-from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IAddress, IProtocol, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from dmsg.keys import PubKey
 from dmsg.net.addresses import parse_address
-from dmsg.net.links.link import Link
+from dmsg.net.links.interfaces import LinkUser
+from dmsg.net.links.link import Link, MakeUser, OnFailure
+
+MakeLink = Callable[[MakeUser, OnFailure], Link]
+"""Maker of the link of one connection."""
+_U = TypeVar("_U", bound=LinkUser)
 
 
-def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> Any:
+def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> IStreamClientEndpoint:
     """A client endpoint for ``host:port``.
 
     :raises DmsgError: the address is malformed.
@@ -26,7 +31,7 @@ def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> Any:
     return host_endpoint(reactor, host, port, timeout)
 
 
-def host_endpoint(reactor: IReactorTime, host: str, port: int, timeout: float) -> Any:
+def host_endpoint(reactor: IReactorTime, host: str, port: int, timeout: float) -> IStreamClientEndpoint:
     """A client endpoint for a host, by its name or its address."""
     # a literal address needs no resolver, and its refusal is known at once
     if isIPAddress(host):
@@ -49,24 +54,24 @@ class LinkClientEndpoint:
         self,
         reactor: IReactorTime,
         endpoint: IStreamClientEndpoint,
-        make_link: Callable[[Callable[[PubKey], Any], Callable[[Any, Failure], None]], Link],
+        make_link: MakeLink,
     ) -> None:
         self._reactor = reactor
         self._endpoint = endpoint
         self._make_link = make_link
 
-    def connect(self, make_user: Callable[[PubKey], Any]) -> Deferred[Any]:
+    def connect(self, make_user: Callable[[PubKey], _U]) -> Deferred[_U]:
         """Fires with what ``make_user`` returned; fails with HandshakeError or Twisted's errors."""
         links: list[Link] = []
-        done: Deferred[Any] = Deferred(lambda _: self._cancel(dialling, links))
+        done: Deferred[_U] = Deferred(lambda _: self._cancel(dialling, links))
 
-        def user_made(remote: PubKey) -> Any:
+        def user_made(remote: PubKey) -> _U:
             user = make_user(remote)
             # after link_up(), which follows at once
             self._reactor.callLater(0, lambda: None if done.called else done.callback(user))
             return user
 
-        def failed(link: Any, failure: Failure) -> None:
+        def failed(link: Link, failure: Failure) -> None:
             if not done.called:
                 done.errback(failure)
 
@@ -76,7 +81,7 @@ class LinkClientEndpoint:
 
         dialling = self._endpoint.connect(_LinkFactory(build))
 
-        def dialled(result: Any) -> None:
+        def dialled(result: IProtocol | Failure) -> None:
             if isinstance(result, Failure) and not done.called:
                 done.errback(result)
 
@@ -84,7 +89,7 @@ class LinkClientEndpoint:
         return done
 
     @staticmethod
-    def _cancel(dialling: Deferred[Any], links: list[Link]) -> None:
+    def _cancel(dialling: Deferred[IProtocol], links: list[Link]) -> None:
         dialling.addErrback(lambda failure: failure.trap(CancelledError) and None)
         dialling.cancel()
         for link in links:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
 
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
@@ -41,6 +40,11 @@ MAX_TAIL = 65540
 """Bytes of the longest unfinished frame."""
 
 _log = Logger()
+
+MakeUser = Callable[[PubKey], LinkUser]
+"""Maker of what lies above a link, called with the peer's key when the handshake is done."""
+OnFailure = Callable[["Link", Failure], None]
+"""Callback for a link whose handshake failed, called once with the cause."""
 
 
 @implementer(IPushProducer)
@@ -85,9 +89,9 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         reactor: IReactorTime,
         turn: TurnFlush,
         handshake: LinkHandshake,
-        make_user: Callable[[PubKey], LinkUser],
+        make_user: MakeUser,
         *,
-        failed: Callable[[Any, Failure], None] | None = None,
+        failed: OnFailure | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
         tuned: bool = False,
     ) -> None:
@@ -95,7 +99,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         self._turn = turn
         self._tuned = tuned
         self._handshake: LinkHandshake | None = handshake
-        self._make_user: Callable[[PubKey], LinkUser] | None = make_user
+        self._make_user: MakeUser | None = make_user
         self._failed = failed
         self._timeout = timeout
         self._timer: IDelayedCall | None = None
@@ -115,7 +119,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
 
     # --- what kind of link it is ---
 
-    def _begin(self, handshake: Any) -> None:
+    def _begin(self, handshake: LinkHandshake) -> None:
         """The handshake is done."""
 
     def _receive(self, data: bytes | memoryview) -> None:

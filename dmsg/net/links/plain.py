@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from dmsg.net.links.interfaces import LinkHandshake
 from dmsg.net.links.link import DIRECT_SIZE, MAX_TAIL, Link
 from dmsg.net.links.reading import READ_SIZE
 
@@ -20,7 +19,7 @@ class PlainLink(Link):
 
     _optional = b""
 
-    def _begin(self, handshake: Any) -> None:
+    def _begin(self, handshake: LinkHandshake) -> None:
         self._optional = getattr(handshake, "optional", b"")
 
     def _receive(self, data: bytes | memoryview) -> None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from errno import EAGAIN, EINTR, EWOULDBLOCK
 from functools import partial
-from typing import Any
 
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 from twisted.internet.tcp import Connection
 
@@ -28,7 +28,7 @@ _AGAIN = (EAGAIN, EWOULDBLOCK, EINTR)
 _buffer: list[memoryview] = []
 
 
-def read_kept(transport: Any, received: Callable[[memoryview], None], most: Callable[[], int]) -> bool:
+def read_kept(transport: object, received: Callable[[memoryview], None], most: Callable[[], int]) -> bool:
     """Let ``transport`` read into the buffer of this process.
 
     :param received: told what has come; it is there until this returns.
@@ -42,7 +42,9 @@ def read_kept(transport: Any, received: Callable[[memoryview], None], most: Call
     return True
 
 
-def _do_read(transport: Connection, received: Callable[[memoryview], None], most: Callable[[], int]) -> Any:
+def _do_read(
+    transport: Connection, received: Callable[[memoryview], None], most: Callable[[], int]
+) -> ConnectionDone | ConnectionLost | None:
     """As ``Connection.doRead``: what it returns ends the connection."""
     if transport.TLS:  # since it was looked at
         return Connection.doRead(transport)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
-from twisted.python.failure import Failure
 
 from dmsg.base.pool import BufferPool
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.links.connect import LinkClientEndpoint
-from dmsg.net.links.interfaces import LinkHandshake, LinkUser
-from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, Link
+from dmsg.net.links.interfaces import LinkHandshake
+from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, Link, MakeUser, OnFailure
 from dmsg.net.links.reading import READ_SIZE
 from dmsg.net.turn import TurnFlush
 from dmsg.noise.records import COPY_LIMIT, MAX_PLAINTEXT, MAX_RECORD, MAX_SEQUENCE, RecordOpener, RecordSealer
@@ -45,13 +43,15 @@ class RecordLink(Link):
         reactor: IReactorTime,
         turn: TurnFlush,
         handshake: KeyedHandshake,
-        make_user: Callable[[PubKey], LinkUser],
+        make_user: MakeUser,
         *,
-        failed: Callable[[Any, Failure], None] | None = None,
+        failed: OnFailure | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
         tuned: bool = False,
     ) -> None:
         super().__init__(reactor, turn, handshake, make_user, failed=failed, timeout=timeout, tuned=tuned)
+        self._keyed: KeyedHandshake | None = handshake
+        """The handshake, until its keys are taken."""
         self._sealer: RecordSealer | None = None
         self._opener: RecordOpener | None = None
         self._records: list[bytes | bytearray | memoryview] = []
@@ -61,9 +61,10 @@ class RecordLink(Link):
         self._filled = self._begun = 0
         """How far the last of the buffers is filled, and where the last of the records' pieces begins in it."""
 
-    def _begin(self, handshake: KeyedHandshake) -> None:
-        assert handshake.keys is not None
-        send, receive = handshake.keys
+    def _begin(self, handshake: LinkHandshake) -> None:
+        keyed, self._keyed = self._keyed, None
+        assert keyed is not None and keyed.keys is not None
+        send, receive = keyed.keys
         self._sealer, self._opener = RecordSealer(send), RecordOpener(receive)
 
     # --- records in ---
@@ -184,7 +185,7 @@ class RecordClientEndpoint(LinkClientEndpoint):
         timeout: float = HANDSHAKE_TIMEOUT,
         ephemeral: SecKey | None = None,
     ) -> None:
-        def make_link(make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> RecordLink:
+        def make_link(make_user: MakeUser, failed: OnFailure) -> RecordLink:
             handshake = XKHandshake(key, remote, ephemeral=ephemeral)
             return RecordLink(reactor, turn, handshake, make_user, failed=failed, timeout=timeout)
 
