@@ -17,6 +17,10 @@ from typing import Any, TypeVar, cast
 
 SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "days": 86400}
 """Factor between a unit in which people say a value and the unit of the settings, bytes or seconds; others have 1."""
+NETWORK, KEY, ACCESS, LIMITS = "Network", "Key", "Who may connect", "Limits"
+STORAGE, TELEMETRY, LOGS, OTHER = "Storage", "Telemetry", "Logs and metrics", "Other"
+GROUPS = (NETWORK, KEY, ACCESS, LIMITS, STORAGE, TELEMETRY, LOGS, OTHER)
+"""Groups in which the usage shows options, in its order."""
 _ROW = "option"
 """Key of a row in the metadata of a field."""
 _T = TypeVar("_T")
@@ -143,6 +147,7 @@ class Option:
     :ivar reloads: SIGHUP changes it in a process that runs.
     :ivar secret: the file that it names holds a secret.  The field is in no ``repr``.
     :ivar in_file: it may stand in the configuration file.
+    :ivar group: one of :data:`GROUPS`.
     :ivar field: of the settings class; empty: the option belongs to the plugin.
     """
 
@@ -156,6 +161,7 @@ class Option:
     reloads: bool = False
     secret: bool = False
     in_file: bool = True
+    group: str = OTHER
     field: str = ""
 
     @property
@@ -177,6 +183,7 @@ def option(
     repeated: bool = False,
     reloads: bool = False,
     secret: bool = False,
+    group: str = OTHER,
 ) -> _T:
     """Make a field of a settings class that is an option; see :class:`Option`."""
     row = Option(
@@ -188,6 +195,7 @@ def option(
         repeated=repeated,
         reloads=reloads,
         secret=secret,
+        group=group,
     )
     return cast(_T, field(default=cast(Any, default), metadata={_ROW: row}, repr=not secret))
 

@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
-from dmsg.base.options import Number, option
+from dmsg.base.options import LIMITS, NETWORK, Number, option
 from dmsg.collector.receiver import ReceivingFactory
 from dmsg.collector.shown import CollectorShown
 from dmsg.collector.store import LIMIT, RESERVE, Store
@@ -41,9 +41,14 @@ _log = Logger()
 class CollectorSettings(PageSettings):
     """What an operator chooses of a collector; sizes are in bytes."""
 
-    port: int = option(PORT, "of dmsg, 1 to 65535", PORT_NUMBER)
-    limit: int = option(LIMIT, "GiB of files that are kept; then senders wait", Number(1, 2**20, "GiB"))
-    reserve: int = option(RESERVE, "MiB of the disk that stay free", Number(0, 2**30, "MiB"))
+    port: int = option(PORT, "Dmsg port to listen on", PORT_NUMBER, group=NETWORK)
+    limit: int = option(
+        LIMIT,
+        "GiB of files to keep; when they are reached, senders have to wait",
+        Number(1, 2**20, "GiB"),
+        group=LIMITS,
+    )
+    reserve: int = option(RESERVE, "MiB of disk space to leave free", Number(0, 2**30, "MiB"), group=LIMITS)
 
 
 DEFAULTS = CollectorSettings()

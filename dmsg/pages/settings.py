@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmsg.base.options import Text, option
+from dmsg.base.options import LOGS, Text, option
 from dmsg.net.listening import ENDPOINT
 from dmsg.pages.access import read_token
 
@@ -14,12 +14,18 @@ class PageSettings:
     """Base of the settings of entities that have a page."""
 
     metrics: str | None = option(
-        None, "endpoint string for its page, /metrics and /health, as in tcp:9100:interface=127.0.0.1", ENDPOINT
+        None,
+        "Endpoint string for the status page, /metrics and /health, as in tcp:9100:interface=127.0.0.1",
+        ENDPOINT,
+        group=LOGS,
     )
     page_token: bytes | None = option(
         None,
-        "file (mode 0600) with a token that opens the page from anywhere; "
-        "without it the page is for this machine alone",
+        (
+            "File (mode 0600) with a token that opens the status page from other machines; "
+            "without the file only this machine can open the page"
+        ),
         Text("file", read_token),
         secret=True,
+        group=LOGS,
     )

@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from dmsg.base.options import SECONDS, Choice, Text, option
+from dmsg.base.options import ACCESS, SECONDS, Choice, Text, option
 from dmsg.base.printable import shortened
 from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError, KeyFormatError
@@ -227,22 +227,36 @@ class AdmissionSettings:
 
     allow: KeyList | None = option(
         None,
-        "file with the keys that are admitted, one a line, read again when it changes; none means all",
+        "File with the keys to admit, one per line, read again when it changes; without a file all keys are admitted",
         Text("file", _list_in),
+        group=ACCESS,
     )
-    deny: KeyList | None = option(None, "file with keys that are not admitted", Text("file", _list_in))
+    deny: KeyList | None = option(
+        None,
+        "File with the keys to refuse, one per line, read again when it changes",
+        Text("file", _list_in),
+        group=ACCESS,
+    )
     hook: str | None = option(
         None,
-        "URL that is asked about keys that are not denied, where there is no --allow: 200 admits, 403 refuses",
+        "URL to ask whether to admit a key that --allow and --deny do not decide: status 200 admits, 403 refuses",
         Text("URL", _checked_hook),
         name="admission-hook",
+        group=ACCESS,
     )
-    timeout: float = option(HOOK_TIMEOUT, "seconds for its answer", SECONDS, name="admission-timeout")
+    timeout: float = option(
+        HOOK_TIMEOUT,
+        "Seconds to wait for the answer of the admission hook",
+        SECONDS,
+        name="admission-timeout",
+        group=ACCESS,
+    )
     when_down: bool = option(
         False,
-        "refuse or admit, when it does not answer",
+        "Whether to refuse or admit clients while the admission hook does not answer",
         Choice({"refuse": False, "admit": True}),
         name="admission-down",
+        group=ACCESS,
     )
 
     def admission(self, reactor: IReactorTime) -> Admission:

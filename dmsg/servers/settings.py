@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from dmsg.base.options import SECONDS, Number, Text, checked_by, option
+from dmsg.base.options import LIMITS, NETWORK, SECONDS, Number, Text, checked_by, option
 from dmsg.base.urls import URL
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.net.addresses import parse_address
@@ -27,18 +27,24 @@ class ServerSettings(PageSettings):
     """
 
     public_address: str | None = option(
-        None, "HOST:PORT at which clients reach this server", Text("HOST:PORT", checked_by(parse_address))
+        None,
+        "HOST:PORT at which clients reach this server",
+        Text("HOST:PORT", checked_by(parse_address)),
+        group=NETWORK,
     )
     discovery: Sequence[str] | Lookups = option(
-        (), "URL of a discovery to register in; may be repeated", URL, repeated=True
+        (), "URL of a discovery to register with; repeatable", URL, repeated=True, group=NETWORK
     )
     admission: Admission | None = None
-    drain_timeout: float = option(8.0, "seconds that leaving waits for streams", SECONDS)
+    drain_timeout: float = option(
+        8.0, "Seconds to wait at shutdown until streams have moved to other servers", SECONDS, group=NETWORK
+    )
     memory: int | None = option(
         None,
-        "MiB held for clients that read slowly, in all",
+        "MiB to buffer for all slow readers together",
         Number(1, 2**20, "MiB"),
         default_text="a quarter of the machine's",
+        group=LIMITS,
     )
     random: Random | None = None
 

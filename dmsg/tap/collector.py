@@ -7,7 +7,7 @@ from pathlib import Path
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.base.options import Option, Text, rows_of
+from dmsg.base.options import ACCESS, NETWORK, STORAGE, Option, Text, rows_of
 from dmsg.base.urls import URL
 from dmsg.collector.service import Collector, CollectorSettings
 from dmsg.net.reactor import Reactor, the_reactor
@@ -34,16 +34,18 @@ class Options(KeyOptions):
     rows = (
         Option(
             name="store",
-            help="directory of the files: STORE/SENDER/DAY/NAME",
+            help="Directory for the received files (STORE/SENDER/DAY/NAME)",
             kind=Text("directory", lambda text: Path(text).absolute()),
+            group=STORAGE,
         ),
         Option(
             name="senders",
-            help="file with the keys that may bring files, one a line, which is watched",
+            help="File with the keys that may send files, one per line, read again when it changes",
             kind=Text("file", _senders),
+            group=ACCESS,
         ),
-        Option(name="discovery", help="URL of a discovery; may be repeated", kind=URL, repeated=True),
-        *key_rows("the collector's key", "collector.key in the directory of settings"),
+        Option(name="discovery", help="URL of a discovery; repeatable", kind=URL, repeated=True, group=NETWORK),
+        *key_rows("File with the collector's secret key (mode 0600)", "collector.key in the directory of settings"),
         *rows_of(CollectorSettings),
         LOG_FORMAT,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.base.options import Option, Text, checked_by, rows_of
+from dmsg.base.options import STORAGE, TELEMETRY, Option, Text, checked_by, rows_of
 from dmsg.base.urls import URL
 from dmsg.discovery.service.ranking import RankingFile
 from dmsg.discovery.service.service import Discovery
@@ -30,29 +30,36 @@ class Options(EntityOptions):
         "Example: twistd -n dmsg-discovery --listen tcp:9090 --store sqlite:/var/lib/dmsg/discovery.sqlite"
     )
     rows = (
-        listen_row("tcp:9090", "Endpoint string to listen on, ssl: too; may be repeated"),
+        listen_row("tcp:9090", "Endpoint string to listen on (tcp:, ssl: and others); repeatable"),
         Option(
             name="store",
-            help="memory:, sqlite:PATH or redis://HOST:PORT/DB; "
-            "the password of Redis is taken from DMSG_REDIS_PASSWORD",
+            help=(
+                "Store of the entries: memory:, sqlite:PATH or redis://HOST:PORT/DB (password in DMSG_REDIS_PASSWORD)"
+            ),
             kind=Text("store", checked_by(parse_store)),
             default="sqlite:dmsg-discovery.sqlite",
+            group=STORAGE,
         ),
         *rows_of(DiscoverySettings),
         Option(
             name="ranking",
-            help="file with a signed ranking of servers, which is watched (dmsg analytics rank)",
+            help="File with a signed ranking of servers (dmsg analytics rank), read again when it changes",
             kind=Text("file"),
+            group=STORAGE,
         ),
         Option(
-            name="ranking-key", help="public key whose rankings are believed", kind=Text("public key", PubKey.from_text)
+            name="ranking-key",
+            help="Public key that must have signed the ranking",
+            kind=Text("public key", PubKey.from_text),
+            group=STORAGE,
         ),
         *TELEMETRY_ROWS,
         Option(
             name="telemetry-discovery",
-            help="URL of the discovery in which the collector is found",
+            help="URL of the discovery that knows the collector",
             kind=URL,
             default_text="this one, over plain HTTP",
+            group=TELEMETRY,
         ),
         LOG_FORMAT,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.base.options import Choice, Option
+from dmsg.base.options import NETWORK, Choice, Option
 from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.server import Server
@@ -30,15 +30,17 @@ class Options(RelayOptions):
         *relay_rows("messaging-server", Limits),
         Option(
             name="profile",
-            help="seed, or skywire for clients of the Go code of March 2019",
+            help="Dialect: seed, or skywire for clients of the Go code of March 2019",
             kind=Choice({profile.value: profile for profile in Profile}),
             default=Profile.SEED,
+            group=NETWORK,
         ),
         Option(
             name="ids",
-            help="with skywire: one or two ids in the answer to a client that has given none yet",
+            help="With --profile skywire: number of ids in the answer to a client that has sent none yet",
             kind=Choice({"auto": None, "one": False, "two": True}),
             default_text="auto",
+            group=NETWORK,
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,7 @@ from twisted.logger import (
 )
 from twisted.python.usage import Options as UsageOptions, UsageError
 
-from dmsg.base.options import FLAG, Choice, Flag, Kind, Option, Text, rows_of
+from dmsg.base.options import FLAG, KEY, LOGS, NETWORK, Choice, Flag, Kind, Option, Text, rows_of
 from dmsg.base.printable import printable, without_userinfo
 from dmsg.directories import config_directory
 from dmsg.errors import DmsgError
@@ -33,6 +34,7 @@ from dmsg.net.listening import ENDPOINT
 from dmsg.tap import config
 from dmsg.tap.config import Said
 from dmsg.tap.log_files import log_file_of, reopen_at_signals
+from dmsg.tap.usage import usage_of
 
 DESCRIPTOR_RESERVE = 64
 """Descriptors that are not for clients: log, listening ports, discovery."""
@@ -40,11 +42,17 @@ UNSAID: tuple[object, ...] = (None, [], 0)
 """Values of options that nobody has said on the command line."""
 _T = TypeVar("_T")
 
-LISTEN = Option(name="listen", help="Endpoint string to listen on; may be repeated", kind=ENDPOINT, repeated=True)
-LOG_FORMAT = Option(
-    name="log-format", help="text or json", kind=Choice({"text": "text", "json": "json"}), default="text"
+LISTEN = Option(
+    name="listen", help="Endpoint string to listen on; repeatable", kind=ENDPOINT, repeated=True, group=NETWORK
 )
-DEBUG = Option(name="debug", short="d", help="Log also what is said for debugging", kind=FLAG)
+LOG_FORMAT = Option(
+    name="log-format",
+    help="Format of the log",
+    kind=Choice({"text": "text", "json": "json"}),
+    default="text",
+    group=LOGS,
+)
+DEBUG = Option(name="debug", short="d", help="Write debug messages to the log", kind=FLAG, group=LOGS)
 
 
 def listen_row(default: str, help: str = LISTEN.help, kind: Kind = ENDPOINT, short: str | None = None) -> Option:
@@ -67,6 +75,7 @@ class EntityOptions(UsageOptions):
     rows: ClassVar[tuple[Option, ...]] = ()
     optFlags: ClassVar[list[list[object]]]
     optParameters: ClassVar[list[list[object]]]
+    longdesc: ClassVar[str] = ""
     synopsis = "[options]"
 
     def __init_subclass__(cls) -> None:
@@ -157,6 +166,18 @@ class EntityOptions(UsageOptions):
         changed = {name for name in {*before, *now} if before.get(name) != now.get(name)}
         reloaded = {row.name for row in self.rows if row.reloads}
         return fresh, sorted(name for name in changed - reloaded if self._said[name] in UNSAID)
+
+    def getUsage(self, width: int | None = None) -> str:
+        """Return the usage: what the program does, then its options by group."""
+        own = [
+            Option(name=name, short=self._letter(name), help=" ".join(text.split()).rstrip("."), kind=FLAG)
+            for name, text in self.docs.items()
+            if len(name) > 1 and name not in {row.name for row in self.rows}
+        ]
+        return usage_of(self.longdesc, (*self.rows, *own), width or int(os.environ.get("COLUMNS", "80")))
+
+    def _letter(self, name: str) -> str | None:
+        return next((short for short, long in self.synonyms.items() if long == name and len(short) == 1), None)
 
     def opt_version(self) -> None:
         """Show the version of dmsg and exit"""
@@ -319,12 +340,16 @@ class KeyOptions(EntityOptions):
 def key_rows(help: str, default: str) -> tuple[Option, ...]:
     """Return the rows of :class:`KeyOptions`."""
     return (
-        Option(name="key-file", help=help, kind=Text("file"), default_text=default, secret=True),
-        Option(name="create", help="make the key file that is named, if it is absent", kind=FLAG, in_file=False),
+        Option(name="key-file", help=help, kind=Text("file"), default_text=default, secret=True, group=KEY),
+        Option(name="create", help="Create the key file if it does not exist", kind=FLAG, in_file=False, group=KEY),
         Option(
             name="share",
-            help="use the key though another program on this machine uses it; only the newest is reached",
+            help=(
+                "Use the key although another program on this machine uses it; only the program "
+                "that started last is reached"
+            ),
             kind=FLAG,
             in_file=False,
+            group=KEY,
         ),
     )

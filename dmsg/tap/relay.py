@@ -28,11 +28,11 @@ def relay_rows(key_name: str, limits: type[Any]) -> tuple[Option, ...]:
     """
     return (
         listen_row("tcp:8080"),
-        *key_rows("secret key", f"~/.config/dmsg/{key_name}.key, made if absent"),
+        *key_rows("File with the secret key (mode 0600)", f"~/.config/dmsg/{key_name}.key, made if absent"),
         Option(
             name="config",
             short="c",
-            help="TOML file with any of these settings; SIGHUP reads it again",
+            help="TOML file with any of these options; SIGHUP reads it again",
             kind=Text("file"),
             in_file=False,
         ),

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from twisted.application.app import ServerOptions
 from twisted.python.usage import UsageError
 
-from dmsg.base.options import Option
+from dmsg.base.options import NETWORK, Option
 from dmsg.rmb.registry.service import REGISTRY, check_registry
 from dmsg.tap.options import EntityOptions
 
-REGISTRIES = "http://HOST:PORT of an rmb-registry, file:PATH, or tfchain:wss://HOST:PORT, the chain that rmb-rs uses"
-REGISTRY_ROW = Option(name="registry", help=REGISTRIES, kind=REGISTRY)
+REGISTRIES = (
+    "Registry: http://HOST:PORT of an rmb-registry, file:PATH, or tfchain:wss://HOST:PORT (the chain that rmb-rs uses)"
+)
+REGISTRY_ROW = Option(name="registry", help=REGISTRIES, kind=REGISTRY, group=NETWORK)
 
 
 class RmbOptions(EntityOptions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.base.options import FLAG, Option, Text, rows_of
+from dmsg.base.options import FLAG, KEY, Option, Text, rows_of
 from dmsg.errors import needs_extra
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap.options import DEBUG, LOG_FORMAT, set_log_format
@@ -39,20 +39,24 @@ class Options(RmbOptions):
     rows = (
         Option(
             name="key-file",
-            help=f"file of mode 0600 with the words or the 0x seed; else {SECRET} has them",
+            help=f"File (mode 0600) with the words or the 0x seed of the twin; otherwise {SECRET} has them",
             kind=Text("file"),
             secret=True,
+            group=KEY,
         ),
         Option(
             name="key-type",
             short="k",
-            help="sr25519 or ed25519",
+            help="Kind of the key",
             kind=Text("`sr25519` or `ed25519`", _key_type),
             default_text="what the file says, else sr25519",
+            group=KEY,
         ),
         REGISTRY_ROW,
         *rows_of(PeerSettings),
-        Option(name="no-strict", help="the default; it was an option of earlier versions", kind=FLAG),
+        Option(
+            name="no-strict", help="Do nothing; kept for programs that still pass this option", kind=FLAG, group=KEY
+        ),
         LOG_FORMAT,
         DEBUG,
     )

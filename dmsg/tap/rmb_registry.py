@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.application.service import IService
 
-from dmsg.base.options import Option, Text, rows_of
+from dmsg.base.options import STORAGE, Option, Text, rows_of
 from dmsg.errors import needs_extra
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap.options import LOG_FORMAT, EntityOptions, listen_row, set_log_format
@@ -33,13 +33,14 @@ class Options(EntityOptions):
         "Example: twistd -n rmb-registry --listen tcp:9091 --store sqlite:/var/lib/rmb/registry.sqlite"
     )
     rows = (
-        listen_row("tcp:9091", "Endpoint string to listen on, ssl: too; may be repeated"),
+        listen_row("tcp:9091", "Endpoint string to listen on (tcp:, ssl: and others); repeatable"),
         Option(
             name="store",
-            help="sqlite:PATH, or memory:",
+            help="Store of the twins: sqlite:PATH or memory:",
             kind=Text("store", _path),
             default="rmb-registry.sqlite",
             default_text="sqlite:rmb-registry.sqlite",
+            group=STORAGE,
         ),
         *rows_of(RegistrySettings),
         LOG_FORMAT,

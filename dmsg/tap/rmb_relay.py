@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from twisted.application.service import IService
 
-from dmsg.base.options import Number, Option, Text, rows_of
+from dmsg.base.options import LIMITS, STORAGE, Number, Option, Text, rows_of
 from dmsg.errors import needs_extra
 from dmsg.keylock import KeyLock, hold
 from dmsg.net.listening import check_endpoint
@@ -53,7 +53,7 @@ class Options(RmbOptions):
     rows = (
         listen_row(
             "tcp:8080",
-            "Endpoint string, or ADDRESS:PORT; may be repeated",
+            "Endpoint string or ADDRESS:PORT to listen on; repeatable",
             kind=Text("endpoint string, or ADDRESS:PORT", listen_endpoint),
             short="l",
         ),
@@ -61,21 +61,24 @@ class Options(RmbOptions):
         Option(
             name="queue",
             short="r",
-            help="sqlite:PATH or redis://HOST:PORT/DB, whose password is taken from DMSG_REDIS_PASSWORD",
+            help="Queue of messages: sqlite:PATH or redis://HOST:PORT/DB (password in DMSG_REDIS_PASSWORD)",
             kind=Text("queue", _queue),
             default="sqlite:rmb-relay.sqlite",
+            group=STORAGE,
         ),
         Option(
             name="user-per-worker",
             short="u",
-            help="sessions for each of --workers, as the reference says it",
+            help="Sessions per worker; --workers times this number is the default of --max-sessions",
             kind=Number(1, 10**6, "sessions"),
+            group=LIMITS,
         ),
         Option(
             name="workers",
             short="w",
-            help="with --user-per-worker: how many sessions there may be; there are no workers",
+            help="Number of workers in the terms of the reference; only used to compute --max-sessions",
             kind=Number(1, 10**6, "workers"),
+            group=LIMITS,
         ),
         *rows_of(RelaySettings),
         *rows_of(QueueLimits),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twisted.python.usage import UsageError
 
-from dmsg.base.options import Option, Text, rows_of
+from dmsg.base.options import TELEMETRY, Option, Text, rows_of
 from dmsg.collector.sender import KEY_FILE, SpoolSender
 from dmsg.collector.wire import PORT, PORT_NUMBER
 from dmsg.keys import PubKey, load_or_create_key
@@ -30,8 +30,9 @@ TELEMETRY_ROWS = (
     *rows_of(TelemetrySettings),
     Option(
         name="telemetry-to",
-        help="KEY[:PORT] of a collector to which finished files go, over dmsg",
+        help="KEY[:PORT] of the collector to which finished event files are sent over dmsg",
         kind=Text("KEY[:PORT]", collector_address),
+        group=TELEMETRY,
     ),
 )
 

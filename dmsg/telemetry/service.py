@@ -17,7 +17,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from dmsg.base.memory import resident
-from dmsg.base.options import Choice, Number, Option, Text, needed, option
+from dmsg.base.options import TELEMETRY, Choice, Number, Option, Text, needed, option
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey
 from dmsg.net.isolate import isolated
@@ -55,32 +55,43 @@ class TelemetrySettings:
         metadata=needed(
             Option(
                 name="telemetry",
-                help="directory for events that the data pipeline reads (dmsg analytics)",
+                help="Directory for the events that the data pipeline reads (dmsg analytics)",
                 kind=Text("directory", _absolute),
+                group=TELEMETRY,
             )
         )
     )
     clear: bool = option(
         False,
-        "how events name clients: hashed, or clear, by their keys",
+        "Names of clients in events: hashed pseudonyms, or clear public keys",
         Choice({"hashed": False, "clear": True}),
         name="telemetry-keys",
+        group=TELEMETRY,
     )
     rotate_seconds: float = option(
         ROTATE_SECONDS,
-        "seconds after which a file of events is finished",
+        "Seconds after which an event file is finished and a new one begins",
         Number(1, 86400, "seconds"),
         name="telemetry-rotate",
+        group=TELEMETRY,
     )
     limit: int = option(
-        SPOOL_LIMIT, "MiB of finished files that are kept", Number(1, 2**30, "MiB"), name="telemetry-limit"
+        SPOOL_LIMIT,
+        "MiB of finished event files to keep",
+        Number(1, 2**30, "MiB"),
+        name="telemetry-limit",
+        group=TELEMETRY,
     )
     secret: Path | None = option(
         None,
-        "file of 32 bytes that clients are named with, for servers of one operator",
+        (
+            "File with the 32-byte secret from which pseudonyms of clients are made; share it "
+            "among servers of one operator"
+        ),
         Text("file", _absolute),
         name="telemetry-secret",
         secret=True,
+        group=TELEMETRY,
     )
 
     def prepare(self) -> tuple[bytes, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dmsg.base.memory import default_limit
-from dmsg.base.options import FLAG, Number, option
+from dmsg.base.options import FLAG, LIMITS, NETWORK, STORAGE, Number, option
 from dmsg.discovery.checks.proof import OPENINGS, Openings
 from dmsg.discovery.service.ranking import RankingFile
 from dmsg.discovery.store import STORE_LIMIT
@@ -44,42 +44,58 @@ class DiscoverySettings(PageSettings):
 
     rate: float = option(
         200.0,
-        "requests a second of one address; 0 means no limit",
+        "Requests per second that one address may send; 0 disables the limit",
         Number(0, 10**6, "requests a second"),
         name="rate-limit",
+        group=LIMITS,
     )
-    burst: float = option(1000.0, "requests of one address at once", Number(1, 10**6, "requests"))
-    post_rate: float = option(50.0, "signed entries a second of one address", Number(1, 10**6, "entries a second"))
-    post_burst: float = option(1000.0, "signed entries of one address at once", Number(1, 10**6, "entries"))
+    burst: float = option(
+        1000.0, "Requests that one address may send in a burst", Number(1, 10**6, "requests"), group=LIMITS
+    )
+    post_rate: float = option(
+        50.0, "Signed entries per second that one address may post", Number(1, 10**6, "entries a second"), group=LIMITS
+    )
+    post_burst: float = option(
+        1000.0, "Signed entries that one address may post in a burst", Number(1, 10**6, "entries"), group=LIMITS
+    )
     looks: bool = option(
         True,
-        "list servers without connecting to them to see whether they are there and have their key",
+        "List servers without first connecting to them to check that they exist and hold their keys",
         FLAG,
         name="no-looks",
+        group=NETWORK,
     )
     private_servers: bool = option(
-        False, "connect to servers in private networks, too, whoever posts their entries", FLAG
+        False, "Also check servers in private networks, no matter who posted their entries", FLAG, group=NETWORK
     )
     openings: Openings = field(default_factory=lambda: OPENINGS)
     store_limit: float | None = option(
         None,
-        "MiB of entries that are kept; then who posted most loses the oldest",
+        "MiB of entries to keep; when they are reached, the address that posted most loses its oldest entry",
         Number(1, 10**7, "MiB"),
         name="memory",
         default_text="4096, in memory a quarter of the machine's",
+        group=LIMITS,
     )
     entry_ttl: float = option(
         ENTRY_TTL,
-        "days after which an entry is dropped whose owner does not post it again and again; servers: are not seen",
+        "Days to keep an entry that is not posted again, or of a server that is not seen",
         Number(1, 36500, "days"),
+        group=STORAGE,
     )
     of_place: float = OF_PLACE
-    proxied: bool = option(False, "take addresses from X-Forwarded-For (behind a proxy of your own)", FLAG)
-    max_servers: int = option(10, "servers in one answer", Number(1, 1000, "servers"))
+    proxied: bool = option(
+        False,
+        "Take client addresses from X-Forwarded-For; use this only behind a reverse proxy of your own",
+        FLAG,
+        group=NETWORK,
+    )
+    max_servers: int = option(10, "Number of servers in one answer", Number(1, 1000, "servers"), group=LIMITS)
     server_ttl: float = option(
         120.0,
-        "seconds without a refresh after which a server is not listed; 0: never",
+        "Seconds after its last refresh until a server is no longer listed; 0 lists it forever",
         Number(0, 10**6, "seconds"),
+        group=STORAGE,
     )
     ranking: RankingFile | None = None
     telemetry: TelemetrySettings | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dmsg.base.options import Number, option
+from dmsg.base.options import LIMITS, Number, option
 from dmsg.base.policing import ANSWER_FACTOR, DerivedRates, Police as Counting
 from dmsg.messaging.core.wire import ID_COUNT
 
@@ -22,18 +22,29 @@ class Kind(IntEnum):
 class Limits(DerivedRates):
     """What an operator can set, also while the server runs."""
 
-    max_connections: int = option(10_000, "clients at a time", Number(1, 10**6, "clients"), reloads=True)
+    max_connections: int = option(
+        10_000,
+        "Number of clients that may be connected at the same time",
+        Number(1, 10**6, "clients"),
+        reloads=True,
+        group=LIMITS,
+    )
     max_per_address: int = option(
-        1024, "connections from one address; 0 means no limit", Number(0, 10**6, "connections"), reloads=True
+        1024,
+        "Number of connections from one address; 0 disables the limit",
+        Number(0, 10**6, "connections"),
+        reloads=True,
+        group=LIMITS,
     )
     max_per_pair: int = option(
-        ID_COUNT, "channels between one client and another", Number(1, ID_COUNT, "channels"), reloads=True
+        ID_COUNT, "Number of channels between two clients", Number(1, ID_COUNT, "channels"), reloads=True, group=LIMITS
     )
     open_rate: float = option(
         500.0,
-        "OpenChannels a second of one link; 0 means no limit",
+        "OpenChannel frames per second of one link; 0 disables the limit",
         Number(0, 10**6, "OpenChannels a second"),
         reloads=True,
+        group=LIMITS,
     )
 
     def __post_init__(self) -> None:

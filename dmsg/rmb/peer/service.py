@@ -16,7 +16,7 @@ from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 
-from dmsg.base.options import FLAG, Option, Text, checked_by, needed, option
+from dmsg.base.options import FLAG, KEY, NETWORK, STORAGE, Option, Text, checked_by, needed, option
 from dmsg.base.seldom import Seldom
 from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor
@@ -82,26 +82,34 @@ class PeerSettings:
         metadata=needed(
             Option(
                 name="relay",
-                help="URL of a relay, wss:// or ws://; may be repeated, at most four",
+                help="URL of a relay, wss:// or ws://; repeatable, at most four",
                 kind=Text("URL"),
                 repeated=True,
+                group=NETWORK,
             )
         )
     )
     redis: str = option(
-        "redis://localhost:6379", "where services and clients are", Text("URL", checked_by(redis_address)), short="r"
+        "redis://localhost:6379",
+        "URL of the Redis that services and clients use",
+        Text("URL", checked_by(redis_address)),
+        short="r",
+        group=NETWORK,
     )
     key_type: str = "sr25519"
     uploads: Path | None = option(
         None,
-        "directory for files that other twins upload; without one they cannot",
+        "Directory for files that other twins upload; without a directory uploads are refused",
         Text("directory", _directory),
         short="u",
+        group=STORAGE,
     )
     update: bool = option(
-        True, "leave the registry as it is: relays and key of this twin are set elsewhere", FLAG, name="no-update"
+        True, "Do not update the relays and the key of this twin in the registry", FLAG, name="no-update", group=NETWORK
     )
-    strict: bool = option(False, "let the registry say that every program of this twin signs with borders", FLAG)
+    strict: bool = option(
+        False, "Declare in the registry that every program of this twin signs with field borders", FLAG, group=KEY
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.base.options import FLAG, Number, Text, checked_by, option
+from dmsg.base.options import FLAG, LIMITS, NETWORK, Number, Text, checked_by, option
 from dmsg.base.urls import check_url
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
@@ -75,12 +75,20 @@ class RegistrySettings:
 
     rate: float = option(
         50.0,
-        "requests a second of one address; 0 means no limit",
+        "Requests per second that one address may send; 0 disables the limit",
         Number(0, 10**6, "requests a second"),
         name="rate-limit",
+        group=LIMITS,
     )
-    burst: float = option(200.0, "requests of one address at once", Number(1, 10**6, "requests"))
-    proxied: bool = option(False, "take addresses from X-Forwarded-For (behind a proxy of your own)", FLAG)
+    burst: float = option(
+        200.0, "Requests that one address may send in a burst", Number(1, 10**6, "requests"), group=LIMITS
+    )
+    proxied: bool = option(
+        False,
+        "Take client addresses from X-Forwarded-For; use this only behind a reverse proxy of your own",
+        FLAG,
+        group=NETWORK,
+    )
 
 
 DEFAULTS = RegistrySettings()

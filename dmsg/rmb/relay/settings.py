@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dmsg.base.options import FLAG, Number, Text, option
+from dmsg.base.options import FLAG, LIMITS, NETWORK, STORAGE, Number, Text, option
 from dmsg.pages.settings import PageSettings
 from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.relay.ranker import PERIOD
@@ -35,45 +35,62 @@ class RelaySettings(PageSettings):
     registry: str
     domains: frozenset[str] = option(
         frozenset(),
-        "Name by which twins list this relay, or its URL; may be repeated",
+        "Domain or URL under which twins list this relay; repeatable",
         Text("name or URL", check_relay),
         name="domain",
         short="m",
         repeated=True,
+        group=NETWORK,
     )
     queue: str = "sqlite::memory:"
     limit: tuple[int, int] | None = option(
         None,
-        "Messages and bytes a minute of each twin, as in --limit 1000,1048576 (or --limit 1000 1048576)",
+        "Messages and bytes per minute of each twin, as in --limit 1000,1048576 (or --limit 1000 1048576)",
         Text("two numbers", _two_numbers),
+        group=LIMITS,
     )
     ranker_period: float = option(
-        PERIOD, "seconds that a failure of another relay counts", Number(1, 10**6, "seconds"), short="p"
+        PERIOD,
+        "Seconds for which a failure of another relay counts against it",
+        Number(1, 10**6, "seconds"),
+        short="p",
+        group=NETWORK,
     )
     max_sessions: int = option(
         100_000,
-        "sessions at once",
+        "Number of sessions at the same time",
         Number(1, 10**7, "sessions"),
         default_text="100000, and what descriptors allow",
+        group=LIMITS,
     )
     max_token_ttl: int | None = option(
         token.MAX_TTL,
-        "seconds that a token may be good for; 0 means any",
+        "Longest validity of a token in seconds; 0 accepts any",
         Number(0, 10**9, "seconds"),
         name="token-ttl",
+        group=LIMITS,
     )
-    proxied: bool = option(False, "take addresses from X-Forwarded-For (behind a proxy of your own)", FLAG)
+    proxied: bool = option(
+        False,
+        "Take client addresses from X-Forwarded-For; use this only behind a reverse proxy of your own",
+        FLAG,
+        group=NETWORK,
+    )
     connect_rate: float = option(
-        200.0, "connections a second of one address; 0 means no limit", Number(0, 10**6, "connections a second")
+        200.0,
+        "Connections per second that one address may open; 0 disables the limit",
+        Number(0, 10**6, "connections a second"),
+        group=LIMITS,
     )
-    token_reuse: bool = option(False, "take a token for more than one connection", FLAG)
+    token_reuse: bool = option(False, "Accept a token for more than one connection", FLAG, group=LIMITS)
     durable: bool = option(
-        False, "keep messages of clients that do not send them again before they are delivered", FLAG
+        False, "Store messages of clients that do not resend before delivering them", FLAG, group=STORAGE
     )
     memory: int | None = option(
         None,
-        "MiB held in memory for sessions that read slowly, in all",
+        "MiB to buffer in memory for all slow sessions together",
         Number(1, 2**20, "MiB"),
         default_text="a quarter of the machine's",
+        group=LIMITS,
     )
     queue_limits: QueueLimits = field(default_factory=QueueLimits)

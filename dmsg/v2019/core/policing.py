@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dmsg.base.options import Number, option
+from dmsg.base.options import LIMITS, Number, option
 from dmsg.base.policing import ANSWER_FACTOR, DerivedRates, Police as Counting
 from dmsg.v2019.core.wire import IDS_PER_SIDE
 
@@ -41,27 +41,47 @@ class Kind(IntEnum):
 class Limits(DerivedRates):
     """What an operator can set, also while the server runs."""
 
-    max_connections: int = option(10_000, "clients at a time", Number(1, 10**6, "clients"), reloads=True)
+    max_connections: int = option(
+        10_000,
+        "Number of clients that may be connected at the same time",
+        Number(1, 10**6, "clients"),
+        reloads=True,
+        group=LIMITS,
+    )
     max_transports: int = option(
-        8192, "transports of one connection", Number(1, IDS_PER_SIDE, "transports"), reloads=True
+        8192,
+        "Number of transports of one connection",
+        Number(1, IDS_PER_SIDE, "transports"),
+        reloads=True,
+        group=LIMITS,
     )
     max_per_pair: int = option(
-        1024, "transports between one connection and another", Number(1, IDS_PER_SIDE, "transports"), reloads=True
+        1024,
+        "Number of transports between two connections",
+        Number(1, IDS_PER_SIDE, "transports"),
+        reloads=True,
+        group=LIMITS,
     )
     max_per_address: int = option(
-        1024, "connections from one address; 0 means no limit", Number(0, 10**6, "connections"), reloads=True
+        1024,
+        "Number of connections from one address; 0 disables the limit",
+        Number(0, 10**6, "connections"),
+        reloads=True,
+        group=LIMITS,
     )
     request_rate: float = option(
         500.0,
-        "REQUESTs a second of one connection; 0 means no limit",
+        "REQUEST frames per second of one connection; 0 disables the limit",
         Number(0, 10**6, "REQUESTs a second"),
         reloads=True,
+        group=LIMITS,
     )
     byte_rate: float = option(
         0.0,
-        "bytes a second read from one connection; 0 means no limit",
+        "Bytes per second that are read from one connection; 0 disables the limit",
         Number(0, 10**12, "bytes a second"),
         reloads=True,
+        group=LIMITS,
     )
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
-from dmsg.base.options import Number, option
+from dmsg.base.options import STORAGE, Number, option
 
 FEDERATION = "relay.federation"
 """The name of the queue of what is for other relays; no session is called so."""
@@ -36,21 +36,24 @@ class QueueLimits:
 
     messages: int = option(
         10_000,
-        "messages kept for one session; then the oldest go",
+        "Messages to keep for one session; further messages evict the oldest",
         Number(1, 10**7, "messages"),
         name="queue-length",
+        group=STORAGE,
     )
     size: int = option(
         64 * 1024 * 1024,
-        "MiB kept for one session; then the oldest go",
+        "MiB of messages to keep for one session; further messages evict the oldest",
         Number(1, 10**5, "MiB"),
         name="queue-size",
+        group=STORAGE,
     )
     total: int = option(
         4 * 1024 * 1024 * 1024,
-        "MiB kept for all; then nothing more is taken",
+        "MiB of messages to keep for all sessions; further messages are refused",
         Number(1, 10**7, "MiB"),
         name="queue-total",
+        group=STORAGE,
     )
 
     @property
