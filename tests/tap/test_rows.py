@@ -46,7 +46,9 @@ class OneRowTests(SynchronousTestCase):
         return options
 
     def test_usage(self) -> None:
-        self.assertRegex(str(MoreOptions()), r"--max-streams= +streams of one connection\. \[2 to 1000 streams;\s+default: 64\]\n")
+        self.assertRegex(
+            str(MoreOptions()), r"--max-streams= +streams of one connection\. \[2 to 1000 streams;\s+default: 64\]\n"
+        )
         self.assertEqual(str(MoreOptions()).count("--max-transports="), 1)
 
     def test_value(self) -> None:
