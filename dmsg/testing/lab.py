@@ -18,15 +18,17 @@ Nothing here is a stand-in: the entities are those that run elsewhere, over
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Unpack
 
 from treq.client import HTTPClient
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
-from twisted.web.client import Agent
+from twisted.python.failure import Failure
+from twisted.web.client import URI, Agent
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
+from dmsg.clients.choice import ServerChoiceOptions
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.discovery.service.service import Discovery
@@ -37,7 +39,9 @@ from dmsg.net.web.fetch import Body, make_pool
 from dmsg.servers.settings import ServerSettings
 from dmsg.testing.network import Host, Network
 from dmsg.v2019.client import Client
+from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.server import Server
+from dmsg.v2019.transport_streams import Encryption
 
 DISCOVERY_PORT = 9090
 SERVER_PORT = 8080
@@ -48,8 +52,16 @@ class _Endpoints:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def endpointForURI(self, uri: Any) -> TCP4ClientEndpoint:
+    def endpointForURI(self, uri: URI) -> TCP4ClientEndpoint:
         return TCP4ClientEndpoint(self._host, uri.host.decode(), uri.port)
+
+
+class ClientOptions(ServerChoiceOptions, total=False):
+    """Options of a client of a lab, as in :class:`~dmsg.v2019.client.Client`."""
+
+    encryption: str | Encryption
+    resume_timeout: float
+    receipts: bool
 
 
 class Lab:
@@ -63,7 +75,6 @@ class Lab:
         self.discovery: Discovery | None = None
         self.servers: dict[str, Server] = {}
         self.clients: dict[str, Client] = {}
-        self._options: dict[str, dict[str, Any]] = {}
         self.start_discovery()
 
     def key(self, name: str) -> SecKey:
@@ -92,7 +103,7 @@ class Lab:
         self.discovery.startService()
         return self.discovery
 
-    def add_server(self, name: str, **options: Any) -> Server:
+    def add_server(self, name: str, *, limits: Limits | None = None) -> Server:
         """A server on the host of that name, which may have been killed before."""
         host = self.network.host(name)
         host.revive()
@@ -103,7 +114,7 @@ class Lab:
             ServerSettings(
                 public_address=f"{host.address}:{SERVER_PORT}", discovery=self.lookups(host), random=self.random
             ),
-            **options,
+            limits=limits,
         )
         server.startService()
         self.servers[name] = server
@@ -113,7 +124,7 @@ class Lab:
         """``server-1`` and so on."""
         return [self.add_server(f"server-{number}") for number in range(1, count + 1)]
 
-    def add_client(self, name: str, **options: Any) -> Client:
+    def add_client(self, name: str, **options: Unpack[ClientOptions]) -> Client:
         """A client on the host of that name."""
         host = self.network.host(name)
         client = Client(host.reactor, self.key(name), self.lookups(host), random=self.random, **options)
@@ -139,11 +150,11 @@ class Lab:
 
     def result(self, deferred: Deferred[Any], patience: float = 60.0) -> Any:
         """What the Deferred fires with, after as much time as it takes; raises its failure."""
-        results: list[Any] = []
+        results: list[object] = []
         deferred.addBoth(results.append)
         self.network.run_until(lambda: results, patience)
         (result,) = results
-        if hasattr(result, "raiseException"):
+        if isinstance(result, Failure):
             result.raiseException()
         return result
 
@@ -153,7 +164,7 @@ class Lab:
         stopping += [server.stopService() for server in self.servers.values()]
         done = [False] * len(stopping)
 
-        def finished(_: Any, number: int) -> None:
+        def finished(_: object, number: int) -> None:
             done[number] = True
 
         for number, one in enumerate(stopping):

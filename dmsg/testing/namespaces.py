@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from dmsg.errors import DmsgError
 
@@ -144,7 +144,7 @@ class NamespaceLab:
             raise
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         for running in self._running:
             running.resume()
             running.kill()
@@ -177,7 +177,7 @@ class NamespaceLab:
 
     # --- faults by name ---
 
-    def _order(self, **order: Any) -> None:
+    def _order(self, **order: object) -> None:
         assert self._wire is not None and self._wire.stdin is not None and self._wire.stdout is not None
         self._wire.stdin.write(json.dumps(order) + "\n")
         self._wire.stdin.flush()

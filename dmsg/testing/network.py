@@ -9,13 +9,14 @@ and the same calls everything happens again in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import AlreadyCalled, AlreadyCancelled, CannotListenError
 from twisted.internet.interfaces import (
+    IAddress,
     IConnector,
     IDelayedCall,
     IHostnameResolver,
@@ -26,11 +27,17 @@ from twisted.internet.interfaces import (
     IReactorTime,
     IResolutionReceiver,
 )
+from twisted.internet.protocol import ClientFactory, ServerFactory
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from dmsg.net.reactor import Reactor
 from dmsg.testing.tcp import RETRANSMIT, Connector, End, Port
+
+if TYPE_CHECKING:
+    from twisted.internet.protocol import P
+
+_Result = TypeVar("_Result")
 
 
 class Path:
@@ -97,7 +104,7 @@ class Network:
             following = min((one for one in calls if one > now), default=end)
             self.clock.advance(max(0.0, min(following, end, now + step) - now) or step)
 
-    def run_until(self, condition: Callable[[], Any], patience: float = 120.0) -> Any:
+    def run_until(self, condition: Callable[[], _Result], patience: float = 120.0) -> _Result:
         """Let time pass until something is true.
 
         :raises AssertionError: it is not within ``patience`` seconds of this clock.
@@ -130,7 +137,7 @@ class _Names:
         resolutionReceiver: IResolutionReceiver,
         hostName: str,
         portNumber: int = 0,
-        addressTypes: Any = None,
+        addressTypes: Sequence[type[IAddress]] | None = None,
         transportSemantics: str = "TCP",
     ) -> IHostResolution:
         resolution = _Resolution(hostName)
@@ -170,16 +177,16 @@ class Host:
     def seconds(self) -> float:
         return self.network.clock.seconds()
 
-    def callLater(self, delay: float, callable: Callable[..., object], *args: Any, **kw: Any) -> IDelayedCall:
+    def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> IDelayedCall:
         return Timer(self, max(0.0, delay), lambda: callable(*args, **kw))
 
-    def getDelayedCalls(self) -> Any:
+    def getDelayedCalls(self) -> Sequence[IDelayedCall]:
         return self.network.clock.getDelayedCalls()
 
-    def callFromThread(self, callable: Callable[..., object], *args: Any, **kw: Any) -> None:
+    def callFromThread(self, callable: Callable[..., object], *args: object, **kw: object) -> None:
         self.callLater(0, callable, *args, **kw)
 
-    def addSystemEventTrigger(self, *args: Any, **kw: Any) -> None:
+    def addSystemEventTrigger(self, *args: object, **kw: object) -> None:
         """The lab's hosts are killed or have their services stopped."""
 
     def do(self, action: Callable[[], object]) -> None:
@@ -191,7 +198,7 @@ class Host:
 
     # --- IReactorTCP ---
 
-    def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> IListeningPort:
+    def listenTCP(self, port: int, factory: ServerFactory, backlog: int = 50, interface: str = "") -> IListeningPort:
         if port == 0:
             port = self.free_port()
         if port in self.ports:
@@ -201,7 +208,12 @@ class Host:
         return listening
 
     def connectTCP(
-        self, host: str, port: int, factory: Any, timeout: float = 30, bindAddress: Any = None
+        self,
+        host: str,
+        port: int,
+        factory: ClientFactory[P],
+        timeout: float = 30,
+        bindAddress: tuple[str, int] | None = None,
     ) -> IConnector:
         connector = Connector(self, host, port, factory, timeout)
         connector.connect()

@@ -7,12 +7,13 @@ end, exactly once and in order; and nothing arrived that was not sent.
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
+
+from dmsg.net.streams.transports import stream_of
 
 BLOCK = 4096
 """Bytes of the pattern that are made at a time."""
@@ -60,16 +61,14 @@ class Talker(Protocol):
         self.other: Talker | None = None
         self.failures: list[Failure] = []
 
-    def say(self, size: int) -> Deferred[Any]:
+    def say(self, size: int) -> Deferred[None]:
         """Send so many bytes more."""
-        assert self.transport is not None
         self.sent += size
-        sending: Deferred[Any] = self.transport.send(self._sends.take(size))  # type: ignore[attr-defined]
 
-        def arrived(_: Any) -> None:
+        def arrived(_: object) -> None:
             self.acknowledged += size
 
-        return sending.addCallbacks(arrived, self.failures.append)
+        return stream_of(self).send(self._sends.take(size)).addCallbacks(arrived, self.failures.append)
 
     def dataReceived(self, data: bytes) -> None:
         expected = self._expects.take(len(data))

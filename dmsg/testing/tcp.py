@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
 from twisted.internet.error import (
     ConnectionAborted,
     ConnectionDone,
@@ -14,7 +16,16 @@ from twisted.internet.error import (
     TimeoutError,
     UserError,
 )
-from twisted.internet.interfaces import IConnector, IListeningPort, ITCPTransport
+from twisted.internet.interfaces import (
+    IConnector,
+    IDelayedCall,
+    IListeningPort,
+    IProducer,
+    IProtocol,
+    IPushProducer,
+    ITCPTransport,
+)
+from twisted.internet.protocol import ClientFactory, ServerFactory
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -33,7 +44,7 @@ USER_TIMEOUT = 30.0
 
 @implementer(IListeningPort)
 class Port:
-    def __init__(self, host: Host, number: int, factory: Any) -> None:
+    def __init__(self, host: Host, number: int, factory: ServerFactory) -> None:
         self.host = host
         self._number = number
         self.factory = factory
@@ -42,7 +53,7 @@ class Port:
         self.host.ports[self._number] = self
         self.factory.doStart()
 
-    def stopListening(self) -> Any:
+    def stopListening(self) -> Deferred[None] | None:
         if self.host.ports.get(self._number) is self:
             del self.host.ports[self._number]
             self.factory.doStop()
@@ -54,12 +65,12 @@ class Port:
 
 @implementer(IConnector)
 class Connector:
-    def __init__(self, host: Host, address: str, port: int, factory: Any, timeout: float) -> None:
+    def __init__(self, host: Host, address: str, port: int, factory: ClientFactory[Any], timeout: float) -> None:
         self.host = host
         self._target = (address, port)
         self._factory = factory
         self._timeout = timeout
-        self._given_up: Any = None
+        self._given_up: IDelayedCall | None = None
         self._started = False
         self.transport: End | None = None
         self.state = "disconnected"
@@ -177,7 +188,7 @@ class End:
         self._peer = peer
         self._addresses = (here, there)
         self._connector = connector
-        self.protocol: Any = None
+        self.protocol: IProtocol | None = None
         self.other: End
         self.dead = False
         self.gone: Failure | None = None
@@ -188,7 +199,7 @@ class End:
         self._last_arrival = 0.0
         self.received: deque[bytes | None] = deque()
         self._reading = True
-        self._producer: Any = None
+        self._producer: IPushProducer | None = None
         self._streaming = False
         self._producer_paused = False
 
@@ -204,7 +215,7 @@ class End:
             self._producer_paused = True
             self._producer.pauseProducing()
 
-    def writeSequence(self, data: Any) -> None:
+    def writeSequence(self, data: Iterable[bytes]) -> None:
         self.write(b"".join(data))
 
     def _transmit(self) -> None:
@@ -268,13 +279,15 @@ class End:
 
     # --- producers ---
 
-    def registerProducer(self, producer: Any, streaming: bool) -> None:
+    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
         if self.gone is not None:
             producer.stopProducing()
             return
-        self._producer, self._streaming, self._producer_paused = producer, streaming, False
+        # One that does not stream is never paused.
+        self._producer = cast(IPushProducer, producer)
+        self._streaming, self._producer_paused = streaming, False
         if not streaming:
-            producer.resumeProducing()
+            self._producer.resumeProducing()
 
     def unregisterProducer(self) -> None:
         self._producer = None

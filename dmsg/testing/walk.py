@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory
-from twisted.logger import ILogObserver, formatEvent, globalLogPublisher
+from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublisher
 
 from dmsg.testing.lab import Lab
 from dmsg.testing.promise import Talker, Talkers
@@ -221,10 +221,10 @@ class _Poisoner:
         self._port = peer.port
         peer.port = self
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._port, name)
 
-    def send(self, data: Any) -> None:
+    def send(self, data: bytes | bytearray | memoryview) -> None:
         """Send, and something behind it."""
         self._port.send(data)
         self._port.send(Frame(DRAIN, 0, b"malformed").encode())
@@ -249,7 +249,7 @@ def walk(seed: int, *, steps: int = STEPS) -> Walk:
     one = Walk(seed, steps=steps)
     errors: list[str] = []
 
-    def note(event: Any) -> None:
+    def note(event: LogEvent) -> None:
         if event.get("log_failure") is not None or event.get("isError"):
             errors.append(formatEvent(event) + str(event.get("log_failure", "")))
 

@@ -22,8 +22,8 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from random import Random
-from typing import Any
 
 MTU = 1500
 READ_SIZE = 65536 + 64
@@ -107,12 +107,12 @@ class Wire:
         """The way from one address to another, both packed."""
         return self._paths.setdefault((source, target), Path())
 
-    def order(self, order: dict[str, Any]) -> None:
+    def order(self, order: Mapping[str, str | float]) -> None:
         """Change a path, or let connections of an address be reset."""
         if "reset" in order:
-            self._reset_until[_packed(order["reset"])] = time.monotonic() + float(order.get("seconds", 0.5))
+            self._reset_until[_packed(str(order["reset"]))] = time.monotonic() + float(order.get("seconds", 0.5))
             return
-        path = self.path(_packed(order["from"]), _packed(order["to"]))
+        path = self.path(_packed(str(order["from"])), _packed(str(order["to"])))
         for name in ("delay", "rate", "loss", "reorder"):
             if name in order:
                 setattr(path, name, float(order[name]))
