@@ -35,15 +35,22 @@ class AgentClient:
 
     :param found: the agent, from :func:`dmsg.agent.find_agent`.
     :param program: what this program is called in ``dmsg status``.
-    :ivar warned: told what the person who runs this program ought to know.
+    :param warned: told what the person who runs this program ought to know.
     """
 
-    def __init__(self, reactor: Reactor, found: Found, program: str) -> None:
+    def __init__(
+        self,
+        reactor: Reactor,
+        found: Found,
+        program: str,
+        *,
+        warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text),
+    ) -> None:
         self._reactor = reactor
         self._key = found.key
         self._road = Road(reactor, found.path, program)
         self._services: set[Listening] = set()
-        self.warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text)
+        self._warned = warned
         self.status = "online"
         self.last_error = ""
         self.waiting_for = "the agent to be online"
@@ -145,7 +152,7 @@ class AgentClient:
         return Deferred.fromCoroutine(self._listen(factory, port))
 
     async def _listen(self, factory: IProtocolFactory, port: int) -> IListeningPort:
-        listening = Listening(self._road, self._key, self._services, self.warned, factory, port)
+        listening = Listening(self._road, self._key, self._services, self._warned, factory, port)
         await listening.register()
         self._services.add(listening)
         factory.doStart()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from random import SystemRandom
 
 from twisted.internet.defer import Deferred, DeferredSemaphore, succeed
@@ -69,11 +68,10 @@ class Listening:
 
     async def register(self) -> None:
         """Ask the agent for the port.  :raises DmsgError: it is not to be had."""
-        lines = Lines()
+        lines = Lines(self._on_line)
         request = {"do": "listen", "port": self._port, "as": str(self._key), **described(self._factory)}
         await self._road.open(lines, request)
         await self._road.within(lines.answered)
-        lines.said = partial(self._on_line, lines)
         self._lines = lines
 
     def watch(self) -> None:

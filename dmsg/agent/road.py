@@ -87,13 +87,14 @@ class Lines(Protocol):
 
     :ivar answered: fires with the first, or fails.
     :ivar ended: fires when the connection is gone.
+    :param said: called with each line behind the first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, said: Callable[[Lines, Answer], None] = lambda lines, content: None) -> None:
         self._reader = Reader()
         self.answered: Deferred[Answer] = Deferred()
         self.ended: Deferred[None] = Deferred()
-        self.said: Callable[[Answer], None] = lambda content: None
+        self._said = said
 
     def dataReceived(self, data: bytes) -> None:
         self._reader.feed(data)
@@ -101,7 +102,7 @@ class Lines(Protocol):
             while (text := self._reader.next_line()) is not None:
                 content = parse_line(text)
                 if self.answered.called:
-                    self.said(content)
+                    self._said(self, content)
                 else:
                     self._answer(content)
         except WireError as error:

@@ -210,10 +210,8 @@ def _clock(all_: Examination, url: str, response: IResponse, asked: float, took:
 
 
 async def _network(reactor: Reactor, all_: Examination, urls: Sequence[str], servers: Sequence[Entry]) -> None:
-    asking = Client(reactor, SecKey.generate(), list(urls))
-    answering = Client(reactor, SecKey.generate(), list(urls))
+    asking, answering = (Client(reactor, SecKey.generate(), list(urls), warned=lambda text: None) for _ in range(2))
     for client in (asking, answering):
-        client.warned = lambda text: None
         client.startService()
     try:
         reached = 0

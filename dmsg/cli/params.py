@@ -20,7 +20,7 @@ from dmsg.base.urls import check_url
 from dmsg.cli.agent.choosing import through_agent
 from dmsg.cli.completing import complete_path, names
 from dmsg.cli.loading import load
-from dmsg.cli.output import say
+from dmsg.cli.output import notice, say
 from dmsg.clients.choice import MIN_SERVERS, ServerChoice
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
@@ -209,7 +209,7 @@ class ClientSettings:
         if self.agent is not None:
             from dmsg.agent.client import AgentClient
 
-            return cast("Client", AgentClient(reactor, self.agent, _this_command()))
+            return cast("Client", AgentClient(reactor, self.agent, _this_command(), warned=notice))
         from dmsg.v2019.client import Client
 
         return Client(
@@ -220,6 +220,7 @@ class ClientSettings:
             encryption=self.encryption,
             resume_timeout=self.resume_timeout,
             receipts=self.receipts,
+            warned=notice,
         )
 
 

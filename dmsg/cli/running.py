@@ -152,8 +152,6 @@ class _Run:
 class Used(Protocol):
     """A client of some family, or of the agent, as far as it is started and stopped."""
 
-    warned: Callable[[str], None]
-
     @property
     def waiting_for(self) -> str:
         """What keeps it from being online or found, in words."""
@@ -190,7 +188,6 @@ async def with_client(
     :param published: wait until others can find it.
     """
     client = settings.make(reactor)
-    client.warned = output.notice
     client.startService()
     waiting = reactor.callLater(NOTICE_AFTER, _tell_of_waiting, reactor, client)
     try:

@@ -40,6 +40,12 @@ CONNECT_TIMEOUT = 10.0
 
 _log = Logger()
 
+
+def log_warning(text: str) -> None:
+    """Write what the person who runs a client ought to know into the log."""
+    _log.warn("{text}", text=text)
+
+
 Opening = Callable[[Any, float], Deferred[IProtocol]]
 """Opens a stream: (session, seconds that it may take)."""
 
@@ -64,7 +70,9 @@ class DelegatedClient(Service):
         server_feature: str,
         advertise_visits: bool = False,
         random: Random | None = None,
+        warned: Callable[[str], None] = log_warning,
     ) -> None:
+        """:param warned: told, each text once, what the person who runs this client ought to know."""
         self._reactor = reactor
         self._key = key
         self._server_feature = server_feature
@@ -97,8 +105,7 @@ class DelegatedClient(Service):
             features=features,
             warned=self._warn,
         )
-        self.warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text)
-        """Told, each text once, what the person who runs this client ought to know."""
+        self._warned = warned
         self._warnings: set[str] = set()
         self._waiting: set[Deferred[None]] = set()
         """Of those who want to be told of online or published, those who wait for a limited time."""
@@ -272,7 +279,7 @@ class DelegatedClient(Service):
     def _warn(self, text: str) -> None:
         if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
             self._warnings.add(text)
-            self.warned(text)
+            self._warned(text)
 
     # --- connecting ---
 

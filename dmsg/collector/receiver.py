@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.error import ConnectionDone
@@ -20,6 +20,7 @@ from dmsg.collector.store import Full, Store, Unfit
 from dmsg.collector.wire import LINE_LIMIT, Answer, Kind, Offer, WireError, parse_offer
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.transports import transport_of
 from dmsg.net.threads import in_thread
 
 QUIET_LIMIT = 60.0
@@ -32,6 +33,8 @@ STREAMS_OF_ONE = 2
 """Streams of one sender: one that has lost its way, and the one that it opens instead; a third ends the first."""
 
 _log = Logger()
+_Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
 
 
 class Gone(Exception):
@@ -58,8 +61,7 @@ class Receiving(LineReceiver, TimeoutMixin):
         return 0 if self._offer is None or self._over else self._offer.size
 
     def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # Twisted's name
-        made: IDelayedCall = self._factory.reactor.callLater(seconds, call)
-        return made
+        return self._factory.reactor.callLater(seconds, call)
 
     # --- what comes ---
 
@@ -108,7 +110,9 @@ class Receiving(LineReceiver, TimeoutMixin):
 
     # --- what is done with it ---
 
-    def _in_thread(self, act: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
+    def _in_thread(
+        self, act: Callable[_Arguments, _Result], *args: _Arguments.args, **options: _Arguments.kwargs
+    ) -> Deferred[_Result]:
         """Meanwhile nothing more is read, and the sender is not waited for.
 
         One thing at a time is done for a sender, however many streams it opens: others have their turn.
@@ -116,15 +120,15 @@ class Receiving(LineReceiver, TimeoutMixin):
         self.pauseProducing()  # type: ignore[no-untyped-call]
         self.setTimeout(None)  # type: ignore[no-untyped-call]
 
-        def done(result: Any) -> Any:
+        def done(result: _Result | Failure) -> _Result | Failure:
             if not self._over:
                 self.setTimeout(QUIET_LIMIT)  # type: ignore[no-untyped-call]
             return result
 
-        def turn() -> Deferred[Any]:
+        def turn() -> Deferred[_Result]:
             if self._over:
                 raise Gone
-            return in_thread(self._factory.reactor, act, *arguments)
+            return in_thread(self._factory.reactor, act, *args, **options)
 
         return self._factory.turn(self.origin).run(turn).addBoth(done)
 
@@ -154,7 +158,7 @@ class Receiving(LineReceiver, TimeoutMixin):
             self.setRawMode()  # type: ignore[no-untyped-call]
         self._go_on()
 
-    def _looked_at(self, result: Any, part: IO[bytes]) -> None:
+    def _looked_at(self, result: object, part: IO[bytes]) -> None:
         if isinstance(result, Failure):
             self._factory.store.discard(part)
             self._failed(result)
@@ -212,9 +216,8 @@ class Receiving(LineReceiver, TimeoutMixin):
         self._end("replaced", "the sender has opened another stream")
         self._discard()
         self._factory.closed(self)
-        transport: Any = self.transport
-        if transport is not None:
-            transport.abortConnection()
+        if self.transport is not None:
+            transport_of(self).abortConnection()
 
     def _discard(self) -> None:
         part, self._part = self._part, None

@@ -13,12 +13,12 @@ from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from random import Random
-from typing import IO, Any
+from typing import IO
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.protocols.basic import FileSender, LineReceiver
@@ -36,6 +36,7 @@ from dmsg.net.again import Again
 from dmsg.net.reactor import Reactor
 from dmsg.net.retry import retry_delay
 from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.transports import transport_of
 from dmsg.net.threads import in_thread
 from dmsg.telemetry.schema import SEGMENT_SUFFIX
 from dmsg.telemetry.service import Sent
@@ -71,15 +72,14 @@ class Sending(LineReceiver, TimeoutMixin):
     delimiter = b"\n"
     MAX_LENGTH = LINE_LIMIT
 
-    def __init__(self, call_later: Callable[..., Any]) -> None:
-        self._call_later = call_later
+    def __init__(self, reactor: IReactorTime) -> None:
+        self._reactor = reactor
         self._answered: Deferred[Answer] | None = None
         self._file: IO[bytes] | None = None
         self._lost: Failure | None = None
 
     def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # Twisted's name
-        made: IDelayedCall = self._call_later(seconds, call)
-        return made
+        return self._reactor.callLater(seconds, call)
 
     def offer(self, offer: Offer, file: IO[bytes]) -> Deferred[Answer]:
         """Offer a file, and send it if it is wanted; fires with the last answer.  The file is not closed.
@@ -138,7 +138,7 @@ class Sending(LineReceiver, TimeoutMixin):
     def _end(self, error: SendError) -> None:
         self._fail(Failure(error))
         if self.transport is not None:
-            self.transport.abortConnection()  # type: ignore[attr-defined]
+            transport_of(self).abortConnection()
 
     def _fail(self, failure: Failure) -> None:
         self.setTimeout(None)  # type: ignore[no-untyped-call]
@@ -158,8 +158,8 @@ class SpoolSender(Service):
     :param collector: its key and port.
     :param discovery: asked for it when there is something to be sent: URLs, or a Lookups, of where collector and
         servers are found.
+    :param warned: called with a line when files wait or are refused.
     :ivar sent: what it has done.
-    :ivar warned: called with a line when files wait or are refused.
     """
 
     name = "telemetry-sender"
@@ -173,6 +173,7 @@ class SpoolSender(Service):
         *,
         sent: Sent | None = None,
         random: Random | None = None,
+        warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text),
     ) -> None:
         """:raises DmsgError: the sender's key cannot be read or made."""
         self._reactor = reactor
@@ -186,7 +187,7 @@ class SpoolSender(Service):
         self._lock: KeyLock | None = None
         self._stream: Sending | None = None
         self._refused: dict[str, float] = {}
-        self.warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text)
+        self._warned = warned
         self._taking = self._over = False
         self._failures = 0
         self._under_way: Deferred[None] | None = None
@@ -227,7 +228,7 @@ class SpoolSender(Service):
     async def _stop(self) -> None:
         self._over = True
         if self._stream is not None and self._stream.transport is not None:
-            self._stream.transport.abortConnection()  # type: ignore[attr-defined]
+            transport_of(self._stream).abortConnection()
         client, self._client = self._client, None
         if client is not None:
             await client.stopService()
@@ -287,7 +288,7 @@ class SpoolSender(Service):
         if isinstance(error, ConnectFailed) and error.attempts:
             why = f"{why}; is {self.key.public} on its list?"
         if self._seldom.more(type(error).__name__) is not None:
-            self.warned(f"{count} files of events wait for their collector: {why}")
+            self._warned(f"{count} files of events wait for their collector: {why}")
 
     def _waiting(self) -> list[Path]:
         now = self._reactor.seconds()
@@ -319,7 +320,7 @@ class SpoolSender(Service):
         client = await self._online()
         factory: Factory[Sending] = Factory()
         factory.noisy = False
-        factory.protocol = lambda: Sending(self._reactor.callLater)
+        factory.protocol = lambda: Sending(self._reactor)
         stream = await client.connect(self._collector, factory, timeout=CONNECT_TIMEOUT)
         assert isinstance(stream, Sending) and stream.transport is not None
         self._stream = stream
@@ -367,7 +368,7 @@ class SpoolSender(Service):
         """Others are sent meanwhile."""
         self._refused[path.name] = self._reactor.seconds() + REFUSED_INTERVAL
         if (more := self._seldom.more(why)) is not None:
-            self.warned(f"{path.name} {why}{more}")
+            self._warned(f"{path.name} {why}{more}")
 
 
 def _offer_of(path: Path, file: BufferedReader) -> Offer | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -52,6 +52,19 @@ class CollectorSettings(PageSettings):
 
 
 DEFAULTS = CollectorSettings()
+
+
+class Health(TypedDict):
+    """What ``/health`` says.
+
+    :ivar newest_file_seconds: by sender, how long ago its last file came.
+    """
+
+    status: str
+    servers: int
+    files: int
+    bytes_held: int
+    newest_file_seconds: dict[str, int]
 
 
 class Collector(Service):
@@ -161,7 +174,7 @@ class Collector(Service):
 
     # --- what it says of itself ---
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> Health:
         """What ``/health`` says: by sender, how many seconds ago its last file came."""
         now = self._wall()
         connected = len(list(self.client.sessions()))

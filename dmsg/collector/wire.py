@@ -22,7 +22,6 @@ import json
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from dmsg.base.options import Number
 from dmsg.base.printable import printable
@@ -96,7 +95,7 @@ def is_spool_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def _row(line: bytes) -> dict[str, Any]:
+def _row(line: bytes) -> dict[str, object]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

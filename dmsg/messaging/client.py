@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Unpack
@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFact
 from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.clients.choice import ANY, ServerChoice, ServerChoiceOptions
-from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening
+from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening, log_warning
 from dmsg.clients.doorman import Doorman
 from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookups import Lookups
@@ -58,9 +58,12 @@ class Client(DelegatedClient):
         acks: Acks = None,
         two_ids: bool = False,
         random: Random | None = None,
+        warned: Callable[[str], None] = log_warning,
         **options: Unpack[ServerChoiceOptions],
     ) -> None:
-        """:raises ValueError: min_servers cannot be that, or the profile knows neither acks nor two ids."""
+        """:param warned: told, each text once, what the person who runs this client ought to know; by default the log.
+
+        :raises ValueError: min_servers cannot be that, or the profile knows neither acks nor two ids."""
         self.dialect = dialect_of(profile, acks, two_ids)
         super().__init__(
             reactor,
@@ -71,6 +74,7 @@ class Client(DelegatedClient):
             server_feature=self.profile.feature,
             advertise_visits=True,
             random=random,
+            warned=warned,
         )
         self._doorman = Doorman(reactor.seconds, self.factories.values)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Unpack
@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from dmsg.base.memory import CLIENTS, Memory
 from dmsg.base.tables import remember
 from dmsg.clients.choice import ANY, ServerChoice, ServerChoiceOptions
-from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening
+from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening, log_warning
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import (
@@ -100,10 +100,13 @@ class Client(DelegatedClient):
         resume_timeout: float = RESUME_TIMEOUT,
         receipts: bool = False,
         random: Random | None = None,
+        warned: Callable[[str], None] = log_warning,
         memory: Memory | None = None,
         **options: Unpack[ServerChoiceOptions],
     ) -> None:
-        """:param memory: the account to which its streams are booked; None: the one of all clients of this process.
+        """:param warned: told, each text once, what the person who runs this client ought to know; by default the log.
+
+        :param memory: the account to which its streams are booked; None: the one of all clients of this process.
 
         :raises ValueError: min_servers or encryption cannot be that.
         """
@@ -116,6 +119,7 @@ class Client(DelegatedClient):
             features=dict.fromkeys((FEATURE, PING_FEATURE, UPGRADE_FEATURE), self.encryption is not Encryption.OFF),
             server_feature=RELAY_FEATURE,
             random=random,
+            warned=warned,
         )
         self._seen: dict[tuple[PubKey, str], None] = {}
         self._plain_servers: dict[PubKey, tuple[str, float]] = {}

@@ -67,9 +67,8 @@ class AgentCase(EntityCase):
 
     async def start_program(self) -> AgentClient:
         found = some(await deferToThread(find_agent, self.path))
-        program = AgentClient(reactor, found, "a test")
         self.told: list[str] = []
-        program.warned = self.told.append
+        program = AgentClient(reactor, found, "a test", warned=self.told.append)
         self.addCleanup(program.stopService)
         return program
 

@@ -30,7 +30,7 @@ class Stream:
         built = factory.buildProtocol(DmsgAddress(key))
         assert built is not None
         self.receiving: Receiving = built
-        self.sending = Sending(clock.callLater)
+        self.sending = Sending(clock)
         self.server: Any = iosim.makeFakeServer(self.receiving)
         self.client: Any = iosim.makeFakeClient(self.sending)
         self.pump = iosim.connect(self.receiving, self.server, self.sending, self.client)
@@ -159,14 +159,14 @@ class ExchangeTests(SynchronousTestCase):
             (b"x" * (LINE_LIMIT + 2), "too long"),
             (b'{"answer": "send"}\n{"answer": "send"}\n', "an answer to nothing"),
         ):
-            sending = Sending(self.clock.callLater)
+            sending = Sending(self.clock)
             client: Any = iosim.makeFakeClient(sending)
             sending.makeConnection(client)
             answered = sending.offer(offer_of(spool_name(1), packed()), io.BytesIO(packed()))
             sending.dataReceived(said)
             self.clock.advance(SENDER_QUIET_LIMIT)
             self.assertIn(why, str(self.failureResultOf(answered, SendError).value))
-        unasked = Sending(self.clock.callLater)
+        unasked = Sending(self.clock)
         unasked.makeConnection(iosim.makeFakeClient(unasked))
         unasked.dataReceived(b'{"answer": "kept"}\n')
         self.assertEqual(self.clock.getDelayedCalls(), [])

@@ -26,7 +26,7 @@ class Stream(Sending):
     """Answers at once."""
 
     def __init__(self, answer: Callable[[Offer], Answer | None]) -> None:
-        super().__init__(lambda *args: None)
+        super().__init__(Clock())
         self.answer = answer
         self.transport = mock.Mock()
 
@@ -42,9 +42,14 @@ class SenderTests(SynchronousTestCase):
         self.clock = Clock()
         self.spool = Path(self.mktemp())
         self.spool.mkdir()
-        self.sender = SpoolSender(cast(Any, self.clock), self.spool, COLLECTOR, lambda: ["http://127.0.0.1:1"])
         self.warned: list[str] = []
-        self.sender.warned = self.warned.append
+        self.sender = SpoolSender(
+            cast(Any, self.clock),
+            self.spool,
+            COLLECTOR,
+            lambda: ["http://127.0.0.1:1"],
+            warned=self.warned.append,
+        )
         self.offered: list[str] = []
         self.answers: dict[str, Answer | None] = {}
         self.reached: Callable[[], Any] = lambda: succeed(Stream(self.answered))

@@ -12,13 +12,12 @@ from dmsg.cli.agent.choosing import key_in
 from dmsg.cli.agent.log import LOOK_INTERVAL, Log, log_path
 from dmsg.cli.agent.starting import default_key_file, start
 from dmsg.cli.options import command
-from dmsg.cli.output import EXIT_NOBODY, fail, notice, say, state, tell
+from dmsg.cli.output import EXIT_NOBODY, fail, say, state, tell
 from dmsg.cli.params import ClientSettings, client_options_of
 from dmsg.errors import DmsgError, NobodyThere
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
-    from dmsg.v2019.client import Client
 
 DOWN_TIME = 15.0
 """Seconds for an agent to end after it was asked to."""
@@ -100,8 +99,7 @@ def up(foreground: bool, log_file: str | None, settings: ClientSettings) -> None
 
     async def main(reactor: Reactor) -> None:
         down: Deferred[None] = Deferred()
-        client: Client = settings.make(reactor)
-        client.warned = notice
+        client = settings.make(reactor)
 
         def end() -> None:
             if not down.called:

@@ -13,7 +13,7 @@ from dmsg.base.units import milliseconds
 from dmsg.cli.access import Access, Allowed, allow_option
 from dmsg.cli.loading import load
 from dmsg.cli.options import group
-from dmsg.cli.output import tell
+from dmsg.cli.output import notice, tell
 from dmsg.cli.params import (
     PUBLIC_KEY,
     Seconds,
@@ -65,6 +65,7 @@ class MessagingSettings:
             profile=self.profile,
             acks=ACKS[self.acks],
             two_ids=IDS[self.ids],
+            warned=notice,
         )
 
 

@@ -40,8 +40,7 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
 
     async def main(reactor: Reactor) -> None:
         recover(spool)
-        sender = SpoolSender(reactor, spool, collector, lambda: split_urls(discovery))
-        sender.warned = notice
+        sender = SpoolSender(reactor, spool, collector, lambda: split_urls(discovery), warned=notice)
         sent = await sender.send_once()
         if sent.kept:
             tell(f"{sent.kept} files, {human_size(sent.kept_bytes)}", files=sent.kept, bytes=sent.kept_bytes)
