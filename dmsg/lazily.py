@@ -9,17 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
 
 
-def public(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+def public(
+    package: str, modules: Mapping[str, str]
+) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
     """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package; a shell completes what the last one lists.
 
     :param modules: of each module, its public names, separated by spaces.
     """
     where = {name: module for module, names in modules.items() for name in names.split()}
 
-    def find(name: str) -> Any:
+    def find(name: str) -> object:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(where[name]), name)

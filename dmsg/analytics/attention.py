@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import IntEnum
 from statistics import median
-from typing import Any
 
 from dmsg.analytics.charts import human
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import LIES
-from dmsg.analytics.store import Store
+from dmsg.analytics.store import Row, Store
 
 TABLES = (
     "boot",
@@ -68,8 +67,6 @@ MOST = 8
 """Lines of one kind that a person is shown; how many more there are is said."""
 MOST_ATTACKS = 3
 """The same of those who scan, flood and the like: they are many, and hide what else there is."""
-
-Row = Mapping[str, Any]
 
 
 class Urgency(IntEnum):

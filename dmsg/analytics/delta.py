@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from functools import partial
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -362,10 +362,16 @@ class Delta:
             return 0
         versions = [one for one in keep if one < table.version()] or None
         try:
-            how: dict[str, Any] = {"dry_run": False, "enforce_retention_duration": False, "keep_versions": versions}
-            removed = table.vacuum(0, post_commithook_properties=QUIET, **how)
+            vacuum = partial(
+                table.vacuum,
+                dry_run=False,
+                enforce_retention_duration=False,
+                keep_versions=versions,
+                post_commithook_properties=QUIET,
+            )
+            removed = vacuum(0)
             if left_behind is not None:
-                removed += table.vacuum(left_behind, post_commithook_properties=QUIET, full=True, **how)
+                removed += vacuum(left_behind, full=True)
             table.cleanup_metadata()
         except DeltaError as error:
             raise LakeError(f"{self.uri} cannot be made smaller: {str(error).splitlines()[0]}") from None

@@ -7,17 +7,16 @@ limit that they are held against, under the names of the columns that have them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from statistics import median
-from typing import Any
 
 from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES, lost_with
 from dmsg.analytics.gold.settlement import INFLATION_LIMIT, MOST, SIDED_LIMIT, WITNESS_LIMIT
 from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST, SILENCE_SECONDS
 from dmsg.analytics.runs import State
-from dmsg.analytics.store import Store
+from dmsg.analytics.store import Row, Store
 
 WEEK = 7
 RECENT = 7
@@ -27,8 +26,7 @@ CONFLICTS = 5
 GAPS = 5
 """Processes of a day of which events are missing that are shown."""
 
-Row = Mapping[str, Any]
-Reader = Callable[..., list[dict[str, Any]]]
+Reader = Callable[..., list[Row]]
 
 
 @dataclass
@@ -51,7 +49,7 @@ def explain(store: Store, state: State, server: str, day: date) -> list[Section]
     :raises LakeError: they cannot be read.
     """
 
-    def read(table: str, column: str = "server", *, layer: str = "gold", of: date = day, **more: str) -> list[Any]:
+    def read(table: str, column: str = "server", *, layer: str = "gold", of: date = day, **more: str) -> list[Row]:
         return store.rows(layer, table, state, str(of), {column: server, **more})
 
     return [

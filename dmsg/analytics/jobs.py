@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from fnmatch import fnmatch
 from threading import Event
-from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -166,8 +165,8 @@ class Pipeline:
         self,
         source: Source,
         every: str,
-        after: Callable[[Claim], Any],
-        lock: AbstractContextManager[Any],
+        after: Callable[[Claim], object],
+        lock: AbstractContextManager[object],
         stop: Event,
     ) -> StreamingQuery:
         """Begin to read what comes, as a stream.
@@ -192,7 +191,7 @@ class Pipeline:
             origin = f"{source.name}-stream-{query[:8]}"
             with lock:
                 with self._turn(stop) as claim:
-                    self.lake.guard = claim.check
+                    self.lake.held = claim
                     state = self.lake.state()
                     if number <= state.batches.get(origin, -1):
                         return  # it is in the tables; Spark was killed before it wrote that down
@@ -210,10 +209,10 @@ class Pipeline:
         )
         return writer.trigger(processingTime=every).start()
 
-    def catch_up(self, after: Callable[[Claim], Any]) -> None:
+    def catch_up(self, after: Callable[[Claim], object]) -> None:
         """Call ``after``, unless somebody else writes now."""
         with suppress(Busy), self.lake.claim() as claim:
-            self.lake.guard = claim.check
+            self.lake.held = claim
             after(claim)
 
     def _turn(self, stop: Event) -> Claim:
@@ -265,7 +264,7 @@ class Pipeline:
         :raises LakeError: the tables are of another version.
         """
         with self.lake.claim() as claim:
-            self.lake.guard = claim.check
+            self.lake.held = claim
             return self._run(sources, claim)
 
     def _run(self, sources: list[Source], claim: Claim) -> Outcome:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from dmsg.analytics.delta import APPLICATION, Delta, File, arrow_schema
-from dmsg.analytics.runs import State
+from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import QUARANTINE, write_options
 from dmsg.analytics.store import BRONZE_KEY, Store, unrefined
 
@@ -36,8 +36,8 @@ class Lake(Store):
         """:raises LakeError: tables cannot be there."""
         super().__init__(out)
         self.spark = spark
-        self.guard: Callable[[], None] = lambda: None
-        """Called before each commit: raises if another run has taken over."""
+        self.held: Claim | None = None
+        """Claim of the run that writes; before each commit it is checked that no other run has taken over."""
 
     def write(
         self, rows: DataFrame, layer: str, name: str, run: int, days: Iterable[str] | None = None, *, more: bool = False
@@ -78,7 +78,8 @@ class Lake(Store):
         if table.partitions:
             writer = writer.partitionBy(*table.partitions)
         writer.parquet(f"{table.uri}/{directory}")
-        self.guard()
+        if self.held is not None:
+            self.held.check()
         table.commit(directory, number, application=application, replaces=replaces, again=again)
 
     def _rows(self, table: Delta, wanted: Callable[[File], bool], version: int | None = None) -> DataFrame:

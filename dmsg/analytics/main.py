@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -80,7 +79,7 @@ def stream(
     every: str,
     told: Callable[[Outcome], None],
     stop: threading.Event,
-    check: Callable[[], Any] = lambda: None,
+    check: Callable[[], object] = lambda: None,
 ) -> None:
     """Go on reading what comes, and bring the tables up to date after each batch, until ``stop``.
 

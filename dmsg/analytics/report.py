@@ -15,7 +15,8 @@ from re import fullmatch
 from dmsg.analytics import charts
 from dmsg.analytics.attention import few
 from dmsg.analytics.charts import NOTHING, human
-from dmsg.analytics.report_data import SHOWN_DAYS, Content, Row
+from dmsg.analytics.report_data import SHOWN_DAYS, Content
+from dmsg.analytics.store import Row
 
 SERIES = 5
 """Refusals that have a colour of their own."""

@@ -11,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
 
 from dmsg.analytics.attention import Finding, needs_attention
 from dmsg.analytics.gold.histograms import SHARES, percentile
 from dmsg.analytics.schemas import AGREES
-from dmsg.analytics.store import Store
+from dmsg.analytics.store import Row, Store
 from dmsg.telemetry.schema import BUCKETS
 
 ROWS = 1000
@@ -32,8 +31,6 @@ SERVERS = 300
 AGREEING = 20
 """Servers' days on which words agree."""
 FILES = 100
-
-Row = dict[str, Any]
 
 
 @dataclass
@@ -189,7 +186,7 @@ def _actors(content: Content, ask: Ask) -> None:
 def _latencies(ask: Ask, table: str, keys: list[str], recent: str, name: str = "rtt") -> list[Row]:
     """Percentiles of all samples together: counts are added by bucket."""
     by = ", ".join(keys)
-    counted: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0] * BUCKETS)
+    counted: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0] * BUCKETS)
     for row in ask(
         table,
         f"""SELECT {by}, bucket, sum(n) AS n FROM (

@@ -28,6 +28,9 @@ from dmsg.analytics.delta import Delta, File, LakeError, unusable
 from dmsg.analytics.runs import Claim, Runs, State
 from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, SILVER, Table
 
+Row = dict[str, Any]
+"""A row of a table: its columns are in :mod:`dmsg.analytics.schemas`."""
+
 SUMS = Table(
     "sums",
     "how many events there are of a process and a bucket of numbers",
@@ -141,9 +144,7 @@ class Store:
         """
         return self.table("gold", name).read(state.versions.get(f"gold/{name}"), since=since, until=until)
 
-    def rows(
-        self, layer: str, name: str, state: State, day: str, where: Mapping[str, str] | None = None
-    ) -> list[dict[str, Any]]:
+    def rows(self, layer: str, name: str, state: State, day: str, where: Mapping[str, str] | None = None) -> list[Row]:
         """Rows of silver or gold of one day; of tables without days all.
 
         :param where: columns of text, and what has to stand in them.
@@ -152,13 +153,13 @@ class Store:
         found = self.table(layer, name).read(version, since=day, until=day, where=where)
         return [dict(row) for row in found.to_pylist()]
 
-    def ask(self, layer: str, name: str, state: State, sql: str) -> list[dict[str, Any]]:
+    def ask(self, layer: str, name: str, state: State, sql: str) -> list[Row]:
         """What a query of one table answers, without Spark; it is called ``it`` there."""
         key = BRONZE_KEY if name == "bronze" else f"{layer}/{name}"
         found = self.table(layer, name).ask(sql, state.versions.get(key))
         return [] if found is None else [dict(row) for row in found.to_pylist()]
 
-    def gold(self, name: str, state: State, since: str | None = None) -> list[dict[str, Any]]:
+    def gold(self, name: str, state: State, since: str | None = None) -> list[Row]:
         """The same as rows, of a table that has few."""
         return [dict(row) for row in self.answer(name, state, since).to_pylist()]
 

@@ -93,13 +93,14 @@ class Memory:
         self.limit = default_limit() if limit is None else limit
         self.held: Counter[str] = Counter()
         self.given: Counter[str] = Counter()
-        self._sources: dict[Source, None] = {}
-        self.told: Callable[[Holding], None] = lambda holding: None
-        """Told of what is given, before it is."""
+        self._sources: dict[Source, Callable[[Holding], None] | None] = {}
 
-    def add(self, source: Source) -> None:
-        """Ask this one too."""
-        self._sources[source] = None
+    def add(self, source: Source, told: Callable[[Holding], None] | None = None) -> None:
+        """Ask another source, too.
+
+        :param told: called with each holding of the process that is about to be given, whichever source has it.
+        """
+        self._sources[source] = told
 
     def remove(self, source: Source) -> None:
         """Ask it no more."""
@@ -126,7 +127,9 @@ class Memory:
         for one in _in_order(holdings):
             if total <= (self.limit * ENOUGH if one.age >= OLD else self.limit):
                 break
-            self.told(one)
+            for told in self._sources.values():
+                if told is not None:
+                    told(one)
             one.give()
             self.given[one.kind] += 1
             self.held[one.kind] -= one.size

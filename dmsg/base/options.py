@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "days": 86400}
 """Factor between a unit in which people say a value and the unit of the settings, bytes or seconds; others have 1."""
@@ -35,16 +38,16 @@ class Text:
     """
 
     takes: str = "text"
-    convert: Callable[[str], Any] = str
+    convert: Callable[[str], object] = str
 
-    def read(self, text: str) -> Any:
+    def read(self, text: str) -> object:
         """Return the value that ``text`` stands for.
 
         :raises ValueError: it stands for none, as do DmsgError and OSError; the message is one line.
         """
         return self.convert(text)
 
-    def write(self, value: Any) -> str:
+    def write(self, value: object) -> str:
         """Return the text for a value, as people write it."""
         return str(value)
 
@@ -82,8 +85,9 @@ class Number:
             raise ValueError(f"{text} is not between {self.low} and {self.high} {self.unit}".rstrip())
         return number * SIZES.get(self.unit, 1)
 
-    def write(self, value: Any) -> str:
+    def write(self, value: object) -> str:
         """Return the text for a value, as people write it."""
+        assert isinstance(value, int | float)
         number = value / SIZES.get(self.unit, 1)
         return str(int(number) if self.whole else number)
 
@@ -99,14 +103,14 @@ class Choice:
     :ivar values: the value of each word.
     """
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
 
     @property
     def takes(self) -> str:
         """What the text is, for the documentation."""
         return _alternatives([f"`{word}`" for word in self.values])
 
-    def read(self, text: str) -> Any:
+    def read(self, text: str) -> object:
         """Return the value that ``text`` stands for.
 
         :raises ValueError: it is none of the words.
@@ -115,7 +119,7 @@ class Choice:
             raise ValueError(f"{text!r} is not {_alternatives([*self.values])}")
         return self.values[text]
 
-    def write(self, value: Any) -> str:
+    def write(self, value: object) -> str:
         """Return the text for a value, as people write it."""
         return next(word for word, meaning in self.values.items() if meaning == value)
 
@@ -197,7 +201,7 @@ def option(
         secret=secret,
         group=group,
     )
-    return cast(_T, field(default=cast(Any, default), metadata={_ROW: row}, repr=not secret))
+    return field(default=default, metadata={_ROW: row}, repr=not secret)
 
 
 def needed(row: Option) -> dict[str, Option]:
@@ -205,7 +209,7 @@ def needed(row: Option) -> dict[str, Option]:
     return {_ROW: row}
 
 
-def rows_of(settings: Callable[..., Any]) -> tuple[Option, ...]:
+def rows_of(settings: Callable[..., object]) -> tuple[Option, ...]:
     """Return the rows of the options that a settings class has."""
     return tuple(
         replace(
@@ -214,12 +218,12 @@ def rows_of(settings: Callable[..., Any]) -> tuple[Option, ...]:
             default=None if one.default is MISSING else one.default,
             field=one.name,
         )
-        for one in fields(cast(Any, settings))
+        for one in fields(cast("type[DataclassInstance]", settings))
         if (row := one.metadata.get(_ROW)) is not None
     )
 
 
-def checked_by(check: Callable[[str], Any]) -> Callable[[str], str]:
+def checked_by(check: Callable[[str], object]) -> Callable[[str], str]:
     """Return a function that calls ``check`` with a text and returns the text."""
 
     def checked(text: str) -> str:

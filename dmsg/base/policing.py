@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dmsg.base.buckets import Bucket
 from dmsg.errors import DropReason, RemoteProtocolError
@@ -78,7 +78,7 @@ class DerivedRates:
         """Requests a second that one connection may send; 0 means no limit on control frames."""
         raise NotImplementedError
 
-    def rate(self, kind: Any) -> float:
+    def rate(self, kind: IntEnum) -> float:
         """Frames of that kind a second."""
         raise NotImplementedError
 

@@ -120,7 +120,7 @@ class Looks(Generic[Holder]):
         """A look gave up so many holdings, one or more."""
 
     def tell(self, holding: Holding) -> None:
-        """Say in the log who gives, one line in a while; for :attr:`dmsg.base.memory.Memory.told`."""
+        """Say in the log who gives, one line in a while; for :meth:`dmsg.base.memory.Memory.add`."""
         more = self._seldom.more()
         if more is None:
             return

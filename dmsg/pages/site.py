@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
 
 from twisted.internet.defer import Deferred
@@ -42,7 +42,7 @@ _HEADERS = {
 
 Rendered = Callable[[], bytes | Awaitable[bytes]]
 """Gives the text that Prometheus scrapes, at once or later."""
-Health = Callable[[], dict[str, object] | Awaitable[dict[str, object]]]
+Health = Callable[[], Mapping[str, object] | Awaitable[Mapping[str, object]]]
 """Gives what ``/health`` says, at once or later; ``status`` is ``ok``, or why not."""
 
 
@@ -82,7 +82,7 @@ class StatusPages:
             return _no_script(request)
         request.setHeader(b"content-type", b"application/json")
         found = self._health()
-        health = found if isinstance(found, dict) else await found
+        health = found if isinstance(found, Mapping) else await found
         if health["status"] != "ok":
             request.setResponseCode(503)
         return json.dumps(health).encode()

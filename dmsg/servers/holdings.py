@@ -31,8 +31,7 @@ class LinkHoldings(Looks[Link]):
     def __init__(self, reactor: IReactorTime, factory: Any, memory: Memory) -> None:
         super().__init__(reactor, memory)
         self._factory = factory
-        memory.add(self._holdings)
-        memory.told = self.tell
+        memory.add(self._holdings, self.tell)
 
     def _holdings(self) -> Iterator[Holding]:
         self.next_look()

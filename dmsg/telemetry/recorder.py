@@ -12,11 +12,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from json import JSONEncoder
 from pathlib import Path
-from typing import Any
 
 from twisted.logger import Logger
 
@@ -65,14 +64,14 @@ class Recorder:
         self._wall, self._monotonic = wall, monotonic
         self._started = monotonic()
         self._numbers = count()
-        self._queue: deque[tuple[int, str, float, float, dict[str, Any]]] = deque()
+        self._queue: deque[tuple[int, str, float, float, Mapping[str, object]]] = deque()
         self._encode = JSONEncoder(separators=(",", ":"), default=names.client, check_circular=False).encode
         self._prefix = f'"producer":"{producer}","role":"{role}","boot":"{self.boot}",'
         self.spool = Spool(
             directory, prefix + self.boot, self._ending, rotate_seconds=rotate_seconds, limit=limit, family=prefix
         )
 
-    def record(self, event: str, fields: dict[str, Any]) -> None:
+    def record(self, event: str, fields: Mapping[str, object]) -> None:
         """Take an event.
 
         :param event: its type, of ``EVENTS``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from typing import Any
+from collections.abc import Callable
 
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import PUBKEY_SIZE
@@ -29,7 +29,7 @@ def reason_name(reason: int) -> str:
 class RelayTelemetry:
     """Observes a relay (:class:`~dmsg.telemetry.transports.Observer`) and its sessions."""
 
-    def __init__(self, telemetry: Telemetry, now: Any, server: bytes) -> None:
+    def __init__(self, telemetry: Telemetry, now: Callable[[], float], server: bytes) -> None:
         """:param now: seconds of the reactor's clock.
 
         :param server: the server's key.
@@ -58,7 +58,7 @@ class RelayTelemetry:
     def session_closed(self, number: int, link: Link, duration: float, peer: Peer | None) -> None:
         """The connection is gone."""
         reason = "connection_lost" if link.ended_for is None else link.ended_for.value
-        fields: dict[str, Any] = {"peer": link.remote, "session": number, "reason": reason}
+        fields: dict[str, object] = {"peer": link.remote, "session": number, "reason": reason}
         fields["duration_ms"] = round(duration * 1000)
         if peer is not None:
             fields["frames"], fields["bytes"] = peer.frames_in, peer.bytes_in
@@ -183,10 +183,10 @@ class RelayTelemetry:
             self._telemetry.record("drop", {"reason": reason.value, "n": count})
         self._drops = drops
 
-    def load(self) -> dict[str, Any]:
+    def load(self) -> dict[str, object]:
         """What the relay adds to a heartbeat."""
         frames, size = self.relay.frames, self.relay.frame_bytes
-        fields = {
+        fields: dict[str, object] = {
             "transports": self.relay.route_count // 2,
             "frames": frames - self._frames,
             "bytes": size - self._bytes,
@@ -200,10 +200,10 @@ def _took(seconds: float) -> dict[str, int]:
     return {"accept_ms": round(seconds * 1000), "accept_us": round(seconds * 1_000_000)}
 
 
-def _since(carried: Carried, counts: tuple[int, int, int, int, int, int]) -> dict[str, Any]:
+def _since(carried: Carried, counts: tuple[int, int, int, int, int, int]) -> dict[str, object]:
     """What was counted since the last event of that transport."""
     before, carried.told = carried.told, counts
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     if carried.accepted is not None or counts != _NOTHING:
         names = ("data_ab", "data_ba", "frames_ab", "frames_ba", "acks_ab", "acks_ba")
         fields = {name: now - then for name, now, then in zip(names, counts, before, strict=True)}

@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import ParamSpec
 
 from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred
-from twisted.internet.interfaces import IDelayedCall, IReactorFromThreads, IReactorTime
-from twisted.internet.threads import deferToThreadPool
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.base.memory import resident
 from dmsg.base.options import TELEMETRY, Choice, Number, Option, Text, needed, option
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey
 from dmsg.net.isolate import isolated
+from dmsg.net.threads import in_thread
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret, read_secret_file
 from dmsg.telemetry.recorder import Recorder
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX
@@ -41,6 +42,7 @@ TARGETS_LIMIT = 1024
 """Different targets of a repeated event that are counted."""
 
 _log = Logger()
+_Arguments = ParamSpec("_Arguments")
 
 
 def _absolute(text: str) -> Path:
@@ -144,7 +146,7 @@ class _Repeated:
 
     __slots__ = ("count", "fields", "targets")
 
-    def __init__(self, fields: dict[str, Any]) -> None:
+    def __init__(self, fields: Mapping[str, object]) -> None:
         self.fields = fields
         self.count = 0
         self.targets: set[bytes] = set()
@@ -156,7 +158,8 @@ class Telemetry:
     :param role: server or discovery.
     :param key: the server's, which is its name as a producer, and signs for the sender of its events; None names it
         after its secret.
-    :ivar load: fields of a heartbeat, asked for each minute; ``about``: of the start event.
+    :ivar about: fields of the start event.
+    :ivar loads: called for fields of a heartbeat.
     :ivar sent: what a collector has got of it, if there is one.
     :ivar beats: called before each heartbeat, for what is written with it; ``turns`` each second.
     """
@@ -177,9 +180,7 @@ class Telemetry:
         names = self._names = Pseudonyms(for_names, clear=settings.clear)
         self._reactor = reactor
         self._settings = settings
-        self.load: Callable[[], dict[str, Any]] = dict
-        self.about: Callable[[], dict[str, Any]] = dict
-
+        self.about: dict[str, object] = {}
         for_receipts = settings.limit // RECEIPTS_PART if role == "server" else 0
 
         def recorder(prefix: str, limit: int) -> Recorder:
@@ -202,7 +203,8 @@ class Telemetry:
         self.network = self._recorder.network
         self.beats: list[Callable[[], None]] = []
         self.turns: list[Callable[[], None]] = []
-        self._repeated: OrderedDict[tuple[Any, ...], _Repeated] = OrderedDict()
+        self.loads: list[Callable[[], Mapping[str, object]]] = []
+        self._repeated: OrderedDict[tuple[str, tuple[Hashable, ...]], _Repeated] = OrderedDict()
         self._call: IDelayedCall | None = None
         self._expected = 0.0
         self._beat_at = 0.0
@@ -235,31 +237,31 @@ class Telemetry:
     # --- events ---
 
     def record_repeated(
-        self, event: str, key: tuple[Any, ...], fields: dict[str, Any], target: bytes | None = None
+        self, event: str, key: tuple[Hashable, ...], fields: Mapping[str, object], target: bytes | None = None
     ) -> None:
         """Take an event of which a stranger can cause any number.
 
         The first of a ``key`` is written at once, those that follow within the
         interval of a heartbeat are one event with their number ``n``.
         """
-        key = (event, *key)
-        repeated = self._repeated.get(key)
+        kind = event, key
+        repeated = self._repeated.get(kind)
         if repeated is None:
             if len(self._repeated) >= REPEATS_LIMIT:
                 self._write_repeated(*self._repeated.popitem(last=False))
-            self._repeated[key] = _Repeated(fields)
+            self._repeated[kind] = _Repeated(fields)
             self.record(event, {**fields, "n": 1} if target is None else {**fields, "n": 1, "targets": 1})
             return
         repeated.count += 1
         if target is not None and len(repeated.targets) < TARGETS_LIMIT:
             repeated.targets.add(target)
 
-    def _write_repeated(self, key: tuple[Any, ...], repeated: _Repeated) -> None:
+    def _write_repeated(self, kind: tuple[str, tuple[Hashable, ...]], repeated: _Repeated) -> None:
         if repeated.count:
             fields = {**repeated.fields, "n": repeated.count}
             if repeated.targets:
                 fields["targets"] = len(repeated.targets)
-            self.record(key[0], fields)
+            self.record(kind[0], fields)
 
     # --- life ---
 
@@ -270,7 +272,7 @@ class Telemetry:
         self._cpu = time.process_time()
         self._lost = self.lost
         keys = "clear" if self._settings.clear else "hashed"
-        self.record("start", {"version": version("dmsg"), "keys": keys, "names": self._names.space(), **self.about()})
+        self.record("start", {"version": version("dmsg"), "keys": keys, "names": self._names.space(), **self.about})
         self._in_thread(recover, self._settings.directory)
         self._expected = now + FLUSH_INTERVAL
         self._call = self._reactor.callLater(FLUSH_INTERVAL, self._turn)
@@ -297,15 +299,15 @@ class Telemetry:
             isolated(told)
         repeated = list(self._repeated.items())
         self._repeated.clear()
-        for key, one in repeated:
-            self._write_repeated(key, one)
+        for kind, one in repeated:
+            self._write_repeated(kind, one)
         now = self._reactor.seconds()
         cpu, lost = time.process_time(), self.lost
         self.record(
             "heartbeat",
             {
                 "interval_ms": round((now - self._beat_at) * 1000),
-                **self.load(),
+                **{name: value for load in self.loads for name, value in load().items()},
                 "lag_ms": round(self._lag * 1000),
                 "cpu_ms": round((cpu - self._cpu) * 1000),
                 "rss_kb": resident() // 1024,
@@ -326,24 +328,25 @@ class Telemetry:
         def flush(_: object = None) -> Deferred[None]:
             return self._in_thread(self._flush, last=True)
 
-        def late(error: Any) -> None:
+        def late(error: Failure) -> None:
             error.trap(TimeoutError)
             _log.warn("telemetry is not written yet; it is left behind")
 
         done = flush() if self._writing is None else self._writing.addCallback(flush)
         return done.addTimeout(STOP_TIMEOUT, self._reactor).addErrback(late)
 
-    def _in_thread(self, act: Callable[..., Any], *args: Any, **options: Any) -> Deferred[Any]:
-        pool = getattr(self._reactor, "getThreadPool", None)
-        if pool is None:  # a clock: there are no threads in a lab
-            return maybeDeferred(act, *args, **options)
-        done: Deferred[Any] = deferToThreadPool(cast(IReactorFromThreads, self._reactor), pool(), act, *args, **options)
-        self._writing = done
+    def _in_thread(
+        self, act: Callable[_Arguments, object], *args: _Arguments.args, **options: _Arguments.kwargs
+    ) -> Deferred[None]:
+        writing: Deferred[None] | None = None
 
-        def finished(result: Any) -> None:
-            if self._writing is done:
+        def finished(result: object) -> None:
+            if self._writing is writing:
                 self._writing = None
-            if result is not None and not isinstance(result, int):
+            if isinstance(result, Failure):
                 _log.failure("writing telemetry failed", result)
 
-        return done.addBoth(finished)
+        writing = in_thread(self._reactor, act, *args, **options).addBoth(finished)
+        if not writing.called:  # by a clock, as in a lab, it is done already
+            self._writing = writing
+        return writing

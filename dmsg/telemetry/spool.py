@@ -20,9 +20,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from dmsg.telemetry.schema import SCHEMA_VERSION, SEGMENT_SUFFIX
 
@@ -39,7 +39,7 @@ UNSEALED_LIMIT = 8
 OPEN_SUFFIX = ".open"
 
 
-def end_line(envelope: dict[str, Any], lines: int, digest: str, *, recovered: bool) -> bytes:
+def end_line(envelope: Mapping[str, object], lines: int, digest: str, *, recovered: bool) -> bytes:
     """The last line of a file."""
     row = {**envelope, "type": "segment_end", "lines": lines, "sha256": digest, "recovered": recovered}
     return json.dumps(row, separators=(",", ":")).encode() + b"\n"

@@ -15,11 +15,10 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dmsg.telemetry.lines import read_lines
 from dmsg.telemetry.pseudonyms import Pseudonyms
@@ -56,7 +55,7 @@ def check_line(
     :returns: the line, whether its receipt is believed (None for what is no receipt), and why not.
     """
     try:
-        row: Any = json.loads(line)
+        row = json.loads(line)
         kind = row["type"]
         if kind == "segment_end":
             return _written(row), None, ""
@@ -86,7 +85,7 @@ def check_line(
         return _unreadable(line), None, ""
 
 
-def _written(row: dict[str, Any]) -> bytes:
+def _written(row: Mapping[str, object]) -> bytes:
     return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 

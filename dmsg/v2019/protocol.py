@@ -162,8 +162,8 @@ class ServerFactory(ServingFactory):
         super().__init__(reactor, self.relay.drops, admission=admission, max_handshakes=max_handshakes)
         if telemetry is not None and self.telemetry is not None:
             self.telemetry.relay = self.relay
-            telemetry.load = self._load
-            telemetry.about = lambda: {"capacity": self.limits.max_connections}
+            telemetry.loads.append(self._load)
+            telemetry.about["capacity"] = self.limits.max_connections
         self.registered: Callable[[], bool | None] = lambda: None
         """Whether discovery has taken the last entry; None without a discovery."""
 

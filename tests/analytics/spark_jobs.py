@@ -10,7 +10,8 @@ import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -20,7 +21,7 @@ from dmsg.analytics.bronze import UNCHECKED
 from dmsg.analytics.delta import LakeError
 from dmsg.analytics.jobs import MAX_LINE, Pipeline
 from dmsg.analytics.main import Turns
-from dmsg.analytics.runs import Busy, State
+from dmsg.analytics.runs import Busy, Claim, State
 from dmsg.analytics.schemas import BRONZE
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.spark_tables import Story
@@ -314,7 +315,7 @@ class RoomTests(LakeCase):
         def guard() -> None:
             raise LakeError("another run has taken over")
 
-        lake.guard = guard
+        lake.held = cast(Claim, SimpleNamespace(check=guard))
         rows = lake.read("gold", "placement", lake.state())
         self.assertRaisesRegex(LakeError, "taken over", lake.write, rows, "gold", "placement", 99)
         self.assertEqual(lake.table("gold", "placement").version(), version)

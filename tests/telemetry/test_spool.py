@@ -472,7 +472,7 @@ class TelemetryTests(SpoolCase):
 
     def test_a_heartbeat_each_minute_and_a_last_one(self) -> None:
         telemetry, clock = self.start()
-        telemetry.load = lambda: {"sessions": 3}
+        telemetry.loads.append(lambda: {"sessions": 3})
         self.pass_time(clock, 130)
         self.successResultOf(telemetry.stop())
         beats = [row for row in rows(self.directory) if row["type"] == "heartbeat"]

@@ -100,7 +100,7 @@ class Discovery(ListeningService):
         if self._settings.ranking is not None:
             self._settings.ranking.watch(self._reactor)
         if self.telemetry is not None:
-            self.telemetry.load = self._load
+            self.telemetry.loads.append(self._load)
             self.telemetry.beats.append(self._count_entries)
             self._count_entries()
             self.telemetry.start()

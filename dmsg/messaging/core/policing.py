@@ -55,7 +55,7 @@ class Limits(DerivedRates):
     def basic_rate(self) -> float:
         return self.open_rate
 
-    def rate(self, kind: Kind) -> float:
+    def rate(self, kind: IntEnum) -> float:
         return self.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)
 
 

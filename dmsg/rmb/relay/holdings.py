@@ -32,8 +32,7 @@ class SessionHoldings(Looks[RelaySession]):
     def __init__(self, reactor: IReactorTime, switch: Switch, memory: Memory) -> None:
         super().__init__(reactor, memory)
         self._switch = switch
-        memory.add(self._holdings)
-        memory.told = self.tell
+        memory.add(self._holdings, self.tell)
 
     def _holdings(self) -> Iterator[Holding]:
         self.next_look()

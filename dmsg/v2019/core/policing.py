@@ -92,7 +92,7 @@ class Limits(DerivedRates):
     def basic_rate(self) -> float:
         return self.request_rate
 
-    def rate(self, kind: Kind) -> float:
+    def rate(self, kind: IntEnum) -> float:
         if kind is Kind.PING:
             return PING_RATE
         return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR
