@@ -29,7 +29,7 @@ HANDSHAKE_TIMEOUT = 3.0
 """Seconds for TCP accept to the last handshake frame, at both ends (Go, 2019: 3 s)."""
 
 
-class ServerFactory(ServingFactory):
+class ServerFactory(ServingFactory[RelayPeer, Limits]):
     """Accepts links and gives them to one relay.
 
     :ivar relay: the table, with the drop counters.
@@ -75,7 +75,7 @@ class ServerFactory(ServingFactory):
             tuned=self.tuned,
         )
 
-    def _make_session(self, remote: PubKey) -> ServedSession:
+    def _make_session(self, remote: PubKey) -> ServedSession[RelayPeer, Limits]:
         return ServedSession(self)
 
     def is_busy(self, peer: RelayPeer) -> bool:
@@ -86,3 +86,6 @@ class ServerFactory(ServingFactory):
 
     def _paused(self, peer: RelayPeer) -> None:
         self._once_after(HOLD, peer, self.relay.let_read)
+
+    def _close_relay(self) -> None:
+        self.relay.close_all()

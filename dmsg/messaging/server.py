@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from dmsg.discovery.entries.entry import with_feature
-from dmsg.keys import PubKey, SecKey
+from dmsg.keys import SecKey
 from dmsg.messaging.core.dialect import profile_of
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
-from dmsg.net.links.link import Link
+from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.reactor import Reactor
 from dmsg.net.turn import TurnFlush
@@ -63,7 +61,7 @@ class Server(RelayServer):
             reactor, key, listen, factory, settings, mark=lambda version: with_feature(version, profile.feature)
         )
 
-    def _make_visit(self, make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> Link:
+    def _make_visit(self, make_user: MakeUser, failed: OnFailure) -> Link:
         handshake = JSONHandshake(self._key, self._key.public, profile=self.factory.profile)
         return PlainLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, failed=failed)
 
@@ -87,6 +85,6 @@ class Server(RelayServer):
         opened = self.factory.relay.channels_opened
         return {**super().counters(), "channels_opened": ("Channels that were opened", opened)}
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> dict[str, object]:
         """What ``/health`` says."""
         return {**super().health(), "channels": self.factory.relay.channel_count}

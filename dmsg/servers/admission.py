@@ -12,8 +12,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
+from treq.client import HTTPClient
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
@@ -26,6 +27,9 @@ from dmsg.keys import PubKey
 from dmsg.net.isolate import isolated
 from dmsg.net.web.body import read_body
 from dmsg.net.web.fetch import WebClient, make_pool
+
+if TYPE_CHECKING:
+    from treq._types import _ITreqReactor
 
 LIST_LIMIT = 16 * 1024 * 1024
 """Bytes of a list: some 240,000 keys."""
@@ -116,7 +120,7 @@ class Hook:
         *,
         timeout: float = HOOK_TIMEOUT,
         when_down: bool = False,
-        http: Any = None,
+        http: HTTPClient | None = None,
     ) -> None:
         """:raises ValueError: not a URL."""
         self.url = check_url(url)
@@ -138,7 +142,7 @@ class Hook:
         answer = None
         try:
             response = await self._http.post(
-                self.url, json={"key": key.hex()}, timeout=self._timeout, reactor=cast(Any, self._reactor)
+                self.url, json={"key": key.hex()}, timeout=self._timeout, reactor=cast("_ITreqReactor", self._reactor)
             )
             await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor)
             answer = {200: True, 403: False}.get(response.code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 
@@ -13,6 +12,7 @@ from dmsg.errors import DropReason
 from dmsg.net.blocks import blocks_of
 from dmsg.net.links.link import Link
 from dmsg.net.looks import Looks
+from dmsg.servers.serving import AnyServing, ServedSession
 
 SMALL = 4096
 """Bytes below which what waits for a client is not worth a look."""
@@ -23,22 +23,22 @@ HANDSHAKE_SIZE = 8192
 class LinkHoldings(Looks[Link]):
     """What waits for the clients of one server, by address block and key.
 
-    :param factory: a :class:`~dmsg.servers.serving.ServingFactory`.
+    :param factory: of the server.
     """
 
     what = "clients"
 
-    def __init__(self, reactor: IReactorTime, factory: Any, memory: Memory) -> None:
+    def __init__(self, reactor: IReactorTime, factory: AnyServing, memory: Memory) -> None:
         super().__init__(reactor, memory)
         self._factory = factory
         memory.add(self._holdings, self.tell)
 
     def _holdings(self) -> Iterator[Holding]:
         self.next_look()
-        stirred: set[Link] = self._factory.stirred
+        stirred = self._factory.stirred
         for link in list(stirred):
-            session: Any = link.user
-            if session is None or link.remote is None:
+            session = link.user
+            if not isinstance(session, ServedSession) or link.remote is None:
                 # it will read or write before it holds anything
                 stirred.discard(link)
                 continue
@@ -53,7 +53,7 @@ class LinkHoldings(Looks[Link]):
             block, *around = blocks_of(link.address)
             owner = (block.name, bytes(link.remote))
             yield Holding(owner, "queues", size, age, partial(link.abort, DropReason.MEMORY), tuple(around))
-        for link in list(self._factory.shaking):
+        for link in self._factory.shaking:
             block, *around = blocks_of(link.address)
             age = self.now - link.made_at
             yield Holding((block.name,), "handshakes", HANDSHAKE_SIZE, age, link.evict, tuple(around))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, TimeoutError
@@ -68,7 +67,7 @@ class Registration:
         """Some discovery may have an entry of this server."""
         self._failures = 0
         self._call: IDelayedCall | None = None
-        self._registering: Deferred[Any] | None = None
+        self._registering: Deferred[None] | None = None
         self.address: str | None = None
         self.shared_with: str | None = None
         self.registered_at: float | None = None
@@ -154,7 +153,7 @@ class Registration:
             other = there.address if there is not None and self._posted is not None else None
             return replace(entry, version=self._mark(entry.version), server=ServerMeta(self.address, available))
 
-        def done(result: Any) -> None:
+        def done(result: Failure | None) -> None:
             self._registering = None
             if not self._running:
                 return

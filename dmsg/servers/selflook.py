@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.keys import PubKey
-from dmsg.net.links.connect import LinkClientEndpoint, tcp_endpoint
+from dmsg.net.links.connect import LinkClientEndpoint, MakeLink, tcp_endpoint
 from dmsg.net.links.link import Link
 
 LOOK_TIMEOUT = 10.0
@@ -39,12 +35,12 @@ class _Visitor:
 def look_at_self(
     reactor: IReactorTime,
     address: str,
-    make_link: Callable[[Callable[[PubKey], Any], Callable[[Any, Failure], None]], Link],
-) -> Deferred[Any]:
+    make_link: MakeLink,
+) -> Deferred[_Visitor]:
     """Fires when whoever answers at ``address`` (``host:port``) has the key that ``make_link`` asks for.
 
     :raises DmsgError: through the Deferred, as Twisted's connect errors.
     """
     endpoint = tcp_endpoint(reactor, address, LOOK_TIMEOUT)
-    connecting: Deferred[Any] = LinkClientEndpoint(reactor, endpoint, make_link).connect(lambda remote: _Visitor())
+    connecting = LinkClientEndpoint(reactor, endpoint, make_link).connect(lambda remote: _Visitor())
     return connecting.addTimeout(LOOK_TIMEOUT, reactor)

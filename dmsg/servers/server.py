@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from random import SystemRandom
-from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IListeningPort
@@ -14,15 +13,17 @@ from twisted.python.failure import Failure
 
 from dmsg.base.memory import Memory
 from dmsg.errors import DropReason
-from dmsg.keys import PubKey, SecKey
+from dmsg.keys import SecKey
 from dmsg.net.addresses import parse_address
-from dmsg.net.links.link import Link
+from dmsg.net.links.acceptor import AcceptLimits
+from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.pages.port import StatusPort
 from dmsg.servers.holdings import LinkHoldings
 from dmsg.servers.registration import Registration, address_of
 from dmsg.servers.selflook import look_at_self
+from dmsg.servers.serving import AnyServing
 from dmsg.servers.settings import ServerSettings
 from dmsg.servers.shown import ServerShown
 from dmsg.telemetry.metrics import ServerMetrics
@@ -51,7 +52,7 @@ class RelayServer(ListeningService):
         reactor: Reactor,
         key: SecKey,
         listen: Sequence[str],
-        factory: Any,
+        factory: AnyServing,
         settings: ServerSettings,
         *,
         mark: Callable[[str], str],
@@ -80,7 +81,7 @@ class RelayServer(ListeningService):
         self._looking: Deferred[None] | None = None
         self.reachable: bool | None = None
         """Whether it reached itself at its public address; None: it has not looked."""
-        self.factory.on_change = self.registration.changed
+        self.factory.registration = self.registration
         metrics = ServerMetrics(self, self.metrics_prefix, [factory.relay_seconds])
         self._status = StatusPort(
             reactor, settings.metrics, settings.page_token, self._shown(), metrics.render, self.health
@@ -95,7 +96,7 @@ class RelayServer(ListeningService):
     async def _closed(self) -> None:
         """All clients are gone."""
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> dict[str, object]:
         """What ``/health`` says."""
         return {
             "status": "draining" if not self.running else "full" if self.factory.full else "ok",
@@ -107,7 +108,7 @@ class RelayServer(ListeningService):
 
     # --- service ---
 
-    def reload(self, limits: Any = None) -> None:
+    def reload(self, limits: AcceptLimits | None = None) -> None:
         """Read the lists again; with other ``limits`` from now on."""
         if limits is not None:
             self.factory.limits = limits
@@ -144,7 +145,7 @@ class RelayServer(ListeningService):
     def _look(self, address: str) -> Deferred[None]:
         """Whether clients reach this server where its entry says, as far as it can see that itself."""
 
-        def looked(result: Any) -> None:
+        def looked(result: object) -> None:
             self._looking = None
             self.reachable = not isinstance(result, Failure)
             if not self.running or not isinstance(result, Failure):
@@ -158,7 +159,7 @@ class RelayServer(ListeningService):
 
         return look_at_self(self._reactor, address, self._make_visit).addBoth(looked)
 
-    def _make_visit(self, make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> Link:
+    def _make_visit(self, make_user: MakeUser, failed: OnFailure) -> Link:
         """A link of the family to this server itself."""
         raise NotImplementedError
 
@@ -185,8 +186,7 @@ class RelayServer(ListeningService):
 
     def by_connections(self) -> dict[str, int]:
         """How many addresses have so many connections."""
-        found: dict[str, int] = self.factory.by_connections()
-        return found
+        return self.factory.by_connections()
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """What goes up and down."""
@@ -236,5 +236,4 @@ class RelayServer(ListeningService):
 
     def drops(self) -> dict[DropReason, int]:
         """How often each reason occurred."""
-        drops: dict[DropReason, int] = self.factory.relay.drops
-        return drops
+        return self.factory.relay.drops

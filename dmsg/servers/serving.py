@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeAlias
 
+from prometheus_client import Histogram
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
@@ -19,6 +20,8 @@ from dmsg.net.links.link import Link
 from dmsg.net.share import STEPS
 from dmsg.net.turns import Hold
 from dmsg.servers.admission import Admission
+from dmsg.servers.registration import Registration
+from dmsg.servers.relays import LimitsT, PeerT, ServedRelay
 
 FRAME_RATE = 100_000.0
 """Frames a second of one address that are handled one by one, by default: control frames, frames of no transport, and
@@ -48,28 +51,29 @@ _COUNTED_BY_RELAY = frozenset(
 """Ends of links that are counted where they are decided."""
 
 
-class ServedSession:
+class ServedSession(Generic[PeerT, LimitsT]):
     """One connected client of a server; it is served once it is admitted."""
 
     __slots__ = ("_factory", "_peer", "link")
 
-    def __init__(self, factory: Any) -> None:
+    def __init__(self, factory: ServingFactory[PeerT, LimitsT]) -> None:
         self._factory = factory
-        self._peer: Any = None
+        self._peer: PeerT | None = None
         self.link: Link | None = None
 
     @property
     def backlog(self) -> int:
         """Bytes that wait for it before they come to its link."""
-        return int(self._factory.backlog_of(self._peer)) if self._peer is not None else 0
+        return self._factory.backlog_of(self._peer) if self._peer is not None else 0
 
     # --- for a family ---
 
     def _connected(self, link: Link) -> None:
         """The handshake is done, nothing is decided yet."""
 
-    def _serve(self, link: Link) -> Any:
+    def _serve(self, link: Link) -> PeerT:
         """It is admitted: let the relay have it.  :returns: what the relay calls it."""
+        assert link.remote is not None
         return self._factory.relay.add(link.remote, link)
 
     def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
@@ -102,7 +106,7 @@ class ServedSession:
             return
         link.hold(Hold.PENDING)
 
-        def decided(result: Any) -> None:
+        def decided(result: bool | Failure) -> None:
             if self.link is not None:
                 link.release(Hold.PENDING)
                 self._decided(result is True)
@@ -122,7 +126,7 @@ class ServedSession:
         if self._peer is None:
             return 0 if self.link is not None and self.link.ended_for is None else end
         relay, link = self._factory.relay, self.link
-        taken: int = relay.receive_frames(self._peer, buffer, end, STEPS)
+        taken = relay.receive_frames(self._peer, buffer, end, STEPS)
         if relay.steps and link is not None:
             if relay.steps >= STEPS:
                 link.left()
@@ -145,21 +149,23 @@ class ServedSession:
     def _leave(self) -> None:
         """A little at a time: others are not to wait until thousands of transports are closed."""
 
-        def close_some() -> None:
-            if not self._factory.relay.remove(self._peer, CLOSED_AT_ONCE):
+        def close_some(peer: PeerT) -> None:
+            if not self._factory.relay.remove(peer, CLOSED_AT_ONCE):
                 self._factory.later(self._leave)
 
         if self._peer is not None:
-            isolated(close_some)
+            isolated(close_some, self._peer)
 
 
-class ServingFactory(Acceptor):
+class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
     """Accepts links, admits their keys, and gives them to one relay.
 
-    :ivar relay: of the family; it has ``peers``, ``drops``, ``limits`` and ``draining``.
+    :ivar relay: of the family.
+    :ivar relay_seconds: how long the relay takes, one turn of the reactor at a time.
     """
 
-    relay: Any
+    relay: ServedRelay[PeerT, LimitsT]
+    relay_seconds: Histogram
 
     def __init__(
         self,
@@ -171,26 +177,32 @@ class ServingFactory(Acceptor):
     ) -> None:
         super().__init__(reactor, drops, max_handshakes=max_handshakes, counted=_COUNTED_BY_RELAY)
         self.admission = admission or Admission()
-        self._timers: dict[Any, IDelayedCall] = {}
+        self._timers: dict[PeerT, IDelayedCall] = {}
         self._frames = RateLimit(FRAME_RATE, FRAME_RATE, blocks_of)
         self._strays = RateLimit(STRAY_RATE, STRAY_BURST, blocks_of)
         self._refusals = RateLimit(REFUSED_RATE, REFUSED_BURST, blocks_of)
+        self.registration: Registration | None = None
+        """The server's entry in discovery; None: nobody keeps one."""
         self.slowed = 0
         """How often a client was read later for its frames a second."""
 
     @property
-    def limits(self) -> Any:
+    def limits(self) -> LimitsT:
         """What one client may have; may be set at any time."""
         return self.relay.limits
 
     @limits.setter
-    def limits(self, limits: Any) -> None:
+    def limits(self, limits: LimitsT) -> None:
         self.relay.limits = limits
 
     @property
     def draining(self) -> bool:
         """Nobody new is taken: the clients are told to leave, or all is closed."""
-        return bool(self.relay.draining)
+        return self.relay.draining
+
+    def _sessions_changed(self) -> None:
+        if self.registration is not None:
+            self.registration.changed()
 
     def admission_changed(self) -> None:
         """The lists are others now: end the connections of those who are no longer admitted."""
@@ -203,7 +215,7 @@ class ServingFactory(Acceptor):
         """In the next turn of the reactor."""
         self._reactor.callLater(0, call)
 
-    def _once_after(self, seconds: float, peer: Any, call: Callable[[Any], None]) -> None:
+    def _once_after(self, seconds: float, peer: PeerT, call: Callable[[PeerT], None]) -> None:
         """Tell the relay something of ``peer`` in a while, unless that is due already."""
         if peer in self._timers:
             return
@@ -214,7 +226,7 @@ class ServingFactory(Acceptor):
 
         self._timers[peer] = self._reactor.callLater(seconds, due)
 
-    def paid(self, link: Link, peer: Any, steps: int, strays: int, refused: int) -> None:
+    def paid(self, link: Link, peer: PeerT, steps: int, strays: int, refused: int) -> None:
         """Charge the address of a link for frames that were handled one by one.
 
         :param strays: frames of no transport among them, beyond what a client may send.
@@ -233,17 +245,17 @@ class ServingFactory(Acceptor):
         if refused and self._refusals.charge(owner, refused, now) > 0.0 and peer.police.goes_on(now):
             raise RemoteProtocolError(DropReason.FLOOD, "flood of requests to others")
 
-    def is_busy(self, peer: Any) -> bool:
+    def is_busy(self, peer: PeerT) -> bool:
         """Whether a client has something open."""
-        return bool(peer.routes)
+        raise NotImplementedError
 
-    def backlog_of(self, peer: Any) -> int:
+    def backlog_of(self, peer: PeerT) -> int:
         """Bytes that the relay itself keeps for a client."""
         return 0
 
     def _close_relay(self) -> None:
         """Close what clients have open, and take nobody new."""
-        self.relay.close_all()
+        raise NotImplementedError
 
     def drain(self) -> Deferred[None]:
         """Close everything, take nobody new; fires when all are gone."""
@@ -252,3 +264,7 @@ class ServingFactory(Acceptor):
             timer.cancel()
         self._timers.clear()
         return self.close_all()
+
+
+AnyServing: TypeAlias = ServingFactory[Any, Any]
+"""Factory of whichever family, for those who never give it a client or limits of their own."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import heapq
 import time
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Protocol
 
 from dmsg.base.units import human_count, human_size
 from dmsg.errors import DropReason
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
 from dmsg.pages.process import of_process
 from dmsg.pages.samples import Growth, Quantiles, in_each
+from dmsg.servers.admission import Admission
+from dmsg.servers.registration import Registration
+from dmsg.servers.relays import ServedPeer
+from dmsg.servers.serving import AnyServing
 from dmsg.telemetry.metrics import LATENCIES
 
 VERSION = version("dmsg")
@@ -42,11 +46,11 @@ class Looked(Protocol):
 
     started: float
     listens_as: str
-    factory: Any
-    registration: Any
+    factory: AnyServing
+    registration: Registration
     reachable: bool | None
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> dict[str, object]:
         """What ``/health`` says."""
 
     def gauges(self) -> dict[str, tuple[str, float]]:
@@ -69,8 +73,8 @@ class ServerShown(Shown):
         self._server = server
         self.kind = kind
         self._quantiles = Quantiles((*LATENCIES, float("inf")))
-        self._growth: Growth[Any] = Growth()
-        self._rates: dict[Any, float] = {}
+        self._growth: Growth[ServedPeer] = Growth()
+        self._rates: dict[ServedPeer, float] = {}
         has_transports = "transports" in server.gauges()
         self.charts = CHARTS if has_transports else CHARTS_OF_LINKS
 
@@ -86,7 +90,7 @@ class ServerShown(Shown):
         server, health = self._server, self._server.health()
         gauges = _values(server.gauges())
         connections, free = gauges["connections"], gauges["available_connections"]
-        status = health["status"]
+        status = str(health["status"])
         held, most = gauges["held_bytes"], gauges["memory_limit_bytes"]
         reachable = {True: "yes", False: "no", None: "not looked"}[server.reachable]
         registered = "yes" if server.registration.current else "no" if server.registration.wanted else "not wanted"
@@ -191,8 +195,8 @@ class ServerShown(Shown):
         ]
 
     @staticmethod
-    def _waiting(peer: Any) -> int:
-        return int(peer.port.queued())
+    def _waiting(peer: ServedPeer) -> int:
+        return peer.port.queued()
 
 
 def _values(told: dict[str, tuple[str, float]]) -> dict[str, float]:
@@ -200,13 +204,13 @@ def _values(told: dict[str, tuple[str, float]]) -> dict[str, float]:
     return {name: value for name, (_, value) in told.items()}
 
 
-def _slow(peer: Any) -> str:
+def _slow(peer: ServedPeer) -> str:
     if getattr(peer, "stalled", False):
         return "takes nothing"
     return "congested" if peer.congested else "reads"
 
 
-def _admission(admission: Any) -> str:
+def _admission(admission: Admission) -> str:
     words = [name for name in ("allow", "deny") if getattr(admission, name, None) is not None]
     if admission.hook is not None:
         words.append("hook")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
@@ -52,10 +51,12 @@ _TOLD = {
 _log = Logger()
 
 
-class ServerSession(ServedSession):
+class ServerSession(ServedSession[RelayPeer, Limits]):
     """One connected client of a server."""
 
     __slots__ = ("_bytes", "_opened", "_slow", "number")
+
+    _factory: ServerFactory
 
     def __init__(self, factory: ServerFactory) -> None:
         super().__init__(factory)
@@ -73,8 +74,7 @@ class ServerSession(ServedSession):
 
     def _serve(self, link: Link) -> RelayPeer:
         link.send(OK_FRAME)
-        peer: RelayPeer = super()._serve(link)
-        return peer
+        return super()._serve(link)
 
     def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
         """There is no room, or this key is not, or no longer, admitted: the client is told which."""
@@ -123,7 +123,7 @@ class ServerSession(ServedSession):
             self._factory.telemetry.session_closed(self.number, link, self._factory.now() - self._opened, peer)
 
 
-class ServerFactory(ServingFactory):
+class ServerFactory(ServingFactory[RelayPeer, Limits]):
     """Accepts connections and gives them to one relay.
 
     :ivar relay: the table, with the drop counters.
@@ -164,17 +164,16 @@ class ServerFactory(ServingFactory):
             self.telemetry.relay = self.relay
             telemetry.loads.append(self._load)
             telemetry.about["capacity"] = self.limits.max_connections
-        self.registered: Callable[[], bool | None] = lambda: None
-        """Whether discovery has taken the last entry; None without a discovery."""
 
-    def _load(self) -> dict[str, Any]:
+    def _load(self) -> dict[str, object]:
         """A heartbeat, for telemetry."""
         assert self.telemetry is not None
+        registration = self.registration
         return {
             "sessions": len(self.sessions),
             "capacity": self.limits.max_connections,
             "handshakes": self.handshakes,
-            "registered": self.registered(),
+            "registered": registration.current if registration is not None and registration.wanted else None,
             **self.telemetry.load(),
         }
 
@@ -195,6 +194,9 @@ class ServerFactory(ServingFactory):
     def _failed(self, reason: DropReason, host: str | None) -> None:
         if self.telemetry is not None:
             self.telemetry.handshake_failed(reason, host)
+
+    def is_busy(self, peer: RelayPeer) -> bool:
+        return bool(peer.routes)
 
     def backlog_of(self, peer: RelayPeer) -> int:
         return len(peer.routes) * ROUTE_SIZE

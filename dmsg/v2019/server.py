@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from dmsg.discovery.entries.entry import with_feature
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.links.link import Link
+from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.links.records import RecordLink
 from dmsg.net.reactor import Reactor
 from dmsg.net.turn import TurnFlush
@@ -61,15 +59,13 @@ class Server(RelayServer):
             settings,
             mark=self._mark,
         )
-        if self.registration.wanted:
-            self.factory.registered = lambda: self.registration.current
 
     def startService(self) -> None:
         if self.telemetry is not None:
             self.telemetry.start()
         super().startService()
 
-    def _make_visit(self, make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> Link:
+    def _make_visit(self, make_user: MakeUser, failed: OnFailure) -> Link:
         handshake = XKHandshake(self._key, self._key.public)
         return RecordLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, failed=failed)
 
@@ -137,6 +133,6 @@ class Server(RelayServer):
             "throttled": ("Times that a client was read later for its bytes a second", self.factory.throttled),
         }
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> dict[str, object]:
         """What ``/health`` says."""
         return {**super().health(), "transports": self.factory.relay.route_count // 2}

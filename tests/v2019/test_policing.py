@@ -245,7 +245,7 @@ class AdmissionTests(ServerCase):
             (OSError("refused"), False, False),
             (OSError("refused"), True, True),
         ):
-            http = _HTTP(result)
+            http: Any = _HTTP(result)
             hook = Hook(clock, "http://127.0.0.1:1/", when_down=when_down, http=http)
             asked: Any = hook.ask(KEYS["A"].public)
             self.assertIs(self.successResultOf(asked), expected)

@@ -9,7 +9,6 @@ from a few addresses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
@@ -93,7 +92,6 @@ class Acceptor(Factory):
     :param drops: where refusals are counted.
     :param counted: reasons of an end that are counted elsewhere.
     :ivar sessions: the connected clients.
-    :ivar on_change: called when the number of sessions changed.
     """
 
     noisy = False
@@ -132,7 +130,6 @@ class Acceptor(Factory):
         self.connections_opened = 0
         self.tuned = False
         """The listening sockets hand their options down."""
-        self.on_change: Callable[[], None] = lambda: None
         self._drained: Deferred[None] | None = None
 
     # --- for a family ---
@@ -148,6 +145,9 @@ class Acceptor(Factory):
 
     def _failed(self, reason: DropReason, host: str | None) -> None:
         """A handshake failed and is counted."""
+
+    def _sessions_changed(self) -> None:
+        """The number of sessions changed."""
 
     @property
     def draining(self) -> bool:
@@ -378,7 +378,7 @@ class Acceptor(Factory):
                 self._refused(refusal, session.link.address)
         if refusal is not None:
             session.refuse(refusal)
-        self.on_change()
+        self._sessions_changed()
 
     def keep_place(self, session: AcceptedSession) -> bool:
         """A client is admitted: somebody else may have to go for it, and if nobody does, it is refused."""
@@ -413,7 +413,7 @@ class Acceptor(Factory):
         if self._drained is not None and not self.sessions:
             drained, self._drained = self._drained, None
             drained.callback(None)
-        self.on_change()
+        self._sessions_changed()
 
     def close_all(self) -> Deferred[None]:
         """End every connection and every handshake; fires when all are gone."""
