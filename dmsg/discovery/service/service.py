@@ -17,7 +17,7 @@ from dmsg.discovery.service.api import DiscoveryAPI
 from dmsg.discovery.service.settings import DEFAULTS, DiscoverySettings
 from dmsg.discovery.service.shown import DiscoveryShown
 from dmsg.discovery.service.site import make_site
-from dmsg.discovery.service.sweep import Sweep
+from dmsg.discovery.service.sweep import Drops, Sweep
 from dmsg.discovery.store import IEntryStore, open_store
 from dmsg.discovery.store.opening import clock_of
 from dmsg.errors import DiscoveryError
@@ -95,7 +95,9 @@ class Discovery(ListeningService):
         settings, description = self._settings, self._store_description
         self._started = time.time()
         clock, moves = clock_of(description, self._reactor)
-        store = await open_store(description, self._reactor, settings.limit_of(description), self._random, clock)
+        drops = Drops(self._reactor.seconds, self.metrics)
+        limit = settings.limit_of(description)
+        store = await open_store(description, self._reactor, limit, self._random, clock, drops.tell)
         self._running = running = self._make(store, clock, moves)
         if self._settings.ranking is not None:
             self._settings.ranking.watch(self._reactor)
@@ -144,7 +146,7 @@ class Discovery(ListeningService):
                 anywhere=settings.private_servers,
             )
             looks.start()
-        sweep = Sweep(self._reactor, store, clock, self.metrics)
+        sweep = Sweep(self._reactor, store, clock)
         sweep.start()
         api = DiscoveryAPI(
             self._reactor,

@@ -26,22 +26,36 @@ TOLD_EVERY = 60.0
 _log = Logger()
 
 
-class Sweep:
-    """Drops what is over, and tells of all that a store drops.
+class Drops:
+    """Counts the entries that a store drops, and writes into the log now and then whose they were."""
 
-    :param store: provides :class:`~dmsg.discovery.store.IEntryStore`; its ``dropped`` is set.
+    def __init__(self, seconds: Callable[[], float], metrics: Metrics) -> None:
+        """:param seconds: of a clock that does not go back."""
+        self._metrics = metrics
+        self._seldom = Seldom(seconds, TOLD_EVERY)
+
+    def tell(self, reason: str, place: str, number: int) -> None:
+        """Count entries; see :data:`~dmsg.discovery.store.base.Dropped`."""
+        self._metrics.dropped.labels(reason).inc(number)
+        if reason in ("ended", "deleted") or self._seldom.left_out() is None:
+            return
+        why = "it has more than an address may have" if reason == "address" else "there are too many in all"
+        whose = place or "an unknown address"
+        _log.warn("entries of {whose} are dropped, the oldest first: {why}", whose=whose, why=why)
+
+
+class Sweep:
+    """Drops what is over.
+
     :param now: seconds since 1970, by the clock of the store.
     """
 
-    def __init__(self, reactor: IReactorTime, store: IEntryStore, now: Callable[[], float], metrics: Metrics) -> None:
+    def __init__(self, reactor: IReactorTime, store: IEntryStore, now: Callable[[], float]) -> None:
         self._reactor = reactor
         self._store = store
         self._now = now
-        self._metrics = metrics
         self._not_before = 0.0
-        self._seldom = Seldom(reactor.seconds, TOLD_EVERY)
         self._again = Again(reactor, self._sweep, lambda failures: SWEEP_EVERY, "dropping old entries")
-        store.dropped = self._dropped
 
     def start(self) -> None:
         """From now on."""
@@ -67,11 +81,3 @@ class Sweep:
             _log.info("old entries are not dropped: {error}", error=str(error))
             swept = 0
         return PAUSE if swept == SLICE else SWEEP_EVERY
-
-    def _dropped(self, reason: str, place: str, number: int) -> None:
-        self._metrics.dropped.labels(reason).inc(number)
-        if reason in ("ended", "deleted") or self._seldom.left_out() is None:
-            return
-        why = "it has more than an address may have" if reason == "address" else "there are too many in all"
-        whose = place or "an unknown address"
-        _log.warn("entries of {whose} are dropped, the oldest first: {why}", whose=whose, why=why)

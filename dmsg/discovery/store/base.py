@@ -58,7 +58,6 @@ class Due(NamedTuple):
 class IEntryStore(Interface):
     """Entries by key."""
 
-    dropped: Dropped = Attribute("Dropped: told of entries that the store lets go of; may be set.")
     failures: tuple[type[Exception], ...] = Attribute(
         "A tuple of the exceptions by which it fails that are not a fault of this program."
     )
@@ -130,7 +129,7 @@ class IEntryStore(Interface):
 
 
 def nobody_told(reason: str, place: str, number: int) -> None:
-    """The first ``dropped`` of a store."""
+    """Tell nobody that entries were dropped."""
 
 
 def listable(entry: Entry) -> bool:

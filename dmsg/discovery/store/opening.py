@@ -10,7 +10,7 @@ from random import Random
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.discovery.store.base import IEntryStore, StoreError
+from dmsg.discovery.store.base import Dropped, IEntryStore, StoreError, nobody_told
 from dmsg.discovery.store.redis import RedisStore
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.net.clock import SteadyClock
@@ -54,6 +54,7 @@ async def open_store(
     limit: float = math.inf,
     random: Random | None = None,
     now: Callable[[], float] = time.time,
+    dropped: Dropped = nobody_told,
 ) -> IEntryStore:
     """A store from what ``--store`` says.
 
@@ -63,13 +64,14 @@ async def open_store(
     :param limit: bytes that are kept, in all.
     :param random: chooses which servers a store in memory names.
     :param now: the clock of the store, see :func:`clock_of`.
+    :param dropped: told of entries that the store lets go of.
     :raises ~dmsg.discovery.store.base.StoreError: unknown, cannot be opened, or Redis does not answer.
     """
     kind, rest = parse_store(description)
     if kind == "memory":
-        return SQLiteStore(":memory:", limit, random)
+        return SQLiteStore(":memory:", limit, random, dropped)
     if kind == "sqlite":
-        file = SQLiteStore(rest, limit)
+        file = SQLiteStore(rest, limit, dropped=dropped)
         try:
             await file.set_back(now())
         except file.failures as error:
@@ -77,7 +79,7 @@ async def open_store(
         return file
     try:
         connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)
-        store = RedisStore(connection, limit=limit)
+        store = RedisStore(connection, limit=limit, dropped=dropped)
         await store.set_back(now())
     except RedisUnavailable as error:
         raise StoreError(str(error)) from None

@@ -87,16 +87,23 @@ class RedisStore:
 
         return (RedisError,)
 
-    def __init__(self, connection: RedisConnection, random: Random | None = None, limit: float = math.inf) -> None:
+    def __init__(
+        self,
+        connection: RedisConnection,
+        random: Random | None = None,
+        limit: float = math.inf,
+        dropped: Dropped = nobody_told,
+    ) -> None:
         """:param connection: of txredisapi, with ``charset=None``;
             see :func:`~dmsg.discovery.store.opening.open_store`.
 
         :param limit: bytes that are kept, in all.
+        :param dropped: told of entries that the store lets go of.
         """
         self._redis = connection
         self._random = random or Random()
         self._limit = min(limit, _UNKNOWN_LIMIT)
-        self.dropped: Dropped = nobody_told
+        self.dropped = dropped
         self.nameplates = RedisNameplates(connection, self.prefix)
 
     def _run(

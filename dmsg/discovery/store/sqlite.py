@@ -136,14 +136,17 @@ class SQLiteStore:
     :param path: of the file; ``:memory:`` keeps entries until the store is closed.
     :param limit: bytes of entries that are kept, in all; the file is about twice as large.
     :param random: generator that chooses which servers are named, where that has to be repeatable.
+    :param dropped: told of entries that the store lets go of.
     """
 
     failures: tuple[type[Exception], ...] = (sqlite3.Error,)
 
-    def __init__(self, path: str, limit: float = math.inf, random: Random | None = None) -> None:
+    def __init__(
+        self, path: str, limit: float = math.inf, random: Random | None = None, dropped: Dropped = nobody_told
+    ) -> None:
         """:raises StoreError: cannot be opened, or is not a database of ours."""
         self._limit = limit
-        self.dropped: Dropped = nobody_told
+        self.dropped = dropped
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
             self._db.execute("PRAGMA journal_mode=WAL")

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.entries.rules import Terms
 from dmsg.discovery.service.service import Discovery
-from dmsg.discovery.service.sweep import FIRST_SWEEP, SLICE, SWEEP_EVERY, TOLD_EVERY, Sweep
+from dmsg.discovery.service.sweep import FIRST_SWEEP, SLICE, SWEEP_EVERY, TOLD_EVERY, Drops, Sweep
 from dmsg.discovery.store import SQLiteStore
 from dmsg.telemetry.metrics import Metrics
 from tests.discovery.store.support import server_entry
@@ -23,9 +23,9 @@ class SweepTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.store = SQLiteStore(":memory:")
         self.metrics = Metrics()
-        self.sweep = Sweep(self.clock, self.store, self.clock.seconds, self.metrics)
+        self.store = SQLiteStore(":memory:", dropped=Drops(self.clock.seconds, self.metrics).tell)
+        self.sweep = Sweep(self.clock, self.store, self.clock.seconds)
         self.sweep.start()
         self.addCleanup(self.sweep.stop)
 
