@@ -127,12 +127,12 @@ def target(entry: Entry) -> str:
 class Present:
     """State of a key in a store before a post.
 
-    :ivar target: address of the entry's server; None when an earlier version stored the entry without its address.
+    :ivar target: address of the entry's server; empty: it is none.
     :ivar checked: whether the server may be listed without a further look.
     """
 
     head: Head
-    target: str | None
+    target: str
     checked: bool
 
 
@@ -160,7 +160,7 @@ def decide_post(present: Present | None, entry: Entry, now: float, terms: Terms)
     first = check_iteration(None if present is None else present.head, entry)
     if terms.checked:
         return Replacement(first, True, NEVER, False)
-    if first or present is None or present.target not in (None, target(entry)):
+    if first or present is None or present.target != target(entry):
         return Replacement(first, False, now, False)
     return Replacement(first, present.checked, now, terms.refreshes)
 

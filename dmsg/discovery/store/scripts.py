@@ -96,8 +96,8 @@ if head[2] and ARGV[3] <= head[2] then
 end
 local place, taken, most, limit = ARGV[10], ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13])
 local checked, look_at = ARGV[15], ARGV[8]
-if head[3] and checked == '0' and (head[7] or ARGV[16]) == ARGV[16] then
-  checked = head[8] or '1'
+if head[3] and checked == '0' and head[7] == ARGV[16] then
+  checked = head[8]
   if ARGV[7] == '1' then look_at = redis.call('ZSCORE', looks, KEYS[1]) or look_at end
 end
 redis.call('HSET', KEYS[1], 'sequence', ARGV[1], 'next', ARGV[2], 'order', ARGV[3], 'json', ARGV[4], 'kind', ARGV[9],
@@ -203,8 +203,7 @@ SEEN = (
     ROOM
     + """
 if not redis.call('ZSCORE', looks, KEYS[1]) then return end
-local target = redis.call('HGET', KEYS[1], 'target')
-if target and target ~= ARGV[5] then return end
+if redis.call('HGET', KEYS[1], 'target') ~= ARGV[5] then return end
 redis.call('ZADD', looks, ARGV[2], KEYS[1])
 if ARGV[1] == '' then
   if ARGV[4] == '0' then

@@ -42,7 +42,7 @@ def entry(sequence: int, timestamp: int = 9, address: str = "h:1") -> Entry:
     return Entry("0.0.1", sequence, timestamp, STATIC, server=ServerMeta(address, 5))
 
 
-def present(sequence: int = 0, timestamp: int = 1, address: str | None = "h:1", checked: bool = True) -> Present:
+def present(sequence: int = 0, timestamp: int = 1, address: str = "h:1", checked: bool = True) -> Present:
     return Present(Head(sequence, time_order(timestamp)), address, checked)
 
 
@@ -61,8 +61,6 @@ class PostTests(SynchronousTestCase):
             (present(checked=False), entry(1), UNCHECKED, Replacement(False, False, 7.0, True)),
             (present(), entry(1), QUIET, Replacement(False, True, 7.0, False)),
             (present(), entry(1), Terms(), Replacement(False, True, NEVER, False)),
-            # an earlier version did not store the address
-            (present(address=None), entry(1), UNCHECKED, Replacement(False, True, 7.0, True)),
             # from another address it is another server
             (present(address="h:2"), entry(1), UNCHECKED, Replacement(False, False, 7.0, False)),
         ):
