@@ -7,7 +7,7 @@ family's methods, sends what it has to send, and says when the connection is los
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
@@ -223,13 +223,17 @@ def wait_for_answer(
             session.flush()
         return failure
 
-    waiting.addTimeout(timeout, reactor, _no_answer)
+    waiting.addTimeout(timeout, reactor, no_answer)
     waiting.addErrback(failed)
     session.flush()
     return waiting
 
 
-def _no_answer(result: object, seconds: float) -> Any:
+def no_answer(result: object, seconds: float) -> NoReturn:
+    """Fail because the answer did not come in time; see :meth:`~twisted.internet.defer.Deferred.addTimeout`.
+
+    :raises DmsgTimeout: always.
+    """
     raise DmsgTimeout(f"no answer within {seconds:.3g} s")
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory, IReactorTime
-from twisted.python.failure import Failure
 
 from dmsg.clients.doorman import Doorman
 from dmsg.keys import PubKey, SecKey
@@ -16,6 +14,7 @@ from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
 from dmsg.messaging.session import ClientSession
 from dmsg.net.links.connect import LinkClientEndpoint, tcp_endpoint
+from dmsg.net.links.link import MakeUser, OnFailure
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.turn import TurnFlush
 
@@ -61,7 +60,7 @@ class SessionEndpoint:
         """A session whose server has proved its key and accepted this one."""
         started = self._reactor.seconds()
 
-        def make_link(make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> PlainLink:
+        def make_link(make_user: MakeUser, failed: OnFailure) -> PlainLink:
             return PlainLink(
                 self._reactor,
                 self._turn,

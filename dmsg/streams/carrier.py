@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from twisted.python.failure import Failure
 
@@ -11,6 +11,7 @@ from dmsg.net.streams import carrier
 from dmsg.net.streams.carrier import EndedCarrier, SessionCarrier
 from dmsg.net.streams.outbox import EndOfData
 from dmsg.net.streams.stream import StreamTransport
+from dmsg.streams.core import resumption
 from dmsg.streams.core.secure import SecureEnd
 
 
@@ -62,13 +63,8 @@ class ClientStream(StreamTransport):
         return self.end is None and super()._may_have_all()
 
 
-class Transport(Protocol):
-    """What one stream of a connection lies in, as its family keeps it.
-
-    :ivar carrier: the :class:`TransportCarrier` of the stream.
-    """
-
-    carrier: Any
+class Transport(resumption.Transport, Protocol):
+    """What one stream of a connection lies in, as its family keeps it."""
 
     @property
     def window_open(self) -> bool:
@@ -86,10 +82,10 @@ TransportT_contra = TypeVar("TransportT_contra", bound=Transport, contravariant=
 class TransportTable(Protocol[TransportT_contra]):
     """The core of a connection, as a carrier needs it."""
 
-    def send(self, transport: TransportT_contra, data: bytes | memoryview, ticket: Any = None) -> None:
+    def send(self, transport: TransportT_contra, data: bytes | memoryview, ticket: object = None) -> None:
         """Send one frame of a stream."""
 
-    def send_end(self, transport: TransportT_contra, ticket: Any = None) -> None:
+    def send_end(self, transport: TransportT_contra, ticket: object = None) -> None:
         """Send the end of a stream's data."""
 
 
@@ -134,7 +130,7 @@ class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream]
     def may_send(self) -> bool:
         return self.session.writable and self.writable and self.transport.window_open
 
-    def send(self, data: bytes | memoryview, ticket: Any) -> None:
+    def send(self, data: bytes | memoryview, ticket: object) -> None:
         if ticket.__class__ is EndOfData:
             self._core.send_end(self.transport, ticket)
         else:
@@ -181,7 +177,7 @@ class NoCarrier:
     def may_send(self) -> bool:
         return False
 
-    def send(self, data: bytes | memoryview, ticket: Any) -> None:
+    def send(self, data: bytes | memoryview, ticket: object) -> None:
         raise AssertionError("not reached")  # pragma: no cover
 
     def flush(self) -> None:

@@ -2,7 +2,7 @@
 
 A secure stream whose transport is lost is *suspended*: the application goes on
 writing, nothing moves, and the end that opened it looks for another way to
-the other (:attr:`Streams.reconnect`).  The other end waits to be found.  After
+the other (``reconnect``).  The other end waits to be found.  After
 :data:`~dmsg.streams.timeouts.RESUME_TIMEOUT` either gives up and the application learns why.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
@@ -73,8 +72,8 @@ class Streams:
 
     :param key: the client's.
     :param schedule: calls a stream's ``flush`` at the end of the reactor turn.
+    :param reconnect: finds another way for a stream; its Deferred is cancelled when that is not wanted any more.
     :param resume_timeout: seconds that a stream may be without a transport; 0 means none is resumed.
-    :ivar reconnect: finds another way for a stream; its Deferred is cancelled when that is not wanted any more.
     :ivar resumed: how many streams went on over another transport.
     """
 
@@ -86,6 +85,7 @@ class Streams:
         *,
         resume_timeout: float = RESUME_TIMEOUT,
         budget: Budget | None = None,
+        reconnect: Callable[[ClientStream], Deferred[None]] | None = None,
     ) -> None:
         self._reactor = reactor
         self.key = key
@@ -93,7 +93,7 @@ class Streams:
         self.schedule = schedule
         self.resume_timeout = resume_timeout
         self.budget = BUDGET if budget is None else budget
-        self.reconnect: Callable[[ClientStream], Deferred[Any]] | None = None
+        self.reconnect = reconnect
         self.resumed = 0
         self._live: dict[bytes, ClientStream] = {}
         self._ended: dict[bytes, tuple[float, int, PubKey]] = {}
@@ -103,7 +103,7 @@ class Streams:
         self._awaited: dict[ClientStream, None] = {}
         """Those among them which others opened."""
         self._waiting_of: Counter[IAddress] = Counter()
-        self._searching: dict[ClientStream, Deferred[Any]] = {}
+        self._searching: dict[ClientStream, Deferred[None]] = {}
         self._watch: IDelayedCall | None = None
         self._progress: dict[ClientStream, tuple[int, float]] = {}
         self._quiet: dict[ClientStream, tuple[tuple[int, int], float]] = {}
@@ -253,7 +253,7 @@ class Streams:
         searching = self.reconnect(stream)
         self._searching[stream] = searching
 
-        def found(result: Any) -> None:
+        def found(result: Failure | None) -> None:
             self._searching.pop(stream, None)
             if isinstance(result, Failure) and not result.check(CancelledError):
                 if result.check(DmsgError) is None:

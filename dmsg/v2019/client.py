@@ -134,10 +134,10 @@ class Client(DelegatedClient):
             resume_timeout=resume_timeout,
             receipts=receipts,
             factories=self.factories.values,
+            reconnect=lambda stream: Deferred.fromCoroutine(self._reconnect(stream)),
+            features_of=lambda remote: Deferred.fromCoroutine(self._offered_by(remote)),
+            is_known=self._entries.is_fresh,
         )
-        self.streams.reconnect = lambda stream: Deferred.fromCoroutine(self._reconnect(stream))
-        self.streams.features_of = lambda remote: Deferred.fromCoroutine(self._offered_by(remote))
-        self.streams.is_known = self._entries.is_fresh
         self._holdings = StreamHoldings(reactor, memory or CLIENTS, self._all_streams)
 
     def startService(self) -> None:

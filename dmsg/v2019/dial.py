@@ -64,7 +64,7 @@ class SessionEndpoint:
         noise = RecordClientEndpoint(
             self._reactor, self._endpoint, self._turn, self._key, self._server, timeout=self._timeout
         )
-        session: ClientSession = await noise.connect(
+        session = await noise.connect(
             lambda remote: ClientSession(
                 self._reactor,
                 self._turn,
@@ -72,6 +72,7 @@ class SessionEndpoint:
                 remote,
                 streams=self._streams,
                 receipts=self._receipts,
+                carries_secure=self._pings,
             )
         )
         try:
@@ -84,7 +85,6 @@ class SessionEndpoint:
             raise
         if not session.connected:  # lost before anybody waited for it
             raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
-        session.carries_secure = self._pings
         session.pings.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
         if self._pings():
             session.lost.addCallback(lambda _: self._no_pings() if session.refused_extension else None)

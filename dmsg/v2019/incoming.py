@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from twisted.internet.interfaces import IProtocolFactory, IReactorTime
 from twisted.python.failure import Failure
@@ -83,7 +83,6 @@ class Incoming:
         self._streams = streams
         self._local = core.local
         self._unconfirmed = Confirmations(reactor, self._not_confirmed)
-        core.make_room = self._make_room
 
     def forget(self, transport: ClientTransport) -> bool:
         """It is over; whether it was waiting to be confirmed."""
@@ -121,16 +120,16 @@ class Incoming:
 
             # a plain REQUEST proves nothing: the server may have made it up in the name of a client that always
             # asks for a secure one
-            def looked(offers: Any) -> None:
+            def looked(offers: frozenset[str] | Failure) -> None:
                 streams.asking -= 1
                 if transport.state is not State.OFFERED or not self._session.linked:
                     return
                 # a program that began a moment ago has no entry yet; those of 2019 post theirs before they ask anybody
-                unknown = isinstance(offers, Failure)
-                if (unknown or UPGRADE_FEATURE in offers) and not self._session.pings.answered:
+                offered = None if isinstance(offers, Failure) else offers
+                if (offered is None or UPGRADE_FEATURE in offered) and not self._session.pings.answered:
                     self._core.invite(transport)
                     self._unconfirmed.add(transport, None)
-                elif unknown or FEATURE in offers or streams.encryption is Encryption.REQUIRE:
+                elif offered is None or FEATURE in offered or streams.encryption is Encryption.REQUIRE:
                     self._refuse(transport, CloseReason.ENCRYPTION_REQUIRED)
                 else:
                     self._accept_plain(transport, streams.factory(0))
@@ -180,7 +179,11 @@ class Incoming:
 
     def _go_on(self, stream: ClientStream, transport: ClientTransport) -> None:
         """Answer where the stream stands: it goes on here once the initiator has confirmed that it asked."""
-        mine = [one for one in stream.kept.answers if one.carrier.session is self._session]
+        mine = [
+            one
+            for one in stream.kept.answers
+            if isinstance(one, ClientTransport) and one.carrier.session is self._session
+        ]
         if len(mine) >= MAX_ANSWERS:
             self._not_confirmed(mine[0], CloseReason.TOO_MANY_TRANSPORTS)
         TransportCarrier(self._session, transport, stream)
@@ -195,7 +198,7 @@ class Incoming:
             end.detach()
         self._session.flush()
 
-    def _make_room(self, initiator: PubKey | None) -> bool:
+    def make_room(self, initiator: PubKey | None) -> bool:
         """The table is full: end one transport, so that the one that is asked for fits.
 
         An unconfirmed one goes if it is of who asks, if nobody knows who asks, or if its initiator has more than who

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.errors import DmsgTimeout
+from dmsg.clients.session import no_answer
 
 PING_INTERVAL = 10.0
 """Seconds between PINGs to a server that knows them."""
@@ -69,7 +68,7 @@ class Pings:
         answered: Deferred[float] = Deferred(forget)
         waiting[name] = (self._reactor.seconds(), answered)
         self._send(name)
-        return answered.addTimeout(timeout, self._reactor, _no_answer)
+        return answered.addTimeout(timeout, self._reactor, no_answer)
 
     def pong(self, payload: bytes) -> None:
         """An answer; one that nobody waits for means nothing."""
@@ -97,7 +96,7 @@ class Pings:
     def _next(self) -> None:
         self._timer = None
 
-        def done(result: Any) -> None:
+        def done(result: float | Failure) -> None:
             if self._waiting is None:
                 return
             if isinstance(result, Failure):
@@ -106,7 +105,3 @@ class Pings:
                 self._timer = self._reactor.callLater(PING_INTERVAL, self._next)
 
         self.ping().addBoth(done)
-
-
-def _no_answer(result: object, seconds: float) -> Any:
-    raise DmsgTimeout(f"no answer within {seconds:.3g} s")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactory, IReactorTime
@@ -68,6 +67,7 @@ class ClientSession(Session):
         time; None refuses them.  Not used when there are ``streams``.
     :param streams: what makes transports secure and lets them be resumed.
     :param receipts: the server takes RECEIPT, and is to have them.
+    :param carries_secure: returns whether the server carries secure transports, as far as its entry says.
     :ivar established: fires with this session when the server said OK.
     """
 
@@ -84,15 +84,22 @@ class ClientSession(Session):
         streams: TransportStreams | None = None,
         receipts: bool = False,
         random: Random | None = None,
+        carries_secure: Callable[[], bool] = lambda: True,
     ) -> None:
         self._reactor = reactor
         self._streams = streams
         self._receipts = receipts
         key = streams.secure_key if streams is not None else None
         budget = streams.budget if streams is not None else None
-        core = ClientConnection(local, key=key, random=random, budget=budget, receipts_to=server if receipts else None)
-        if streams is not None:
-            core.refusal = streams.doorman.at(server)
+        core = ClientConnection(
+            local,
+            key=key,
+            random=random,
+            budget=budget,
+            receipts_to=server if receipts else None,
+            refusal=streams.doorman.at(server) if streams is not None else lambda initiator, ephemeral: None,
+            make_room=self._make_room,
+        )
         super().__init__(turn, server, core, accept)
         self._incoming = Incoming(reactor, self, core, accept, streams)
         instance = streams.instance if streams is not None else b""
@@ -100,8 +107,10 @@ class ClientSession(Session):
         self._outgoing = Outgoing(reactor, self, streams)
         self._reading_requests: IDelayedCall | None = None
         self.established: Deferred[ClientSession] = Deferred()
-        self.carries_secure: Callable[[], bool] = lambda: True
-        """Whether the server carries secure transports, as far as its entry says."""
+        self.carries_secure = carries_secure
+
+    def _make_room(self, initiator: PubKey | None) -> bool:
+        return self._incoming.make_room(initiator)
 
     # --- what the application does ---
 
@@ -342,7 +351,7 @@ class ClientSession(Session):
             stream.acknowledged_all(event.tickets, len(event.tickets))
             stream.window_opened()
 
-    _handle: dict[type[Event], Callable[[ClientSession, Any], None]] = {
+    _handle: dict[type[Event], Callable[..., None]] = {
         Established: _on_established,
         Requested: _on_requested,
         Accepted: _on_accepted,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from twisted.internet.defer import Deferred
@@ -15,6 +15,7 @@ from dmsg.clients.doorman import Doorman
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.streams.stream import StreamTransport
+from dmsg.streams.carrier import ClientStream
 from dmsg.streams.core.budget import Budget
 from dmsg.streams.probes import Probes
 from dmsg.streams.streams import Streams
@@ -45,8 +46,9 @@ class TransportStreams(Streams):
     :param factory: returns the factory that listens on a port, or None.
     :param factories: returns all factories that listen.
     :param receipts: whether to sign for servers that ask for it what they have delivered.
-    :ivar features_of: returns the features in the signed entry of a client.
-    :ivar is_known: whether these features are known without asking discovery.
+    :param reconnect: see :class:`~dmsg.streams.streams.Streams`.
+    :param features_of: returns the features in the signed entry of a client.
+    :param is_known: returns whether these features are known without asking discovery.
     """
 
     def __init__(
@@ -61,8 +63,11 @@ class TransportStreams(Streams):
         budget: Budget | None = None,
         receipts: bool = False,
         factories: Callable[[], Iterable[IProtocolFactory]] = tuple,
+        reconnect: Callable[[ClientStream], Deferred[None]] | None = None,
+        features_of: Callable[[PubKey], Deferred[frozenset[str]]] | None = None,
+        is_known: Callable[[PubKey], bool] = lambda remote: False,
     ) -> None:
-        super().__init__(reactor, key, schedule, resume_timeout=resume_timeout, budget=budget)
+        super().__init__(reactor, key, schedule, resume_timeout=resume_timeout, budget=budget, reconnect=reconnect)
         self.doorman = Doorman(reactor.seconds, factories)
         self.probes = Probes(reactor)
         """Takes the streams that only measure."""
@@ -73,8 +78,8 @@ class TransportStreams(Streams):
         """Receipts of transports whose connection was lost, for the next connection to their server."""
         self.factory = factory
         self.encryption = encryption
-        self.features_of: Callable[[PubKey], Deferred[Collection[str]]] | None = None
-        self.is_known: Callable[[PubKey], bool] = lambda remote: False
+        self.features_of = features_of
+        self.is_known = is_known
         self._look_ups = FairRate()
         self.asking = 0
         """Number of initiators of plain REQUESTs that are being looked up."""

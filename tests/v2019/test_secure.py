@@ -78,7 +78,9 @@ hellos = st.builds(
 class Carrier:
     """What an end knows of its transport."""
 
+    carrier: Any = None
     secure: Any = None
+    delivered = (0, 0)
 
 
 def pair(window: int = INITIAL_WINDOW, token: bytes | None = None, tags: bool = True) -> tuple[SecureEnd, SecureEnd]:

@@ -7,7 +7,7 @@ it lies in (a transport, a channel), and the connection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dmsg.keys import PubKey
 
@@ -29,7 +29,7 @@ class StreamCarrier(Protocol):
     def may_send(self) -> bool:
         """Another frame may be sent now."""
 
-    def send(self, data: bytes | memoryview, ticket: Any) -> None:
+    def send(self, data: bytes | memoryview, ticket: object) -> None:
         """Send one frame of at most ``max_frame`` bytes of the stream; its ``acknowledged`` follows."""
 
     def flush(self) -> None:
@@ -121,7 +121,7 @@ class EndedCarrier:
     def may_send(self) -> bool:
         return False
 
-    def send(self, data: bytes | memoryview, ticket: Any) -> None:
+    def send(self, data: bytes | memoryview, ticket: object) -> None:
         raise AssertionError("a stream that is over sends nothing")  # pragma: no cover
 
     def flush(self) -> None:

@@ -6,8 +6,8 @@ again as data are.  A stream on which both directions have ended closes by itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sized
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionLost
@@ -17,6 +17,8 @@ from twisted.python.failure import Failure
 from dmsg.errors import TransportClosed
 from dmsg.net.streams.outbox import EndOfData, Outbox
 from dmsg.net.streams.producing import Producing
+
+_T = TypeVar("_T")
 
 CLOSE_WAIT = 10.0
 """Seconds to wait for the other end's CLOSE when both directions have ended and closing is left to the other end."""
@@ -36,7 +38,7 @@ class HalfClosing:
     _lost: Failure | None
     _paused: bool
     _delivering: bool
-    _unread: Any
+    _unread: Sized
     _end_waits = False
     _end_ticket: EndOfData | None = None
     _end_acknowledged = False
@@ -56,7 +58,7 @@ class HalfClosing:
     def _schedule(self) -> None:
         raise NotImplementedError
 
-    def _call_protocol(self, method: Callable[[Any], object], argument: Any) -> bool:
+    def _call_protocol(self, method: Callable[[_T], object], argument: _T) -> bool:
         raise NotImplementedError
 
     def loseConnection(self) -> None:

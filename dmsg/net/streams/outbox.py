@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
@@ -81,13 +80,16 @@ class Outbox:
             self.tickets = {}
         self.tickets[ticket] = None
 
-    def put_back(self, frames: Iterable[tuple[bytes | memoryview, Any]]) -> None:
+    def put_back(self, frames: Iterable[tuple[bytes | memoryview, object]]) -> None:
         """What was taken and has not arrived goes before everything else."""
         if self._offset:
             data, ticket = self.waiting.popleft()
             self.waiting.appendleft((memoryview(data)[self._offset :], ticket))
             self._offset = 0
-        again = list(frames)
+        again: list[tuple[bytes | memoryview, Ticket | None]] = []
+        for piece, waits in frames:
+            assert waits is None or isinstance(waits, Ticket)
+            again.append((piece, waits))
         self.size += sum(len(data) for data, _ in again)
         self.waiting = deque([*again, *self.waiting])
 
@@ -140,10 +142,11 @@ class Outbox:
             size += room
         return parts[0] if len(parts) == 1 else b"".join(parts), size
 
-    def acknowledged(self, tickets: Iterable[Ticket | None]) -> None:
+    def acknowledged(self, tickets: Iterable[object]) -> None:
         """Frames of these callers have arrived."""
         for ticket in tickets:
             if ticket is not None:
+                assert isinstance(ticket, Ticket)
                 ticket.frames -= 1
                 if not ticket.frames:
                     if self.tickets:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypeVar
 from weakref import WeakSet
 
 from twisted.internet.defer import Deferred, fail
@@ -46,6 +46,8 @@ UNREAD_PIECE = 4096
 then on small ones are joined up to this size."""
 LINGER = 10.0
 """Seconds without an ACK after which a stream that is being closed waits no longer."""
+
+_T = TypeVar("_T")
 
 _log = Logger()
 
@@ -120,11 +122,11 @@ class StreamTransport(HalfClosing, Deadlined):
             if self._unread or self._remote_ended:  # came while the application was busy with this
                 self.resume_if_unpaused()
 
-    def acknowledged(self, ticket: Any) -> None:
+    def acknowledged(self, ticket: object) -> None:
         """The remote has one of the frames."""
         self.acknowledged_all((ticket,))
 
-    def acknowledged_all(self, tickets: Iterable[Any], count: int = 1) -> None:
+    def acknowledged_all(self, tickets: Iterable[object], count: int = 1) -> None:
         """The remote has frames, those of ``tickets`` among them.
 
         :param count: how many; it may only have said again what it has, and has room for more.
@@ -149,7 +151,7 @@ class StreamTransport(HalfClosing, Deadlined):
             self._linger.cancel()
             self._linger = None
 
-    def requeue(self, frames: Iterable[tuple[bytes | memoryview, Any]]) -> None:
+    def requeue(self, frames: Iterable[tuple[bytes | memoryview, object]]) -> None:
         """What was sent and has not arrived is sent again, before everything else."""
         self._outbox.put_back(frames)
 
@@ -350,7 +352,7 @@ class StreamTransport(HalfClosing, Deadlined):
         if self._call_protocol(self._protocol.dataReceived, data) and self._lost is None:
             self._carrier.consumed(len(data))
 
-    def _call_protocol(self, method: Callable[[Any], object], argument: Any) -> bool:
+    def _call_protocol(self, method: Callable[[_T], object], argument: _T) -> bool:
         """Call into the application; its bug ends its stream, as it would end a TCP connection."""
         self._delivering = True
         try:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import TypedDict
 
 from dmsg.errors import HandshakeError, fit_close_reason
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
@@ -154,8 +154,19 @@ _SIZES = {
 }
 
 
-def _options(options: dict[int, bytes]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+class _Options(TypedDict, total=False):
+    """Fields of a :class:`Hello` that are options on the wire."""
+
+    token: bytes
+    tags: bool
+    half_close: bool
+    resume: Resume
+    ended: int
+    probe: int
+
+
+def _options(options: dict[int, bytes]) -> _Options:
+    values: _Options = {}
     for kind, value in options.items():
         if kind not in _SIZES:
             if kind >= CRITICAL:

@@ -14,7 +14,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -55,8 +55,21 @@ _NO_HASH = blake2b(digest_size=HASH_SIZE)
 """Stands for the rolling hash of a direction in which nothing has moved: each hash takes 448 bytes."""
 
 
-def _no_keys(*_: object) -> Any:
+def _no_keys(*_: object) -> NoReturn:
     raise AssertionError("a stream without a transport has no keys")
+
+
+class Transport(Protocol):
+    """Transport of any family, as the end of a stream that lies in it needs the transport.
+
+    :ivar carrier: where the session finds the stream again; the core keeps it for the session and does not look at it.
+    :ivar secure: the end that lies in the transport, or None.
+    :ivar delivered: bytes out and in that the transport had delivered when its stream left it.
+    """
+
+    carrier: Any
+    secure: Any
+    delivered: tuple[int, int]
 
 
 class Agreement(NamedTuple):
@@ -72,7 +85,7 @@ class Agreement(NamedTuple):
     rolling: blake2b
 
 
-Unsent = tuple[list[Any], list[tuple[bytes | memoryview, Any]]]
+Unsent = tuple[list[object], list[tuple[bytes | memoryview, object]]]
 """Tickets of what the other end has, and (data, ticket) of what is to be sent again."""
 
 
@@ -202,7 +215,7 @@ class ResumableEnd:
         self._peer = peer
         self.token = token
         self.generation = 0
-        self.transport: Any = None
+        self.transport: Transport | None = None
         """The transport that carries it now; None while there is none."""
         self._sent_hash = self._received_hash = _NO_HASH
         self.acknowledged = 0
@@ -210,7 +223,7 @@ class ResumableEnd:
         self.moved_at: tuple[int, int] | None = None
         self.received = 0
         self.consumed = 0
-        self.in_flight: deque[tuple[bytes | memoryview, Any, bytes | memoryview]] = NO_QUEUE
+        self.in_flight: deque[tuple[bytes | memoryview, object, bytes | memoryview]] = NO_QUEUE
         self.in_flight_bytes = 0
         self.window = window
         self.peer_window = 0
@@ -235,7 +248,7 @@ class ResumableEnd:
         """The end of data was among them: nothing may follow it, whatever comes over the next transport."""
         self.unproven: Agreement | None = None
         """This end has moved, and the other has not shown yet that it has too."""
-        self.answers: dict[Any, Answer] = NO_TABLE
+        self.answers: dict[Transport, Answer] = NO_TABLE
         """Transports over which the other end may go on, once it has confirmed one."""
         self._need_hashes()
 
@@ -251,7 +264,7 @@ class ResumableEnd:
 
     # --- transports come and go ---
 
-    def attach(self, transport: Any, result: HandshakeResult, hello: Hello, told_window: int) -> None:
+    def attach(self, transport: Transport, result: HandshakeResult, hello: Hello, told_window: int) -> None:
         """``transport`` carries the stream from now on.
 
         :param hello: the other end's.
@@ -358,13 +371,13 @@ class ResumableEnd:
         self._need_hashes()
         return Answer(self, result, there, told, self._received_hash.copy(), self.remote_ended)
 
-    def keep_answer(self, transport: Any, answer: Answer) -> None:
+    def keep_answer(self, transport: Transport, answer: Answer) -> None:
         """Keep what was answered over ``transport`` until the initiator confirms it, or the transport ends."""
         if self.answers is NO_TABLE:
             self.answers = {}
         self.answers[transport] = answer
 
-    def take_up(self, transport: Any, answer: Answer) -> Unsent:
+    def take_up(self, transport: Transport, answer: Answer) -> Unsent:
         """The initiator has confirmed ``answer``: ``transport`` carries the stream from where this end said it stood.
 
         What the transport before brought since then comes a second time, is counted, and not given out again.

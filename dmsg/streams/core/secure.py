@@ -8,14 +8,23 @@ the tags of the frames, not over their data, where both ends know that.
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 from cryptography.exceptions import InvalidTag
 
 from dmsg.errors import CloseReason, fit_close_reason
 from dmsg.noise.handshake import HandshakeResult
 from dmsg.streams.core.agreement import Hello
-from dmsg.streams.core.resumption import ACK, CLOSE, END_DATA, FWD, MAX_FRAMES, ResumableEnd, SecureError, pack_nonce
+from dmsg.streams.core.resumption import (
+    ACK,
+    CLOSE,
+    END_DATA,
+    FWD,
+    MAX_FRAMES,
+    ResumableEnd,
+    SecureError,
+    Transport,
+    pack_nonce,
+)
 
 SEQUENCE_SIZE = 2
 TAG_SIZE = 16
@@ -56,7 +65,7 @@ class SecureEnd(ResumableEnd):
 
     __slots__ = ()
 
-    def go_over(self, transport: Any, result: HandshakeResult, hello: Hello, told_window: int) -> bytes:
+    def go_over(self, transport: Transport, result: HandshakeResult, hello: Hello, told_window: int) -> bytes:
         """The responder has answered RESUME: ``transport`` carries the stream as soon as the responder goes on there.
 
         Until it shows that (``prove``) nothing else is sent, and what is not acknowledged stays as it is: if this
@@ -85,11 +94,11 @@ class SecureEnd(ResumableEnd):
             and self.unproven is None
         )
 
-    def seal_end(self, ticket: Any) -> bytes:
+    def seal_end(self, ticket: object) -> bytes:
         """The payload of the FWD that says that no more data follows."""
         return self.seal_data(END_OF_DATA, ticket, END_DATA)
 
-    def seal_data(self, data: bytes | memoryview, ticket: Any, associated: bytes = _FWD_DATA) -> bytes:
+    def seal_data(self, data: bytes | memoryview, ticket: object, associated: bytes = _FWD_DATA) -> bytes:
         """The payload of a FWD.  :param data: at most 65492 bytes."""
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
@@ -101,7 +110,7 @@ class SecureEnd(ResumableEnd):
         self.in_flight_bytes += len(data)
         return payload
 
-    def seal_into(self, frame: memoryview, start: int, data: bytes | memoryview, ticket: Any) -> int:
+    def seal_into(self, frame: memoryview, start: int, data: bytes | memoryview, ticket: object) -> int:
         """Write the payload of a FWD into ``frame`` from ``start`` on; as :meth:`seal_data`, with one copy less.
 
         :returns: where the payload ends: 18 bytes and the length of ``data`` after ``start``.
@@ -204,7 +213,7 @@ class SecureEnd(ResumableEnd):
         self._open_nonce += 1
         return plain, False
 
-    def open_ack(self, payload: bytes | memoryview) -> tuple[int, list[Any]]:
+    def open_ack(self, payload: bytes | memoryview) -> tuple[int, list[object]]:
         """How many frames an ACK acknowledges, and the tickets among them.
 
         :raises SecureError: see its reason.

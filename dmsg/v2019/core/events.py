@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
 
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
 from dmsg.streams.core.agreement import Hello
+from dmsg.streams.core.resumption import Transport
 from dmsg.streams.core.secure import SecureEnd
 from dmsg.v2019.core.state import ClientTransport
 
@@ -48,9 +48,9 @@ class Confirmed:
     """
 
     transport: ClientTransport
-    left: ClientTransport | None = None
-    tickets: list[Any] = field(default_factory=list)
-    unsent: list[tuple[bytes | memoryview, Any]] = field(default_factory=list)
+    left: Transport | None = None
+    tickets: list[object] = field(default_factory=list)
+    unsent: list[tuple[bytes | memoryview, object]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -62,8 +62,8 @@ class Resumed:
     """
 
     transport: ClientTransport
-    tickets: list[Any]
-    unsent: list[tuple[bytes | memoryview, Any]]
+    tickets: list[object]
+    unsent: list[tuple[bytes | memoryview, object]]
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Acknowledged:
     """The remote has the frame that was sent with ``ticket``."""
 
     transport: ClientTransport
-    ticket: Any
+    ticket: object
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class AcknowledgedAll:
 
     transport: ClientTransport
     count: int
-    tickets: list[Any]
+    tickets: list[object]
 
 
 class By(Enum):

@@ -47,6 +47,7 @@ class SecureTable(TransportTable):
     """The transports of one connection, as far as they are secure.
 
     :param budget: by which their windows grow; the process's own, if none is given.
+    :param refusal: returns why a REQUEST is refused before it is looked at; of a plain one the ephemeral is None.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class SecureTable(TransportTable):
         random: Random | None = None,
         budget: Budget | None = None,
         receipts_to: PubKey | None = None,
+        refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None,
     ) -> None:
         super().__init__(local, key=key, random=random, receipts_to=receipts_to)
         self._budget = budget
-        self.refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
-        """Why a REQUEST is refused before it is looked at; of a plain one the ephemeral is None."""
+        self.refusal = refusal
         self._dear = 0
         """Frames of the present read that handshakes have cost the time of."""
 

@@ -127,7 +127,7 @@ class ClientTransport:
         self.unread = 0
         self.held_size = 0
         self.held_acks: list[int] = []
-        self.in_flight: dict[int, tuple[int, Any]] = {}
+        self.in_flight: dict[int, tuple[int, object]] = {}
         self.in_flight_bytes = 0
         self.next_sequence = sequence
         self.is_secure = False

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from itertools import islice
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dmsg.errors import (
     CloseReason,
@@ -100,6 +100,8 @@ class ClientConnection(SecureTable):
     :param key: makes it take secure transports.
     :param budget: by which their windows grow; the process's own, if none is given.
     :param receipts_to: the server's key, if it is to have receipts for what it delivers.
+    :param refusal: see :class:`~dmsg.v2019.core.handshakes.SecureTable`.
+    :param make_room: ends an incoming transport for another one; returns False if there is none that may go.
     :ivar accepting: a REQUEST is offered to the application; else answered with CLOSE.
     """
 
@@ -111,11 +113,12 @@ class ClientConnection(SecureTable):
         random: Random | None = None,
         budget: Budget | None = None,
         receipts_to: PubKey | None = None,
+        refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None,
+        make_room: Callable[[PubKey | None], bool] = lambda initiator: False,
     ) -> None:
-        super().__init__(local, key=key, random=random, budget=budget, receipts_to=receipts_to)
+        super().__init__(local, key=key, random=random, budget=budget, receipts_to=receipts_to, refusal=refusal)
         self.accepting = False
-        self.make_room: Callable[[PubKey | None], bool] = lambda initiator: False
-        """Ends an incoming transport for another one, if there is one that may go."""
+        self.make_room = make_room
         self.unread_requests: dict[int, bytes] = {}
         """REQUESTs whose handshake waits for its turn, by transport id, oldest first; see :meth:`read_requests`."""
         self._answered: set[int] = set()
@@ -159,7 +162,7 @@ class ClientConnection(SecureTable):
         self._move(transport, Input.SEND_ACCEPT)
         self._outgoing.append(encode_frame(ACCEPT, transport.id, transport.payload))
 
-    def send(self, transport: ClientTransport, data: bytes | memoryview, ticket: Any = None) -> None:
+    def send(self, transport: ClientTransport, data: bytes | memoryview, ticket: object = None) -> None:
         """Send one FWD; ``Acknowledged`` with the ticket follows, or ``AcknowledgedAll``.
 
         :param data: at most 65508 bytes, 65492 on a secure transport.
@@ -191,7 +194,7 @@ class ClientConnection(SecureTable):
         if size:
             outgoing.append(data)  # type: ignore[arg-type]  # joined before anybody looks
 
-    def send_end(self, transport: ClientTransport, ticket: Any = None) -> None:
+    def send_end(self, transport: ClientTransport, ticket: object = None) -> None:
         """Say that no more data follows; acknowledged as data are.
 
         :raises LocalProtocolError: not open, window closed, or the other end does not understand it.

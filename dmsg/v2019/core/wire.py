@@ -98,7 +98,7 @@ OK_FRAME = pack_header(OK, 0, 0)
 
 
 def encode_frame(frame_type: int, transport_id: int, payload: bytes = b"") -> bytes:
-    """Any frame."""
+    """Frame of any type."""
     return pack_header(frame_type, transport_id, len(payload)) + payload
 
 
