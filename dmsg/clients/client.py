@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random, SystemRandom
-from typing import Any
+from typing import Any, Generic, TypeAlias
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -16,12 +16,11 @@ from zope.interface import implementer
 
 from dmsg.base.printable import shortened
 from dmsg.clients.choice import ServerChoice
-from dmsg.clients.dial import SessionOpener
+from dmsg.clients.dial import SessionOpener, SessionT
 from dmsg.clients.entries import Entries, delegated_servers
 from dmsg.clients.lifecycle import LifecycleCore, make_lifecycle
 from dmsg.clients.publish import EntryPublisher
 from dmsg.clients.servers import ServerSet, ServerUses
-from dmsg.clients.session import Session
 from dmsg.discovery.entries.entry import Entry, features as entry_features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
@@ -46,11 +45,11 @@ def log_warning(text: str) -> None:
     _log.warn("{text}", text=text)
 
 
-Opening = Callable[[Any, float], Deferred[IProtocol]]
+Opening: TypeAlias = Callable[[SessionT, float], Deferred[IProtocol]]
 """Opens a stream: (session, seconds that it may take)."""
 
 
-class DelegatedClient(Service):
+class DelegatedClient(Service, Generic[SessionT]):
     """The part that knows of servers and discovery; a family says how it talks to them.
 
     :param choice: which servers it takes.
@@ -114,7 +113,7 @@ class DelegatedClient(Service):
 
     # --- for a family ---
 
-    def _session_opener(self, entry: Entry) -> SessionOpener:
+    def _session_opener(self, entry: Entry) -> SessionOpener[SessionT]:
         """How to connect to the server of an entry.
 
         :raises DmsgError: its address is malformed.
@@ -170,7 +169,7 @@ class DelegatedClient(Service):
         """Seconds to each connected server and back, as far as measured."""
         return {session.server: session.round_trip for session in self._set.sessions()}
 
-    def sessions(self) -> list[Any]:
+    def sessions(self) -> list[SessionT]:
         """The connections to servers."""
         return self._set.sessions()
 
@@ -217,7 +216,7 @@ class DelegatedClient(Service):
 
         self._waiting.add(waiting)
 
-        def over(result: Any) -> Any:
+        def over(result: Failure | None) -> Failure | None:
             self._waiting.discard(waiting)
             return result
 
@@ -286,7 +285,7 @@ class DelegatedClient(Service):
     def _reach(
         self,
         remote: PubKey,
-        prepare: Callable[[PubKey, Entry], Opening],
+        prepare: Callable[[PubKey, Entry], Opening[SessionT]],
         timeout: float,
         via: PubKey | None,
     ) -> Deferred[IProtocol]:
@@ -297,7 +296,7 @@ class DelegatedClient(Service):
         attempts: list[tuple[str, str]] = []
         connecting = Deferred.fromCoroutine(self._try_servers(remote, prepare, timeout, via, attempts))
 
-        def too_late(result: Any, seconds: float) -> Any:
+        def too_late(result: IProtocol | Failure, seconds: float) -> IProtocol:
             if isinstance(result, Failure):
                 text = f"{remote.short}: not connected within {seconds:g} s"
                 raise ConnectTimeout(text, tuple(attempts), str(remote)) from None
@@ -308,7 +307,7 @@ class DelegatedClient(Service):
     async def _try_servers(
         self,
         remote: PubKey,
-        prepare: Callable[[PubKey, Entry], Opening],
+        prepare: Callable[[PubKey, Entry], Opening[SessionT]],
         timeout: float,
         via: PubKey | None,
         attempts: list[tuple[str, str]],
@@ -348,7 +347,7 @@ class DelegatedClient(Service):
 
     def _servers_of(self, remote: PubKey, entry: Entry) -> list[PubKey]:
         def order(server: PubKey) -> tuple[bool, bool, float]:
-            session: Session | None = self._set.existing(server)
+            session = self._set.existing(server)
             if session is None:
                 return True, False, 0.0
             return False, session.leaving, session.round_trip or 0.0
@@ -369,11 +368,15 @@ def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: list[
     return ConnectFailed(text, tuple(attempts), str(remote))
 
 
+AnyClient: TypeAlias = DelegatedClient[Any]
+"""Client of whichever family, for those who do not open streams through a session themselves."""
+
+
 @implementer(IListeningPort)
 class _Listening:
     """A factory that accepts a client's streams on one port."""
 
-    def __init__(self, client: DelegatedClient, factory: IProtocolFactory, port: int) -> None:
+    def __init__(self, client: AnyClient, factory: IProtocolFactory, port: int) -> None:
         self._client = client
         self._factory = factory
         self._port = port

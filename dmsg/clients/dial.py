@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
 from twisted.application.internet import ClientService
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IProtocolFactory, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol as TwistedProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -28,10 +28,13 @@ SHORT_SESSION = 5.0
 """Seconds: a session that ends before counts as a failed try."""
 
 
-class SessionOpener(Protocol):
+SessionT = TypeVar("SessionT", bound=Session)
+
+
+class SessionOpener(Protocol[SessionT]):
     """How to connect to one server."""
 
-    def open(self) -> Deferred[Any]:
+    def open(self) -> Deferred[SessionT]:
         """Fires with a :class:`Session` that can be used."""
 
 
@@ -46,21 +49,21 @@ class _SessionTransport:
 class _Watched(TwistedProtocol):
     """Stands for a session in ClientService."""
 
-    def __init__(self, link: ServerLink) -> None:
-        self._link = link
+    def __init__(self, down: Callable[[], None]) -> None:
+        self._down = down
 
     def connectionLost(self, reason: Failure = Failure(DmsgError("lost"))) -> None:
-        self._link.down()
+        self._down()
 
 
 @implementer(IStreamClientEndpoint)
-class _ServiceEndpoint:
-    def __init__(self, link: ServerLink, endpoint: SessionOpener) -> None:
+class _ServiceEndpoint(Generic[SessionT]):
+    def __init__(self, link: ServerLink[SessionT], endpoint: SessionOpener[SessionT]) -> None:
         self._link = link
         self._endpoint = endpoint
 
-    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:
-        def opened(session: Session) -> Any:
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        def opened(session: SessionT) -> IProtocol:
             protocol = protocolFactory.buildProtocol(None)  # type: ignore[arg-type]  # has no address
             assert protocol is not None
             protocol.makeConnection(_SessionTransport(session))  # type: ignore[arg-type]
@@ -82,7 +85,7 @@ class _ServiceEndpoint:
         return self._endpoint.open().addCallbacks(opened, failed)
 
 
-class ServerLink:
+class ServerLink(Generic[SessionT]):
     """A connection to one server that is made again when it is lost.
 
     :param changed: told when the session came or went.
@@ -94,14 +97,14 @@ class ServerLink:
         self,
         reactor: IReactorTime,
         server: PubKey,
-        endpoint: SessionOpener,
+        endpoint: SessionOpener[SessionT],
         random: Random,
         *,
-        changed: Callable[[ServerLink], None],
-        away: Callable[[ServerLink, int], None],
+        changed: Callable[[ServerLink[SessionT]], None],
+        away: Callable[[ServerLink[SessionT], int], None],
     ) -> None:
         self.server = server
-        self.session: Session | None = None
+        self.session: SessionT | None = None
         self.failures = 0
         self.short = 0
         """Sessions in a row that ended soon after they were made."""
@@ -120,7 +123,7 @@ class ServerLink:
         self._away = away
         self._service = ClientService(
             _ServiceEndpoint(self, endpoint),
-            Factory.forProtocol(lambda: _Watched(self)),
+            Factory.forProtocol(lambda: _Watched(self.down)),
             retryPolicy=self._delay,
             clock=reactor,
         )
@@ -129,18 +132,18 @@ class ServerLink:
         """Connect, and keep connected."""
         self._service.startService()
 
-    def stop(self) -> Deferred[Any]:
+    def stop(self) -> Deferred[None]:
         """Disconnect."""
         if self.session is not None:
             self.session.close()
-        stopped: Deferred[Any] = self._service.stopService()
+        stopped: Deferred[None] = self._service.stopService()
         return stopped
 
     def now(self) -> float:
         """Seconds of the reactor's clock."""
         return float(self._reactor.seconds())
 
-    def ended(self, session: Session, seconds: float) -> None:
+    def ended(self, session: SessionT, seconds: float) -> None:
         """A session is over that lasted so long."""
         self.last_error = session.why_lost
         if session.refused_extension:
@@ -157,11 +160,11 @@ class ServerLink:
         self._away(self, self.failures)
         return retry_delay(self.failures - 1, self._random)
 
-    def up_soon(self, session: Session) -> None:
+    def up_soon(self, session: SessionT) -> None:
         """The session is there, in the next turn."""
         self._reactor.callLater(0, lambda: None if session.lost.called else self._up(session))
 
-    def _up(self, session: Session) -> None:
+    def _up(self, session: SessionT) -> None:
         self.session = session
         self.failures = 0
         self.leaving = False

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from dmsg.base.buckets import RateLimit
 from dmsg.base.fair_rate import FairRate
@@ -56,7 +55,7 @@ class Doorman:
     :ivar refused: how many were not let in.
     """
 
-    def __init__(self, now: Callable[[], float], factories: Callable[[], Iterable[Any]]) -> None:
+    def __init__(self, now: Callable[[], float], factories: Callable[[], Iterable[object]]) -> None:
         self._now = now
         self._factories = factories
         self._of_one = RateLimit(OF_ONE_RATE, OF_ONE_BURST)

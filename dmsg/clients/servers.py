@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Generic
 
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.clients.choice import ServerChoice
-from dmsg.clients.dial import ServerLink, SessionOpener
-from dmsg.clients.session import Session
+from dmsg.clients.dial import ServerLink, SessionOpener, SessionT
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
@@ -50,7 +50,7 @@ _log = Logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerUses:
+class ServerUses(Generic[SessionT]):
     """What a client does with servers, and is told of them.
 
     :ivar opener: how to connect to the server of an entry; raises DmsgError if it cannot be.
@@ -63,7 +63,7 @@ class ServerUses:
     :ivar changed: told when the sessions that others can reach this client by changed.
     """
 
-    opener: Callable[[Entry], SessionOpener]
+    opener: Callable[[Entry], SessionOpener[SessionT]]
     suits: Callable[[Entry], bool] = lambda entry: True
     carries: Callable[[Entry], bool] = lambda entry: True
     key_shared: Callable[[str], None] = lambda address: None
@@ -73,7 +73,7 @@ class ServerUses:
     changed: Callable[[], None] = lambda: None
 
 
-class ServerSet:
+class ServerSet(Generic[SessionT]):
     """The sessions of one client.
 
     :ivar last_error: why there is no server, as far as known.
@@ -85,7 +85,7 @@ class ServerSet:
         lookups: Lookups,
         random: Random,
         choice: ServerChoice,
-        uses: ServerUses,
+        uses: ServerUses[SessionT],
     ) -> None:
         self._reactor = reactor
         self._lookups = lookups
@@ -94,10 +94,10 @@ class ServerSet:
         self._only = tuple(dict.fromkeys(choice.only))
         self._prefer = tuple(dict.fromkeys(choice.prefer))
         self._min_servers = min(choice.min_servers, len(self._only)) if self._only else choice.min_servers
-        self.links: dict[PubKey, ServerLink] = {}
-        self._visits: dict[PubKey, list[Deferred[Session]]] = {}
-        self._visiting: dict[PubKey, Deferred[Session]] = {}
-        self._visited: dict[PubKey, Session] = {}
+        self.links: dict[PubKey, ServerLink[SessionT]] = {}
+        self._visits: dict[PubKey, list[Deferred[SessionT]]] = {}
+        self._visiting: dict[PubKey, Deferred[SessionT]] = {}
+        self._visited: dict[PubKey, SessionT] = {}
         self._idle: set[PubKey] = set()
         self._avoid: dict[PubKey, float] = {}
         self._worked: dict[PubKey, Entry] = {}
@@ -110,7 +110,7 @@ class ServerSet:
 
     # --- what there is ---
 
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[SessionT]:
         """All sessions, visits too."""
         kept = [link.session for link in self.links.values() if link.session is not None]
         return kept + [session for server, session in self._visited.items() if server not in self.links]
@@ -124,16 +124,16 @@ class ServerSet:
             servers.update(self._visited)
         return tuple(sorted(server.hex() for server in servers))
 
-    def existing(self, server: PubKey) -> Session | None:
+    def existing(self, server: PubKey) -> SessionT | None:
         """The session with ``server``, if there is one."""
         link = self.links.get(server)
         session = (link.session if link is not None else None) or self._visited.get(server)
         # one that is being closed takes nothing more
         return session if session is not None and session.connected else None
 
-    def session(self, server: PubKey) -> Deferred[Session]:
+    def session(self, server: PubKey) -> Deferred[SessionT]:
         """The session with ``server``: kept, visited, or a new visit."""
-        found: Deferred[Session] = Deferred()
+        found: Deferred[SessionT] = Deferred()
         session = self.existing(server)
         if session is not None:
             found.callback(session)
@@ -145,7 +145,7 @@ class ServerSet:
             return found
         self._visits[server] = [found]
 
-        def visited(result: Any) -> None:
+        def visited(result: SessionT | Failure) -> None:
             self._visiting.pop(server, None)
             for deferred in self._visits.pop(server):
                 if not deferred.called:
@@ -231,7 +231,7 @@ class ServerSet:
                 del self.links[entry.key]
                 link.stop()
 
-    def _good(self) -> list[ServerLink]:
+    def _good(self) -> list[ServerLink[SessionT]]:
         """Links to stay with: they work or may come to work, and are not slow."""
         measured = [s.round_trip for link in self.links.values() if (s := link.session) and s.round_trip is not None]
         best = min(measured, default=0.0)
@@ -299,7 +299,7 @@ class ServerSet:
         link.start()
         return True
 
-    def _remove(self, link: ServerLink, why: str) -> None:
+    def _remove(self, link: ServerLink[SessionT], why: str) -> None:
         _log.info("server {server} {why}, another takes its place", server=link.server.short, why=why)
         del self.links[link.server]
         self._avoid[link.server] = self._reactor.seconds() + AVOID_FOR
@@ -335,7 +335,7 @@ class ServerSet:
                 for stream in link.session.streams:
                     self._uses.migrate(stream)
 
-    def _link_changed(self, link: ServerLink) -> None:
+    def _link_changed(self, link: ServerLink[SessionT]) -> None:
         if self.links.get(link.server) is not link:
             return
         if link.session is not None:
@@ -347,25 +347,25 @@ class ServerSet:
             self.look_soon(0.1)
         self._uses.changed()
 
-    def _remember(self, link: ServerLink) -> None:
+    def _remember(self, link: ServerLink[SessionT]) -> None:
         if link.entry is not None:
             self._worked.pop(link.server, None)
             self._worked[link.server] = link.entry
             if len(self._worked) > MAX_WORKED:
                 del self._worked[next(iter(self._worked))]
 
-    def _link_away(self, link: ServerLink, failures: int) -> None:
+    def _link_away(self, link: ServerLink[SessionT], failures: int) -> None:
         self.last_error = f"server {link.server.short}: {link.last_error or 'connection lost'}"
         if failures >= AWAY_AFTER and self.links.get(link.server) is link:
             self.look_soon(0.1)
 
     # --- a server that leaves ---
 
-    def _welcome(self, session: Session) -> None:
+    def _welcome(self, session: SessionT) -> None:
         session.key_shared = self._uses.key_shared
         session.draining = lambda seconds, servers: self._server_leaves(session, seconds, servers)
 
-    def _server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
+    def _server_leaves(self, session: SessionT, seconds: int, servers: list[PubKey]) -> None:
         _log.info("server {server} leaves in {seconds} s", server=session.server.short, seconds=seconds)
         now = self._reactor.seconds()
         self._avoid[session.server] = now + AVOID_FOR
@@ -382,12 +382,12 @@ class ServerSet:
 
     # --- visits ---
 
-    async def _visit(self, server: PubKey) -> Session:
+    async def _visit(self, server: PubKey) -> SessionT:
         """Connect to a server of somebody else, for as long as transports need it."""
         entry = await self._lookups.entry(server)
         if entry.server is None:
             raise DmsgError("entry is of a client instead of a server")
-        session: Session = await self._uses.opener(entry).open()
+        session = await self._uses.opener(entry).open()
         if not self._running:
             session.close()
             raise DmsgError("client is stopped")

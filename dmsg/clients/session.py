@@ -43,7 +43,7 @@ class SessionCore(Protocol):
     left: bool
     broken: RemoteProtocolError | None
 
-    def receive_frames(self, buffer: bytearray, end: int, most: int = ...) -> tuple[int, Sequence[Any]]:
+    def receive_frames(self, buffer: bytearray, end: int, most: int = ...) -> tuple[int, Sequence[object]]:
         """Take whole frames from the start of ``buffer``; return the bytes taken and the events."""
 
 
@@ -63,7 +63,7 @@ class Session:
     :ivar refused_extension: whether the server ended the connection at something that its entry says it knows.
     """
 
-    _handle: Mapping[type, Callable[[Any, Any], None]]
+    _handle: Mapping[type, Callable[..., None]]
     """Methods of the family by type of event."""
 
     core: SessionCore
@@ -157,7 +157,7 @@ class Session:
             raise RemoteProtocolError(DropReason.SEND_BUFFER_FULL, "server provokes answers and reads none")
         return taken
 
-    def _deliver(self, events: Sequence[Any]) -> None:
+    def _deliver(self, events: Sequence[object]) -> None:
         """Hand events of the core to the methods of the family, and send what these have to send."""
         self._receiving = True
         dispatched(events, self._handle, self, self._event_lost)

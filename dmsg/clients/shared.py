@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
 
-from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient
+from dmsg.clients.client import CONNECT_TIMEOUT, AnyClient
 from dmsg.keylock import hold, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.endpoints import StreamOpener
 
-C = TypeVar("C", bound=DelegatedClient)
+C = TypeVar("C", bound=AnyClient)
 
 
 class SharedClients(Generic[C]):
@@ -54,7 +55,7 @@ class SharedClients(Generic[C]):
             lock = hold(key, this_program()) if key else None
             client = self._clients[name] = self._make(reactor, secret, urls, *others)
 
-            def stop(client: C = client) -> Any:
+            def stop(client: C = client) -> Deferred[None]:
                 self._clients.pop(name, None)
                 if lock is not None:
                     lock.release()
@@ -74,7 +75,7 @@ class SharedClients(Generic[C]):
 class LazyClient:
     """Opens streams with a client that is made when it is first needed."""
 
-    def __init__(self, get: Callable[[], Any]) -> None:
+    def __init__(self, get: Callable[[], StreamOpener]) -> None:
         self._get = get
 
     def connect(
@@ -86,10 +87,8 @@ class LazyClient:
         timeout: float = CONNECT_TIMEOUT,
     ) -> Deferred[IProtocol]:
         """As :class:`~dmsg.net.streams.endpoints.StreamOpener`."""
-        connected: Deferred[IProtocol] = self._get().connect(remote, factory, port, timeout=timeout)
-        return connected
+        return self._get().connect(remote, factory, port, timeout=timeout)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
         """As :class:`~dmsg.net.streams.endpoints.StreamOpener`."""
-        listening: IListeningPort = self._get().listen(factory, port)
-        return listening
+        return self._get().listen(factory, port)

@@ -26,7 +26,7 @@ from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 
 
-class Client(DelegatedClient):
+class Client(DelegatedClient[ClientSession]):
     """A client of the Messaging System.
 
     Start it as any Twisted service (or call ``startService()``), wait for
@@ -119,7 +119,7 @@ class Client(DelegatedClient):
     def _open(
         self, remote: PubKey, factory: IProtocolFactory, timeout: float, via: PubKey | None, *, ping: bool = False
     ) -> Deferred[IProtocol]:
-        def prepare(remote: PubKey, entry: Entry) -> Opening:
+        def prepare(remote: PubKey, entry: Entry) -> Opening[ClientSession]:
             offered = features(entry.version)
             if offered and self.profile.feature not in offered:
                 raise ConnectFailed(f"{remote.short} does not speak {self.profile.feature}, as its entry says")

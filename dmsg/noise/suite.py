@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from noise.backends.default import DefaultNoiseBackend
@@ -98,14 +97,17 @@ _INNER = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 
 
-def _hkdf(chaining_key: bytes, input_key_material: bytes, num_outputs: int, hmac_hash_fn: Callable[..., bytes]) -> Any:
+def _hkdf(
+    chaining_key: bytes, input_key_material: bytes, num_outputs: int, hmac_hash_fn: Callable[..., bytes]
+) -> tuple[bytes, ...]:
     """Derive keys as the Noise specification says (section 4.3), with HMAC-SHA-256 (RFC 2104) written out.
 
     Keys are shorter than a block here, and the last two HMACs have the same one. One end of a handshake derives
     four times; with an HMAC of OpenSSL's that adds 40 us to its 250.
     """
     if num_outputs != 2:
-        return hkdf(chaining_key, input_key_material, num_outputs, hmac_hash_fn)
+        derived: tuple[bytes, ...] = hkdf(chaining_key, input_key_material, num_outputs, hmac_hash_fn)
+        return derived
     key = chaining_key.ljust(_BLOCK, b"\0")
     temporary = sha256(key.translate(_OUTER) + sha256(key.translate(_INNER) + input_key_material).digest()).digest()
     key = temporary.ljust(_BLOCK, b"\0")

@@ -72,7 +72,7 @@ REFUSED_SIZE = 1024
 _log = Logger()
 
 
-class Client(DelegatedClient):
+class Client(DelegatedClient[ClientSession]):
     """A dmsg client.
 
     Start it as any Twisted service (or call ``startService()``), wait for
@@ -147,7 +147,8 @@ class Client(DelegatedClient):
     def _all_streams(self) -> list[ClientStream]:
         carried = (stream for session in self.sessions() for stream in session.streams)
         mine = self.streams.key.public
-        unread = (stream for stream in UNREAD if getattr(stream.getHost(), "public_key", None) == mine)
+        own = (stream for stream in UNREAD if getattr(stream.getHost(), "public_key", None) == mine)
+        unread = (stream for stream in own if isinstance(stream, ClientStream))
         return list(dict.fromkeys((*self.streams.all, *carried, *unread)))
 
     # --- what an application uses ---
@@ -178,7 +179,7 @@ class Client(DelegatedClient):
         """
         address = DmsgAddress.of(remote, port)
 
-        def prepare(remote: PubKey, entry: Entry) -> Opening:
+        def prepare(remote: PubKey, entry: Entry) -> Opening[ClientSession]:
             secure = self._agree(remote, entry, address.port)
             upgrade = secure and self._offers(remote, entry, UPGRADE_FEATURE)
 
@@ -221,7 +222,7 @@ class Client(DelegatedClient):
         :param port: somebody must listen there, or it is refused; None: of the client itself.
         """
 
-        def prepare(remote: PubKey, entry: Entry) -> Opening:
+        def prepare(remote: PubKey, entry: Entry) -> Opening[ClientSession]:
             if self.encryption is Encryption.OFF or not entry.offers(PING_FEATURE):
                 raise PingUnavailable(f"{remote.short} does not answer pings below its programs")
             factory = Factory.forProtocol(Protocol)
@@ -257,7 +258,7 @@ class Client(DelegatedClient):
 
     def server_session(self, server: PubKey) -> Deferred[ClientSession]:
         """The connection to ``server``, for measuring: the present one, or one made now."""
-        return self._set.session(server)  # type: ignore[return-value]  # what _session_opener opens
+        return self._set.session(server)
 
     # --- its sessions ---
 

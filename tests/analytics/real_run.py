@@ -115,7 +115,8 @@ class RealTests(TestCase):
             slow, taken = await self.send(a, b, WHOLE)
             await taken.begun.addTimeout(SOON, reactor)
             over = slow.transport.server
-            links = [session._link.transport for session in b.sessions() if session.server == over]
+            sessions: list[Any] = [session for session in b.sessions() if session.server == over]
+            links = [session._link.transport for session in sessions]
             for link in links:
                 link.pauseProducing()
             await deferLater(reactor, 3.0)

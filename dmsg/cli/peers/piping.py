@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.internet.stdio import StandardIO
 
-    from dmsg.clients.client import DelegatedClient
+    from dmsg.clients.client import AnyClient
     from dmsg.messaging.client import Client as MessagingClient
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
@@ -197,9 +197,7 @@ class Once(Factory):
             await self.done
 
 
-async def take_one(
-    reactor: Reactor, client: DelegatedClient, wait: float | None, access: Access, port: int = 0
-) -> None:
+async def take_one(reactor: Reactor, client: AnyClient, wait: float | None, access: Access, port: int = 0) -> None:
     """Accept one stream and join it to standard input and output, to its end."""
 
     factory = Once(reactor, wait, access)
