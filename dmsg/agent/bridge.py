@@ -214,16 +214,16 @@ class Bridge(Protocol):
                 self._paused = False
                 self.transport.resumeProducing()
         else:
-            raise WireError(f"a program sends no {kind.name}")
+            raise WireError(f"a program may not send {kind.name}")
 
     def _send(self, kind: Kind, payload: bytes) -> Deferred[None]:
         """Send DATA, or END, of the program."""
         if kind is Kind.END:
             if not (self.transport.can_half_close and self._program_half_closes) or payload:
-                raise WireError("an END that was not agreed on")
+                raise WireError("an END frame that the stream has not negotiated")
             return self.transport.end_writing()
         if self.transport.writing_ended:
-            raise WireError("DATA behind END")
+            raise WireError("a DATA frame after END")
         return self.transport.send(payload)
 
     def gone(self) -> None:

@@ -128,7 +128,9 @@ class AgentClient:
                 await self._road.open(connection, request)
             except AWAY:
                 if self._reactor.seconds() + RETRY_DELAY >= deadline:
-                    raise ConnectTimeout(f"{address.public_key.short}: the agent is not there (dmsg up)") from None
+                    raise ConnectTimeout(
+                        f"{address.public_key.short}: the agent is not running; start it with: dmsg up"
+                    ) from None
                 await deferLater(self._reactor, RETRY_DELAY)
                 continue
             return await self._road.within(connection.started, timeout + PATIENCE)

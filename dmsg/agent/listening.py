@@ -88,9 +88,9 @@ class Listening:
             number = int(content["stream"])
             peer = DmsgAddress(PubKey.from_hex(str(content["peer"])), int(content["peer_port"]))
         except (KeyError, TypeError, ValueError):
-            raise WireError("a line that offers no stream") from None
+            raise WireError("a line that does not offer a stream") from None
         taking = Deferred.fromCoroutine(self._take(number, peer, lines))
-        taking.addErrback(lambda failure: _log.failure("taking a stream failed", failure))
+        taking.addErrback(lambda failure: _log.failure("accepting a stream failed", failure))
 
     async def _take(self, number: int, peer: DmsgAddress, lines: Lines) -> None:
         """A peer has opened a stream to this program."""
@@ -108,7 +108,7 @@ class Listening:
             await self._taking.run(self._accept, number, protocol)
         except (DmsgError, *AWAY) as error:
             # it was gone before this program came for it: its protocol never had a transport
-            _log.info("a stream of {peer} was not taken: {error}", peer=str(peer)[:16], error=str(error))
+            _log.info("a stream from {peer} was not accepted: {error}", peer=str(peer)[:16], error=str(error))
 
     def _accept(self, number: int, protocol: IProtocol) -> Deferred[IProtocol]:
         connection = StreamConnection(self._road, lambda opened: protocol)

@@ -108,7 +108,7 @@ class LocalCarrier:
         elif kind is Kind.TAKEN:
             count = parse_count(payload)
             if count > len(self._in_flight):
-                raise WireError("more is acknowledged than was sent")
+                raise WireError("more bytes were acknowledged than were sent")
             done = [self._in_flight.popleft() for _ in range(count)]
             size = sum(size for size, _ in done)
             self.bytes_in_flight -= size
@@ -121,7 +121,7 @@ class LocalCarrier:
         elif kind is Kind.WAY:
             self._on_way(payload)
         else:
-            raise WireError(f"an agent sends no {kind.name}")
+            raise WireError(f"an agent may not send {kind.name}")
 
     def _on_way(self, payload: bytes) -> None:
         try:
@@ -130,7 +130,7 @@ class LocalCarrier:
             self.server = None if server is None else PubKey.from_hex(server)
             self.stream.away(None if away is None else float(away))
         except (ValueError, TypeError, KeyError):
-            raise WireError("WAY says no way") from None
+            raise WireError("WAY names no path") from None
 
     @property
     def closed(self) -> bool:
@@ -159,7 +159,7 @@ class Opened:
             self.half_close = answer.get("half_close") is True  # agents before 0.2 do not say
             self.binding = None if answer["binding"] is None else bytes.fromhex(answer["binding"])
         except (KeyError, TypeError, ValueError):
-            raise WireError("an answer that describes no stream") from None
+            raise WireError("an answer that does not describe a stream") from None
 
     def start(self, reactor: IReactorTime, connection: Protocol, turn: TurnFlush, protocol: IProtocol) -> LocalCarrier:
         """Let ``protocol`` have it."""

@@ -73,7 +73,9 @@ def find_agent(path: Path | None = None) -> Found | None:
     except DmsgError as error:
         raise AgentError(f"agent at {path}: {error}") from None
     if answer.get("protocol") != PROTOCOL:
-        raise AgentError(f"agent at {path}: speaks another protocol; start it again (dmsg down, dmsg up)")
+        raise AgentError(
+            f"agent at {path}: speaks another version of the protocol; restart it with: dmsg down, dmsg up"
+        )
     try:
         return Found(
             path,
@@ -83,7 +85,7 @@ def find_agent(path: Path | None = None) -> Found | None:
             str(answer["encryption"]),
         )
     except (KeyError, TypeError, ValueError):
-        raise AgentError(f"agent at {path}: its answer is none") from None
+        raise AgentError(f"agent at {path}: its answer is malformed") from None
 
 
 def is_socket(path: Path) -> bool:

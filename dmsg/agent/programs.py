@@ -102,12 +102,12 @@ def offered(request: dict[str, object]) -> Offered:
     anyone, allow, allowed = request.get("anyone"), request.get("allow", []), request.get("allowed", 0)
     text = printable(str(request.get("offers", "")))[:OFFERS_SIZE]
     if anyone not in (None, True, False) or not isinstance(allow, list) or len(allow) > ALLOW_LIMIT:
-        raise WireError("who may come is malformed")
+        raise WireError("the list of allowed peers is malformed")
     if anyone is not False:
         return Offered(anyone, offers=text)
     keys = frozenset(PubKey.from_hex(str(one)) for one in allow)
     if type(allowed) is not int or allowed < len(keys):
-        raise WireError("who may come is malformed")
+        raise WireError("the list of allowed peers is malformed")
     some = tuple(sorted(map(str, keys))[:STATUS_ALLOW])
     return Offered(False, keys if len(keys) == allowed else None, allowed, some, text)
 
@@ -221,9 +221,9 @@ class ProgramConnection(Protocol):
             elif self.service is not None:
                 self._on_lines(self.service)
             elif self._reader.waiting > WINDOW:
-                raise WireError("it says much before it is answered")
+                raise WireError("it sends too many requests without waiting for answers")
         except (WireError, ValueError, DmsgError) as error:
-            _log.info("a program's connection is ended: {error}", error=printable(str(error)))
+            _log.info("closing a program's connection: {error}", error=printable(str(error)))
             if self._bridge is None:
                 self._say_last(error)
             else:
@@ -323,7 +323,7 @@ class ProgramConnection(Protocol):
         self.program = printable(str(request.get("program", "")))[:NAME_SIZE]
         do = str(request.get("do"))
         if do not in REQUESTS:
-            raise WireError(f"an agent does not know {do[:40]!r}")
+            raise WireError(f"the agent does not know the request {do[:40]!r}")
         if self._agent.full and do not in RESERVED:
             raise DmsgError("the agent has too many connections of programs: end some of them, see dmsg status")
         if request.get("as") not in (None, str(self._agent.client.public_key)):
@@ -381,7 +381,7 @@ class ProgramConnection(Protocol):
         port = None if request.get("port") is None else parse_port(str(request["port"]))
         count = request.get("count", 1)
         if not isinstance(count, int) or not 1 <= count <= MAX_COUNT:
-            raise WireError(f"count is 1 to {MAX_COUNT}")
+            raise WireError(f"count must be 1 to {MAX_COUNT}")
         interval, timeout = _seconds(request, "interval", 0.2), _seconds(request, "timeout", 10.0)
 
         async def work() -> None:
@@ -409,7 +409,7 @@ class ProgramConnection(Protocol):
         number = request.get("stream")
         bridge = self._agent.untaken.get(number) if isinstance(number, int) else None
         if bridge is None or bridge.transport is None:
-            raise WireError("there is no such stream: it has ended, or was not taken in time")
+            raise WireError("no such stream: it has ended, or was not accepted in time")
         for service in self._agent.services.values():
             if number in service.waiting:
                 service.take(number)
@@ -472,5 +472,5 @@ class _Unread:
 def _seconds(request: dict[str, object], name: str, default: float) -> float:
     value = request.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIMEOUT:
-        raise WireError(f"{name} is 0 to {MAX_TIMEOUT:g} seconds")
+        raise WireError(f"{name} must be 0 to {MAX_TIMEOUT:g} seconds")
     return float(value)

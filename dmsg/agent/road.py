@@ -64,7 +64,7 @@ class Road:
         try:
             await self.open(connection, request)
         except AWAY:
-            raise DmsgError(f"the agent at {self.path} is not there any more") from None
+            raise DmsgError(f"the agent at {self.path} has stopped") from None
         try:
             return await self.within(connection.answered, patience)
         finally:
@@ -152,7 +152,7 @@ class StreamConnection(Protocol):
             while carrier is not None and not carrier.closed and (found := self._reader.next_frame()) is not None:
                 carrier.received(*found)
         except WireError:
-            _log.failure("the agent says what is none of its protocol")
+            _log.failure("the agent violated the protocol")
             self._give_up()
 
     def _on_answer(self) -> bool:

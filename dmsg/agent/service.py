@@ -43,7 +43,7 @@ class Agent(TwistedService):
     """The client, what programs have of it, and where they find it.
 
     :param path: of the socket; its directory is made, for this user alone.
-    :param down: told that a program asks it to stop.
+    :param down: told that a program asked the agent to stop.
     :ivar bridges: streams that programs have.
     :ivar services: who takes what is opened, by port.
     :ivar untaken: streams that are opened, whose program has not come for them yet.
@@ -83,12 +83,12 @@ class Agent(TwistedService):
     def _listen(self) -> IListeningPort:
         path, reactor = self._path, cast(IReactorUNIX, self._reactor)
         if len(os.fsencode(path)) > MAX_PATH:
-            raise AgentError(f"{path}: more than {MAX_PATH} bytes, and a socket's path has no room for them")
+            raise AgentError(f"{path}: longer than {MAX_PATH} bytes, the limit for the path of a socket")
         try:
             make_directory(path.parent)
             if os.path.lexists(path):
                 if not is_socket(path):
-                    raise AgentError(f"{path}: is there, and is no socket")
+                    raise AgentError(f"{path}: exists and is not a socket")
                 if (other := find_agent(path)) is not None:
                     raise AgentError(f"{path}: an agent is up there already (process {other.pid})")
                 path.unlink()  # a killed one has left it
@@ -160,7 +160,7 @@ class Agent(TwistedService):
         }
 
     def down(self) -> None:
-        _log.info("a program asks it to stop")
+        _log.info("a program asked the agent to stop")
         self._reactor.callLater(0, self._on_down)
 
 
@@ -177,7 +177,7 @@ class _Programs(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> _Counted | None:
         if len(self._open) >= MAX_PROGRAMS + RESERVE:
-            _log.warn("more than {most} connections of programs: one is refused", most=MAX_PROGRAMS + RESERVE)
+            _log.warn("a program was refused: more than {most} connections", most=MAX_PROGRAMS + RESERVE)
             return None
         return _Counted(self._agent, self._reactor, self._numbers.__next__, self._open)
 

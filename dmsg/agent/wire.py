@@ -100,7 +100,7 @@ def parse_line(text: bytes) -> Answer:
     except (ValueError, RecursionError):
         raise WireError("not a line of JSON") from None
     if not isinstance(content, dict):
-        raise WireError("not an object of JSON")
+        raise WireError("not a JSON object")
     return content
 
 

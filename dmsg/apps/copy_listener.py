@@ -95,7 +95,7 @@ class Peer(Protocol):
             place = Place(self._path, overwrite=self._overwrite, hidden=self._hidden, base=base, copies=True)
             self._become(ParcelReceiver(place, self._asked))
         elif op in (PUT, "put") and not self._writable:
-            raise TransferError("files are not sent here")
+            raise TransferError("this peer accepts no files")
         elif op == GET:
             self._path = inside(self._root, path, hidden=self._hidden)
             self._give(self._path, directories=message.get("directories") is not False)
@@ -143,7 +143,7 @@ class Peer(Protocol):
         :raises TransferError: it is not taken.
         """
         if offer.kind != "files" or len(offer.things) != 1:
-            raise TransferError("one file or directory at a time is sent here")
+            raise TransferError("send one file or directory at a time")
         if self._max_size is not None and offer.size > self._max_size:
             raise TransferError(f"{offer.size} bytes are too large, the limit is {self._max_size}")
         self._path /= offer.things[0][0]

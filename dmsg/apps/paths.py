@@ -29,7 +29,7 @@ def inside(root: Path, text: object, *, hidden: bool = False) -> Path:
     base = root.resolve()
     path = (base / text).resolve()
     if not path.is_relative_to(base) or path == base:
-        raise TransferError("path leads out of the directory")
+        raise TransferError("the path leads out of the directory")
     if path.name.endswith(PART_SUFFIX):
         raise TransferError("path is malformed")
     check_names(path.relative_to(base).as_posix(), hidden=hidden)  # where a link leads

@@ -70,7 +70,7 @@ def digest_of(message: dict[str, object], left: int) -> bytes:
     except ValueError:
         digest = b""
     if left or len(digest) != 32:
-        raise TransferError("the other side ends a file before its end")
+        raise TransferError("the other side ended a file too early")
     return digest
 
 

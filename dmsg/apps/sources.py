@@ -130,7 +130,7 @@ def content_of_unmeasured(file: IO[bytes], status: os.stat_result, name: str) ->
     if len(found) == status.st_size:
         return None
     if len(found) > UNMEASURED_LIMIT:
-        raise TransferError(f"{name}: the system does not say its size; send it through a pipe: dmsg send - < FILE")
+        raise TransferError(f"{name}: its size is unknown; send it through a pipe: dmsg send - < FILE")
     return bytes(found)
 
 

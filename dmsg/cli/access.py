@@ -102,12 +102,12 @@ def machines(interface: str) -> dict[str, object]:
     :returns: the fields of :attr:`Access.fields`.
     """
     if is_loopback(interface):
-        say("dmsg: open to every program of this machine, which acts with this key there", err=True)
+        say("dmsg: open to every program on this machine; such programs act with this key", err=True)
         return {"anyone": False, "allow": []}
     where = interface or "this machine"
     say(
-        f"dmsg: open to every machine that reaches {where}, which acts with this key there; "
-        "without --interface only this one may",
+        f"dmsg: open to every machine that can reach {where}; such machines act with this key; "
+        "omit --interface to allow only this machine",
         err=True,
     )
     return {"anyone": True, "allow": []}
@@ -145,10 +145,11 @@ def check_takes(access: Access, *, anyone: bool, what: str) -> None:
     """
     if access.keys is None and not anyone:
         raise click.UsageError(
-            f"{what} takes files from anyone who knows the key: name who may with --allow NAME, or say --anyone"
+            f"{what} would accept files from anyone who knows the key: "
+            "restrict it with --allow NAME, or confirm with --anyone"
         )
     if access.keys is not None and anyone:
-        raise click.UsageError("--allow, or --anyone; not both")
+        raise click.UsageError("--allow and --anyone exclude each other")
 
 
 def check_offered(directory: Path, *, anything: bool) -> None:
@@ -165,5 +166,5 @@ def check_offered(directory: Path, *, anything: bool) -> None:
         raise click.UsageError(f"{directory}: {error.strerror}") from None
     if not anything and is_home_or_above(directory):
         raise click.UsageError(
-            f"{directory} is a home directory, or holds one: offer a directory in it, or say --anything"
+            f"{directory} is a home directory or contains one: choose a directory inside it, or confirm with --anything"
         )

@@ -55,7 +55,7 @@ def ask_code() -> Code:
         try:
             text = _line("code: ", edited)
         except EOFError:
-            raise click.UsageError("there was no CODE") from None
+            raise click.UsageError("no CODE was typed") from None
         if not text.strip():
             continue
         try:

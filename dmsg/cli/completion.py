@@ -51,7 +51,7 @@ def completion(ctx: click.Context, shell: str | None) -> None:
     if shell is None:
         shell = os.path.basename(os.environ.get("SHELL", ""))
         if shell not in SHELLS:
-            raise click.UsageError(f"which shell?  One of {', '.join(SHELLS)}")
+            raise click.UsageError(f"name the shell, one of {', '.join(SHELLS)}")
     found = get_completion_class(shell)
     assert found is not None
     source = found(ctx.find_root().command, {}, "dmsg", VARIABLE)

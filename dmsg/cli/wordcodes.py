@@ -27,7 +27,7 @@ async def offer_code(
     """
 
     def told_wrong(left: int) -> None:
-        notice(f"somebody tried a wrong code; after {left} more such tries this one is used up")
+        notice(f"somebody tried a wrong code; after {left} more wrong tries this code is used up")
 
     offered = await rendezvous.offer_code(reactor, client, words=words, wrong_guess=told_wrong, warned=notice)
     tell(f"code: {offered.code}", code=str(offered.code))
@@ -50,7 +50,7 @@ async def _compared(reactor: Reactor, agreed: Agreed, verify: bool) -> Agreed:
     if verify:
         say(f"verify: {agreed.verifier}", err=True)
         if not await ask(reactor, "Does the other side show the same?", default=False):
-            raise CodeUsedUp("the other side shows something else")
+            raise CodeUsedUp("the other side shows a different number")
     return agreed
 
 

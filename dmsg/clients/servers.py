@@ -386,7 +386,7 @@ class ServerSet(Generic[SessionT]):
         """Connect to a server of somebody else, for as long as transports need it."""
         entry = await self._lookups.entry(server)
         if entry.server is None:
-            raise DmsgError("entry is of a client instead of a server")
+            raise DmsgError("the entry belongs to a client, not to a server")
         session = await self._uses.opener(entry).open()
         if not self._running:
             session.close()

@@ -154,7 +154,9 @@ class Session:
             self.why_lost = str(core.broken)
             raise core.broken
         if link is not None and link.congested and link.queued() > CLIENT_QUEUE_LIMIT:
-            raise RemoteProtocolError(DropReason.SEND_BUFFER_FULL, "server provokes answers and reads none")
+            raise RemoteProtocolError(
+                DropReason.SEND_BUFFER_FULL, "the server sends frames that need answers, but reads none"
+            )
         return taken
 
     def _deliver(self, events: Sequence[object]) -> None:

@@ -109,7 +109,8 @@ class Looks(Generic[Holder]):
 
     def start(self) -> None:
         """Look from time to time."""
-        self._call.start(self.interval, now=False).addErrback(lambda failure: _log.failure("no more looks", failure))
+        running = self._call.start(self.interval, now=False)
+        running.addErrback(lambda failure: _log.failure("the memory watch stopped", failure))
 
     def stop(self) -> None:
         """Look no more."""
@@ -125,7 +126,7 @@ class Looks(Generic[Holder]):
         if more is None:
             return
         _log.warn(
-            "{held} MiB are held for {what}, more than {limit}: {kind} of {owner} ({size} KiB) is given up{more}",
+            "{held} MiB are buffered for {what}, more than {limit}: {kind} of {owner} ({size} KiB) is dropped{more}",
             held=self._memory.total >> 20,
             what=self.what,
             limit=self._memory.limit >> 20,
@@ -139,7 +140,7 @@ class Looks(Generic[Holder]):
         try:
             given = self._memory.look()
         except Exception:
-            _log.failure("what is held could not be seen")
+            _log.failure("the held memory could not be measured")
             return
         if given:
             self.given_up(given)

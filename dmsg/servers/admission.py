@@ -100,7 +100,7 @@ class KeyList:
         try:
             keys = read_keys(self.path)
         except ListError as error:
-            _log.error("list stays as it was: {error}", error=str(error))
+            _log.error("the list was not reloaded: {error}", error=str(error))
             return False
         changed = keys != self.keys
         self.keys = keys

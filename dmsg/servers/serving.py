@@ -241,9 +241,9 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
             link.hold(Hold.TOO_FAST)
             self._reactor.callLater(wait, link.release, Hold.TOO_FAST)
         if strays and self._strays.charge(owner, strays, now) > 0.0:
-            raise RemoteProtocolError(DropReason.FLOOD, "flood of frames of no transport")
+            raise RemoteProtocolError(DropReason.FLOOD, "flood of frames without a transport")
         if refused and self._refusals.charge(owner, refused, now) > 0.0 and peer.police.goes_on(now):
-            raise RemoteProtocolError(DropReason.FLOOD, "flood of requests to others")
+            raise RemoteProtocolError(DropReason.FLOOD, "flood of requests")
 
     def is_busy(self, peer: PeerT) -> bool:
         """Whether a client has something open."""

@@ -45,6 +45,6 @@ def reopen_log_files() -> None:
                 pass
             file.reopen()
         except OSError as error:
-            _log.error("the log cannot be opened anew: {path}: {why}", path=file.path, why=error.strerror)
+            _log.error("the log file cannot be reopened: {path}: {why}", path=file.path, why=error.strerror)
         else:
-            _log.info("the log was opened anew")
+            _log.info("the log file was reopened")

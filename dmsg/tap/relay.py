@@ -65,10 +65,10 @@ class RelayOptions(KeyOptions):
                 fresh, needs_restart = self.read_again()
                 limits = fresh.limits()
             except UsageError as error:
-                _log.error("settings stay as they were: {error}", error=str(error))
+                _log.error("settings were not reloaded: {error}", error=str(error))
             else:
                 if needs_restart:
-                    _log.warn("changed, but only with a restart: {names}", names=", ".join(needs_restart))
+                    _log.warn("changes that need a restart: {names}", names=", ".join(needs_restart))
             server.reload(limits)
 
         config.on_hangup(reactor, hung_up)

@@ -90,7 +90,7 @@ class StopOnFailure(MultiService):
         """
         self._starting = True
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # what rotates logs sends it
-            on_hangup(self._reactor, lambda: _log.info("SIGHUP: there is nothing to be read again"))
+            on_hangup(self._reactor, lambda: _log.info("SIGHUP: this program has nothing to reload"))
         if self._hold_key is not None:
             try:
                 self._key_lock = self._hold_key()

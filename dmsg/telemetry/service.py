@@ -330,7 +330,7 @@ class Telemetry:
 
         def late(error: Failure) -> None:
             error.trap(TimeoutError)
-            _log.warn("telemetry is not written yet; it is left behind")
+            _log.warn("some telemetry is not written yet and is lost")
 
         done = flush() if self._writing is None else self._writing.addCallback(flush)
         return done.addTimeout(STOP_TIMEOUT, self._reactor).addErrback(late)

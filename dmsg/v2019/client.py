@@ -329,7 +329,7 @@ class Client(DelegatedClient[ClientSession]):
                 f"{remote.short} does not offer secure transports, and this client requires them (see --encryption)"
             )
         if port:
-            raise EncryptionUnavailable(f"{remote.short} does not offer secure transports, which ports need")
+            raise EncryptionUnavailable(f"{remote.short} does not offer secure transports, and ports need them")
         return False
 
     def _offers(self, remote: PubKey, entry: Entry, feature: str) -> bool:

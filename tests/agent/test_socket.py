@@ -543,7 +543,7 @@ class StrangeTests(AgentCase):
         await self.up()
         await self.agent.stopService()
         self.path.write_text("mine")
-        with self.assertRaisesRegex(AgentError, "is no socket"):
+        with self.assertRaisesRegex(AgentError, "is not a socket"):
             self.agent._listen()
         self.assertEqual(self.path.read_text(), "mine")
         self.path.unlink()

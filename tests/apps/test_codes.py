@@ -60,7 +60,7 @@ class WordTests(SynchronousTestCase):
         told = sum(not Code(number, CODE.words).fits for number in range(1000, 10_000))
         self.assertAlmostEqual(told / 9000, 1 - 2**-CHECK_BITS, places=2)
         error = self.assertRaises(CodeError, Code.parse, "5247-guitar-alpha-juice")
-        self.assertIn("do not belong together; nothing was tried", str(error))
+        self.assertIn("do not belong together; no attempt", str(error))
         self.assertRaises(CodeError, Code.parse, "5274-alpha-guitar-juice")
 
     def test_what_is_secret(self) -> None:
@@ -88,8 +88,8 @@ class WordTests(SynchronousTestCase):
 
     def test_a_mistyped_word_is_told(self) -> None:
         error = self.assertRaises(CodeError, Code.parse, "7-guitra-alpha-zoo")
-        self.assertIn("'guitra' is no word of codes; 'guitar' perhaps?", str(error))
-        self.assertIn("no word", str(self.assertRaises(CodeError, Code.parse, "7-xqzv-alpha-zoo")))
+        self.assertIn("'guitra' is not a word that codes use; 'guitar' perhaps?", str(error))
+        self.assertIn("not a word", str(self.assertRaises(CodeError, Code.parse, "7-xqzv-alpha-zoo")))
 
     @given(st.text(max_size=60))
     def test_whatever_is_typed(self, text: str) -> None:
@@ -178,7 +178,7 @@ class PakeTests(SynchronousTestCase):
         """The receiver is found out by the sender, and told."""
         receiver, sender = ends(guess=b"guitar-alpine")
         errors = run(receiver, sender)
-        self.assertEqual([str(error) for error in errors], ["the code is not right"] * 2)
+        self.assertEqual([str(error) for error in errors], ["the code is wrong"] * 2)
         self.assertFalse(receiver.done or sender.done)
 
     def test_another_key_or_another_stream(self) -> None:

@@ -120,7 +120,7 @@ class ListenerTests(ChangeCase):
             self.assertIn("the limit is 5", str(end))
         sender, _ = await self.carry(Put(self.file, "film"), self.peer(self.there))
         self.assertIsInstance(sender, Refused)
-        self.assertIn("files are not sent here", str(sender))
+        self.assertIn("this peer accepts no files", str(sender))
         self.assertEqual(os.listdir(self.there), [])
 
     @asynchronous
@@ -140,8 +140,8 @@ class ListenerTests(ChangeCase):
             ("no/thing", "there is no file thing"),
             ("tree", "tree: is a directory"),
             ("pipe", "pipe: is not a regular file"),
-            ("link", "path leads out of the directory"),
-            ("../x", "path leads out of the directory"),
+            ("link", "the path leads out of the directory"),
+            ("../x", "the path leads out of the directory"),
         ):
             got, _ = await self.carry(Get(name, self.there / "got"), self.peer(self.here))
             self.assertIsInstance(got, Refused)

@@ -153,7 +153,7 @@ class SizeTests(SiteCase):
         response, body = await self.get("ostype", range="bytes=1-2")
         self.assertEqual((response.code, body), (206, expected[1:3]))
         response, body = await self.get("ostype", range="bytes=6-")
-        self.assertEqual((response.code, body), (416, b""), "it is whole already")
+        self.assertEqual((response.code, body), (416, b""), "it is complete already")
 
     @asynchronous
     async def test_one_that_changes(self) -> None:

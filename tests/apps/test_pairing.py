@@ -85,9 +85,9 @@ class PairingTests(SynchronousTestCase):
         ):
             alice = End(Role.SENDER, ALICE)
             alice.hears_json(key=key, signature=signature.hex())
-            self.assertIn("not proved", self.refused(alice))
+            self.assertIn("did not prove its key", self.refused(alice))
         self.alice.hears(self.alice.said())
-        self.assertIn("not proved", self.refused(self.alice))
+        self.assertIn("did not prove its key", self.refused(self.alice))
 
     def test_the_same_key_at_both_ends(self) -> None:
         other = End(Role.RECEIVER, ALICE)

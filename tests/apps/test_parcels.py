@@ -324,7 +324,7 @@ class ResumeTests(ParcelCase):
 
     @asynchronous
     async def test_either_side_is_killed_at_each_message(self) -> None:
-        """Sent once more all is there, and nothing else; what was whole already is not taken twice."""
+        """Sent once more all is there, and nothing else; what was complete already is not taken twice."""
         tree = self.here / "tree"
         (tree / "below").mkdir(parents=True)
         for name, data in (("a", b"a" * 300_000), ("below/b", b"b" * 70_000), ("empty", b"")):
@@ -696,7 +696,7 @@ class LiarTests(TestCase):
             ([], (("a", FILE, 1, 1),)),
         ):
             liar = await self.lied(*entries, offered=offered)
-            self.assertIn("not what was offered", liar.why)
+            self.assertIn("differs from the offer", liar.why)
         self.assertEqual(os.listdir(self.there), [])
 
     @asynchronous
@@ -792,7 +792,7 @@ class LiarTests(TestCase):
             await deferLater(reactor, 0.01)
         liar.say(whole=True)
         liar.receiver.dataReceived(b"12345" + bytes(32))
-        self.assertIn("SHA-256 of a is not", liar.why)
+        self.assertIn("SHA-256 of a differs", liar.why)
         self.assertEqual(os.listdir(self.there), [], "there is nothing to go on with")
 
 
@@ -843,7 +843,7 @@ class WalkTests(SynchronousTestCase):
         error = self.assertRaises(TransferError, walk, [self.root / "a", self.root / "d" / "a"])
         self.assertIn("two of them are called a", str(error))
         error = self.assertRaises(TransferError, walk, [self.root / "fifo"])
-        self.assertIn("neither file nor directory", str(error))
+        self.assertIn("neither a file nor a directory", str(error))
         for paths in ([self.root / "no"], [self.root / "a", self.root / "a"], [Path("/")], [Path("/dev/null")]):
             error = self.assertRaises(TransferError, walk, paths)
             self.assertLess(len(str(error)), 200)

@@ -104,7 +104,7 @@ class HoldTests(SynchronousTestCase):
         self.assertEqual(outside.read_bytes(), b"theirs")
 
     def test_modes(self) -> None:
-        """What was whole already and has its mode can be gone on with; it is this user's alone."""
+        """What was complete already and has its mode can be gone on with; it is this user's alone."""
         self.part.write_bytes(b"1")
         for mode in (0o000, 0o644):
             self.part.chmod(mode)

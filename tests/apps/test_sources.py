@@ -92,7 +92,7 @@ class ChangeCase(TestCase):
             (lambda path: os.truncate(path, 0), "it has 0 bytes now"),
             (remove, "No such file"),
             (link, ""),
-            (pipe, "it is no file any more"),
+            (pipe, "it is no longer a file"),
             (another, "it has 2,000,001 bytes now"),
         ]
 

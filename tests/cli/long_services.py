@@ -144,7 +144,7 @@ class FromPeerToPeerTests(ToolCase):
         self.assertEqual((theirs / "film").read_bytes(), (ours / "film").read_bytes())
         for arguments, words, expected in (
             (("alice:film", "alice:photos/one.jpg", "bob:x"), "need a target that ends in : or /", 1),
-            (("alice:film", "alice:photos/film", "bob:"), "another source has that name", 1),
+            (("alice:film", "alice:photos/film", "bob:"), "two sources have this name", 1),
             (("alice:nothing", "bob:"), "there is no", 4),
         ):
             status, _, err = await self.run_command("cp", *arguments, **self.environment)

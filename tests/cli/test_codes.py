@@ -160,7 +160,7 @@ class RefusingTests(CodeCase):
         wrong = str(Code.make(Code.parse(code).nameplate))
         status, _, err = await self.receives(wrong, "--yes")
         self.assertEqual((status, err.count("\n")), (4, 1), err)
-        self.assertIn("the code is not right", err)
+        self.assertIn("the code is wrong", err)
         await self.said(sender, f"somebody tried a wrong code; after {TRIES - 1} more")
         status, _, err = await self.receives(code, "--yes")
         self.assertEqual(status, 0, err)
@@ -227,12 +227,12 @@ class RefusingTests(CodeCase):
         (self.directory / "a").write_bytes(b"a")
         away = ("-d", "http://127.0.0.1:1")
         for arguments, text in (
-            (("send",), "what is to be sent?"),
+            (("send",), "nothing to send"),
             (("send", "nothing"), "nothing: No such file"),
             (("send", "a", "nobody"), "nobody: no such file, and no key"),
             (("send", "a", "a", "02" + "ab" * 32), "two of them are called a"),
             (("send", "--text", "x", "a", "02" + "ab" * 32), "not both"),
-            (("send", "-", "a"), "standard input (-) is sent alone"),
+            (("send", "-", "a"), "standard input (-) can only be sent alone"),
             (("send", "a", "--text", "x"), "not both"),
             (("send", "--text", "x" * 40_000), "32768 characters"),
             (("send", "a", "./a"), "two of them are called a"),
@@ -240,12 +240,12 @@ class RefusingTests(CodeCase):
             (("send", "a", ""), "a FILE is empty"),
             (("send", "--verify", "a"), "needs a terminal"),
             (("receive", "--verify", EXAMPLE), "needs a terminal"),
-            (("receive", "7-guitar"), "three words or more"),
+            (("receive", "7-guitar"), "at least three words"),
             (("receive", "7-guitar-alpha"), "too old for this one"),
-            (("receive", EXAMPLE.replace("5274", "5247")), "do not belong together; nothing was tried"),
-            (("receive", "7"), "no code"),
+            (("receive", EXAMPLE.replace("5274", "5247")), "do not belong together; no attempt"),
+            (("receive", "7"), "is not a code"),
             (("receive", "7-guitra-alpha-zoo"), "'guitar' perhaps?"),
-            (("receive", "film.mkv"), "no code"),
+            (("receive", "film.mkv"), "is not a code"),
         ):
             status, _, err = await self.run_command(*arguments, *away, DMSG_NAMES="names")
             self.assertGreater(status, 0, arguments)
@@ -378,7 +378,7 @@ class PairTests(CodeCase):
         for arguments, text in (
             (("bob",), "stands for"),
             (("a b",), "is not a name"),
-            (("carol", "7"), "no code"),
+            (("carol", "7"), "is not a code"),
             (("carol", "7-guitra-alpha-zoo"), "'guitar' perhaps?"),
         ):
             command = await self.pairs(*arguments)

@@ -40,7 +40,10 @@ class HomeTests(AgentCase):
         before = sorted(os.listdir(self.home))
         home = str(self.home)
         listen = ("cp", "--listen", home, "--writable")
-        for options, wanted in (((), "say --anything"), (("--anything",), "--allow NAME, or say --anyone")):
+        for options, wanted in (
+            ((), "confirm with --anything"),
+            (("--anything",), "--allow NAME, or confirm with --anyone"),
+        ):
             status, _, err = await self.run_command(*listen, *options, **self.environment)
             self.assertEqual(status, 2)
             self.assertIn(wanted, err)
@@ -159,11 +162,11 @@ class SaidTests(AgentCase):
                 told: dict[str, Any] = json.loads(command.out)
                 self.assertEqual((told["anyone"], told["allow"]), (True, []), one)
         proxy = self.tool("socks", "--listen", "0", "--interface", "0.0.0.0", "--json")
-        await self.said(proxy, "open to every machine that reaches 0.0.0.0")
+        await self.said(proxy, "open to every machine that can reach 0.0.0.0")
         await self.until(lambda: b"}\n" in proxy.out)
         self.assertIs(json.loads(proxy.out)["anyone"], True)
         proxy = self.tool("socks", "--listen", "0")
-        await self.said(proxy, "open to every program of this machine")
+        await self.said(proxy, "open to every program on this machine")
 
 
 class ReceiveTests(CodeCase):
@@ -193,8 +196,8 @@ class ReceiveTests(CodeCase):
         await self.network()
         for options, wanted in (
             (("receive",), "dmsg receive --listen"),
-            (("receive", "--listen"), "--allow NAME, or say --anyone"),
-            (("receive", "--listen", "7-guitar-alpha"), "do not go with it"),
+            (("receive", "--listen"), "--allow NAME, or confirm with --anyone"),
+            (("receive", "--listen", "7-guitar-alpha"), "cannot be combined"),
             (("receive", "--once", "7-guitar-alpha"), "go with --listen"),
         ):
             status, _, err = await self.run_command(*options, **self.environment)

@@ -73,14 +73,14 @@ class TwinTests(CommandCase):
             (twin, ("list",), "Missing option"),
             (twin, ("list", "--registry=x"), "is no registry"),
             (twin, ("create", "c.twin", good, "--relay=a b"), "is not a relay"),
-            (rmb, ("call", "0", "x", good, "-r", "ws://x"), "is no number of a twin"),
-            (rmb, ("call", "9" * 5000, "x", good, "-r", "ws://x"), "is no number of a twin"),
+            (rmb, ("call", "0", "x", good, "-r", "ws://x"), "is not a twin's number"),
+            (rmb, ("call", "9" * 5000, "x", good, "-r", "ws://x"), "is not a twin's number"),
             (rmb, ("call", "1", "x", good, "-r", "ws://x", "--timeout=nan"), "nan"),
             (rmb, ("call", "1", "\udcff", good, "-r", "ws://x"), "is not UTF-8"),
             (rmb, ("call", "1", "", good, "-r", "ws://x"), "is empty"),
             (rmb, ("ping", good, "-r", "http://x"), "is not the URL of a relay"),
             (rmb, ("ping", good, *"-r ws://a -r ws://b -r ws://c -r ws://d -r ws://e".split()), "should not exceed 4"),
-            (rmb, ("serve", good, "-r", "ws://x", "--command", "", "x"), "is no command"),
+            (rmb, ("serve", good, "-r", "ws://x", "--command", "", "x"), "names no command"),
         ):
             result = CliRunner().invoke(command, arguments)
             self.assertEqual(2, result.exit_code, (arguments, result.output))

@@ -251,7 +251,7 @@ class WebTests(ToolCase):
         self.assertEqual((self.directory / "copy").read_bytes(), content)
         status, _, err = await curl("curl", "dmsg://alice/film", "-o", "copy", "-C", "-", **self.environment)
         self.assertEqual(status, 0, "it is whole")
-        self.assertIn("whole already", err)
+        self.assertIn("complete already", err)
         status, out, _ = await curl("curl", "-i", "-r", "0-3", f"dmsg://{self.key.public}:80/film", **self.environment)
         self.assertEqual(status, 0)
         self.assertIn("206", out.splitlines()[0])
@@ -439,7 +439,7 @@ class TreeTests(ToolCase):
         await self.said(listening, "is at")
         status, _, err = await self.run_command("cp", "-r", "tree", "alice:", **self.environment)
         self.assertEqual(status, 4)
-        self.assertIn("files are not sent here", err)
+        self.assertIn("this peer accepts no files", err)
 
 
 class CopyTests(ToolCase):
@@ -468,8 +468,8 @@ class CopyTests(ToolCase):
             (("-r", "shared", "alice:sub/empty"), "a target that ends in : or /"),
             (("-r", "alice:nothing", "."), "refused by the other side: there is no file nothing"),
             (("-r", "alice:", "."), "names no file and no directory"),
-            (("film", "shared/sub/film", "alice:"), "another source has that name"),
-            (("alice:film", "alice:sub/film", "."), "another source has that name"),
+            (("film", "shared/sub/film", "alice:"), "two sources have this name"),
+            (("alice:film", "alice:sub/film", "."), "two sources have this name"),
             (("-r", "alice:sub", "nowhere"), "no such directory"),
             (("-r", "alice:../shared", "."), "leads out"),
             (("-r", "shared", "alice:../"), "leads out"),
@@ -478,7 +478,7 @@ class CopyTests(ToolCase):
             (("film", "alice:../film"), "leads out"),
             (("alice:../alice.key", "x"), "leads out"),
             (("alice:nothing", "x"), "no file"),
-            (("film", "back"), "of a peer"),
+            (("film", "back"), "on a peer"),
             (("nothing", "alice:"), "nothing: No such file or directory"),
             (("alice:.", "x"), "names no file"),
             (("alice:film", "nowhere/"), "no such directory"),
@@ -490,7 +490,7 @@ class CopyTests(ToolCase):
             self.assertIn(text, err)
             # a name that is none is a wrong argument; what the other side says is a refusal
             refused = "by the other side" in err or "the other side gave up" in err
-            wrong = text in ("nor a name", "of a peer")
+            wrong = text in ("nor a name", "on a peer")
             self.assertEqual(status, 2 if wrong else 4 if refused else 1, arguments)
         status, out, err = await self.run_command("cp", "-r", "alice:sub/film", ".", **self.environment)
         self.assertEqual((status, (self.directory / "film").read_bytes()), (0, content), err)

@@ -103,7 +103,7 @@ class OperateTests(EntityCase):
         await self.start_client(self.url, key=bob)
         # and without a signal; a broken list is refused
         (self.directory / "allow").write_text("nonsense\n")
-        await child.line("list stays as it was: allow, line 1")
+        await child.line("the list was not reloaded: allow, line 1")
         (self.directory / "allow").write_text(f"{bob.public}\n{alice.public}\n")
         await self.until(lambda: first.status == "online")
 
@@ -122,7 +122,7 @@ class OperateTests(EntityCase):
         good = self.file.read_text()
         self.file.write_text("max-transports = nonsense\n")
         child.signal("HUP")
-        await child.line("settings stay as they were: server.toml")
+        await child.line("settings were not reloaded: server.toml")
         for line, what in (
             ('max-transports = "many"', "max-transports: 'many' is not a number"),
             ("max_per_pair = 0", "max-per-pair: 0 is not between"),
@@ -136,10 +136,10 @@ class OperateTests(EntityCase):
                 index for index, one in enumerate(self.file.read_text().splitlines(), 1) if one.startswith(line[:7])
             )
             child.signal("HUP")
-            await child.line(f"settings stay as they were: server.toml, line {number}: {what}")
+            await child.line(f"settings were not reloaded: server.toml, line {number}: {what}")
         self.file.write_text(good + 'metrics = "tcp:0"\ndrain-timeout = 3\n')
         child.signal("HUP")
-        await child.line("changed, but only with a restart: drain-timeout, metrics")
+        await child.line("changes that need a restart: drain-timeout, metrics")
 
     async def dial(self, child: Any) -> Any:
         """Connect as a client does that has its entry from before."""
@@ -158,7 +158,7 @@ class OperateTests(EntityCase):
     async def test_a_full_server_says_so(self) -> None:
         """To the client, once in its log, and at /health."""
         child = await self.start_child('max-connections = 1\nmetrics = "tcp:0:interface=127.0.0.1"\n')
-        metrics = await child.line(r"/metrics and /health are at .*port=(\d+)")
+        metrics = await child.line(r"/metrics and /health: .*port=(\d+)")
         base = f"http://127.0.0.1:{metrics[1].decode()}"
         response = await treq.get(f"{base}/health", persistent=False)
         self.assertEqual((response.code, (await response.json())["status"]), (200, "ok"))

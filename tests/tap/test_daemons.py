@@ -70,7 +70,7 @@ class DaemonTests(TestCase):
         pid = int((self.directory / "pid").read_text())
         log = self.directory / "log"
         try:
-            for wanted in ("listens on", "SIGHUP: there is nothing to be read again"):
+            for wanted in ("listens on", "SIGHUP: this program has nothing to reload"):
                 for _ in range(600):
                     if log.exists() and wanted in log.read_text():
                         break
@@ -103,7 +103,7 @@ class DaemonTests(TestCase):
                 await self.logged("listens on")
                 (self.directory / "log").rename(self.directory / "log.old")
                 os.kill(pid, number)
-                fresh = await self.logged("the log was opened anew")
+                fresh = await self.logged("the log file was reopened")
                 self.assertEqual(fresh.startswith("{"), form == "json")
             finally:
                 os.kill(pid, signal.SIGTERM)
@@ -125,7 +125,7 @@ class DaemonTests(TestCase):
             (self.directory / "log").rename(self.directory / "log.old")
             (self.directory / "log").mkdir()
             os.kill(pid, signal.SIGUSR1)
-            await self.logged("cannot be opened anew", "log.old")
+            await self.logged("cannot be reopened", "log.old")
         finally:
             os.kill(pid, signal.SIGTERM)
         await self.gone()

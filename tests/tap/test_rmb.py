@@ -60,7 +60,7 @@ class RelayOptionsTests(SynchronousTestCase):
             ((URL, "-s", "wss://a:443"), "give one of them"),
             ((), "tfchain:wss://HOST:PORT"),
             (("--registry=nonsense",), "tfchain:wss://HOST:PORT"),
-            (("--registry=wss://a:443",), "say tfchain:wss://a:443"),
+            (("--registry=wss://a:443",), "write tfchain:wss://a:443"),
             ((URL, "alone"), "Wrong number of arguments"),
         ):
             error = self.assertRaises(UsageError, parse, rmb_relay, *arguments)

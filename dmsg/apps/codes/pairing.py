@@ -89,7 +89,7 @@ class Pairing(Protocol):
             key = PubKey.from_hex(str(message["key"]))
             key.verify(signed(other, binding, key), Signature.from_hex(str(message.get("signature"))))
         except DmsgError as error:
-            raise PairingError(f"the other side's key is not proved: {error}") from None
+            raise PairingError(f"the other side did not prove its key: {error}") from None
         if key == self._key.public:
             raise PairingError("both sides have the same key")
         return key

@@ -137,7 +137,7 @@ class Agreement:
         elif kind == CONFIRM and self._key is not None:
             self._judge(body)
         elif kind == WRONG and not body and self._role is Role.RECEIVER and self._key is not None:
-            raise WrongCode("the code is not right")
+            raise WrongCode("the code is wrong")
         else:
             raise CodeProtocolError("the other side does not speak dmsg's codes")
 
@@ -148,7 +148,7 @@ class Agreement:
             self._key = self._spake.finish(body[1:])
         except Exception as error:
             # not a point, of the wrong side, or our own sent back: the library has a class of its own for each
-            raise CodeProtocolError(f"the other side's message is none: {type(error).__name__}") from None
+            raise CodeProtocolError(f"the other side's message is malformed: {type(error).__name__}") from None
         if self._role is Role.SENDER:
             self._outgoing += _message(PAKE, bytes((VERSION,)) + self._element)
         else:
@@ -159,7 +159,7 @@ class Agreement:
         if not hmac.compare_digest(body, self._derive(other)):
             if self._role is Role.SENDER:
                 self._outgoing += _message(WRONG, b"")
-            raise WrongCode("the code is not right")
+            raise WrongCode("the code is wrong")
         if self._role is Role.SENDER:
             self._outgoing += _message(CONFIRM, self._derive(b"confirm sender"))
         digits = str(int.from_bytes(self._derive(b"verifier", VERIFIER_SIZE), "big")).rjust(13, "0")[-12:]

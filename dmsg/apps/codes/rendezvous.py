@@ -165,7 +165,7 @@ def accept_code(
             with suppress(TimeoutError):
                 await end.closed.addTimeout(CLOSE_TIMEOUT, reactor)
             raise CodeUsedUp(
-                "the code is not right, or somebody else answered; look at it once more, or ask for another"
+                "the code is wrong, or somebody else answered; check the code, or ask for a new one"
             ) from None
 
     return Deferred.fromCoroutine(accept())

@@ -77,16 +77,16 @@ class Code:
         """
         number, *words = _as_typed(text).lower().replace("-", " ").split()[: MAX_WORDS + 2] or [""]
         if not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and int(number)):
-            raise CodeError(f"{text[:80]!r} is no code: one begins with a number, as {EXAMPLE} does")
+            raise CodeError(f"{text[:80]!r} is not a code: a code begins with a number, like {EXAMPLE}")
         if not MIN_WORDS <= len(words) <= MAX_WORDS:
             older = "; a dmsg that shows two is too old for this one" if len(words) == 2 else ""
             raise CodeError(
-                f"{text[:80]!r} is no code: one has a number and three words or more, as {EXAMPLE} does{older}"
+                f"{text[:80]!r} is not a code: a code has a number and at least three words, like {EXAMPLE}{older}"
             )
         code = cls(int(number), tuple(_word(one) for one in words))
         if not code.fits:
             raise CodeError(
-                f"{text[:80]!r} is mistyped: its number and words do not belong together; nothing was tried with it"
+                f"{text[:80]!r} is mistyped: its number and words do not belong together; no attempt was made with it"
             )
         return code
 
@@ -148,4 +148,4 @@ def _word(text: str) -> str:
         return words[at]
     close = get_close_matches(text, words, 1, 0.6)
     meant = f"; {close[0]!r} perhaps?" if close else ""
-    raise CodeError(f"{text[:40]!r} is no word of codes{meant}")
+    raise CodeError(f"{text[:40]!r} is not a word that codes use{meant}")

@@ -103,7 +103,7 @@ def decode_item(value: object) -> Item:
         raise TransferError("an entry is malformed")
     if kind == LINK:
         if len(rest) != 1 or not stays_inside(path, rest[0]):
-            raise TransferError("a link leads out of what is sent")
+            raise TransferError("a symbolic link points outside the sent directory")
         return Item(path, LINK, 0, mode, mtime, rest[0])
     if rest or kind not in (FILE, DIRECTORY) or (kind == DIRECTORY and size):
         raise TransferError("an entry is malformed")

@@ -56,7 +56,7 @@ def offer_of(message: dict[str, object]) -> Offer:
     if kind is None and "name" in message:
         file = thing_of({"kind": FILE, "files": 1, "directories": 0, "name": message["name"], "size": size})
         return Offer("files", [file], file[2], 1, of_0_1=True)
-    raise TransferError("what is offered is malformed")
+    raise TransferError("the offer is malformed")
 
 
 def thing_of(value: object) -> tuple[str, str, int, int, int]:
@@ -64,9 +64,9 @@ def thing_of(value: object) -> tuple[str, str, int, int, int]:
     name, kind = thing.get("name"), thing.get("kind")
     numbers_of = [thing.get(one) for one in ("size", "files", "directories")]
     if not isinstance(name, str) or kind not in (FILE, DIRECTORY):
-        raise TransferError("what is offered is malformed")
+        raise TransferError("the offer is malformed")
     if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers_of):
-        raise TransferError("what is offered is malformed")
+        raise TransferError("the offer is malformed")
     size, files, directories = numbers_of
     assert size is not None and files is not None and directories is not None
     return name, str(kind), size, files, directories

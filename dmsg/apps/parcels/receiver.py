@@ -251,7 +251,7 @@ class ParcelReceiver(Protocol):
         if digest is None:
             return False
         if digest != self._hash.digest():
-            raise TransferError("SHA-256 is not that of the sender")
+            raise TransferError("the SHA-256 differs from the sender's")
         self._say(ok=True)
         self._finished([])
         return False
@@ -292,7 +292,7 @@ class ParcelReceiver(Protocol):
     def _look_at_place(self) -> None:
         """What a person has taken is what comes; and how much of it is here."""
         if [thing_of(top) for top in self._checked.tops] != self._offer.things:
-            raise TransferError("what comes is not what was offered")
+            raise TransferError("the data differs from the offer")
         self._work(self._look(), self._looked)
 
     def _look(self) -> Iterator[object]:
@@ -416,7 +416,7 @@ class ParcelReceiver(Protocol):
         if digest != self._hash.digest():
             # nothing to go on with
             self._file.truncate(0)
-            raise TransferError(f"SHA-256 of {self._item.path} is not that of the sender")
+            raise TransferError(f"the SHA-256 of {self._item.path} differs from the sender's")
         if len(self._checked.entries) == 1:
             self._sha256 = digest.hex()
         file, self._file = self._file, None

@@ -110,7 +110,7 @@ class OfferedFiles:
         except OSError as error:
             raise gone(entry.path, error) from None
         except TransferError:
-            raise SourceChanged(f"{entry.path} changed after it was offered: it is no file any more") from None
+            raise SourceChanged(f"{entry.path} changed after it was offered: it is no longer a file") from None
         status = os.fstat(file.fileno())
         replaced = status.st_ino != self._walked.inodes[index] and status.st_size != entry.size
         if replaced or status.st_size < entry.size:
@@ -179,7 +179,7 @@ def walk(paths: Sequence[Path], *, hidden: bool = False, called: str | None = No
                 elif stat.S_ISDIR(mode):
                     _add_directory(walked, real, name, at)
                 else:
-                    raise TransferError("is neither file nor directory; - sends standard input")
+                    raise TransferError("is neither a file nor a directory; use - to send standard input")
         except OSError as error:
             what = path if error.filename in (None, str(top), str(real), real.name, name) else error.filename
             raise TransferError(f"{what}: {error.strerror}") from None

@@ -70,7 +70,7 @@ rmb.add_command(demo)
 def _twins(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
     numbers = value.split(",")
     if not all(one.isascii() and one.isdigit() and len(one) < 11 and 0 < int(one) < 2**32 for one in numbers):
-        raise click.BadParameter(f"{value[:40]!r} is no number of a twin, or several with commas between")
+        raise click.BadParameter(f"{value[:40]!r} is not a twin's number, or several numbers separated by commas")
     return tuple(int(one) for one in numbers)
 
 
@@ -141,7 +141,7 @@ def call(
             for number, answer in answers.items():
                 click.echo(json.dumps(line_of(number, answer)))
             if not any(isinstance(answer, Reply) for answer in answers.values()):
-                raise RmbError("none of them answered")
+                raise RmbError("no twin answered")
         finally:
             await client.stopService()
 
@@ -195,7 +195,7 @@ def serve(
 
     for command, program in commands:
         if not may_be_called(command) or not program:
-            raise click.BadParameter(f"{command!r} is no command, or runs nothing", param_hint="--command")
+            raise click.BadParameter(f"{command!r} names no command, or runs no program", param_hint="--command")
 
     async def main(reactor: Reactor) -> None:
         client = client_for(

@@ -147,7 +147,7 @@ def jobs_of(
     for source in sources:
         from_peer = remote(source)
         if (there is None) == (from_peer is None):
-            raise WrongUse("one of SOURCE and TARGET has to be of a peer, KEY:PATH or NAME:PATH")
+            raise WrongUse("SOURCE or TARGET must be on a peer: KEY:PATH or NAME:PATH")
         if there is not None:
             job, becomes = _sent(source, *there, several=len(sources) > 1, recursive=recursive, hidden=hidden)
         else:
@@ -156,7 +156,7 @@ def jobs_of(
                 source, *from_peer, target, several=len(sources) > 1, recursive=recursive, hidden=hidden
             )
         if becomes in made:
-            raise TransferError(f"{source}: another source has that name, too, and one would replace the other")
+            raise TransferError(f"{source}: two sources have this name, and one would overwrite the other")
         made.add(becomes)
         jobs.append(job)
     return jobs
@@ -223,7 +223,7 @@ def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive
     peer, path = there
     into = not path or path.endswith("/")
     if not into and (len(sources) > 1 or recursive):
-        raise TransferError("several files, and directories, need a target that ends in : or /")
+        raise TransferError("several files, or a directory, need a target that ends in : or /")
     jobs = []
     for source in sources:
         name = PurePosixPath(source.partition(":")[2].rstrip("/")).name

@@ -177,7 +177,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, time
         if wanted.shows_head:
             _show_head(response)
         if wanted.start and response.code == 416:
-            notice(f"{wanted.output} is whole already")
+            notice(f"{wanted.output} is complete already")
             return
         if response.code >= 400 and wanted.fails:
             if not wanted.silent:

@@ -71,11 +71,11 @@ def send(  # noqa: C901
     """
 
     if text is None and not what:
-        raise click.UsageError("what is to be sent?  FILE..., - for standard input, or --text TEXT")
+        raise click.UsageError("nothing to send: give FILE..., - for standard input, or --text TEXT")
     if verify:
         check_can_ask()
     if "" in what:
-        raise click.UsageError("a FILE is empty: is a variable not set?")
+        raise click.UsageError("a FILE argument is empty; perhaps a shell variable is not set")
     key = _key_of(what, alone=text is not None)
     if key is not None:
         what = what[:-1]
@@ -85,13 +85,17 @@ def send(  # noqa: C901
     if text is not None and what:
         raise click.UsageError("--text, or FILE...; not both")
     if "-" in what and (len(what) > 1 or key is not None):
-        raise click.UsageError("standard input (-) is sent alone, and by a code; to a key: dmsg nc")
+        raise click.UsageError(
+            "standard input (-) can only be sent alone and by a code; to send it to a key, use dmsg nc"
+        )
     from dmsg.apps.parcels.wire import TEXT_LIMIT
     from dmsg.apps.sources import is_pipe, open_pipe
 
     pipes = [one for one in what if one != "-" and is_pipe(one)]
     if pipes and (len(what) > 1 or key is not None):
-        raise click.UsageError(f"{pipes[0]}: a pipe is sent alone, and by a code; to a key: dmsg nc")
+        raise click.UsageError(
+            f"{pipes[0]}: a pipe can only be sent alone and by a code; to send it to a key, use dmsg nc"
+        )
     if text is not None and len(text) > TEXT_LIMIT:
         raise click.UsageError(f"a text has at most {TEXT_LIMIT} characters; a longer one is a file")
     if key is not None:
@@ -144,7 +148,7 @@ def _send_to(
     """To a key, as a parcel; one file also to a program of dmsg 0.1."""
     for one in what:
         if not Path(one).is_file() and not Path(one).is_dir():
-            raise click.UsageError(f"{one}: is no file; without a KEY it is sent by a code")
+            raise click.UsageError(f"{one}: no such file")
 
     from dmsg.apps.transfer import TransferError
     from dmsg.cli.files.codes import TextToSend, files_to_send, send_to_key
@@ -229,7 +233,7 @@ def receive(
 
     if listen:
         if code or yes or verify:
-            raise click.UsageError("--listen takes what comes to a key: CODE, --yes and --verify do not go with it")
+            raise click.UsageError("--listen receives at a key; it cannot be combined with CODE, --yes or --verify")
         access = Access(allow)
         check_takes(access, anyone=anyone, what="--listen")
         check_offered(directory, anything=anything)
@@ -254,7 +258,7 @@ def receive(
 
         run(main)
     if once or allow or anyone or anything:
-        raise click.UsageError("--once, --allow, --anyone and --anything go with --listen")
+        raise click.UsageError("--once, --allow, --anyone and --anything need --listen")
     if verify:
         check_can_ask()
     if code:
@@ -266,8 +270,7 @@ def receive(
         found = ask_code()
     else:
         raise click.UsageError(
-            "which CODE?  Standard input is no terminal where it could be asked for; "
-            "to take what peers send to a key: dmsg receive --listen"
+            "CODE is missing, and standard input is not a terminal; to receive at a key: dmsg receive --listen"
         )
     _receive_code(found, directory, yes, verify, overwrite, hidden, max_size, settings, timeout)
 

@@ -83,7 +83,7 @@ def serve(
 def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """``-d`` was discovery here before; curl's is data."""
     if value is not None and value.startswith(("http://", "https://")) and not ctx.params.get("discovery"):
-        notice("-d is data, as in curl; say --discovery")
+        notice("-d means data, as in curl; use --discovery for the discovery")
         ctx.params["discovery"] = (value,)
         return None
     return value
@@ -170,7 +170,7 @@ def curl(  # noqa: C901
     from dmsg.cli.running import run
 
     if url is None and continue_at is not None and "/" in continue_at:
-        notice("-C takes an offset, as in curl; say -C - for what is there")
+        notice("-C takes an offset, as in curl; use -C - to resume at the end of the local file")
         url, continue_at = continue_at, "-"
     if url is None:
         raise click.UsageError("Missing argument 'URL'.")
@@ -179,7 +179,7 @@ def curl(  # noqa: C901
         if output is not None or name in ("", ".", "..") or "\0" in name:
             raise click.UsageError("-O needs a URL that ends with a name, and no -o")
         if has_dot(name):
-            raise click.UsageError(f"{name} begins with a dot: to write it, say -o {name}")
+            raise click.UsageError(f"{name} begins with a dot; to write this file, use -o {name}")
         output = Path(name)
     if output is not None:
         with suppress(FileNotFoundError):  # which is said when it is opened

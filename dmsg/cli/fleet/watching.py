@@ -117,7 +117,7 @@ async def watch(
         rows = _chosen(await fleet.look(), sort, wanted)
         _say(console, rows)
         if wanted and not rows:
-            raise DmsgError(f"nothing that is watched has {wanted!r} in its row")
+            raise DmsgError(f"no watched entity has the column {wanted!r}")
         if any(one.worse for one in rows):
             raise SystemExit(1)
         return

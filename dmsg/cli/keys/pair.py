@@ -111,7 +111,7 @@ def pair(
             try:
                 await pairing.done
             except DmsgError as error:
-                say(f"dmsg: {name} is {other.short}... here, but the other side may not have kept your key", err=True)
+                say(f"dmsg: {name} is {other.short}... here, but the other side may not have stored your key", err=True)
                 raise error from None
             tell(f"{name} is {other.text}", name=name, key=str(other))
 

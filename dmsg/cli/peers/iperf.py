@@ -71,7 +71,7 @@ def iperf(
     from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
 
     if serve == (address is not None):
-        raise click.UsageError("one of ADDRESS and --serve is needed")
+        raise click.UsageError("give ADDRESS or --serve")
 
     async def main(reactor: Reactor) -> None:
         async def be_measured(client: Client) -> None:

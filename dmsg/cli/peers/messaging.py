@@ -115,7 +115,7 @@ def messaging_options(command: Callable[..., object]) -> Callable[..., object]:
         **others: object,
     ) -> object:
         if profile == Profile.SEED.value and (ACKS[acks] or IDS[ids]):
-            raise click.UsageError("--acks and --ids are of --profile skywire")
+            raise click.UsageError("--acks and --ids need --profile skywire")
         load("dmsg.cli.running")
         choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
         settings = MessagingSettings(

@@ -110,7 +110,7 @@ def nc(
       ssh -o ProxyCommand='dmsg nc %h:22' alice
     """
     if (address is None) == (listen_port is None):
-        raise click.UsageError("one of ADDRESS and --listen PORT is needed")
+        raise click.UsageError("give ADDRESS or --listen PORT")
     with_settings = listen if address is None else connect
     inner = with_settings.callback.__wrapped__  # type: ignore[union-attr]
     if address is None:

@@ -86,7 +86,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
             if used is None:
                 raise SystemExit(1)
             if not state.json:
-                say("* is the way that is taken")
+                say("* marks the server that is used")
 
         await with_client(reactor, settings, use)
 

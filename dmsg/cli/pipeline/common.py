@@ -177,7 +177,7 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bo
     from dmsg.analytics.session import SparkFailed, make_session
 
     if re.fullmatch(r"\d+[kmgt]b?", memory.lower()) is None:
-        raise WrongUse(f"--memory is a number with k, m or g, as 2g, not {memory!r}")
+        raise WrongUse(f"--memory must be a number with k, m or g, like 2g, not {memory!r}")
     if master is not None and re.match(r"local(\[|$)|yarn$|k8s://|spark://|sc://", master) is None:
         raise WrongUse(f"--master is local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..., not {master!r}")
     try:

@@ -218,7 +218,7 @@ class Looks:
             try:
                 due = await self._store.due(room, now, now + LOST_AFTER)
             except Exception as error:  # the store is away; who asks discovery something has it logged
-                _log.info("servers are not looked at: {error}", error=str(error))
+                _log.info("servers are not checked: {error}", error=str(error))
             for one in due:
                 self._begin(one)
         return SOON if len(due) == IN_SLICE else LOOK_EVERY
@@ -227,7 +227,7 @@ class Looks:
         def over(result: object) -> None:
             self._under_way.discard(look)
             if isinstance(result, Failure) and not self._stopped:
-                _log.info("looking at a server failed: {error}", error=str(result.value))
+                _log.info("checking a server failed: {error}", error=str(result.value))
 
         look = Deferred.fromCoroutine(self._look_at(due))
         self._under_way.add(look)
@@ -249,13 +249,13 @@ class Looks:
         now = self._now()
         if not why:
             if self._failures.pop(entry.static, 0) >= UNLISTED_AFTER:
-                _log.info("server {key} is there again", key=entry.static)
+                _log.info("server {key} is reachable again", key=entry.static)
             next_look = now + (PROVED_FOR if due.refreshes else self._ttl / LOOKS_IN_TTL)
             await self._store.seen(entry.static, address, now, next_look, self._lasts)
             return
         failures = self._failures.pop(entry.static, 0) + 1
         if failures == 1:
-            _log.info("server {key} is not there: {why}", key=entry.static, why=why)
+            _log.info("server {key} is not reachable: {why}", key=entry.static, why=why)
         remember(self._failures, entry.static, failures, MAX_REMEMBERED)
         listed = failures < UNLISTED_AFTER
         if failures >= TRIES and not due.refreshes:
@@ -338,7 +338,7 @@ class Looks:
             waiting.append(shared)
             said = await shared
             if said is None:
-                raise Postponed("another look at it came to nothing")
+                raise Postponed("another check of it ended without a result")
             return said
         self._allowance.take(way.number, way.port, way.place, known=known, now=now)
         self._pending[target] = []
@@ -365,7 +365,7 @@ class Looks:
         try:
             await queue.acquire(way.place)
         except Crowded:
-            raise Postponed("too many servers are waiting to be looked at") from None
+            raise Postponed("too many servers are waiting for their check") from None
         try:
             why = await ask()
             if why.startswith(NO_ANSWER):

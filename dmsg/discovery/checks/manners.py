@@ -90,11 +90,11 @@ class Allowance:
         if any(one.total >= PROOFS * factor for one, factor in windows) or (
             port not in window.every and len(window.every) >= PORTS
         ):
-            raise Postponed("too many servers are said to be at its address")
+            raise Postponed("too many servers claim its address")
         for (name, _), (looks, ports) in zip(places, of_place, strict=True):
             asked = window.ports.get(name, set())
             if window.looks[name] >= looks or (port not in asked and len(asked) >= ports):
-                raise Postponed("too many servers are said to be at its address")
+                raise Postponed("too many servers claim its address")
         window.every.add(port)
         for name, _ in places:
             window.ports.setdefault(name, set()).add(port)
@@ -131,7 +131,7 @@ class Names:
         if self._running >= RESOLVING or self._resolving.crowded(place, RESOLVING_OF_PLACE, RESOLVING // 2):
             known = self._good.get(host)
             if known is None:
-                raise Postponed("too many names are resolved")
+                raise Postponed("too many host names are being resolved")
             return known
         found: list[str] = []
         done: Deferred[None] = Deferred()
@@ -166,7 +166,7 @@ class Names:
         except Exception:
             known = self._good.get(host)
             if known is None:
-                raise Postponed("its name takes long to resolve") from None
+                raise Postponed("its host name takes too long to resolve") from None
             return known
         return [number for one in found if (number := literal(one)) is not None]
 

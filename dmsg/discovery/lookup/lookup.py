@@ -57,7 +57,7 @@ def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
     """An entry from discovery, verified in whichever form it was signed."""
     entry = Dialect.SEED.decode_signed(body)
     if key is not None and entry.static != key.hex():
-        raise EntryError("entry is of another key")
+        raise EntryError("the entry belongs to another key")
     return entry
 
 

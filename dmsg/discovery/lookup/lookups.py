@@ -160,7 +160,7 @@ class Lookups:
         failures = [result for result in results if isinstance(result, Failure)]
         if len(failures) == len(results):
             if failures[0].check(CancelledError):
-                raise DiscoveryError("another change of the entry came after it")
+                raise DiscoveryError("a later change of the entry replaced it")
             raise _strongest(failures, WrongDiscovery)
 
     async def _available_servers(self) -> list[Entry]:

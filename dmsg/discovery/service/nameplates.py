@@ -139,7 +139,7 @@ class Nameplates:
         number = _number(text)
         limit = self._looks if is_public(poster) else self._looks_beside
         if not limit.allow(blocks_of(poster)[0].name, self._seconds()):
-            raise NameplatesInUse(429, "too many numbers of codes were looked at from this address")
+            raise NameplatesInUse(429, "too many nameplates were looked up from this address")
 
         def found(static: str) -> bytes:
             return _json(request, {"nameplate": number, "static": static})

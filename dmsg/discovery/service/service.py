@@ -171,7 +171,9 @@ class Discovery(ListeningService):
             self._running.sweep.postpone()
             return
         self._running.store.set_back(now).addErrback(
-            lambda failure: _log.warn("times of entries are not corrected: {error}", error=failure.getErrorMessage())
+            lambda failure: _log.warn(
+                "timestamps of entries could not be corrected: {error}", error=failure.getErrorMessage()
+            )
         )
 
     def own_url(self) -> str:

@@ -78,6 +78,6 @@ class Sweep:
         try:
             swept = await self._store.sweep(self._now(), SLICE)
         except Exception as error:  # the store is away; who asks discovery something has it logged
-            _log.info("old entries are not dropped: {error}", error=str(error))
+            _log.info("old entries could not be removed: {error}", error=str(error))
             swept = 0
         return PAUSE if swept == SLICE else SWEEP_EVERY

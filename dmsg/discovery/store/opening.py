@@ -75,7 +75,7 @@ async def open_store(
         try:
             await file.set_back(now())
         except file.failures as error:
-            _log.warn("{path}: times of entries are not corrected: {error}", path=rest, error=str(error))
+            _log.warn("{path}: timestamps of entries could not be corrected: {error}", path=rest, error=str(error))
         return file
     try:
         connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)

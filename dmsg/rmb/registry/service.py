@@ -43,7 +43,7 @@ def check_registry(description: str) -> str:
             raise RegistryUnavailable(str(error)) from None
     elif kind in ("ws", "wss"):
         shown = description[:80]
-        raise RegistryUnavailable(f"{shown} is no registry; if it is a node of tfchain, say tfchain:{shown}")
+        raise RegistryUnavailable(f"{shown} is not a registry; for a node of tfchain write tfchain:{shown}")
     elif kind != "file" or not rest:
         raise RegistryUnavailable(
             f"{description[:80]!r} is no registry: http://HOST:PORT, file:PATH or tfchain:wss://HOST:PORT"
