@@ -105,7 +105,7 @@ async def _receive(reactor: Any, where: dict[str, Any]) -> None:
     from twisted.internet.defer import Deferred
     from twisted.internet.protocol import Factory, Protocol
 
-    from dmsg.net.turn import TurnFlush
+    from dmsg.net.flush import TurnFlush
 
     class EchoIfAsked(Protocol):
         """Discards; a message that starts with E comes back."""
@@ -128,7 +128,7 @@ async def _one(reactor: Any, where: dict[str, Any]) -> None:
     from twisted.internet.protocol import Factory, Protocol
 
     from dmsg.keys import PubKey
-    from dmsg.net.turn import TurnFlush
+    from dmsg.net.flush import TurnFlush
 
     _, session = await _session(reactor, TurnFlush(reactor), where, None)
     protocol = await session.open(
@@ -160,7 +160,7 @@ async def _send(reactor: Any, where: dict[str, Any]) -> None:
 
     from dmsg.cli.peers.benching import measure
     from dmsg.keys import PubKey
-    from dmsg.net.turn import TurnFlush
+    from dmsg.net.flush import TurnFlush
 
     class Echo(Protocol):
         answered: Any = None

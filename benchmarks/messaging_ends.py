@@ -32,7 +32,7 @@ async def _receive(reactor: Any, where: dict[str, Any]) -> None:
     from twisted.internet.defer import Deferred
     from twisted.internet.protocol import Factory, Protocol
 
-    from dmsg.net.turn import TurnFlush
+    from dmsg.net.flush import TurnFlush
 
     class Sink(Protocol):
         """Discards; says when the end is there; a message that starts with E comes back."""
@@ -54,7 +54,7 @@ async def _send(reactor: Any, where: dict[str, Any]) -> None:
     from twisted.internet.defer import Deferred, gatherResults
     from twisted.internet.protocol import Factory, Protocol
 
-    from dmsg.net.turn import TurnFlush
+    from dmsg.net.flush import TurnFlush
 
     class Waits(Protocol):
         answered: Any = None

@@ -14,8 +14,8 @@ from twisted.internet.task import Clock
 from twisted.test import iosim
 
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.records import RecordLink
-from dmsg.net.turn import TurnFlush
 from dmsg.noise.records import RecordOpener, RecordSealer
 from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.protocol import ServerFactory

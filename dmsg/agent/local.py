@@ -23,10 +23,10 @@ from dmsg.agent.wire import (
 )
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
+from dmsg.net.flush import TurnFlush
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.outbox import EndOfData
 from dmsg.net.streams.stream import StreamTransport
-from dmsg.net.turn import TurnFlush
 
 MAX_FRAME = 32768
 """Bytes of a frame to the agent."""

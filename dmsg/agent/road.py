@@ -18,8 +18,8 @@ from twisted.python.failure import Failure
 from dmsg.agent.local import LOST, LocalCarrier, Opened
 from dmsg.agent.wire import Answer, Reader, WireError, line, parse_line, raise_error
 from dmsg.errors import CloseReason, DmsgError, DmsgTimeout
+from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import Reactor
-from dmsg.net.turn import TurnFlush
 
 PATIENCE = 10.0
 """Seconds for an answer that takes an agent no time."""

@@ -27,10 +27,10 @@ from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.discovery.lookup.nameplates import Nameplate, claim, find
 from dmsg.errors import CloseReason, ConnectFailed, ConnectTimeout, DiscoveryError, DmsgTimeout, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
-from dmsg.net.turn import TurnFlush
 
 MAX_WARNINGS = 64
 """Different texts that a client tells its person."""

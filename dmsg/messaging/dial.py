@@ -13,10 +13,10 @@ from dmsg.messaging.core.dialect import Dialect
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
 from dmsg.messaging.session import ClientSession
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.connect import LinkClientEndpoint, tcp_endpoint
 from dmsg.net.links.link import MakeUser, OnFailure
 from dmsg.net.links.plain import PlainLink
-from dmsg.net.turn import TurnFlush
 
 HANDSHAKE_ROUND_TRIPS = 3
 """Of TCP and the four frames: a guess of the round trip."""

@@ -17,10 +17,10 @@ from dmsg.messaging.core.peers import RelayPeer, descending
 from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.relay import Relay
 from dmsg.messaging.core.wire import Profile
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.acceptor import MAX_HANDSHAKES
 from dmsg.net.links.link import Link
 from dmsg.net.links.plain import PlainLink
-from dmsg.net.turn import TurnFlush
 from dmsg.servers.admission import Admission
 from dmsg.servers.serving import ServedSession, ServingFactory
 from dmsg.telemetry.metrics import relay_seconds

@@ -14,10 +14,10 @@ from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.reactor import Reactor
-from dmsg.net.turn import TurnFlush
 from dmsg.servers.server import DRAIN_LOOK, RelayServer
 from dmsg.servers.settings import DEFAULTS, ServerSettings
 

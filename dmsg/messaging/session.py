@@ -36,11 +36,11 @@ from dmsg.messaging.core.events import Closed, DataReceived, Event, Opened, Reje
 from dmsg.messaging.core.state import ClientChannel, State
 from dmsg.messaging.core.table import ClientConnection
 from dmsg.messaging.streams import ChannelStream
+from dmsg.net.flush import TurnFlush
 from dmsg.net.isolate import isolated
 from dmsg.net.links.link import Link
 from dmsg.net.pending import Pending
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.net.turn import TurnFlush
 from dmsg.net.turns import Hold
 
 OPEN_TIMEOUT = 10.0

@@ -21,10 +21,10 @@ from dmsg.errors import (
     DropReason,
 )
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.acceptor import MAX_HANDSHAKES
 from dmsg.net.links.link import HANDSHAKE_TIMEOUT, Link
 from dmsg.net.links.records import RecordLink
-from dmsg.net.turn import TurnFlush
 from dmsg.net.turns import Hold
 from dmsg.noise.xk import XKHandshake
 from dmsg.servers.admission import Admission

@@ -9,10 +9,10 @@ from twisted.logger import Logger
 
 from dmsg.discovery.entries.entry import with_feature
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.links.records import RecordLink
 from dmsg.net.reactor import Reactor
-from dmsg.net.turn import TurnFlush
 from dmsg.noise.xk import XKHandshake
 from dmsg.servers.server import DRAIN_LOOK, RelayServer
 from dmsg.servers.settings import DEFAULTS, ServerSettings

@@ -24,9 +24,9 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import PubKey
+from dmsg.net.flush import TurnFlush
 from dmsg.net.isolate import isolated
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.net.turn import TurnFlush
 from dmsg.streams.carrier import ClientStream, TransportCarrier
 from dmsg.streams.core.secure import MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.events import (

@@ -17,8 +17,8 @@ from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
 from dmsg.messaging.session import ClientSession
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.plain import PlainLink
-from dmsg.net.turn import TurnFlush
 from tests.support import VECTORS, JoinedNetwork, Recorder
 
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141

@@ -23,8 +23,8 @@ from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import Profile, encode_close
 from dmsg.messaging.protocol import ServerFactory
 from dmsg.messaging.session import ClientSession
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.plain import PlainLink
-from dmsg.net.turn import TurnFlush
 from tests.messaging.support import KEYS, Randomness, vectors
 from tests.support import Accepting
 

@@ -21,8 +21,8 @@ from dmsg.discovery.entries.entry import ClientMeta, Entry
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import SecKey
 from dmsg.net import socketopts
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.records import RecordClientEndpoint
-from dmsg.net.turn import TurnFlush
 from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.core import congestion
 from dmsg.v2019.core.table import ClientConnection

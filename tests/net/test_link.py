@@ -15,11 +15,11 @@ from twisted.test import iosim
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.messaging.core.handshake import JSONHandshake
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import CLOSE_LIMIT, CLOSE_TIMEOUT
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.links.records import RecordLink
 from dmsg.net.socketopts import forget_unsent, held, queued, shed
-from dmsg.net.turn import TurnFlush
 from dmsg.noise.records import OVERHEAD
 from dmsg.noise.xk import XKHandshake
 from tests.messaging.support import KEYS

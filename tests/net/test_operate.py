@@ -16,8 +16,8 @@ from twisted.web.server import Site
 from dmsg.cli.demos.processes import start_twistd
 from dmsg.errors import DmsgTimeout
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.records import RecordClientEndpoint
-from dmsg.net.turn import TurnFlush
 from dmsg.tap import messaging as messaging_tap, server as server_tap
 from dmsg.v2019.client import Client
 from dmsg.v2019.session import ClientSession

@@ -11,7 +11,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 from twisted.web.client import Agent
 
-from dmsg.net.turn import TurnFlush
+from dmsg.net.flush import TurnFlush
 from dmsg.rmb.client import RmbClient
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.cipher import Encryption

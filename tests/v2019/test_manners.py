@@ -11,8 +11,8 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from dmsg.errors import CloseReason, TransportClosed
+from dmsg.net.flush import TurnFlush
 from dmsg.net.streams.address import StreamLost
-from dmsg.net.turn import TurnFlush
 from tests.support import KEYS, Accepting, Recorder
 from tests.v2019.test_streams import ResumeCase
 

@@ -2,7 +2,7 @@
 
 What lies above is told when the link is up, and is never built for a
 connection whose handshake fails.  Frames that are sent in one reactor turn
-leave together (:class:`~dmsg.net.turn.TurnFlush`).  :class:`~dmsg.net.links.records.RecordLink` and
+leave together (:class:`~dmsg.net.flush.TurnFlush`).  :class:`~dmsg.net.links.records.RecordLink` and
 :class:`~dmsg.net.links.plain.PlainLink` say how bytes become frames and frames bytes.
 """
 
@@ -20,10 +20,10 @@ from zope.interface import implementer
 
 from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.interfaces import LinkHandshake, LinkUser
 from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_kept
 from dmsg.net.socketopts import forget_unsent, held, queued, send_more, shed, tune, unacknowledged, write_now
-from dmsg.net.turn import TurnFlush
 from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
 
 HANDSHAKE_TIMEOUT = 10.0

@@ -9,11 +9,11 @@ from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from dmsg.base.pool import BufferPool
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.connect import LinkClientEndpoint
 from dmsg.net.links.interfaces import LinkHandshake
 from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, Link, MakeUser, OnFailure
 from dmsg.net.links.reading import READ_SIZE
-from dmsg.net.turn import TurnFlush
 from dmsg.noise.records import COPY_LIMIT, MAX_PLAINTEXT, MAX_RECORD, MAX_SEQUENCE, RecordOpener, RecordSealer
 from dmsg.noise.xk import XKHandshake
 

@@ -13,10 +13,10 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from dmsg.base.memory import Memory
+from dmsg.net.flush import TurnFlush
 from dmsg.net.isolate import isolated
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
-from dmsg.net.turn import TurnFlush
 from dmsg.pages.port import StatusPort
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, QueueUnavailable

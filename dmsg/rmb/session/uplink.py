@@ -22,8 +22,8 @@ from twisted.python.failure import Failure
 
 from dmsg.base.printable import without_userinfo
 from dmsg.errors import DmsgError, DmsgTimeout
+from dmsg.net.flush import TurnFlush
 from dmsg.net.retry import retry_delay
-from dmsg.net.turn import TurnFlush
 from dmsg.net.turns import Hold
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import CallTimeout, Drop, RmbError

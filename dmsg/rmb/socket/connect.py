@@ -14,8 +14,8 @@ from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.ssl import optionsForClientTLS
 
 from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
+from dmsg.net.flush import TurnFlush
 from dmsg.net.links.connect import host_endpoint
-from dmsg.net.turn import TurnFlush
 from dmsg.rmb.socket.websocket import HANDSHAKE_TIMEOUT, OPTIONS, Receiver, Socket
 
 

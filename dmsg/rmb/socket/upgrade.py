@@ -17,9 +17,9 @@ from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET, Request
 
+from dmsg.net.flush import TurnFlush
 from dmsg.net.share import Share
 from dmsg.net.socketopts import tune, write_now
-from dmsg.net.turn import TurnFlush
 from dmsg.rmb.socket.door import is_key
 from dmsg.rmb.socket.websocket import OPTIONS, Receiver, Socket
 

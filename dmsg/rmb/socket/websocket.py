@@ -19,9 +19,9 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 
+from dmsg.net.flush import TurnFlush
 from dmsg.net.share import STEPS
 from dmsg.net.socketopts import forget_unsent, queued, tune, write_now
-from dmsg.net.turn import TurnFlush
 from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.socket import frames
@@ -346,7 +346,7 @@ class Socket(HeldReading, TakesTurns):
             self._out.append(frame)
 
     def flush(self) -> None:
-        """For :class:`~dmsg.net.turn.TurnFlush`."""
+        """For :class:`~dmsg.net.flush.TurnFlush`."""
         out, self._out = self._out, None
         if out and self.sendable:
             write_now(self.transport, b"".join(out))
