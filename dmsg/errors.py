@@ -155,7 +155,6 @@ class DropReason(Enum):
     CROWDED_OUT = "crowded_out"
     TOO_MANY_PER_PAIR = "too_many_per_pair"
     NOT_ADMITTED = "not_admitted"
-    ADMISSION_UNKNOWN = "admission_unknown"
     WRONG_PROFILE = "wrong_profile"
     MEMORY = "memory"
 

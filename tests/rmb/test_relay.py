@@ -863,6 +863,7 @@ class HTTPTests(SocketPairCase):
             "rmb_cache_misses_total",
             "rmb_cache_flushes_total",
             "rmb_cache_entries",
+            "rmb_queue_forgotten_total 0.0",
             "process_open_fds",
         ):
             self.assertIn(line, metrics)

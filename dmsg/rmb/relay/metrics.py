@@ -63,6 +63,11 @@ class RelayMetrics:
         yield GaugeMetricFamily(
             "rmb_queue_writable", "1 when the queue takes messages, as it should", value=switch.queue.trouble is None
         )
+        yield CounterMetricFamily(
+            "rmb_queue_forgotten",
+            "Delivered messages that the queue could not delete and will deliver again",
+            value=switch.queue.forgotten,
+        )
         yield CounterMetricFamily("rmb_queue_dropped", "Oldest messages of full queues", value=switch.dropped_oldest)
         held = GaugeMetricFamily(
             "rmb_held_bytes",

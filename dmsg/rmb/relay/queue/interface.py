@@ -73,6 +73,7 @@ class RelayQueue(Interface):
     """Messages by session."""
 
     trouble = Attribute("Why nothing can be added now, as on a full disk; None when it can.")
+    forgotten = Attribute("Number of delivered messages that the queue could not delete and will deliver again.")
 
     def append(session: str, data: bytes, until: float, sender: int = ...) -> Deferred[Any]:
         """Keep a message until a time.  Fires with its id once it survives the process.

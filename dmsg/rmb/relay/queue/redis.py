@@ -218,6 +218,10 @@ class RedisQueue:
         """:raises RedisUnavailable: it does not answer."""
         return cls(reactor, await open_redis(url, reactor), url, limits)
 
+    @property
+    def forgotten(self) -> int:
+        return self._removals.forgotten
+
     def _key(self, session: str) -> str:
         return FEDERATION_STREAM if session == FEDERATION else f"{STREAM_PREFIX}{session}"
 

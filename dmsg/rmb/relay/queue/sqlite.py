@@ -100,6 +100,10 @@ class SQLiteQueue:
     def __len__(self) -> int:
         return sum(count for count, _ in self._sizes.values())
 
+    @property
+    def forgotten(self) -> int:
+        return self._removals.forgotten
+
     def _begin(self) -> None:
         if not self._open:
             self._db.execute("BEGIN IMMEDIATE")
