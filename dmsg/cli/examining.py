@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from importlib.metadata import version
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.web.iweb import IResponse
 
 from dmsg.base.printable import shortened, without_userinfo
@@ -173,7 +173,7 @@ async def _discovery(reactor: Reactor, all_: Examination, url: str, servers: dic
 async def _time_there(reactor: Reactor, all_: Examination, url: str) -> None:
     began, wall = reactor.seconds(), time.time()
     client = WebClient(reactor, make_pool(reactor, persistent=False), PATIENCE)
-    asking: Deferred[IResponse] = client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor, timeout=PATIENCE)
+    asking = client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor, timeout=PATIENCE)
     try:
         response = await cancellable(asking)
         took = reactor.seconds() - began

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
 from twisted.web.client import ResponseDone
 from twisted.web.http import PotentialDataLoss
+from twisted.web.iweb import IResponse
 
 from dmsg.errors import DmsgError
 
@@ -43,7 +42,7 @@ class _Collector(Protocol):
             self._finished.errback(reason)
 
 
-def drop(transport: Any) -> None:
+def drop(transport: object) -> None:
     """End the connection under an answer; Twisted's proxies for it differ in what they have."""
     for name in ("abortConnection", "loseConnection", "stopProducing"):
         end = getattr(transport, name, None)
@@ -52,7 +51,7 @@ def drop(transport: Any) -> None:
             return
 
 
-def read_body(response: Any, most: int) -> Deferred[bytes]:
+def read_body(response: IResponse, most: int) -> Deferred[bytes]:
     """The body of an answer of :class:`twisted.web.client.Agent`.
 
     Fails with :class:`AnswerTooLong`, and with what a connection can die of.

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from twisted.internet.interfaces import IAddress, IDelayedCall
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
@@ -44,7 +44,7 @@ connection that is closed while something comes is reset, and its client never s
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([/?].*|)", re.IGNORECASE | re.DOTALL)
 
 
-def owner_of(address: Any) -> str:
+def owner_of(address: object) -> str:
     """Whose a connection is, as turns and memory count: a block of addresses, or the key at the end of a stream."""
     return blocks_of(str(getattr(address, "host", None) or getattr(address, "public_key", "")))[0].name
 
@@ -104,7 +104,7 @@ class BoundedChannel(TakesTurns, HTTPChannel):
         if extra:
             self._behind.appendleft(extra)
 
-    def requestDone(self, request: Any) -> None:
+    def requestDone(self, request: Request) -> None:
         super().requestDone(request)  # type: ignore[no-untyped-call]
         if self._over:
             self._behind.clear()
@@ -207,7 +207,7 @@ class PlainRequest(Request):
     Its target may be a whole URL, as proxies send it (absolute-form, RFC 9112, 3.2.2).
     """
 
-    channel: Any
+    channel: BoundedChannel
 
     def parseCookies(self) -> None:
         """Each would be an object or two."""
@@ -216,7 +216,7 @@ class PlainRequest(Request):
         hosts = self.requestHeaders.getRawHeaders(b"host")
         several = hosts is not None and len(hosts) > 1  # RFC 9112, 3.2
         if several or path.count(b"&") + path.count(b";") >= MAX_PARAMETERS:
-            self.channel._respondToBadRequestAndDisconnect()  # noqa: SLF001  # as Twisted's own requests do
+            self.channel._respondToBadRequestAndDisconnect()  # type: ignore[no-untyped-call]  # noqa: SLF001  # as Twisted's own requests do
             return
         if path[:1] != b"/" and (whole := _ABSOLUTE.fullmatch(path)) is not None:
             # what the URL names counts, whatever Host says
@@ -224,6 +224,14 @@ class PlainRequest(Request):
             rest = whole[2]
             path = rest if rest.startswith(b"/") else b"/" + rest
         super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
+
+
+class SiteOptions(TypedDict, total=False):
+    """Arguments of :class:`twisted.web.server.Site` that its makers here use."""
+
+    timeout: float
+    reactor: IReactorTime
+    parsePOSTFormSubmission: bool
 
 
 class BoundedSite(Site):
@@ -242,7 +250,7 @@ class BoundedSite(Site):
         requestFactory: type[PlainRequest] = PlainRequest,
         share: Share | None = None,
         refused: Callable[[str], None] = lambda reason: None,
-        **options: Any,
+        **options: Unpack[SiteOptions],
     ) -> None:
         """:param refused: told ``busy`` when a connection ends because all hold too much.
 

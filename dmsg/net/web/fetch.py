@@ -9,18 +9,19 @@ where nobody wanted to ask.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyperlink import EncodedURL
 from treq.client import HTTPClient
 from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.internet.interfaces import IAddress, IConsumer, IReactorTime
+from twisted.internet.interfaces import IAddress, IConsumer, IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 from twisted.web._newclient import (
     HEADER,
     STATUS,
     HTTP11ClientProtocol,
+    Request,
     RequestNotSent,
     RequestTransmissionFailed,
     ResponseNeverReceived,
@@ -31,6 +32,10 @@ from twisted.web.iweb import IAgent, IBodyProducer, IResponse
 from zope.interface import implementer
 
 from dmsg.errors import DmsgError
+
+if TYPE_CHECKING:
+    from treq._types import _SomeURL
+    from treq.response import _Response
 
 MAX_HEAD = 64 * 1024
 """Bytes of an answer before its body."""
@@ -66,7 +71,7 @@ class _Bounded(HTTP11ClientProtocol):
         if no_delay is not None:
             no_delay(True)
 
-    def request(self, request: Any) -> Deferred[IResponse]:
+    def request(self, request: Request) -> Deferred[IResponse]:
         self._head = 0
         asking: Deferred[IResponse] = super().request(request)
         return asking
@@ -117,11 +122,11 @@ class Body:
 class _Kept:
     """Kept connection, over which one request is made: if the other side has closed it meanwhile, over a new one."""
 
-    def __init__(self, connection: HTTP11ClientProtocol, connect: Callable[[], Deferred[Any]]) -> None:
+    def __init__(self, connection: _Bounded, connect: Callable[[], Deferred[Any]]) -> None:
         self._connection = connection
         self._connect = connect
 
-    def request(self, request: Any) -> Deferred[IResponse]:
+    def request(self, request: Request) -> Deferred[IResponse]:
         def again(failure: Failure) -> Any:
             error = failure.value
             reasons = getattr(error, "reasons", ())
@@ -140,8 +145,8 @@ class _Kept:
 class _Pool(HTTPConnectionPool):
     """Connections that are kept for the next request.
 
-    A server that answers in HTTP/1.0 closes its connection, whether it says so or not: that one is not kept.  Any
-    other may close one in the moment in which a request is sent over it.  When nothing was answered, the request is
+    A server that answers in HTTP/1.0 closes its connection, whether it says so or not: that one is not kept.  The
+    others may close one in the moment in which a request is sent over it.  When nothing was answered, the request is
     sent again, once, whatever its method: everything that is asked here may be asked twice.
 
     Nothing is kept any more once the pool is closed: an answer may be there before its connection is free to be kept.
@@ -150,7 +155,7 @@ class _Pool(HTTPConnectionPool):
     _closed = False
     retryAutomatically = False
 
-    def getConnection(self, key: Any, endpoint: Any) -> Deferred[Any]:
+    def getConnection(self, key: Hashable, endpoint: IStreamClientEndpoint) -> Deferred[Any]:
         def wrapped(connection: Any) -> Any:
             if not connection.kept:
                 return connection
@@ -159,11 +164,12 @@ class _Pool(HTTPConnectionPool):
         getting: Deferred[Any] = super().getConnection(key, endpoint)
         return getting.addCallback(wrapped)
 
-    def closeCachedConnections(self) -> Any:
+    def closeCachedConnections(self) -> Deferred[None]:
         self._closed = True
-        return super().closeCachedConnections()  # type: ignore[no-untyped-call]
+        closed: Deferred[None] = super().closeCachedConnections()  # type: ignore[no-untyped-call]
+        return closed
 
-    def _putConnection(self, key: Any, connection: Any) -> None:
+    def _putConnection(self, key: Hashable, connection: Any) -> None:
         if self._closed:
             connection.transport.abortConnection()
         elif connection._parser.response.version < _KEEPS:  # noqa: SLF001  # the answer that is just over
@@ -186,7 +192,7 @@ def make_pool(reactor: IReactorTime, *, persistent: bool = True, most: int = 2) 
 class _AsItComes:
     """Before treq's own wrapper, which would decompress."""
 
-    def __init__(self, agent: Any) -> None:
+    def __init__(self, agent: IAgent) -> None:
         self._agent = agent
 
     def request(
@@ -195,7 +201,7 @@ class _AsItComes:
         headers = Headers() if headers is None else headers.copy()
         headers.setRawHeaders(b"accept-encoding", [b"identity"])
 
-        def came(response: Any) -> Any:
+        def came(response: IResponse) -> IResponse:
             response.headers.removeHeader(b"content-encoding")
             return response
 
@@ -219,7 +225,7 @@ class WebClient(HTTPClient):
         agent = Agent(reactor, connectTimeout=connect_timeout, pool=pool)
         super().__init__(_AsItComes(agent), data_to_body_producer=Body)
 
-    def request(self, method: str, url: Any, **options: Any) -> Any:
+    def request(self, method: str, url: _SomeURL, **options: Any) -> Deferred[_Response]:
         """As treq's, and by addresses of IPv6."""
         if isinstance(url, str) and "[" in url:
             url = _Literal.from_text(url)
@@ -241,7 +247,7 @@ def cancellable(asking: Deferred[T]) -> Deferred[T]:
 
     answer: Deferred[T] = Deferred(cancel)
 
-    def ended(result: Any) -> None:
+    def ended(result: T | Failure) -> None:
         if not wanted:
             return
         if isinstance(result, Failure):

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
+from twisted.web.server import Site
 
 from dmsg.net.blocks import BlockCounts, blocks_of
 
@@ -85,6 +86,15 @@ class Guarded:
         """Twisted could not read what came, and says so by an exception."""
         self.guard.refused("unreadable_request")
         self.drop()
+
+
+class GuardOptions(TypedDict, total=False):
+    """Arguments of :class:`Guard`, for what makes one."""
+
+    most: int | None
+    most_of_block: int
+    by_place: bool
+    refused: Callable[[str], None]
 
 
 class Guard:
@@ -178,7 +188,7 @@ class GuardedFactory(WrappingFactory):
     protocol = _Wrapped
     noisy = False
 
-    def __init__(self, site: Any, clock: IReactorTime, **of_guard: Any) -> None:
+    def __init__(self, site: Site, clock: IReactorTime, **of_guard: Unpack[GuardOptions]) -> None:
         super().__init__(site)  # type: ignore[no-untyped-call]
         self.guard = Guard(clock, **of_guard)
 

@@ -18,7 +18,7 @@ from klein.resource import KleinResource
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.server import NOT_DONE_YET
+from twisted.web.server import NOT_DONE_YET, Request
 
 _log = Logger()
 
@@ -56,7 +56,7 @@ class QuickResource(KleinResource):
                     if not found["path"] or (method, found["before"].encode()) not in self._last:
                         self._last[method, found["before"].encode()] = way
 
-    def _find(self, request: Any) -> tuple[str, dict[str, str]] | None:
+    def _find(self, request: Request) -> tuple[str, dict[str, str]] | None:
         """The route of a request and its arguments; None: Klein looks."""
         if _HOST.fullmatch(request.getHeader(b"host") or b"") is None:
             return None
@@ -83,7 +83,7 @@ class QuickResource(KleinResource):
         result.addCallback(finish_with, request).addErrback(_broken, request)
         return NOT_DONE_YET
 
-    def _failed(self, failure: Failure, request: Any) -> Any:
+    def _failed(self, failure: Failure, request: Request) -> object:
         """What the error map says; what it does not know goes on, and what nobody is there any more to be told."""
         if request._disconnected:  # noqa: SLF001
             return failure
@@ -93,7 +93,7 @@ class QuickResource(KleinResource):
         return failure
 
 
-def finish_with(body: bytes, request: Any) -> None:
+def finish_with(body: bytes, request: Request) -> None:
     """A whole answer, to a request that was not answered at once; to a HEAD only its length.
 
     Nothing, if who asked has left: a route may answer all the same, because it was told so.
@@ -106,7 +106,7 @@ def finish_with(body: bytes, request: Any) -> None:
     request.finish()
 
 
-def _broken(failure: Failure, request: Any) -> None:
+def _broken(failure: Failure, request: Request) -> None:
     """A fault of this program, or nobody is there any more to be answered."""
     if not request._disconnected:  # noqa: SLF001
         request.processingFailed(failure)

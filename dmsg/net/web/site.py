@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from io import BytesIO
-from typing import Any, cast
+from typing import TypedDict, Unpack
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
@@ -20,7 +20,7 @@ from dmsg.net.addresses import forwarded_client
 from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.share import Share
 from dmsg.net.turns import TakesTurns
-from dmsg.net.web.channel import BoundedSite, PlainRequest
+from dmsg.net.web.channel import BoundedSite, PlainRequest, SiteOptions
 from dmsg.net.web.routes import finish_with
 
 MAX_WAITING = 4096
@@ -65,7 +65,7 @@ def without_body(request: IRequest, body: bytes) -> bytes:
     return b""
 
 
-def close_after(request: Any) -> None:
+def close_after(request: Request) -> None:
     """End the connection behind the answer: what else came over it is not looked at."""
     request.setHeader(b"connection", b"close")
     request.channel.persistent = False
@@ -121,7 +121,7 @@ class BoundedRequest(TakesTurns, PlainRequest):
 
     @property
     def owner(self) -> str:  # type: ignore[override]
-        return cast(str, self.channel.block)
+        return self.channel.block
 
     def _is_idle(self) -> bool:
         return bool(self._disconnected or self.channel is None)
@@ -159,7 +159,15 @@ class BoundedRequest(TakesTurns, PlainRequest):
         self.channel.linger()
 
 
-def bounded(reactor: IReactorTime, max_body: int, refused: Callable[[str], None], timeout: float) -> dict[str, Any]:
+class BoundedOptions(SiteOptions):
+    """Arguments of :class:`~dmsg.net.web.channel.BoundedSite`."""
+
+    requestFactory: type[BoundedRequest]
+    share: Share
+    refused: Callable[[str], None]
+
+
+def bounded(reactor: IReactorTime, max_body: int, refused: Callable[[str], None], timeout: float) -> BoundedOptions:
     """What a :class:`~dmsg.net.web.channel.BoundedSite` of such requests is made with.
 
     :param refused: called with ``too_long`` or ``busy``.
@@ -204,6 +212,16 @@ class Requesters:
         self.limit.charge(self.address_of(request), requests, self._reactor.seconds())
 
 
+class GateOptions(TypedDict, total=False):
+    """Arguments of :class:`Gate`, for what makes one."""
+
+    patience: Callable[[Request], float]
+    posts: RateLimit | None
+    is_post: Callable[[Request], bool]
+    independent: bool
+    finished: Callable[[Request, int, float], None]
+
+
 class Gate(Resource):
     """Body limit and rate limits, for all paths.
 
@@ -246,7 +264,7 @@ class Gate(Resource):
         self.delayed = 0
         """Requests that were answered later."""
 
-    def log(self, request: Any) -> None:
+    def log(self, request: Request) -> None:
         """In place of a line for each request: it is answered."""
         self._finished(request, request.code, self._reactor.seconds() - getattr(request, "began", 0.0))
 
@@ -291,10 +309,10 @@ class Gate(Resource):
     def _size_of(request: Request) -> int:
         return int(getattr(request, "received", 0)) + 1024
 
-    def _done(self, _: Any, address: str) -> None:
+    def _done(self, _: object, address: str) -> None:
         self._open.remove(address)
 
-    def _left(self, _: Any, request: Request) -> None:
+    def _left(self, _: object, request: Request) -> None:
         """The client has gone."""
         self._forget(request)
         self._finished(request, 499, self._reactor.seconds() - request.began)  # type: ignore[attr-defined]
@@ -339,7 +357,7 @@ def gated_site(
     requesters: Requesters,
     *,
     max_body: int,
-    **of_gate: Any,
+    **of_gate: Unpack[GateOptions],
 ) -> BoundedSite:
     """The factory to listen with.
 
@@ -350,5 +368,5 @@ def gated_site(
     gate = Gate(root, reactor, requesters, refused, **of_gate)
     site = BoundedSite(gate, **bounded(reactor, max_body, refused, IDLE_TIMEOUT))
     # a line for each request is no news
-    site.log = gate.log  # type: ignore[method-assign]
+    site.log = gate.log  # type: ignore[method-assign,assignment]  # all requests are of the class above
     return site
