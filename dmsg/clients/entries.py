@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
 
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookups import Lookups
@@ -16,6 +18,37 @@ SUCCESSORS = 4
 """Steps from a key to its successors that are followed."""
 
 
+class _Query:
+    """Query of discovery for one entry, whose answer all callers share that ask meanwhile.
+
+    The query is cancelled when its last caller is.
+    """
+
+    def __init__(self) -> None:
+        self._callers: list[Deferred[Entry]] = []
+        self._asking: Deferred[Entry] | None = None
+
+    def answer(self) -> Deferred[Entry]:
+        """Return the answer for one more caller."""
+        caller: Deferred[Entry] = Deferred(self._leave)
+        self._callers.append(caller)
+        return caller
+
+    def start(self, asking: Deferred[Entry]) -> None:
+        """Take the answer of ``asking``."""
+        self._asking = asking
+        asking.addBoth(self._ended)
+
+    def _leave(self, caller: Deferred[Entry]) -> None:
+        self._callers.remove(caller)
+        if not self._callers and self._asking is not None:
+            self._asking.cancel()
+
+    def _ended(self, result: Entry | Failure) -> None:
+        while self._callers:
+            self._callers.pop(0).callback(result)
+
+
 class Entries:
     """Entries that were looked up, verified."""
 
@@ -23,6 +56,8 @@ class Entries:
         self._reactor = reactor
         self._lookups = lookups
         self._known: dict[PubKey, tuple[float, Entry]] = {}
+        self._queries: dict[PubKey, _Query] = {}
+        """Queries that are under way; each has a caller that waits."""
 
     def __contains__(self, remote: PubKey) -> bool:
         """Whether one is kept, fresh or not."""
@@ -42,12 +77,15 @@ class Entries:
 
     def doubt(self, remote: PubKey) -> None:
         """Ask discovery again next time; what is kept is for when it is away."""
+        # The answer of a query that is under way may be as old as the entry in doubt.
+        self._queries.pop(remote, None)
         if remote in self._known:
             self._known[remote] = (0.0, self._known[remote][1])
 
     def forget(self) -> None:
         """Keep nothing."""
         self._known.clear()
+        self._queries.clear()
 
     async def of(self, remote: PubKey) -> Entry:
         """The entry of ``remote``, not older than ``ENTRY_CACHE_TIME`` unless discovery is away.
@@ -59,7 +97,7 @@ class Entries:
         if known is not None and self.is_fresh(remote):
             return known[1]
         try:
-            entry = await self._lookups.entry(remote)
+            entry = await self._query(remote)
         except EntryNotFound:
             raise
         except DiscoveryError:
@@ -68,6 +106,22 @@ class Entries:
             return known[1]  # discovery is away: what was true lately is better than nothing
         self.keep(remote, entry, ENTRY_CACHE_TIME)
         return entry
+
+    async def _query(self, remote: PubKey) -> Entry:
+        """Return what discovery answers to a query that is under way, or to a new one."""
+        query = self._queries.get(remote)
+        if query is not None:
+            return await query.answer()
+        query = self._queries[remote] = _Query()
+        answer = query.answer()
+
+        def forget(result: Entry | Failure) -> Entry | Failure:
+            if self._queries.get(remote) is query:
+                del self._queries[remote]
+            return result
+
+        query.start(self._lookups.entry(remote).addBoth(forget))
+        return await answer
 
     async def successor(self, remote: PubKey) -> tuple[PubKey, Entry]:
         """The entry of ``remote``, or of the key that it named, signed by both, to follow it.
