@@ -21,6 +21,7 @@ from twisted.python.failure import Failure
 
 from dmsg.clients.choice import ServerChoice
 from dmsg.clients.dial import ServerLink, SessionOpener, SessionT
+from dmsg.clients.session import Session
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
@@ -362,10 +363,14 @@ class ServerSet(Generic[SessionT]):
     # --- a server that leaves ---
 
     def _welcome(self, session: SessionT) -> None:
-        session.key_shared = self._uses.key_shared
-        session.draining = lambda seconds, servers: self._server_leaves(session, seconds, servers)
+        session.keeper = self
 
-    def _server_leaves(self, session: SessionT, seconds: int, servers: list[PubKey]) -> None:
+    def key_shared(self, address: str) -> None:
+        """See :class:`~dmsg.clients.session.SessionKeeper`."""
+        self._uses.key_shared(address)
+
+    def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
+        """See :class:`~dmsg.clients.session.SessionKeeper`."""
         _log.info("server {server} leaves in {seconds} s", server=session.server.short, seconds=seconds)
         now = self._reactor.seconds()
         self._avoid[session.server] = now + AVOID_FOR

@@ -47,6 +47,16 @@ class SessionCore(Protocol):
         """Take whole frames from the start of ``buffer``; return the bytes taken and the events."""
 
 
+class SessionKeeper(Protocol):
+    """Owner of a client's sessions, which decides what follows from what their servers say."""
+
+    def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
+        """Look for another server: that of ``session`` leaves in ``seconds`` and names ``servers`` instead."""
+
+    def key_shared(self, address: str) -> None:
+        """Warn: another program, at ``address``, is connected with the same key."""
+
+
 class Session:
     """A client's connection to one server.
 
@@ -54,8 +64,7 @@ class Session:
     :ivar core: the rules of the family.
     :ivar server: the server's key.
     :ivar lost: fires with None when the connection is gone.
-    :ivar draining: callback invoked with (seconds, other servers) when the server says that it leaves.
-    :ivar key_shared: callback invoked with the address of another program that is connected with the same key.
+    :ivar keeper: told what the server says of itself and of this client; None: nobody is.
     :ivar connected: whether the session can be used.
     :ivar writable: whether the link takes more; False while it is congested.
     :ivar leaving: whether the server said that it leaves.
@@ -83,8 +92,7 @@ class Session:
         self.why_lost = "connection to the server was lost"
         self.refused_extension = False
         self.lost: Deferred[None] = Deferred()
-        self.draining: Callable[[int, list[PubKey]], None] = lambda seconds, servers: None
-        self.key_shared: Callable[[str], None] = lambda address: None
+        self.keeper: SessionKeeper | None = None
 
     # --- for a family ---
 
@@ -186,7 +194,8 @@ class Session:
         """Tell, once, that the server leaves in ``seconds`` and names ``servers`` instead."""
         if not self.leaving:  # told again and again, clients would look for others each time
             self.leaving = True
-            self.draining(seconds, servers)
+            if self.keeper is not None:
+                self.keeper.server_leaves(self, seconds, servers)
 
     # --- for the carriers of its streams ---
 

@@ -279,8 +279,8 @@ class ClientSession(Session):
     # --- events of the core ---
 
     def _on_noticed(self, event: Noticed) -> None:
-        if event.what == SAME_KEY:
-            self.key_shared(printable(event.text))
+        if event.what == SAME_KEY and self.keeper is not None:
+            self.keeper.key_shared(printable(event.text))
 
     def _on_established(self, event: Established) -> None:
         self.connected = True

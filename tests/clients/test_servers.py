@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.clients.choice import ServerChoice
 from dmsg.clients.servers import AVOID_FOR, HINTS_FOR, MAX_HINTS, ServerSet, ServerUses
+from dmsg.clients.session import Session as ClientSession
 from dmsg.discovery.entries.entry import VERSION, Entry, ServerMeta
 from dmsg.keys import PubKey, SecKey
 from dmsg.v2019.core.events import Draining
@@ -52,8 +53,7 @@ class Session:
     def __init__(self, server: PubKey) -> None:
         self.server = server
         self.lost: Deferred[None] = Deferred()
-        self.draining: Any = None
-        self.key_shared: Any = None
+        self.keeper: Any = None
 
     def close(self) -> None:
         self.connected = False
@@ -84,10 +84,14 @@ class HintTests(SynchronousTestCase):
         self.clock.pump([0, 0.1, 0.1])
         self.addCleanup(self.set.stop)
 
+    def leave(self, server: PubKey, others: list[SecKey]) -> None:
+        session = self.sessions[server]
+        session.keeper.server_leaves(session, 8, [one.public for one in others])
+
     def test_of_a_server_that_is_kept(self) -> None:
         self.set_up()
         self.assertEqual(list(self.set.links), [KEYS[0].public])
-        self.sessions[KEYS[0].public].draining(8, [one.public for one in KEYS[1:]])
+        self.leave(KEYS[0].public, KEYS[1:])
         self.sessions[KEYS[0].public].leaving = True
         self.clock.pump([0, 0.1, 0.1])
         self.assertEqual(self.lookups.asked, [one.public for one in KEYS[1 : 1 + MAX_HINTS]])
@@ -104,7 +108,7 @@ class HintTests(SynchronousTestCase):
     def test_only_is_only(self) -> None:
         self.set_up(only=[KEYS[0].public])
         self.lookups.asked.clear()
-        self.sessions[KEYS[0].public].draining(8, [one.public for one in KEYS[1:]])
+        self.leave(KEYS[0].public, KEYS[1:])
         self.clock.pump([0] + [1] * 30)
         self.assertEqual(set(self.lookups.asked) - {KEYS[0].public}, set())
         self.assertEqual(set(self.set.links) - {KEYS[0].public}, set())
@@ -113,7 +117,7 @@ class HintTests(SynchronousTestCase):
         self.set_up()
         self.successResultOf(self.set.session(KEYS[5].public))
         self.lookups.asked.clear()
-        self.sessions[KEYS[5].public].draining(8, [one.public for one in KEYS[10:]])
+        self.leave(KEYS[5].public, KEYS[10:])
         self.clock.pump([0, 0.1, 0.1])
         self.assertEqual(self.lookups.asked, [])
 
@@ -145,12 +149,25 @@ class HintTests(SynchronousTestCase):
         self.assertEqual(found[-1], full)
 
 
+class Keeper:
+    """Notes in how many seconds servers leave."""
+
+    def __init__(self, told: list[int]) -> None:
+        self._told = told
+
+    def server_leaves(self, session: ClientSession, seconds: int, servers: list[PubKey]) -> None:
+        self._told.append(seconds)
+
+    def key_shared(self, address: str) -> None:
+        """Not asked about."""
+
+
 class OnceTests(SecureCase):
     """A server may say once that it leaves."""
 
     def test_again_and_again(self) -> None:
         told: list[int] = []
-        self.b.draining = lambda seconds, servers: told.append(seconds)
+        self.b.keeper = Keeper(told)
         for seconds in (8, 7, 6):
             self.b._on_draining(Draining(seconds, []))
         self.assertEqual(told, [8])
