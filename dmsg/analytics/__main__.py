@@ -1,4 +1,4 @@
-"""For ``spark-submit dmsg/analytics/__main__.py`` and ``python -m dmsg.analytics``."""
+"""Entry point of ``spark-submit dmsg/analytics/__main__.py`` and ``python -m dmsg.analytics``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What needs an operator's attention, out of the gold tables: one line each, the most urgent first.
+"""Findings that need an operator's attention, from the gold tables; the most urgent first.
 
-Plain functions of rows; who reads the tables does not matter.  Every limit has
-a name here, and every line says on what it stands, so that it can be argued with.
+Pure functions of rows, independent of how the rows are read. Every limit has a name here, and every
+finding states the numbers behind it, so that an operator can dispute it.
 """
 
 from __future__ import annotations
@@ -31,46 +31,48 @@ TABLES = (
     "network_day",
     "uptime_day",
 )
-"""Gold tables of which rows are needed."""
+"""Gold tables whose rows the findings need."""
 DAYS_BACK = 9
-"""Days of those tables: the newest, the week before it to compare with, and one that is not over."""
+"""Days of rows to read: the newest day, the week before it for comparison, and a day that is not over."""
 RECENT_DAYS = 2
-"""What happened on so many days, the newest with them, is shown."""
+"""Days, the newest included, whose events are reported."""
 LYING_DAYS = 7
-"""The same for claims, which are settled late."""
+"""Days whose claims are reported; longer, because receipts settle late."""
 FORGOTTEN_DAYS = 28
-"""A process that has been silent for longer is not missed any more."""
+"""Days after which a silent process is no longer reported."""
 CLOCK_LIMIT_MS = 60_000
 SLOW_TIMES = 2.0
-"""The p99 of a day is slow from so many times the median p99 of the week before on,"""
+"""Factor by which a day's p99 must exceed the median p99 of the week before to count as slow."""
 SLOW_LEAST_MS = 5.0
-"""and so many ms more,"""
+"""Milliseconds by which it must exceed that median as well."""
 SLOW_SAMPLES = 100
-"""of days with so many answers,"""
+"""Fewest samples of a day that is compared."""
 SLOW_DAYS = 3
-"""of which the week has so many."""
+"""Fewest days of the week before that must have so many samples."""
 SLOW_READERS = 0.01
-"""Share of transports that ended because a receiver was slow from which on it is shown, of at least"""
+"""Share of transports ended by a slow receiver from which on it is reported."""
 SLOW_READERS_LEAST = 10
-"""so many."""
+"""Fewest transports ended by a slow receiver that are reported."""
 ATTACK = 100.0
-"""The score of one who does more than is usual on a day."""
+"""Score from which on an actor's day is reported."""
 COMPLETE = 0.99
-"""Share of the events of a producer's day without which something is missing."""
+"""Share of a producer's events of a day below which events count as missing."""
 OLD_SECONDS = 2 * 3600
-"""Without a newer event of anybody the data is old: files are sealed every five minutes."""
+"""Seconds without a newer event from any producer after which the data counts as old; files are sealed every five
+minutes.
+"""
 CHANGE_TIMES = 1.5
-"""A sum of the network that is so many times the day before's, or so small a part of it, has changed."""
+"""Factor between two days by which a total of the network must rise or fall to be reported."""
 BUSY = 0.8
-"""Share of its places from which a server that refuses connections is full."""
+"""Share of its capacity above which a server that refuses connections is called full."""
 MOST = 8
-"""Lines of one kind that a person is shown; how many more there are is said."""
+"""Most findings of one kind shown to a person; the number left out is shown as well."""
 MOST_ATTACKS = 3
-"""The same of those who scan, flood and the like: they are many, and hide what else there is."""
+"""Most findings of a kind of abuse that are shown; they are many and would hide the others."""
 
 
 class Urgency(IntEnum):
-    """How soon somebody should look."""
+    """Urgency of a finding."""
 
     NOW = 0
     SOON = 1
@@ -78,18 +80,18 @@ class Urgency(IntEnum):
 
     @property
     def word(self) -> str:
-        """As people and programs are told it."""
+        """Word for people and programs."""
         return ("now", "look", "changed")[self]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A line.
+    """Finding for an operator.
 
     :ivar kind: silent, crashed, full, slow receivers, slow, claims, clock, unheard, missing, old, changed, new, or
-        what somebody does, as in ``actor``.
-    :ivar about: the key of a server, the name of a process or of an actor; empty: the network.
-    :ivar place: the section of the report that shows it.
+        the kind of an ``actor``, as ``scan``.
+    :ivar about: key of a server, or name of a process or an actor; empty for the whole network.
+    :ivar place: section of the report that shows the rows behind the finding.
     """
 
     urgency: Urgency
@@ -100,19 +102,19 @@ class Finding:
 
 
 def needs_attention(store: Store, state: State, *, now: datetime) -> list[Finding]:
-    """What the tables under a directory tell.
+    """Return the findings in the tables of a store.
 
-    :raises LakeError: they cannot be read.
+    :raises LakeError: the tables cannot be read.
     """
     since = str(date.fromisoformat(max(state.days)) - timedelta(DAYS_BACK))
     return attention({name: store.gold(name, state, since) for name in TABLES}, now=now)
 
 
 def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime) -> list[Finding]:
-    """What the tables tell.
+    """Return the findings in rows.
 
     :param tables: rows of :data:`TABLES`.
-    :param now: an aware time.
+    :param now: current time, with a time zone.
     """
     network = tables["network_day"]
     boots = [{**row, "first_at": _utc(row["first_at"]), "last_at": _utc(row["last_at"])} for row in tables["boot"]]
@@ -137,7 +139,7 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime) -> list[Fin
 
 
 def few(lines: Sequence[Finding]) -> list[Finding]:
-    """As many of each kind and urgency as a person reads, and how many more there are."""
+    """Return as many findings of each kind and urgency as a person reads, and a line with the number left out."""
     groups: dict[tuple[Urgency, str], list[Finding]] = defaultdict(list)
     for line in lines:
         groups[line.urgency, line.kind].append(line)
@@ -154,7 +156,7 @@ def few(lines: Sequence[Finding]) -> list[Finding]:
 
 
 def _utc(time: datetime) -> datetime:
-    """Spark's collect() gives times without a zone, in UTC."""
+    """Return a time with its zone. Spark's ``collect()`` gives times in UTC without one."""
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
@@ -183,7 +185,7 @@ def _down(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
     for row in sorted(gone, key=lambda row: row["last_at"], reverse=True):
         if newest - row["last_at"] <= timedelta(FORGOTTEN_DAYS):
             text = f"{row['role']} is silent since {_when(row['last_at'])}, for "
-            if _seconds(now, newest) > OLD_SECONDS:  # what was since, nobody has told
+            if _seconds(now, newest) > OLD_SECONDS:  # what happened since then is unknown
                 text += f"{_long(_seconds(newest, row['last_at']))} until the newest event"
             else:
                 text += _long(_seconds(now, row["last_at"]))
@@ -195,7 +197,7 @@ def _seconds(later: datetime, earlier: datetime) -> float:
 
 
 def lost_with(boots: Sequence[Row]) -> str:
-    """What processes that were killed took with them, to be added to a sentence.
+    """Return a clause for the end of a sentence: the transports lost with killed processes.
 
     :param boots: rows of ``boot``.
     """
@@ -239,7 +241,7 @@ def _full(days: Sequence[Row], newest: date) -> Iterator[Finding]:
         peak = f"{worst['peak_sessions']:,} of {worst['capacity']:,} sessions at its peak"
         refused, busy = (sum(row[name] or 0 for row in rows) for name in ("refused_full", "busy_hours"))
         words = f"refused {refused:,} connections as too many" if refused else f"nearly full in {busy} hours"
-        # one address may have too many where there is room for others
+        # A refusal alone does not prove that the server is full: the limit per address refuses connections too.
         urgency = Urgency.NOW if refused and (worst["peak_share"] or 0) >= BUSY else Urgency.SOON
         yield Finding(urgency, "full", server, f"{words}, until {_day(last['dt'])}; {peak}", "Capacity")
 
@@ -290,13 +292,13 @@ def _liars(days: Sequence[Row], newest: date) -> Iterator[Finding]:
             text += f"; {last['accusers']:,} of {last['witnesses']:,} clients say so"
         if len(rows) > 1:
             text += f"; on {len(rows)} days of the week"
-        # few clients may lie as well as a server
+        # A claim that only few clients dispute is no proof: these clients may lie as well as the server.
         proven = any(row["verdict"] == LIES for row in rows)
         yield Finding(Urgency.NOW if proven else Urgency.SOON, "claims", server, text, "Settlement")
 
 
 OF_DISCOVERY = ("entries", "lookups", "churn")
-"""Kinds of actors that discoveries see."""
+"""Kinds of actors that discovery services observe."""
 _DEEDS = {
     "scan": "asked for {targets:,} clients that are not there",
     "flood": "{refused:,} requests refused, most over its rate",
@@ -315,12 +317,12 @@ def _attacks(actors: Sequence[Row], newest: date) -> Iterator[Finding]:
             deed = _DEEDS[row["kind"]].format(**numbers)
             where = _at(row)
             text = f"{row['kind']}: {deed}, {where}, until {_day(row['last_day'])}; score {row['score']:,.0f}"
-            urgency = Urgency.NOW if row["last_day"] == newest else Urgency.SOON  # it is over
+            urgency = Urgency.NOW if row["last_day"] == newest else Urgency.SOON  # SOON: the abuse is over
             yield Finding(urgency, row["kind"], row["who"], text, "Refusals")
 
 
 def _at(row: Row) -> str:
-    """Where an actor was seen: whose secret names it, if that was one place."""
+    """Return a phrase for where an actor was seen, by the key or name of the producer that names the actor."""
     there = "discoveries" if row["kind"] in OF_DISCOVERY else "servers"
     if row["servers"] > 1:
         return f"at {row['servers']} {there}, most at {row['most_at'][:8]}"
@@ -366,7 +368,7 @@ def _old(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
 
 
 def _changed(network: Sequence[Row], uptime: Sequence[Row], now: datetime) -> Iterator[Finding]:
-    """The newest day that is over, beside the one before."""
+    """Compare the newest day that is over with the day before."""
     days = {row["dt"]: row for row in network}
     over = [day for day in days if day < now.date() and day - timedelta(1) in days]
     if not over:

@@ -1,7 +1,7 @@
-"""Lines of a spool -> bronze: every line is kept, as an event or in quarantine.
+"""Transformation from lines of a spool to bronze, in one pass over the text.
 
-One pass over the text.  Nothing is dropped: what is no event goes, with the
-reason, to the family ``quarantine``.
+Every line is kept: events in the family of their type, any other line with the problem found in
+it in the family ``quarantine``.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from dmsg.analytics.schemas import CORRUPT, DAY_MS, EVENT, FAMILIES, QUARANTINE
 from dmsg.telemetry.schema import BUCKETS, SCHEMA_VERSION
 
 OLDEST = 1_577_836_800_000
-"""2020: events before are of a machine without a clock."""
+"""Start of 2020 in ms since 1970. Events before it come from a machine whose clock is not set."""
 FUTURE_TOLERANCE_MS = 10 * 60 * 1000
-"""Clocks may be ahead by that."""
+"""Time in ms by which the clock of an entity may be ahead."""
 BUCKET_SIZE = 32_768
-"""Numbers of events that are looked at together: so many bits have room in Spark's bitmaps."""
+"""Number of event numbers in a bucket: one of Spark's bitmaps has this many bits."""
 LARGEST = 2**50
-"""Of any number in an event: sums of so large ones still have room."""
+"""Largest number that an event may hold; sums of numbers up to it do not overflow 64 bits."""
 _COUNTS = tuple(
     one.name
     for one in EVENT.fields
     if isinstance(one.dataType, LongType) and one.name not in ("sequence", "available", "clock_ms")
 )
-"""Numbers that are counted with; those three come from strangers' entries and are not."""
+"""Fields whose numbers are added up. Three others are left out, because they are copied from strangers' entries."""
 PASSED_OVER = r"^\s*(\[\s*\])?\s*$"
-"""Lines of which Spark makes no rows: blank ones, and an array of no events."""
+"""Regular expression of lines from which Spark's JSON reader makes no rows: blank lines and empty arrays."""
 LACKING = "lines are missing"
-"""Of a file whose end tells of more lines than there are."""
+"""Problem of a file whose last line announces more lines than were read."""
 KEY = "^0[23][0-9a-f]{64}$"
-"""Of a server's name: whoever collects spools may find others in them."""
+"""Regular expression of a server's public key; a collected spool may hold other texts in place of a server's name."""
 UNCHECKED = "a checked receipt, where entities write"
 LINE_LIMIT = 4096
-"""Characters of a line that quarantine keeps."""
+"""Number of characters of a line that the quarantine keeps."""
 
 
 def problem(now_ms: int, *, checked: bool) -> Column:
-    """What is wrong with a line; NULL for an event.
+    """Return a column with the problem of each line; NULL for a valid event.
 
-    :param now_ms: the time of the run: later events are of the future.
-    :param checked: the files are those that ``dmsg analytics verify`` wrote.
+    :param now_ms: time of the run in ms since 1970; events after it are from the future.
+    :param checked: whether ``dmsg analytics verify`` wrote the files. Only these may hold checked receipts.
     """
     types = [name for family in FAMILIES.values() for name in family]
     identity = F.col("producer").isNull() | F.col("boot").isNull() | F.col("seq").isNull() | F.col("mono").isNull()
@@ -62,7 +62,7 @@ def problem(now_ms: int, *, checked: bool) -> Column:
 
 
 def uri(path: Column) -> Column:
-    """Paths of this machine have one to three slashes, as Spark's parts please."""
+    """Return ``file:`` URIs with a single slash; Spark's readers give one to three of them."""
     return F.regexp_replace(path, "^file:/+", "file:/")
 
 
@@ -74,12 +74,15 @@ def _family() -> Column:
 
 
 def bronze(lines: DataFrame, *, now_ms: int, checked: bool = False) -> DataFrame:
-    """Lines with a column ``file`` -> rows of bronze.  For ``checked`` see :func:`problem`."""
+    """Return the rows of bronze for lines with a column ``file``.
+
+    :param checked: as for :func:`problem`.
+    """
     fields = [field.name for field in EVENT.fields]
     day = F.when(F.col("problem").isNull(), F.col("ts")).otherwise(F.lit(now_ms))
     line = F.when(
         F.col("problem").isNotNull(),
-        # not every program that reads Parquet forgives bytes that are no text
+        # Some programs that read Parquet refuse bytes that are not UTF-8.
         F.make_valid_utf8(F.substring(F.coalesce(F.col(CORRUPT), F.to_json(F.struct(*fields))), 1, LINE_LIMIT)),
     )
     return (
@@ -91,21 +94,21 @@ def bronze(lines: DataFrame, *, now_ms: int, checked: bool = False) -> DataFrame
             "problem",
             line.alias("line"),
             "family",
-            # a date, not its text: formatting one for each line is dear
+            # A date, not its text: formatting a text for each line is expensive.
             F.date_from_unix_date(F.floor(day / DAY_MS).cast("int")).alias("dt"),
         )
     )
 
 
 def files(rows: DataFrame) -> DataFrame:
-    """Of which files there are lines: file."""
+    """Return the names of the files that have lines in ``rows``."""
     return rows.select(uri(F.col("file")).alias("file")).distinct()
 
 
 def file_report(rows: DataFrame) -> DataFrame:
-    """What arrived of each file: file, lines, and the problem if there is one.
+    """Return a row for each file: its name, the number of lines, and a problem or NULL.
 
-    The end may be missing, because the file was cut: then so is its last line, or it tells of more lines.
+    A file that was cut has no last line, or its last line announces more lines than there are.
     """
     per_file = rows.groupBy("file").agg(
         F.count(F.lit(1)).alias("arrived"),
@@ -122,9 +125,9 @@ def file_report(rows: DataFrame) -> DataFrame:
 
 
 def sums(rows: DataFrame) -> DataFrame:
-    """How many events there are of a process, a day and a bucket of 32,768 numbers, and sums over their numbers.
+    """Return counts and sums of event numbers for each process, day and bucket of 32,768 numbers.
 
-    Of numbers only, so that it is done in memory and in one pass.
+    All aggregates are numeric, so that Spark aggregates in memory by hashing, in one pass.
     """
     place = F.col("seq") % BUCKET_SIZE
     return rows.groupBy("producer", "boot", "dt", F.floor(F.col("seq") / BUCKET_SIZE).alias("bucket")).agg(
@@ -141,12 +144,15 @@ def sums(rows: DataFrame) -> DataFrame:
 
 
 def _whole() -> Column:
-    """As many numbers as between the first and the last, with the sum and the sum of squares that those have:
-    each is there once."""
+    """Return whether a bucket holds every number from its first to its last exactly once.
+
+    The test compares count, sum and sum of squares with those of the complete range. A missing number together
+    with a duplicate of another changes the sum or the sum of squares.
+    """
     low, high = F.col("first") % BUCKET_SIZE, F.col("last") % BUCKET_SIZE
 
     def squares(number: Column) -> Column:
-        """Of 0 to ``number``."""
+        """Return the sum of the squares of 0 to ``number``."""
         return F.floor(number * (number + 1) * (2 * number + 1) / 6)
 
     return (
@@ -157,14 +163,15 @@ def _whole() -> Column:
 
 
 def unsure(sums: DataFrame) -> DataFrame:
-    """Those of :func:`sums` in which numbers are missing or came twice, or both."""
+    """Return those rows of :func:`sums` in which numbers are missing, duplicated, or both."""
     return sums.where(~_whole())
 
 
 def numbers(sums: DataFrame, rows: DataFrame | None) -> DataFrame:
-    """How many different numbers there are in each.
+    """Add the number of distinct event numbers (``distinct_events``) to each row of :func:`sums`.
 
-    :param rows: the events, where some are :func:`unsure`: there numbers are bits, and counted one by one.
+    :param rows: the events; needed if some rows are :func:`unsure`. There each number sets a bit of a bitmap, and the
+        bits are counted.
     """
     if rows is None:
         return sums.withColumn("distinct_events", F.col("events"))
@@ -183,9 +190,9 @@ def numbers(sums: DataFrame, rows: DataFrame | None) -> DataFrame:
 
 
 def deduplicate(rows: DataFrame, where: DataFrame) -> DataFrame:
-    """Each identity once: of rows that differ, always the same one.
+    """Return one row for each event identity. Of rows that differ, the choice is deterministic.
 
-    :param where: producer, boot, bucket in which there are duplicates, few.
+    :param where: buckets that hold duplicates (producer, boot, bucket). They have to be few, since they are broadcast.
     """
     keys = ["producer", "boot", "bucket"]
     bucketed = rows.withColumn("bucket", F.floor(F.col("seq") / BUCKET_SIZE))

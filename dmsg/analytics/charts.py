@@ -1,7 +1,7 @@
-"""Charts as SVG, from numbers, without a library: one string each.
+"""Charts as SVG strings, made from numbers without a library.
 
-Colours are the page's own variables, so that light and dark are its business.
-Every mark has a title, which browsers show as a tooltip.
+Colours are CSS variables of the page, which defines them for light and dark mode. Every mark has a
+title, which browsers show as a tooltip.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Sequence
 from html import escape
 
 Series = tuple[str, str, Sequence[float | None]]
-"""Label, CSS colour, one value for each x."""
+"""Series of a chart: label, CSS colour, and a value (or None) for each x."""
 
 NOTHING = "\N{EN DASH}"
-"""What stands for a value that is not known."""
+"""Text shown for an unknown value."""
 WIDTH, HEIGHT = 960, 220
 LEFT, BOTTOM, TOP = 64, 24, 10
 
 
 def human(value: float | None, unit: str = "") -> str:
-    """A number for people: 1.2 k, 3.4 M."""
+    """Return a number for people, as ``1.2 k`` or ``3.4 M``."""
     if value is None:
         return NOTHING
     if unit == "ms" and abs(value) >= 999.5:
         value, unit = value / 1000, "s"
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 0.9995 * factor:  # what would be rounded up to 1000 of the unit below
+        if abs(value) >= 0.9995 * factor:  # these would be rounded up to 1000 of the smaller unit
             return f"{value / factor:.3g} {prefix}{unit}"
     return f"{value:.3g}{' ' + unit if unit else ''}"
 
 
 def _ceiling(value: float) -> float:
-    """The next round number."""
+    """Return the next round number, for the top of an axis."""
     if value <= 0:
         return 1.0
     step = 10.0 ** (len(str(int(value))) - 1) if value >= 1 else 0.1
@@ -71,12 +71,12 @@ def _svg(body: str, title: str) -> str:
 
 
 def dashes(number: int) -> str:
-    """Of a line, so that it is told from others without colour too."""
+    """Return the dash pattern of a line, so that lines can be told apart without colour."""
     return ("none", "8 4", "2 3", "10 3 2 3")[number % 4]
 
 
 def lines(labels: Sequence[str], series: Sequence[Series], unit: str, title: str) -> str:
-    """Lines over time; a value that is not known is a gap."""
+    """Return a line chart over time; an unknown value leaves a gap."""
     top = _ceiling(max((value for _, _, values in series for value in values if value is not None), default=0.0))
     inner = HEIGHT - TOP - BOTTOM
     parts = [_frame(labels, top, unit)]
@@ -108,7 +108,7 @@ def lines(labels: Sequence[str], series: Sequence[Series], unit: str, title: str
 
 
 def bars(labels: Sequence[str], series: Sequence[Series], unit: str, title: str) -> str:
-    """Bars over time, the series on top of each other."""
+    """Return a bar chart over time, with the series stacked."""
     totals = [sum(values[index] or 0 for _, _, values in series) for index in range(len(labels))]
     top = _ceiling(max(totals, default=0.0))
     inner = HEIGHT - TOP - BOTTOM
@@ -131,7 +131,7 @@ def bars(labels: Sequence[str], series: Sequence[Series], unit: str, title: str)
 
 
 def strip(cells: Sequence[tuple[str, float | None]]) -> str:
-    """A row of cells, one an hour: the share of it that was good, or None for not known."""
+    """Return a row of cells, one for each hour: the share of the hour that was good, or None if unknown."""
     count = max(1, len(cells))
     width = 100 / count
     parts = []
@@ -141,7 +141,7 @@ def strip(cells: Sequence[tuple[str, float | None]]) -> str:
         else:
             kind = "good" if share >= 0.995 else "fair" if share >= 0.9 else "poor" if share > 0 else "bad"
             text = f"{share:.0%}"
-            # without colour it is the height that tells
+            # Bars must differ in height, because some people and printers see no colour.
             height = {"good": 100, "fair": 75, "poor": 45, "bad": 100}[kind]
         parts.append(
             f'<rect x="{index * width:.3f}%" width="{width * 0.86:.3f}%" y="{100 - height}%" height="{height}%" '

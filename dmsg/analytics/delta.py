@@ -1,12 +1,11 @@
 """Tables in the format of Delta Lake: transactions over Parquet files that Spark wrote.
 
-Spark reads and writes the rows; what a table consists of is in its log, which
-delta-rs keeps in this process: a transaction costs it some milliseconds, and
-Spark's own writer of this format 0.7 s of computing (docs/pipeline/running.md).
-Any program that reads Delta Lake can open the tables.
+Spark reads and writes the rows. The list of a table's files is in its log, which delta-rs writes
+in this process. A transaction of delta-rs takes some milliseconds; Spark's own writer of this format
+takes 0.7 s (docs/pipeline/running.md). Any program that reads Delta Lake can open the tables.
 
-Every transaction here is made on the version that was looked at, and fails if
-another one came between: nobody's rows are lost, and nobody's stand twice.
+Concurrency is optimistic: a transaction names the version that it has read, and fails if another
+transaction came between. No rows are lost, and none are written twice.
 """
 
 from __future__ import annotations
@@ -30,22 +29,25 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import ArrayType, DataType, StructType
 
 READER_VERSION = 1
-"""Of the protocol: a table that needs more of its readers was changed by another program, in ways that the files
-alone do not show."""
+"""Highest ``minReaderVersion`` of the Delta protocol that is accepted. A table that needs a newer reader was changed by
+another program, in ways that its files alone do not show.
+"""
 APPLICATION = "dmsg"
-"""In the log: whose numbers the runs are."""
+"""Name of the application under which the log keeps the run numbers."""
 CONFIGURATION: dict[str, str | None] = {
     "delta.checkpointInterval": "20",
     "delta.logRetentionDuration": "interval 9 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
 }
-"""How long the log can tell of earlier versions: longer than any of a run that is kept (:mod:`dmsg.analytics.runs`)."""
+"""Table properties. The log keeps earlier versions longer than :mod:`dmsg.analytics.runs` keeps runs."""
 QUIET = PostCommitHookProperties(cleanup_expired_logs=False)
-"""The log is shortened by :meth:`Delta.vacuum` alone, when no version is needed that it loses by that."""
+"""Options that leave the log uncut after a commit: only :meth:`Delta.vacuum` shortens it, when no kept run needs the
+versions that are lost by that.
+"""
 UNUSABLE = r"[\[\]%\\^|]"
-"""Characters of a path that delta-rs cannot write to."""
+"""Regular expression of the characters in a path that delta-rs cannot write to."""
 SMALL_FILE = 32 * 1024 * 1024
-"""Bytes up to which a file may be merged with others."""
+"""Size in bytes below which a file may be merged with others."""
 _ARROW: dict[str, pa.DataType] = {
     "string": pa.string(),
     "int": pa.int32(),
@@ -76,10 +78,10 @@ class LakeError(Exception):
 
 @dataclass(frozen=True)
 class File:
-    """A file of a table.
+    """Data file of a table.
 
-    :ivar path: below the table's place.
-    :ivar values: of the partition columns.
+    :ivar path: path below the table's directory.
+    :ivar values: values of the partition columns.
     """
 
     path: str
@@ -94,28 +96,28 @@ def _arrow_type(kind: DataType) -> pa.DataType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The columns as Arrow knows them."""
+    """Return the Arrow schema of these columns."""
     return pa.schema([pa.field(one.name, _arrow_type(one.dataType)) for one in schema.fields])
 
 
 def unusable(uri: str) -> str | None:
-    """The first character of a path that cannot be used, if there is one."""
+    """Return the first character of a path that cannot be used, or None."""
     found = re.search(UNUSABLE, uri)
     return found and found[0]
 
 
 def asked(table: DeltaTable, sql: str) -> pa.Table:
-    """What a query of it answers, in which the table is called ``it``.
+    """Run an SQL query of a table; the query calls it ``it``.
 
-    Arrow's own reader would call Python on threads of its own to get at the
-    files, and one of those that is not done when the program ends aborts it.
+    delta-rs executes the query. Arrow's reader would call Python from threads of its own to open the
+    files; such a thread aborts the process if it is still running when the program ends.
 
-    :param sql: texts of strangers in it are quoted.
-    :raises LakeError: a file cannot be read, or is there no more.
+    :param sql: query text. The caller quotes texts that come from strangers.
+    :raises LakeError: a file cannot be read, or has been removed.
     """
     try:
         batches = QueryBuilder().register("it", table).execute(sql).read_all()
-    except Exception as error:  # nothing more exact is raised by delta-rs
+    except Exception as error:  # delta-rs raises no more specific class
         raise LakeError(f"{table.table_uri} cannot be read: {str(error).splitlines()[0]}") from None
     found = pa.table(batches)
     views = {pa.string_view(): pa.string()}
@@ -123,19 +125,19 @@ def asked(table: DeltaTable, sql: str) -> pa.Table:
 
 
 def rows_of(table: DeltaTable, condition: str = "true") -> pa.Table:
-    """Its rows, in no order.
+    """Return the rows of a table, in no order.
 
-    :param condition: true of those that are wanted.
+    :param condition: SQL condition that the rows meet.
     :raises LakeError: as :func:`asked`.
     """
     return asked(table, f"SELECT * FROM it WHERE {condition}")  # noqa: S608
 
 
 class Delta:
-    """One table.
+    """Table of Delta Lake.
 
     :param uri: directory or URI.
-    :param partitions: columns that are in the paths of its files.
+    :param partitions: columns whose values are in the paths of the files.
     """
 
     def __init__(self, uri: str, schema: StructType, partitions: Sequence[str] = ()) -> None:
@@ -144,10 +146,10 @@ class Delta:
         self.partitions = list(partitions)
 
     def open(self, version: int | None = None) -> DeltaTable | None:
-        """As it is, or was; None if there is none.
+        """Open the table; None if it does not exist.
 
-        :param version: one that there has been.
-        :raises LakeError: it is of another program, or of no use, or that version is no more.
+        :param version: number of an earlier version; None for the newest.
+        :raises LakeError: the table was made by another program, cannot be read, or no longer has that version.
         """
         try:
             table = DeltaTable(self.uri, version=version)
@@ -166,18 +168,21 @@ class Delta:
         return table
 
     def version(self) -> int | None:
-        """Of the newest transaction."""
+        """Return the number of the newest transaction, or None if the table does not exist."""
         table = self.open()
         return None if table is None else table.version()
 
     def transaction(self, application: str) -> int:
-        """The number of that application's newest transaction; -1 if it has none."""
+        """Return the number of an application's newest transaction; -1 if it has none."""
         table = self.open()
         found = None if table is None else table.transaction_version(application)
         return -1 if found is None else found
 
     def files(self, version: int | None = None) -> list[File]:
-        """What it consists of, or did.  A version that is no more raises :class:`LakeError`."""
+        """Return the files of the table.
+
+        :raises LakeError: that version no longer exists.
+        """
         table = self.open(version)
         if table is None:
             return []
@@ -197,11 +202,12 @@ class Delta:
         until: str | None = None,
         where: Mapping[str, str] | None = None,
     ) -> pa.Table:
-        """Its rows, without Spark: all of them are held in memory.
+        """Return the rows, read without Spark into memory.
 
-        :param since: of a table with days: only of this one and later ones; ``until``: and no later ones.
-        :param where: columns of text, and what has to stand in them.
-        :raises LakeError: that version is no more.
+        :param since: first day, as ``2026-01-31``, of a table that has days.
+        :param until: last day, included.
+        :param where: text columns and the value that each must have.
+        :raises LakeError: that version no longer exists.
         """
         wanted = [f"{column} = '{text.replace(chr(39), chr(39) * 2)}'" for column, text in (where or {}).items()]
         if "dt" in self.schema.fieldNames():
@@ -212,15 +218,15 @@ class Delta:
         return arrow_schema(self.schema).empty_table() if found is None else found
 
     def ask(self, sql: str, version: int | None = None) -> pa.Table | None:
-        """What a query of it answers, in which it is called ``it``; None: there is no such table yet.
+        """Run an SQL query of the table, which it calls ``it``; None if the table does not exist yet.
 
-        :raises LakeError: it cannot be read.
+        :raises LakeError: the table cannot be read.
         """
         table = self.open(version)
         if table is None:
             return None
         there = {one.name for one in table.schema().fields}
-        # columns that this version of the program has and the one that made the table had not
+        # An older version of the program may have made the table without these columns: they read as NULL.
         nulls = [
             f", CAST(NULL AS {_SQL[one.dataType.simpleString()]}) AS {one.name}"
             for one in self.schema.fields
@@ -231,7 +237,7 @@ class Delta:
         return asked(table, sql)
 
     def location(self, file: File) -> str:
-        """Where Spark finds it."""
+        """Return the URI at which Spark reads the file."""
         return f"{self.uri}/{file.path}"
 
     # --- transactions ---
@@ -248,13 +254,14 @@ class Delta:
         replaces: Mapping[str, Iterable[str]] | None = None,
         again: str = "",
     ) -> None:
-        """Take in what Spark wrote into a directory below the table's place.
+        """Add the files that Spark wrote to a directory below the table.
 
-        :param number: of the application's transaction: one that is not greater than its newest is an old one.
-        :param replaces: partitions, by values of their columns, that consist of the new files alone from now on; of
-            no columns: all.  None: nothing, but
-            files whose path begins with ``again``: what the same transaction wrote before it was killed.
-        :raises LakeError: somebody else has changed the table, or the number is an old one.
+        :param number: number of the application's transaction. It must not be lower than the application's newest one.
+        :param replaces: values of partition columns; the new files replace all files of these partitions. An empty
+            mapping
+            replaces the whole table. None appends, and removes only the files whose path begins with ``again``.
+        :param again: path prefix of the files that the same transaction wrote in an earlier run that was killed.
+        :raises LakeError: another run has changed the table, or the number is too low.
         """
         table = self.open()
         if table is None:
@@ -299,14 +306,14 @@ class Delta:
             raise LakeError(f"{self.uri} cannot be made: {str(error).splitlines()[0]}") from None
 
     def _widen(self, table: DeltaTable) -> None:
-        """Columns that this version of the program has and the one that made the table had not."""
+        """Add columns that the table lacks because an older version of the program made it."""
         wanted = Schema.from_arrow(arrow_schema(self.schema)).fields
         there = {one.name for one in table.schema().fields}
         if fresh := [one for one in wanted if one.name not in there]:
             table.alter.add_columns(fresh, post_commithook_properties=QUIET)
 
     def _written(self, directory: str) -> Iterable[AddAction]:
-        """The files that Spark wrote there."""
+        """Yield an add action for each Parquet file that Spark wrote to ``directory``."""
         store = pafs.PyFileSystem(DeltaStorageHandler(self.uri))
         for found in store.get_file_info(pafs.FileSelector(directory, recursive=True, allow_not_found=True)):
             if found.type is not pafs.FileType.File or not found.base_name.endswith(".parquet"):
@@ -324,14 +331,14 @@ class Delta:
                 stats=f'{{"numRecords": {rows}}}',
             )
 
-    # --- room ---
+    # --- maintenance ---
 
     def merge_small(self, least: int, may: Callable[[File], bool] = lambda file: True) -> int:
-        """Make few files of many small ones, partition by partition.
+        """Compact the small files of each partition that has many.
 
-        :param least: small files of a partition that are too many.
-        :param may: a partition with a file that may not is left alone.
-        :returns: how many partitions were too many.
+        :param least: number of small files from which on a partition is compacted.
+        :param may: whether a file may be merged. A partition that holds a file which may not is left alone.
+        :returns: number of partitions compacted.
         """
         table = self.open()
         if table is None:
@@ -350,12 +357,14 @@ class Delta:
         return len(wanted)
 
     def vacuum(self, keep: Sequence[int], *, left_behind: int | None = None) -> int:
-        """Remove files that neither the newest version nor one of those to keep has, and what the log need not tell.
+        """Remove files that neither the newest version nor one to keep consists of, and shorten the log.
 
-        :param left_behind: also files of which the log tells nothing, if they are older than so many hours: what
-            killed runs left, and what was replaced so long ago that the log has forgotten it.
-        :returns: how many.
-        :raises LakeError: a version to keep is no more.
+        :param keep: numbers of the versions to keep.
+        :param left_behind: age in hours from which files are removed that the log does not mention. Killed runs left
+            them,
+            or they were replaced so long ago that the log has forgotten them. None keeps such files.
+        :returns: number of files removed.
+        :raises LakeError: a version to keep no longer exists.
         """
         table = self.open()
         if table is None:
@@ -378,10 +387,10 @@ class Delta:
         return len(set(removed))
 
     def forget(self, before: str) -> None:
-        """Take out the days before one: of a table that has days.
+        """Delete the rows of the days before ``before``. A table without days stays as it is.
 
-        :param before: as 2026-01-31.
-        :raises LakeError: somebody else has changed the table.
+        :param before: first day to keep, as ``2026-01-31``.
+        :raises LakeError: another run has changed the table.
         """
         table = self.open()
         if table is None or "dt" not in self.schema.fieldNames():

@@ -1,8 +1,7 @@
-"""How a server's day came to be judged as it was: what each verdict stands on, down to events.
+"""Explanation of a server's day: the evidence behind each verdict, down to single events.
 
-Plain functions of rows, as those of :mod:`dmsg.analytics.attention`; a reader
-gets them from the tables, without Spark.  Each line gives numbers with the
-limit that they are held against, under the names of the columns that have them.
+Pure functions of rows, as in :mod:`dmsg.analytics.attention`. The rows are read from the tables without
+Spark. Each line gives a number and the limit that it is compared with, under the names of the columns.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from dmsg.analytics.store import Row, Store
 
 WEEK = 7
 RECENT = 7
-"""Days before and after one on which it matters to it that a server crashed."""
+"""Days before and after the given day in which a crash of the server is still relevant."""
 CONFLICTS = 5
-"""Transports of a day whose words are shown, those with the largest difference."""
+"""Number of transports of a day whose counts are shown; those with the largest difference."""
 GAPS = 5
-"""Processes of a day of which events are missing that are shown."""
+"""Number of processes with missing events that are shown for a day."""
 
 Reader = Callable[..., list[Row]]
 
 
 @dataclass
 class Section:
-    """What is said of one question.
+    """Answer to one question.
 
-    :ivar verdict: in a few words.
-    :ivar lines: what it stands on.
+    :ivar verdict: the answer in a few words.
+    :ivar lines: the evidence.
     """
 
     title: str
@@ -43,10 +42,10 @@ class Section:
 
 
 def explain(store: Store, state: State, server: str, day: date) -> list[Section]:
-    """All that the tables have of a server's day.
+    """Explain a server's day with all that the tables have.
 
-    :param server: its key, 66 hex digits, or the name of another producer.
-    :raises LakeError: they cannot be read.
+    :param server: key of the server (66 hex digits), or the name of another producer.
+    :raises LakeError: the tables cannot be read.
     """
 
     def read(table: str, column: str = "server", *, layer: str = "gold", of: date = day, **more: str) -> list[Row]:
@@ -67,14 +66,14 @@ def explain(store: Store, state: State, server: str, day: date) -> list[Section]
 
 
 def of_other_days(store: Store, state: State, server: str, day: date) -> set[date]:
-    """Days near one on which a server crashed."""
+    """Return the days near ``day`` on which the server crashed."""
     boots = store.gold("boot", state)
     ends = {boot["last_at"].date() for boot in boots if boot["producer"] == server and boot["ended"] == "crashed"}
     return {one for one in ends if one != day and abs((one - day).days) <= RECENT}
 
 
 def find_server(names: Sequence[str], said: str) -> list[str]:
-    """Those that begin so."""
+    """Return the names that begin with ``said``."""
     return sorted({name for name in names if name.startswith(said.lower())})
 
 
@@ -87,7 +86,7 @@ def _percent(share: float | None) -> str:
     return "not known" if share is None else f"{share * 100:.2f} %"
 
 
-# --- was it there ---
+# --- uptime ---
 
 
 def _uptime(read: Reader, day: date) -> Section | None:
@@ -123,7 +122,7 @@ def _uptime(read: Reader, day: date) -> Section | None:
 
 
 def _spans(hours: Sequence[int]) -> str:
-    """As in ``03h, 05h to 09h``."""
+    """Format hours as ranges, as in ``03h, 05h to 09h``."""
     spans: list[list[int]] = []
     for hour in hours:
         if spans and spans[-1][-1] == hour - 1:
@@ -134,7 +133,7 @@ def _spans(hours: Sequence[int]) -> str:
 
 
 def _over(boot: Row) -> datetime:
-    """Until when a process matters: one that has ended, until the next."""
+    """Return the time until which a process matters: the start of the next one, or its last event."""
     last: datetime = boot["last_at"]
     return boot["next_at"] or last
 
@@ -174,7 +173,7 @@ def _life(boot: Row, day: date) -> str:
     return text + {"stopped": "stopped in order", "running": "still running"}.get(ended, ended)
 
 
-# --- is it honest ---
+# --- settlement ---
 
 
 def _settlement(read: Reader) -> Section | None:
@@ -248,7 +247,7 @@ def _conflict(row: Row, read: Reader) -> Iterator[str]:
         )
 
 
-# --- is it fast, has it room ---
+# --- latency, capacity, ends of transports ---
 
 
 def _latency(read: Reader, day: date) -> Section | None:
@@ -315,7 +314,7 @@ def _ends(read: Reader) -> Section | None:
     return found
 
 
-# --- is all of it here ---
+# --- completeness of the data ---
 
 
 def _data(read: Reader) -> Section | None:

@@ -1,6 +1,6 @@
-"""Reading, transforming, writing: one run over what is new.
+"""Pipeline run: read new files, write bronze, refine to silver and gold.
 
-Every step is named to ``progress``, so that a person sees where it is.
+Each step is named to ``progress``, so that a person sees how far the run is.
 """
 
 from __future__ import annotations
@@ -26,55 +26,56 @@ from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, OVERALL, QUARANTINE, 
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
 MAX_LINE = 1024 * 1024
-"""Bytes of a line of a spool; of a longer one the file lacks a line, which is noticed at its end."""
+"""Longest line of a spool in bytes. A longer line is skipped, and its file counts as lacking a line."""
 READ_OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": CORRUPT,
-    # a file that is cut or is no gzip ends there; what it lacks is found by its missing last line
+    # A file that was cut or is no gzip is read up to the damage; the missing last line reveals that it is torn.
     "ignoreCorruptFiles": "true",
     "ignoreMissingFiles": "true",
     "mapreduce.input.linerecordreader.line.maxlength": str(MAX_LINE),
-    # an event is what every reader of JSON takes for the same one: whoever looked at a file before must have seen it
+    # Only standard JSON: a program that checked a file earlier must have seen the same events.
     "lineSep": "\n",
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
 }
 AS_NAMED = {"__globPaths__": "false", "recursiveFileLookup": "true"}
-"""Names of files and directories are names, whatever characters are in them: no patterns, no partitions.
-Spark itself reads by the first of these what a stream has found; there is no other word for it."""
+"""Reader options that treat names literally: no glob patterns and no partition directories. Spark's own reader of a
+stream uses the internal option ``__globPaths__`` for this purpose; there is no public one.
+"""
 BATCH_BYTES = 2 * 1024**3
-"""Bytes of files of one batch of a stream."""
+"""Bytes of files that one batch of a stream reads."""
 LINES = "lines"
-"""What is found by looking at files once more is called so in bronze."""
+"""Name of the source in bronze for lines that are found by reading files a second time."""
 MOST_LACKING = 1000
-"""Files of a run that are looked at once more."""
+"""Most files of a run that are read a second time."""
 SMALL_BYTES = 64 * 1024 * 1024
-"""Unread files of less than that are a little work to read."""
+"""Size of all unread files in bytes below which reading counts as a small job."""
 SMALL_EVENTS = 500_000
-"""Fewer events in the days that are touched are a little work to refine."""
+"""Number of events in the touched days below which refining counts as a small job."""
 LITTLE = {
-    # compiling it costs more than the work
+    # Compiling the query costs more than executing it.
     "spark.sql.codegen.wholeStage": "false",
-    # so does each task; several tables are made at the same time
+    # Each task costs more than its work; several tables are computed at the same time instead.
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.files.minPartitionNum": "1",
 }
-"""How Spark does a little work."""
+"""Spark settings for small jobs."""
 PATIENCE = 3600.0
-"""Seconds that a stream waits for who else writes."""
+"""Seconds that a stream waits for another run to finish."""
 
 Progress = Callable[[str, int, int], None]
-"""Told (what begins, steps done, steps in all)."""
+"""Callback for progress, with the step that begins, the steps done, and the steps in all."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files to read.
+    """Directory of files to read.
 
-    :ivar name: of its part of bronze.
-    :ivar path: directory or URI; looked through with all below.
-    :ivar pattern: of the files' names.
-    :ivar checked: they hold receipts whose signatures were checked.
+    :ivar name: name of the source in bronze.
+    :ivar path: directory or URI, read recursively.
+    :ivar pattern: glob pattern of the file names.
+    :ivar checked: whether the files hold receipts whose signatures were checked.
     """
 
     name: str
@@ -84,18 +85,18 @@ class Source:
 
 
 def spool_source(path: str) -> Source:
-    """What entities wrote."""
+    """Return the source of the events that entities wrote."""
     return Source("spool", path, f"{EVENTS_PREFIX}*{SEGMENT_SUFFIX}")
 
 
 def receipts_source(path: str) -> Source:
-    """Receipts that were checked."""
+    """Return the source of the checked receipts."""
     return Source("receipts", path, f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}", checked=True)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did."""
+    """Result of a run: the new state and counts for the user."""
 
     state: State
     days: list[str]
@@ -111,10 +112,10 @@ def _no_progress(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Taken:
-    """The new lines of bronze, as one run takes them in.
+    """Summary of the new lines in bronze that a run refines.
 
-    :ivar batches: source -> its last batch.
-    :ivar days: days to refine, in order; none if there are no events.
+    :ivar batches: number of the last batch of each source.
+    :ivar days: days to refine, in order; empty if there are no events.
     :ivar events: number of lines that are events.
     :ivar quarantined: number of lines that are not.
     """
@@ -126,10 +127,10 @@ class Taken:
 
 
 class Pipeline:
-    """The jobs over one lake.
+    """Jobs over one lake.
 
-    :param now: the time of the run, for events of the future, the age of days.
-    :param tune: do little work in another way than much; else all as if it were much.
+    :param now: time of the run; decides which events are from the future and which days are recent.
+    :param tune: use settings for small jobs where little is to be done; False always uses those for large jobs.
     """
 
     def __init__(
@@ -169,11 +170,12 @@ class Pipeline:
         lock: AbstractContextManager[object],
         stop: Event,
     ) -> StreamingQuery:
-        """Begin to read what comes, as a stream.
+        """Start a streaming query that writes new lines to bronze.
 
-        :param every: how often to look, as in ``30 seconds``.
-        :param after: called after each batch, before others may write; both hold ``lock``.
-        :param stop: when it is set nobody waits for who else writes.
+        :param every: interval between listings of the directory, as ``30 seconds``.
+        :param after: called after each batch, while the run holds its claim and ``lock``.
+        :param lock: serialises the batches of several streams of this process.
+        :param stop: once set, the query no longer waits for another run to finish.
         """
         lines = (
             self.spark.readStream.schema(RAW)
@@ -186,7 +188,7 @@ class Pipeline:
         )
 
         def write(batch: DataFrame, number: int) -> None:
-            # a new checkpoint counts from 0 again
+            # A new checkpoint counts its batches from 0 again, so each query is a source of its own.
             query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
             origin = f"{source.name}-stream-{query[:8]}"
             with lock:
@@ -194,8 +196,8 @@ class Pipeline:
                     self.lake.held = claim
                     state = self.lake.state()
                     if number <= state.batches.get(origin, -1):
-                        return  # it is in the tables; Spark was killed before it wrote that down
-                    # what a run has read in the meantime, of which the stream's checkpoint does not know
+                        return  # refined already: Spark was killed before it recorded the batch in its checkpoint
+                    # Leave out files that a run has read meanwhile, of which the stream's checkpoint does not know.
                     known = self._known(state).withColumnRenamed("file", "known")
                     batch = batch.join(known, bronze.uri(F.col("file")) == F.col("known"), "left_anti")
                     now_ms = int(datetime.now(UTC).timestamp() * 1000)
@@ -210,13 +212,13 @@ class Pipeline:
         return writer.trigger(processingTime=every).start()
 
     def catch_up(self, after: Callable[[Claim], object]) -> None:
-        """Call ``after``, unless somebody else writes now."""
+        """Call ``after`` with a claim, unless another run is writing."""
         with suppress(Busy), self.lake.claim() as claim:
             self.lake.held = claim
             after(claim)
 
     def _turn(self, stop: Event) -> Claim:
-        """Wait until nobody else writes, but not for ever."""
+        """Claim the right to write; wait for another run up to :data:`PATIENCE` seconds, or until ``stop`` is set."""
         patience = time.monotonic() + PATIENCE
         while True:
             try:
@@ -233,7 +235,7 @@ class Pipeline:
         self.lake.add_bronze(rows, origin, number, anew=anew)
 
     def _ingest(self, source: Source, unread: list[str]) -> None:
-        """Read files that no run has seen."""
+        """Write the lines of unread files of a source to bronze, as one batch."""
         files = [file for file in unread if fnmatch(file.rpartition("/")[2], source.pattern)]
         if files:
             lines = self.spark.read.schema(RAW).options(**READ_OPTIONS, **AS_NAMED).json(files)
@@ -242,7 +244,7 @@ class Pipeline:
             self._write_bronze(lines, source.name, number, self._now_ms, checked=source.checked)
 
     def _listing(self, sources: Iterable[Source]) -> DataFrame:
-        """All files that are there: as Spark calls them, as they are called, and their lengths."""
+        """Return all files of the sources: name as a URI, path as Spark reads it, and length in bytes."""
         listing = None
         for source in sources:
             files = (
@@ -259,9 +261,9 @@ class Pipeline:
     # --- a run ---
 
     def run(self, sources: list[Source]) -> Outcome:
-        """Read what is new and bring every table up to date.
+        """Read new files and bring every table up to date.
 
-        :raises LakeError: the tables are of another version.
+        :raises LakeError: another run is writing, or the tables are of another version.
         """
         with self.lake.claim() as claim:
             self.lake.held = claim
@@ -274,12 +276,12 @@ class Pipeline:
     def read(self, sources: list[Source], before: State) -> list[str]:
         """Write the lines of unread files to bronze.
 
-        :param before: as the last run left it.
-        :returns: the files that no run has refined, as Spark calls them.
+        :param before: state that the last run left.
+        :returns: URIs of the files that no run has refined.
         """
         self._step("listing files")
         unread = self._listing(sources).join(self._known(before), "file", "left_anti").collect()
-        # a run or a stream that was killed after it had read something is taken up where it was
+        # Lines that a killed run or stream wrote to bronze are refined as well, even if no file is unread.
         if unread or self.lake.unrefined(before.batches):
             self._tune(sum(row.length for row in unread) < SMALL_BYTES)
             for source in sources:
@@ -288,11 +290,11 @@ class Pipeline:
         return [row.file for row in unread]
 
     def begin_small(self) -> None:
-        """Expect a little work, until it is seen how much there is."""
+        """Use the settings for small jobs until the amount of work is known."""
         self._tune(True)
 
     def _tune(self, small: bool) -> None:
-        """For a little work compiling it costs more than the work."""
+        """Switch Spark between the settings for small jobs and the user's own."""
         self._small = small and self._may_tune
         for name, little in LITTLE.items():
             self._usual.setdefault(name, self.spark.conf.get(name, None))
@@ -304,9 +306,9 @@ class Pipeline:
                 self.spark.conf.set(name, usual)
 
     def refine(self, before: State, claim: Claim, unread: list[str]) -> Outcome:
-        """Silver and gold of the days that bronze's new batches touch, and the run's last word.
+        """Write silver and gold of the days that bronze's new batches touch, and commit the run.
 
-        :param unread: files that were there, and that no run before has seen.
+        :param unread: files that no run before this one has seen.
         """
         lake, number = self.lake, claim.number
         taken = self.take_in(before, number, unread)
@@ -325,16 +327,19 @@ class Pipeline:
             tables.gold_overall()
         torn = self._torn(number)
         self._step("commit")
-        # before the last word: the files of what a reader may be reading stay, and nobody else writes meanwhile
+        # Tidy up before the commit: the claim keeps other writers away, and files of the current state, which a reader
+        # may
+        # be reading, stay.
         lake.tidy(before, claim)
         state = lake.finish(claim, state)
         self._progress("done", self._total, self._total)
         return Outcome(state, days, taken.events, taken.quarantined, torn, duplicates)
 
     def take_in(self, before: State, number: int, unread: list[str]) -> Taken | None:
-        """Write what is known of the files of bronze's new batches, and find the days that these touch.
+        """Record the files of bronze's new batches, and find the days that the batches touch.
 
-        :param number: of the run.  For the others see :meth:`refine`.
+        :param before: as for :meth:`refine`.
+        :param number: number of the run.
         :returns: None if nothing is new.
         """
         lake = self.lake
@@ -381,9 +386,9 @@ class Pipeline:
         return Taken(batches, sorted(days), sum(row.lines for row in rows) - quarantined, quarantined)
 
     def _add_passed_over(self, number: int) -> bool:
-        """Add lines of which Spark's reader of JSON makes no rows, for quarantine.
+        """Add the lines from which Spark's JSON reader makes no rows to the quarantine.
 
-        :returns: whether there are any.
+        :returns: whether there are such lines.
         """
         lacking = self.lake.of_run("silver", "files", number).where(F.col("problem") == bronze.LACKING)
         files = [unquote(row.file) for row in lacking.limit(MOST_LACKING).collect()]
@@ -414,12 +419,12 @@ class Pipeline:
         lake.write(told.coalesce(1), "silver", "files", number, more=True)
 
     def _known(self, state: State) -> DataFrame:
-        """Files that were read: by runs that ended, and by those that were killed."""
+        """Return the files that were read, by finished runs and by killed ones."""
         known = self.lake.read("silver", "files", state).select("file")
-        if state.run == 0:  # what the first one wrote before it was killed counts for nothing
+        if state.run == 0:  # no run has finished: records of a killed first run do not count
             known = known.limit(0)
         return known.unionByName(bronze.files(self.lake.fresh(state.batches)))
 
     def _torn(self, run: int) -> int:
-        """Files of that run that have a problem."""
+        """Return the number of files of that run that have a problem."""
         return self.lake.of_run("silver", "files", run).where(F.col("problem").isNotNull()).count()

@@ -1,7 +1,7 @@
-"""What Spark reads of the tables and writes to them.
+"""Reading and writing of the tables with Spark.
 
-What it writes goes to a directory of its own below the table, and counts from
-the transaction on that names it.
+Spark writes new rows to a directory of their own below the table. They become part of the table
+with the transaction that names this directory.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from dmsg.analytics.schemas import QUARANTINE, write_options
 from dmsg.analytics.store import BRONZE_KEY, Store, unrefined
 
 _READ = {"__globPaths__": "false"}
-"""Names of files are names, whatever characters are in them."""
+"""Reader options that turn off glob patterns: a file name may contain any character, as ``*`` or ``[``."""
 
 
 def typed(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return the rows with the columns and types of a table."""
-    # as text: a column or a type that is made in Python costs this process and Java dozens of calls each
+    # A cast in SQL text takes one call to Java; each column or type made in Python takes dozens.
     return rows.selectExpr(
         *[f"CAST(`{one.name}` AS {one.dataType.simpleString()}) AS `{one.name}`" for one in schema.fields]
     )
 
 
 class Lake(Store):
-    """The tables under one directory or URI, for Spark."""
+    """Tables under one directory or URI, read and written by Spark."""
 
     def __init__(self, spark: SparkSession, out: str) -> None:
-        """:raises LakeError: tables cannot be there."""
+        """Open the tables under ``out``.
+
+        :raises LakeError: the path cannot hold tables.
+        """
         super().__init__(out)
         self.spark = spark
         self.held: Claim | None = None
@@ -42,10 +45,10 @@ class Lake(Store):
     def write(
         self, rows: DataFrame, layer: str, name: str, run: int, days: Iterable[str] | None = None, *, more: bool = False
     ) -> None:
-        """Write a table anew: those days of one that has days, else the whole.
+        """Replace rows of a table: those of ``days`` if the table is partitioned by day, else all.
 
-        :param more: add to it instead.
-        :raises LakeError: somebody else has written to it.
+        :param more: append to the table instead.
+        :raises LakeError: another run has written to the table.
         """
         table = self.table(layer, name)
         replaces: Mapping[str, Iterable[str]] | None = None
@@ -54,9 +57,9 @@ class Lake(Store):
         self._commit(rows, table, str(run), run, replaces=replaces)
 
     def add_bronze(self, rows: DataFrame, origin: str, number: int, *, anew: bool = False) -> None:
-        """Add a batch of lines, once: one that is there already is not written again.
+        """Append a batch of lines to bronze. Idempotent: a batch that is there already is not written again.
 
-        :param anew: it takes the place of one that is there already.
+        :param anew: replace the batch if it is there already.
         """
         table = self.table("", "bronze")
         if anew or table.transaction(origin) < number:
@@ -83,11 +86,13 @@ class Lake(Store):
         table.commit(directory, number, application=application, replaces=replaces, again=again)
 
     def _rows(self, table: Delta, wanted: Callable[[File], bool], version: int | None = None) -> DataFrame:
-        """The rows of some files of a table."""
+        """Return the rows of those files of a table for which ``wanted`` is true."""
         files = [file for file in table.files(version) if wanted(file)]
         names = [f"`{name}`" for name in table.schema.fieldNames()]
         found: DataFrame | None = None
-        # Spark takes columns from paths, which have to be alike: what was merged lies one directory higher
+        # Spark derives the partition columns from the paths, which must all have the same depth. Files that delta-rs
+        # has
+        # compacted lie one directory higher than those that Spark wrote, so each kind has a reader of its own.
         for own in (True, False):
             paths = [table.location(file) for file in files if file.path.startswith("run=") is own]
             if paths:
@@ -96,13 +101,14 @@ class Lake(Store):
                 found = rows if found is None else found.unionByName(rows)
         if found is not None:
             return found
-        # from Arrow: rows of Python's own would be unpacked by a Python of the workers, even if there are none
+        # An empty frame made from Python rows would start Python workers to unpack nothing; one made from Arrow does
+        # not.
         return self.spark.createDataFrame(arrow_schema(table.schema).empty_table(), table.schema)
 
     def read(self, layer: str, name: str, state: State, days: Iterable[str] | None = None) -> DataFrame:
-        """The rows of a table.
+        """Return the rows of a table in the version that belongs to ``state``.
 
-        :param days: only those.
+        :param days: keep only the rows of these days.
         """
         chosen = None if days is None else set(days)
         table = self.table(layer, name)
@@ -113,15 +119,17 @@ class Lake(Store):
         )
 
     def of_run(self, layer: str, name: str, run: int) -> DataFrame:
-        """The rows that a run wrote."""
+        """Return the rows that run number ``run`` wrote."""
         return self._rows(self.table(layer, name), lambda file: file.path.startswith(f"run={run}."))
 
     def bronze(
         self, families: Iterable[str] | None = None, days: Iterable[str] | None = None, state: State | None = None
     ) -> DataFrame:
-        """Lines that were read.
+        """Return the lines in bronze.
 
-        :param families: only those.  :param days: only those.  :param state: as they were then.
+        :param families: keep only these families of events.
+        :param days: keep only these days.
+        :param state: take the version of bronze that belongs to this state; None for the newest.
         """
         some, of_days = (None if chosen is None else set(chosen) for chosen in (families, days))
         return self._rows(
@@ -133,20 +141,20 @@ class Lake(Store):
         )
 
     def fresh(self, done: Mapping[str, int]) -> DataFrame:
-        """Lines of batches that no run has refined.
+        """Return the lines of batches that no run has refined.
 
-        :param done: source -> its last batch that was.
+        :param done: number of the last refined batch of each source.
         """
         return self._rows(self.table("", "bronze"), lambda file: bool(unrefined(file, done)))
 
     def unrefined(self, done: Mapping[str, int]) -> set[str]:
-        """Sources of which there are lines that no run has refined."""
+        """Return the sources that have lines which no run has refined."""
         return {origin for file in self.table("", "bronze").files() for origin in unrefined(file, done)}
 
     def batch(self, origin: str) -> int:
-        """The last batch of a source that was read; -1 if none was."""
+        """Return the number of the last batch read from a source; -1 if there is none."""
         return self.table("", "bronze").transaction(origin)
 
     def quarantine(self, state: State | None = None) -> DataFrame:
-        """What is no event: problem, line, file, origin, batch, dt (the day it was read)."""
+        """Return the lines that are no events: problem, line, file, origin, batch, dt (the day the line was read)."""
         return self.bronze([QUARANTINE], state=state).select("problem", "line", "file", "origin", "batch", "dt")

@@ -1,6 +1,6 @@
-"""The commands of the pipeline, for ``spark-submit`` and for ``dmsg analytics``.
+"""Commands of the pipeline, for ``spark-submit`` and for ``dmsg analytics``.
 
-``spark-submit ... -m`` does not exist: give it ``dmsg/analytics/__main__.py``.
+``spark-submit`` has no option ``-m`` and needs the path ``dmsg/analytics/__main__.py``.
 """
 
 from __future__ import annotations
@@ -27,20 +27,23 @@ from dmsg.analytics.store import Store
 from dmsg.analytics.whole import write_whole
 
 Errors = (LakeError, JavaMissing, SparkFailed)
-"""What is the user's to mend; the text is one line."""
+"""Errors that the user can mend; their text is one line."""
 
 
 REST = 1.0
-"""A stream waits so many times as long as its tables took, before it makes them again: they take half of its time
-at most."""
+"""Factor by which the pause after a refinement exceeds its duration, so that refining takes at most half of a
+stream's time.
+"""
 
 
 class Turns:
-    """When a stream brings its tables up to date: at once, if it does not do that most of the time already.
+    """Schedule of a stream's refinements: refine at once, unless refining already takes most of the time.
 
-    So it keeps up however dear that is: what comes meanwhile is read, and is in the tables of the next turn.
+    The stream keeps up however long a refinement takes. Lines that arrive meanwhile are still written to bronze,
+    and the next refinement takes them all together.
 
-    :ivar wanted: something was read that is not in the tables, or may have been before this began.
+    :ivar wanted: whether bronze may hold lines that are not in the tables yet. True at the start, because an earlier
+        stream may have been killed between reading and refining.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,12 +52,12 @@ class Turns:
         self.wanted = True
 
     def due(self) -> bool:
-        """Whether it is time."""
+        """Whether a refinement is wanted and the pause after the previous one is over."""
         return self.wanted and self._clock() >= self._not_before
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """While the tables are made; the pause afterwards is :data:`REST` times as long."""
+        """Measure a refinement, and schedule the pause after it (:data:`REST` times its duration)."""
         begun = self._clock()
         self.wanted = False
         yield
@@ -62,7 +65,7 @@ class Turns:
 
 
 def sources(spool: str, receipts: str | None) -> list[Source]:
-    """What to read."""
+    """Return the sources to read: the spool, and the checked receipts if a path is given."""
     return [spool_source(spool), *([] if receipts is None else [receipts_source(receipts)])]
 
 
@@ -81,9 +84,12 @@ def stream(
     stop: threading.Event,
     check: Callable[[], object] = lambda: None,
 ) -> None:
-    """Go on reading what comes, and bring the tables up to date after each batch, until ``stop``.
+    """Read new files continuously and refine the tables after each batch, until ``stop`` is set.
 
-    :param check: called between looks, to check receipts.
+    :param told: called with the outcome of each refinement that changed the tables.
+    :param check: called about once a second; verifies new receipts.
+    :raises SparkFailed: ``spark`` is a Spark Connect session.
+    :raises LakeError: one of the streaming queries ended.
     """
     if is_connect(spark):
         raise SparkFailed("a stream needs Spark here, not a Spark Connect server: repeat `dmsg analytics run` there")
@@ -93,7 +99,7 @@ def stream(
     turns = Turns()
 
     def refine(claim: Claim) -> None:
-        """Now, or later for several batches together; the caller holds the lock."""
+        """Refine now if a turn is due; else leave the batch for a later refinement. The caller holds the lock."""
         turns.wanted = True
         if not turns.due():
             return
@@ -115,7 +121,7 @@ def stream(
                 if not query.isActive:
                     raise LakeError(f"the stream {query.name} ended: {_reason(query.exception())}")
     finally:
-        with one_at_a_time:  # not in the middle of a batch
+        with one_at_a_time:  # Stopping within a batch would interrupt its commit.
             for query in queries:
                 query.stop()
 
@@ -125,31 +131,34 @@ def _reason(error: BaseException | None) -> str:
 
 
 def write_report(out: str, target: Path, at: datetime | None = None) -> None:
-    """Write the page, whole or not at all; without Spark.
+    """Write the report page atomically; needs no Spark.
 
-    :param at: as the tables were then.
-    :raises DmsgError: it cannot be written.
+    :param at: report on the tables as they were at this time; None for the newest.
+    :raises DmsgError: the file cannot be written.
     """
     page = report.render(report_data.collect(Store(out), at))
     write_whole(target, page.encode())
 
 
 def check_free(out: str) -> None:
-    """:raises LakeError: somebody writes to the tables, or they cannot be used: before anything dear is begun."""
+    """Check that the tables are usable and that no run is writing to them, before anything expensive begins.
+
+    :raises LakeError: another run writes to the tables, or they cannot be used.
+    """
     store = Store(out)
     store.state()
     store.runs.check_free()
 
 
 def table_paths(out: str) -> dict[str, str]:
-    """Where each gold table is, for programs that read Delta Lake."""
+    """Return the location of each gold table, for programs that read Delta Lake."""
     store = Store(out)
     store.computed()
     return {name: store.table("gold", name).uri for name in GOLD}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """As ``spark-submit`` calls it.  :returns: the exit status."""
+    """Run the command line for ``spark-submit`` and return the exit status."""
     parser = argparse.ArgumentParser(prog="dmsg-analytics", description="dmsg's data pipeline, for spark-submit")
     parser.add_argument("command", choices=("run", "report", "tables"))
     parser.add_argument("--spool", help="directory or URI of what entities wrote")

@@ -1,4 +1,4 @@
-"""A run's tables: silver of the days that it touches, gold of those, and gold that is made anew as a whole."""
+"""Refinement of a run: silver and gold tables of the touched days, and gold tables that are recomputed as a whole."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import DAILY, DAY_MS, FAMILIES, GOLD, OVERALL
 
 MIDNIGHT_MS = 10 * 60 * 1000
-"""Three words of one transport lie within this of each other: only events so near to midnight matter to the
-day before or after."""
+"""Ms around midnight in which the counts of one transport may fall on different days: they lie within this of each
+other, so only events this close to midnight matter to the neighbouring day.
+"""
 SMALL_WORKERS = 4
 _OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
-"""Tables made of other gold tables of the same days."""
+"""Gold tables made from other gold tables of the same days."""
 _OF_SILVER = ("verdicts", "unfinished")
-"""Silver tables made of other silver tables, one after the other."""
+"""Silver tables made from other silver tables, one after the other."""
 FEW_CONFLICTS = 200_000
-"""Conflicts of that many have room in the driver's memory."""
+"""Number of conflicts up to which they fit in the driver's memory."""
 HISTORY_DAYS = 28
-"""Days that the tables without days look back."""
+"""Days that gold tables without days look back."""
 
 Read = Callable[[str], DataFrame]
-"""Return the rows of the silver or gold table, or of the family of events, of that name."""
+"""Function that returns the rows of the silver or gold table, or of the family of events, of that name."""
 Tables = dict[str, Callable[[], DataFrame]]
-"""Table -> the function that plans it. Nothing is computed before its rows are written or collected."""
+"""Functions that plan the tables, by name. Nothing is computed before the rows are written or collected."""
 
 
 def silver_tables(events: Read, read: Read, around: Read, days: Iterable[str]) -> Tables:
-    """Plan the silver tables of some days.
+    """Plan the silver tables of some days. The last two are made from the others.
 
-    The last two are made of the others.
-
-    :param events: the events of a family.
-    :param around: as ``read``, with the days before and after.
+    :param events: returns the events of a family.
+    :param around: as ``read``, including the days before and after.
     """
 
     def ends() -> DataFrame:
@@ -64,14 +63,14 @@ def silver_tables(events: Read, read: Read, around: Read, days: Iterable[str]) -
 
 
 def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str]) -> DataFrame:
-    """Three words for the transports of these days, with what lies just beyond midnight."""
+    """Compare the three counts of the transports of these days, including data just beyond midnight."""
     wanted = F.col("dt").cast("string").isin(list(days))
     of_day = F.unix_millis("at") % DAY_MS
     near = (of_day < MIDNIGHT_MS) | (of_day >= DAY_MS - MIDNIGHT_MS)
     transports = transports.where(wanted | near)
     is_former = F.coalesce("former", F.lit(False))
     former = settlement.of_ends(receipts.where(is_former), transports)
-    # a receipt is due for some minutes after its transport: one of another day is of no transport of this one
+    # A receipt is due within minutes after its transport, so receipts of other days belong to other transports.
     due = receipts.where(~is_former & (wanted | near))
     rows = settlement.verdicts(settlement.three_words(transports, due.unionByName(former)))
     return rows.where(wanted)
@@ -85,7 +84,7 @@ def _conflicts(verdicts: DataFrame, receipts: DataFrame) -> DataFrame:
 def daily_tables(read: Read, around: Read) -> Tables:
     """Plan the gold tables of some days, from their silver tables and from each other (``_OF_GOLD``).
 
-    :param around: as ``read``, with the days before and after.
+    :param around: as ``read``, including the days before and after.
     """
 
     def observed() -> DataFrame:
@@ -117,10 +116,11 @@ def daily_tables(read: Read, around: Read) -> Tables:
 
 
 def overall_tables(read: Read, recent: Read, today: date) -> Tables:
-    """Plan the gold tables that are made anew as a whole; placement is made of one of the others.
+    """Plan the gold tables that are recomputed as a whole; ``placement`` is made from one of the others.
 
-    :param read: the rows of all days; ``recent``: of the last :data:`HISTORY_DAYS`.
-    :param today: the day of the run.
+    :param read: returns the rows of all days.
+    :param recent: returns the rows of the last :data:`HISTORY_DAYS`.
+    :param today: day of the run.
     """
 
     def gone() -> DataFrame:
@@ -144,13 +144,13 @@ def overall_tables(read: Read, recent: Read, today: date) -> Tables:
 
 
 class Refinement:
-    """The tables of one run.
+    """Refinement of the tables by one run.
 
-    :param state: as it will be.
-    :param days: that are written anew.
-    :param today: the day of the run.
-    :param small: several tables are written at the same time.
-    :param step: told what begins.
+    :param state: state that the run will leave.
+    :param days: days whose rows are rewritten.
+    :param today: day of the run.
+    :param small: whether to write several tables at the same time.
+    :param step: called with the name of each step as it begins.
     """
 
     def __init__(
@@ -177,12 +177,12 @@ class Refinement:
         return rows if doubtful is None else bronze.deduplicate(rows, doubtful)
 
     def _reader(self, days: Iterable[str] | None) -> Read:
-        """Tables as this run leaves them.
+        """Return a reader of the tables as this run leaves them.
 
-        :param days: only those.
+        :param days: limit the rows to these days; None for all.
         """
 
-        # several questions are asked of one table, and Spark takes a tenth of a second to look at it
+        # Several queries read the same table, and Spark takes 0.1 s to open one.
         @cache
         def read(name: str) -> DataFrame:
             return self._lake.read("gold" if name in GOLD else "silver", name, self._state, days)
@@ -190,7 +190,10 @@ class Refinement:
         return read
 
     def silver(self) -> int:
-        """Write the silver tables of those days.  :returns: how many events came twice."""
+        """Write the silver tables of the touched days.
+
+        :returns: number of duplicate events.
+        """
         lake, state, days = self._lake, self._state, self._days
         self._step("duplicates")
         everything = lake.bronze(FAMILIES, days)
@@ -215,7 +218,7 @@ class Refinement:
         tables: Tables,
         days: list[str] | None = None,
     ) -> None:
-        """Write tables that do not need each other: at the same time, if they are small."""
+        """Write tables that do not depend on each other; at the same time if they are small."""
 
         def one(name: str) -> None:
             self._step(f"{layer}: {name}")
@@ -226,18 +229,18 @@ class Refinement:
             list(pool.map(one, tables))
 
     def gold_daily(self) -> None:
-        """Write the gold tables of those days."""
+        """Write the gold tables of the touched days."""
         tables = daily_tables(self._reader(self._days), self._reader(self._around()))
         assert tables.keys() == DAILY.keys()
         self._write("gold", {name: rows for name, rows in tables.items() if name not in _OF_GOLD}, self._days)
         self._write("gold", {name: rows for name, rows in tables.items() if name in _OF_GOLD}, self._days)
 
     def _around(self) -> list[str]:
-        """With the days before and after."""
+        """Return the touched days with the days before and after each."""
         return sorted({str(date.fromisoformat(day) + timedelta(step)) for day in self._days for step in (-1, 0, 1)})
 
     def gold_overall(self) -> None:
-        """Write the gold tables that are made anew as a whole."""
+        """Write the gold tables that are recomputed as a whole."""
         since = str(self._today - timedelta(HISTORY_DAYS))
         recent = [day for day in self._state.days if day >= since]
         tables = overall_tables(self._reader(None), self._reader(recent), self._today)

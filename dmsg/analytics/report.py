@@ -1,6 +1,6 @@
-"""One HTML file that shows the gold tables: no network, no library, light and dark.
+"""Report page: renders the gold tables as one HTML file without network access or libraries.
 
-What it shows comes from :mod:`dmsg.analytics.report_data`; everything here is text.
+The rows come from :mod:`dmsg.analytics.report_data`; this module only makes text.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from dmsg.analytics.report_data import SHOWN_DAYS, Content
 from dmsg.analytics.store import Row
 
 SERIES = 5
-"""Refusals that have a colour of their own."""
+"""Number of refusals with a colour of their own; the others share one."""
 MAIN_ENDS = 3
-"""Reasons of ends that are named."""
+"""Number of reasons for the end of transports that are named."""
 _PALETTE = ("var(--blue)", "var(--amber)", "var(--teal)", "var(--violet)", "var(--red)", "var(--grey)")
 
 # --- the page ----------------------------------------------------------------
 
 
 def _short(key: object) -> str:
-    """A key by its beginning; who has another name keeps it."""
+    """Return HTML for a key, shortened to 8 digits. Names that are no keys stay whole."""
     text = str(key)
     shown = text[:8] if fullmatch("[0-9a-f]{16,}", text) else text
     return f'<code title="{escape(text, quote=True)}">{escape(shown)}</code>'
 
 
 def _cell(value: object, *, kind: str = "", shown: str | None = None) -> str:
-    """A cell that sorts by its value."""
+    """Return a table cell that the page's script can sort by its raw value."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     text = shown if shown is not None else NOTHING if value is None else f"{value:,}" if number else escape(str(value))
     sort = "" if value is None else escape(str(value), quote=True)
@@ -62,7 +62,7 @@ def _legend(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def _percent(value: float | None, digits: int = 1) -> str:
-    """What is not all is not shown as all."""
+    """Return a share as a percentage; a share below 1 is never rounded up to 100 %."""
     if value is None:
         return NOTHING
     shown = round(value * 100, digits)
@@ -72,7 +72,7 @@ def _percent(value: float | None, digits: int = 1) -> str:
 
 
 def _hours(rows: Sequence[Row]) -> list[tuple[date, int]]:
-    """Every hour from the first to the last of the rows, those without a row too."""
+    """Return every hour between the first and the last row, including hours without a row."""
     found = [(row["dt"], row["hour"]) for row in rows]
     if not found:
         return []
@@ -136,7 +136,7 @@ def _servers(content: Content) -> str:
     hours = _hours(content["server_hour"])
     shares: dict[str, dict[tuple[date, int], float | None]] = defaultdict(dict)
     for row in content["server_hour"]:
-        # whose hour nothing has come of, while discovery saw it, was not down
+        # An hour that discovery saw but from which no heartbeat has arrived was not downtime: data is missing.
         unheard = not row["alive_minutes"] and (row["seen_minutes"] or 0) > 0
         shares[row["server"]][row["dt"], row["hour"]] = None if unheard else row["alive_minutes"] / 60
     drawn = set(shares)
@@ -468,11 +468,11 @@ _SECTIONS = (
 
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""The page asks nobody for anything."""
+"""Content security policy of the page: it may load nothing."""
 
 
 def render(content: Content) -> str:
-    """The page."""
+    """Return the HTML of the report page."""
     static = importlib.resources.files("dmsg.analytics").joinpath("static")
     style, script = (static.joinpath(name).read_text() for name in ("report.css", "report.js"))
     days = sorted(row["dt"] for row in content["network_day"])

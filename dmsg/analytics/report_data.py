@@ -1,8 +1,7 @@
-"""What the report shows, out of the gold tables: bounded sets of rows, asked for in SQL, without Spark.
+"""Rows that the report shows: bounded queries of the gold tables in SQL, without Spark.
 
-:data:`ROWS` of each table at most, which the page says when there were more;
-sums are made where the tables are read, so that a year of a thousand servers
-comes here as a few thousand rows.
+A table gives :data:`ROWS` rows at most, and the page says so when there were more. Sums are computed
+where the tables are read: a year of a thousand servers arrives here as a few thousand rows.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from dmsg.analytics.store import Row, Store
 from dmsg.telemetry.schema import BUCKETS
 
 ROWS = 1000
-"""Rows of a table that the page shows."""
+"""Most rows of a table that the page shows."""
 SHOWN_DAYS = 7
-"""Days back, by the hour."""
+"""Days that the page shows by the hour."""
 SERVER_STRIPS = 50
-"""Servers whose hours are drawn."""
+"""Number of servers whose hours are drawn."""
 CONFLICTS = 20
 ACTORS_OF_KIND = 20
 SERVERS = 300
-"""Servers of which each has a line, those with most to say first."""
+"""Number of servers with a row of their own; servers with problems come first."""
 AGREEING = 20
-"""Servers' days on which words agree."""
+"""Number of rows with a server's day on which all three counts agree."""
 FILES = 100
 
 
 @dataclass
 class Content:
-    """What the page shows, as rows of tables.
+    """Rows that the page shows, by table.
 
-    :ivar attention: what needs it, the most urgent first.
-    :ivar cut: tables of which there were more rows.
-    :ivar more: how many more, where that is said.
+    :ivar attention: findings that need an operator's attention, the most urgent first.
+    :ivar cut: tables that had more rows than the page shows.
+    :ivar more: number of rows left out, for tables whose section says so.
     """
 
     generated: datetime
@@ -54,13 +53,13 @@ class Content:
 
 
 def collect(store: Store, at: datetime | None = None) -> Content:
-    """Read what the page needs.
+    """Read the rows that the page needs.
 
-    :param at: as the tables were then.
-    :raises LakeError: nothing was computed yet.
+    :param at: show the tables as they were at this time; None for the newest.
+    :raises LakeError: nothing has been computed yet.
     """
     state = store.computed(at)
-    # of a report of then, what was old is reckoned from then
+    # A report of a past time measures the age of data from that time, not from now.
     content = Content(datetime.fromtimestamp(state.at / 1000, UTC), state.run)
     content.attention = needs_attention(store, state, now=datetime.now(UTC) if at is None else content.generated)
     since = date.fromisoformat(max(state.days)) - timedelta(SHOWN_DAYS - 1)
@@ -124,7 +123,7 @@ Ask = Callable[..., list[Row]]
 
 
 def _servers(content: Content, ask: Ask, recent: str) -> None:
-    """A row for each server, those first that are silent, crashed, have a remark or were up least."""
+    """Collect a row for each server: first silent, crashed and flagged ones, then those with the least uptime."""
     content.tables["gone"] = ask(
         "boot",
         f"SELECT * FROM it WHERE role = 'server' AND ended = 'silent' AND next_at IS NULL LIMIT {ROWS}",
@@ -156,7 +155,7 @@ def _servers(content: Content, ask: Ask, recent: str) -> None:
 
 
 def _settled(content: Content, ask: Ask, recent: str) -> None:
-    """Days about which words differ, the newest first, and some on which they agree."""
+    """Collect days on which the counts differ, the newest first, and some on which they agree."""
     order = "dt DESC, inflated_bytes DESC NULLS LAST, claimed_bytes DESC, server"
     differ = ask(
         "settlement_day",
@@ -171,7 +170,7 @@ def _settled(content: Content, ask: Ask, recent: str) -> None:
 
 
 def _actors(content: Content, ask: Ask) -> None:
-    """Those with the highest scores of each kind."""
+    """Collect the actors with the highest scores of each kind."""
     rows = ask(
         "actor",
         f"""SELECT * FROM (
@@ -184,7 +183,7 @@ def _actors(content: Content, ask: Ask) -> None:
 
 
 def _latencies(ask: Ask, table: str, keys: list[str], recent: str, name: str = "rtt") -> list[Row]:
-    """Percentiles of all samples together: counts are added by bucket."""
+    """Return percentiles over all samples of a group, from bucket counts added up."""
     by = ", ".join(keys)
     counted: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0] * BUCKETS)
     for row in ask(
@@ -204,7 +203,7 @@ def _latencies(ask: Ask, table: str, keys: list[str], recent: str, name: str = "
 
 
 def _by_server(ask: Ask, recent: str) -> list[Row]:
-    """A row for each server with the sums of all shown days."""
+    """Return a row for each server with its sums over the days shown."""
     found: dict[str, Row] = defaultdict(dict)
     for table, sums in (
         ("traffic_hour", "sum(bytes) AS bytes, sum(closed) AS transports, sum(refused_by_peer) AS refused_by_peer"),

@@ -1,14 +1,12 @@
-"""Runs over a lake: one at a time, and what each of them left.
+"""Runs over a lake: mutual exclusion between runs, and the state that each run left.
 
-``OUT/runs`` is a small table of its own.  Who wants to write says so there, in a
-transaction that only one of several can make, and says every minute that it is
-still there; its last word names the versions of all tables, which belong
-together.  A reader takes those of the newest run that ended: before that word
-nothing has changed for it, after it everything.
+``OUT/runs`` is a small table of its own. A run that wants to write claims the right to in a transaction
+that only one of several runs can commit. While it writes, it renews its claim every minute. Its
+final transaction names the versions of all tables, which belong together. Readers take the versions
+of the newest finished run, so they see all changes of a run at once.
 
-A run that is killed has no last word.  The next one takes over as soon as it is
-certain that the process is gone, where it was one of this machine, or when
-nothing has been heard of it for :data:`LEASE_SECONDS`.
+A run that is killed writes no final transaction. On the same machine the next run takes over as soon
+as the process is gone; otherwise when the claim has not been renewed for :data:`LEASE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -34,21 +32,21 @@ from deltalake.schema import Schema
 from dmsg.analytics.delta import LakeError, rows_of
 
 FORMAT = 2
-"""Of what is said: a lake of another format is not touched."""
+"""Version of the format of the table; a lake of another version is not touched."""
 DAY_MS = 86_400_000
 LEASE_SECONDS = 600.0
-"""After so long without a word a run is taken as gone."""
+"""Lease of a claim: seconds without renewal after which its run counts as gone."""
 RENEW_SECONDS = 60.0
 KEPT_RUNS = 3
-"""The newest runs whose tables can be read as they were, if they are of these days."""
+"""Number of the newest runs whose tables stay readable, if they are not older than :data:`KEPT_DAYS`."""
 KEPT_DAYS = 8
-"""Days back of which the last run's tables can be read as they were."""
+"""Days for which the last run of each day stays readable."""
 KEPT_SECONDS = 900.0
-"""Tables of all runs of so short a time ago can be read, too: somebody may be in the midst of it."""
+"""Seconds for which every run stays readable, because somebody may still be reading its tables."""
 KEPT_MOST = 200
-"""Runs that are kept at most."""
+"""Most runs that stay readable."""
 TIDY_AT = 64
-"""Transactions after which the files that they replaced are removed."""
+"""Number of transactions after which replaced files of ``OUT/runs`` are removed."""
 _COLUMNS = pa.schema(
     [
         pa.field("run", pa.int64()),
@@ -68,18 +66,18 @@ BEGUN, DONE, GIVEN_UP = "begun", "done", "given up"
 
 
 class Busy(LakeError):
-    """Somebody else writes to them."""
+    """Another run is writing to the tables."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a run left.
+    """State of all tables, as a run left it.
 
-    :ivar run: its number, from 1; 0 before the first.
-    :ivar batches: source -> its last batch that is in the tables.
-    :ivar days: day -> the run that wrote its tables last.
-    :ivar at: ms since 1970, when the run began.
-    :ivar versions: table -> the version of it that belongs to the others; of one that is missing the newest.
+    :ivar run: number of the run, from 1; 0 before the first run.
+    :ivar batches: number of the last refined batch of each source.
+    :ivar days: number of the run that last wrote each day.
+    :ivar at: when the run began, in ms since 1970.
+    :ivar versions: version of each table. A table that is not named is read in its newest version.
     """
 
     run: int = 0
@@ -89,7 +87,7 @@ class State:
     versions: dict[str, int] = field(default_factory=dict)
 
     def with_days(self, days: Iterable[str], run: int) -> State:
-        """With those days written by ``run``."""
+        """Return a copy in which run number ``run`` has written these days."""
         return replace(self, days={**self.days, **dict.fromkeys(days, run)})
 
 
@@ -112,7 +110,7 @@ class _Row:
 
 
 def _this_process() -> str:
-    """Host, start of the machine, process and its start; the namespace of its number too."""
+    """Return an id of this process: host, boot id of the machine, PID namespace, PID, and start time of the process."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         names = os.readlink("/proc/self/ns/pid")
@@ -122,7 +120,7 @@ def _this_process() -> str:
 
 
 def _begun(process: int) -> str:
-    """When a process began, in ticks since the start of the machine; empty if it is gone, or nobody tells."""
+    """Return a process's start time in clock ticks since boot; empty if the process is gone or /proc is missing."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -130,7 +128,7 @@ def _begun(process: int) -> str:
 
 
 def there(owner: str) -> bool | None:
-    """Whether a process of this machine is there; None: of another machine nothing is known."""
+    """Whether the owner of a claim still exists; None if it ran on another machine or in another container."""
     theirs, ours = owner.split("/"), _this_process().split("/")
     if len(theirs) < len(ours) or theirs[:3] != ours[:3] or not ours[1]:
         return None
@@ -138,7 +136,7 @@ def there(owner: str) -> bool | None:
 
 
 class Runs:
-    """The runs over one lake."""
+    """Table of the runs over one lake."""
 
     def __init__(self, root: str, clock: Callable[[], float] = time.time) -> None:
         self._root = root
@@ -154,7 +152,7 @@ class Runs:
             raise LakeError(f"{self._uri} cannot be read: {str(error).splitlines()[0]}") from None
 
     def _look(self) -> tuple[DeltaTable | None, list[_Row]]:
-        """What is said now, oldest first."""
+        """Return the table and its rows, oldest first."""
         for again in (True, False):
             table = self._open()
             if table is None:
@@ -164,7 +162,8 @@ class Runs:
             except (TypeError, AttributeError):
                 raise LakeError(f"{self._uri} is another program's table") from None
             except LakeError:
-                # What was replaced after it was opened may have been removed before it was read.
+                # A concurrent writer may have replaced and removed the files between opening and reading: read once
+                # more.
                 if not again:
                     raise
         return None, []
@@ -174,14 +173,14 @@ class Runs:
         return self._open() is not None
 
     def states(self) -> list[State]:
-        """What runs left whose tables can still be read, oldest first."""
+        """Return the states of finished runs whose tables can still be read, oldest first."""
         return [row.state(self._root) for row in self._look()[1] if row.phase == DONE]
 
     def state(self, at: datetime | None = None) -> State:
-        """What the newest run left.
+        """Return the state that the newest finished run left.
 
-        :param at: the newest that had ended by then.
-        :raises LakeError: it is of another version of this program; or so old a state is gone.
+        :param at: take the newest run that had begun by this time instead.
+        :raises LakeError: the state was written by another version of dmsg, or no run of that time is kept.
         """
         states = self.states()
         if at is None:
@@ -192,23 +191,28 @@ class Runs:
         return then[-1]
 
     def check_free(self) -> None:
-        """:raises Busy: somebody writes."""
+        """Check that no run is writing.
+
+        :raises Busy: another run is writing.
+        """
         self._check_free(self._look()[1])
 
     def _check_free(self, rows: list[_Row]) -> None:
         newest = rows[-1] if rows else None
         if newest is not None and newest.phase == BEGUN:
             silent = self._clock() - newest.at / 1000
-            # who is seen to be there keeps it, however long he is silent: he may be suspended, or a clock was set
+            # An owner that is known to exist keeps its claim however long it is silent: its process may be suspended,
+            # or a clock
+            # was set.
             seen = there(newest.owner)
             if seen or (seen is None and silent < LEASE_SECONDS):
                 ago = f"{silent:.0f} s ago" if silent >= 0 else f"by a clock that is {-silent:.0f} s ahead of this one"
                 raise self._busy(f", which said so {ago}")
 
     def claim(self) -> Claim:
-        """Begin to write.
+        """Claim the right to write.
 
-        :raises Busy: somebody else does.
+        :raises Busy: another run is writing.
         """
         now = self._clock()
         table, rows = self._look()
@@ -228,16 +232,16 @@ class Runs:
 
     def _not_made(self, error: DeltaError) -> LakeError:
         if DeltaTable.is_deltatable(self._uri):
-            return self._busy()  # somebody else was quicker
+            return self._busy()  # another run created it first
         return LakeError(f"there can be no tables in {self._root}: {str(error).splitlines()[0]}")
 
     def _busy(self, more: str = "") -> Busy:
         return Busy(f"another run writes to {self._root}{more}")
 
     def write(self, table: DeltaTable, rows: list[_Row]) -> None:
-        """Replace what is said, if nobody has said anything since ``table`` was opened.
+        """Replace all rows, if nobody has written since ``table`` was opened.
 
-        :raises LakeError: somebody has.
+        :raises LakeError: another run has written.
         """
         said = pa.Table.from_pylist([row.__dict__ for row in rows], schema=_COLUMNS)
         try:
@@ -248,9 +252,10 @@ class Runs:
             table.vacuum(0, dry_run=False, enforce_retention_duration=False)
 
     def say(self, own: _Row, phase: str, said: str = "", *, forget: bool = False) -> _Row:
-        """Say something more of a run that has begun.
+        """Write a new phase of a run that has begun, or renew its claim.
 
-        :raises LakeError: another one has taken over.
+        :param forget: remove the run's row instead of keeping it.
+        :raises LakeError: another run has taken over.
         """
         table, rows = self._look()
         if table is None or not rows or (rows[-1].run, rows[-1].owner, rows[-1].phase) != (own.run, own.owner, BEGUN):
@@ -261,17 +266,17 @@ class Runs:
         return row
 
     def taken_over(self) -> LakeError:
-        """What who has been too long silent is told."""
+        """Return the error for a run that has lost its claim to another run."""
         return LakeError(f"another run has taken over {self._root}: nothing had been heard of this one")
 
     def is_own(self, own: _Row) -> bool:
-        """Whether that run is still the one that writes."""
+        """Whether that run still holds the claim."""
         rows = self._look()[1]
         return bool(rows) and (rows[-1].run, rows[-1].owner, rows[-1].phase) == (own.run, own.owner, BEGUN)
 
 
 def _kept(rows: list[_Row]) -> list[_Row]:
-    """The newest; of the last days the last few, the last of each day and all of a moment ago."""
+    """Return the finished runs to keep: the newest, the last of each day, and all of the last few minutes."""
     done = [row for row in rows if row.phase == DONE]
     newest = done[-1]
     recent = [row for row in done if newest.at - row.at < KEPT_DAYS * DAY_MS]
@@ -282,7 +287,7 @@ def _kept(rows: list[_Row]) -> list[_Row]:
 
 
 class Claim:
-    """A run that has begun; a context that ends it, in order or not."""
+    """Claim of a run: the right to write. As a context manager it renews the claim, and gives it up at the end."""
 
     def __init__(self, runs: Runs, row: _Row) -> None:
         self._runs = runs
@@ -294,12 +299,12 @@ class Claim:
 
     @property
     def number(self) -> int:
-        """Of the run."""
+        """Number of the run."""
         return self._row.run
 
     @property
     def at(self) -> int:
-        """When it was last heard of, in ms since 1970."""
+        """Time at which the claim was made or last renewed, in ms since 1970."""
         return self._row.at
 
     def __enter__(self) -> Claim:
@@ -316,11 +321,11 @@ class Claim:
                 except LakeError as error:
                     self._lost = error
                     return
-                except Exception as error:  # the store is away for a moment, perhaps: it is asked again
+                except Exception as error:  # the store may be down for a moment; renewed again later
                     _log.warning("the store does not answer: %s", error)
 
     def check(self) -> None:
-        """Ask, before anything is written that others would see.
+        """Check that this run still holds the claim. Call it before each write that readers can see.
 
         :raises LakeError: another run has taken over.
         """
@@ -331,7 +336,7 @@ class Claim:
                 raise self._runs.taken_over()
 
     def finish(self, state: State) -> None:
-        """The last word: what is written is what counts now."""
+        """Commit the state: from now on readers see what this run wrote."""
         self.check()
         self._end(DONE, json.dumps({"format": FORMAT, **state.__dict__}))
 

@@ -1,6 +1,6 @@
-"""The tables: their columns and types, and what each row is.
+"""Schemas of the tables: columns, types, and the meaning of a row.
 
-Bronze is as the events are, silver is cleaned, gold answers questions.  Every
+Bronze holds the events as they were written, silver cleaned events, gold answers to questions. Every
 table but those of :data:`OVERALL` is partitioned by ``dt``, the day in UTC.
 """
 
@@ -44,12 +44,12 @@ _COLUMN_TYPES: dict[str, DataType] = {
 }
 
 EVENT = StructType([StructField(field.name, _TYPES[field.type]) for field in columns()])
-"""Any event."""
+"""Columns of any event: the union of the fields of all types."""
 DAY_MS = 86_400_000
 CORRUPT = "_corrupt"
-"""The line itself, when it is no JSON or has a field of a wrong type."""
+"""Column for the text of a line that is no JSON or has a field of a wrong type."""
 RAW = StructType([*EVENT.fields, StructField(CORRUPT, StringType())])
-"""A line of a spool."""
+"""Columns of a line of a spool, as Spark's JSON reader returns it."""
 BRONZE = StructType(
     [
         *EVENT.fields,
@@ -62,7 +62,7 @@ BRONZE = StructType(
         StructField("dt", StringType()),
     ]
 )
-"""A line with where it stood; in the family ``quarantine`` with what is wrong with it."""
+"""Columns of bronze: an event with its origin; in the family ``quarantine`` a line with its problem."""
 
 FAMILIES = {
     "transport": ("transport_open", "transport_progress", "transport_close"),
@@ -73,16 +73,18 @@ FAMILIES = {
     "receipt": ("receipt_checked",),
     "life": ("start", "stop", "segment_end"),
 }
-"""Which types of events lie together in bronze."""
+"""Types of events that share a partition of bronze, by family."""
 QUARANTINE = "quarantine"
 LIES = "claims more than both ends"
-"""The verdict on a server's day that costs it clients."""
+"""Verdict on a server's day that lowers its weight in the placement of clients."""
 AGREES = "agrees"
 
 
 def write_options(schema: StructType) -> dict[str, str]:
-    """How to write Parquet: numbers and times differ from row to row, and looking for a dictionary of them takes a
-    quarter of the writing."""
+    """Return options of the Parquet writer that turn off dictionaries for numbers and times.
+
+    Their values differ from row to row; looking for a dictionary takes a quarter of the writing time.
+    """
     plain = (LongType, TimestampType)
     return {
         f"parquet.enable.dictionary#{one.name}": "false" for one in schema.fields if isinstance(one.dataType, plain)
@@ -91,9 +93,10 @@ def write_options(schema: StructType) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of silver or gold.
+    """Definition of a silver or gold table.
 
-    :ivar columns: names and types as in SQL, ``dt`` included where there is one.
+    :ivar text: what the table holds, or the question that it answers.
+    :ivar columns: names and types as in SQL, including ``dt`` if the table has days.
     """
 
     name: str
@@ -102,7 +105,7 @@ class Table:
 
     @property
     def schema(self) -> StructType:
-        """The columns as Spark knows them; Spark's own parser would need a session."""
+        """Columns as a Spark schema. Spark's own parser would need a session."""
         fields = (column.split() for column in self.columns.split(","))
         return StructType([StructField(name, _COLUMN_TYPES[kind]) for name, kind in fields])
 

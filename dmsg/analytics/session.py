@@ -1,4 +1,4 @@
-"""A Spark session: on this machine, in a cluster, or by Spark Connect; and the Java for it."""
+"""Spark sessions (local, in a cluster, or by Spark Connect) and the search for a Java to run them on."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 JAVA_VERSIONS = (17, 21)
-"""Releases of Java on which the jobs are tried (17) or are known to run (21)."""
+"""Major versions of Java that are accepted: the jobs are tested on 17, and Spark supports 21."""
 DRIVER_MEMORY = "1g"
 APPLICATION = "dmsg-analytics"
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # an event with an absurd number must not end a run: what cannot be computed is NULL
+    # An absurd number in an event must not end a run: with ANSI mode off, what cannot be computed is NULL.
     "spark.sql.ansi.enabled": "false",
-    # Java never compiles longer methods; Spark makes such ones by default, and then they are interpreted for ever
+    # The JVM never compiles methods above 8,000 bytes of bytecode. Spark generates longer ones by default, which would
+    # stay interpreted.
     "spark.sql.codegen.hugeMethodLimit": "8000",
-    # a handful of partitions: the tables of a day are small, each partition costs a task
+    # The tables of a day are small, and each partition costs a task.
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.io.compression.zstd.level": "1",
-    # one file a partition and task without sorting for it first
+    # A task keeps one open file per partition instead of sorting its rows by partition first.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.sql.streaming.metricsEnabled": "false",
-    # else every column that is made tells Java from which line: half of all that Python asks of it
+    # Otherwise Python tells Java the source line of every new column, which is half of all calls to Java.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.streaming.minBatchesToRetain": "100",
 }
-"""For any session; each may be changed by ``--conf``."""
+"""Settings of every session; ``--conf`` of spark-submit overrides each."""
 LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.warehouse.dir": "/nonexistent",
-    # work that is done in bulk and has no one waiting for its answers
+    # The parallel collector has the best throughput; nobody waits for single answers, so its pauses do no harm.
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
 }
 
 
 QUICK_SETTINGS = {
-    # the second compiler of Java takes seconds that only minutes of work give back
+    # The second JIT compiler takes seconds that only minutes of work would repay.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -61,11 +62,11 @@ QUICK_SETTINGS = {
 
 
 class JavaMissing(Exception):
-    """There is no Java that Spark runs on; the text says how to get one."""
+    """No Java that Spark runs on was found; the text says how to get one."""
 
 
 class SparkFailed(Exception):
-    """No session could be had; the text says why in one line."""
+    """No Spark session could be made; the text says why in one line."""
 
 
 def _java_version(java: str) -> int | None:
@@ -78,9 +79,9 @@ def _java_version(java: str) -> int | None:
 
 
 def find_java() -> Path:
-    """The home of a Java that will do: ``JAVA_HOME``, ``PATH``, Debian's directories.
+    """Return the home of a suitable Java, looking in ``JAVA_HOME``, ``PATH`` and Debian's directories.
 
-    :raises JavaMissing: there is none.
+    :raises JavaMissing: no suitable Java was found.
     """
     homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
     if (found := shutil.which("java")) is not None:
@@ -101,8 +102,9 @@ def find_java() -> Path:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether it is the session of a Spark Connect server: then nothing of Java is here, and functions of this
-    process cannot run in it."""
+    """Whether a session belongs to a Spark Connect server. Such a session has no JVM in reach, and cannot run functions
+    of this process.
+    """
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
@@ -114,13 +116,13 @@ def make_session(
     quick: bool = False,
     name: str = APPLICATION,
 ) -> SparkSession:
-    """A session.
+    """Return a Spark session.
 
     :param master: ``local[N]``, ``spark://HOST:PORT`` or another master; ``sc://HOST:PORT`` is Spark
-        Connect.  None: all cores of this machine, or what spark-submit says.
-    :param memory: of the driver, when this process starts its Java.
-    :param quick: there is little to do: what takes long to start is left out.
-    :raises JavaMissing: there is no Java to run it on.
+        Connect. None: all cores of this machine, or the master that spark-submit names.
+    :param memory: heap of the driver, if this process starts its Java.
+    :param quick: prefer a fast start to throughput, because there is little to compute.
+    :raises JavaMissing: no suitable Java was found.
     :raises SparkFailed: the master cannot be reached, or Spark does not start.
     """
     builder = SparkSession.builder.appName(name)
@@ -133,12 +135,12 @@ def make_session(
         options = {key: value for key, value in options.items() if key.startswith("spark.sql.")}
     elif not submitted:
         os.environ["JAVA_HOME"] = str(find_java())
-        # workers take what PATH calls python3, unless they are told
+        # Without this variable the workers run whatever PATH calls python3.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master(master or "local[*]")
         options["spark.driver.memory"] = memory
         if master is None or master.startswith("local"):
-            # else Java looks up the name of this machine, which need not lead anywhere
+            # Without this variable Java resolves the name of this machine, which may not resolve.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             options |= LOCAL_SETTINGS | (QUICK_SETTINGS if quick else {})
     for key, value in (options | (settings or {})).items():
@@ -147,11 +149,13 @@ def make_session(
         session = builder.getOrCreate()
     except (PySparkException, RuntimeError, OSError) as error:
         raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0]}") from None
-    except Exception as error:  # py4j's errors, and those of grpc
+    except Exception as error:  # errors of py4j and of grpc have no common base
         raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0]}") from None
     if not connect:
         session.sparkContext.setLogLevel("FATAL")
-        # each column that is made asks Java for these by their short names: else all of Spark's archives are searched
+        # Python asks Java for these classes by their short names for every column. Without the imports each such
+        # question
+        # searches all of Spark's archives.
         for asked in ("org.apache.spark.sql.functions", "org.apache.spark.api.python.PythonUtils"):
             java_import(session.sparkContext._jvm, asked)  # noqa: SLF001  # PySpark has no other name for it
     return session

@@ -1,4 +1,4 @@
-"""Bronze -> silver: each family of events as a table with types and names of its own."""
+"""Transformation from bronze to silver: a table with names and types of its own for each family of events."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pyspark.sql import Column, DataFrame, Window, functions as F
 from dmsg.analytics.schemas import SILVER
 
 GAP_LIMIT_MS = 10 * 60 * 1000
-"""Heartbeats of one process that are missing for no longer than this are taken as there."""
+"""Longest gap in ms between two heartbeats of one process in which the process still counts as up."""
 STILL_OPEN_MS = 5 * 60 * 1000
-"""A process whose last event lies within this before midnight goes on the next day."""
+"""Time in ms before midnight: a process whose last event lies within it counts as running into the next day."""
 
 
 def _at() -> Column:
@@ -29,7 +29,7 @@ def _columns(table: str) -> list[str]:
 
 
 def transports(events: DataFrame) -> DataFrame:
-    """Of the family transport."""
+    """Return the table of the family ``transport``."""
     return events.select(
         F.col("producer").alias("server"),
         "boot",
@@ -61,12 +61,12 @@ def transports(events: DataFrame) -> DataFrame:
 
 
 def sessions(events: DataFrame, ends: DataFrame) -> DataFrame:
-    """Of the family session.
+    """Return the table of the family ``session``.
 
-    An opening without an end within its day was *lost* if its process was, at the time of
-    the process's last event; else it is *open*, and its end stands on the day on which it came.
+    A session with an opening but no end on its day is *lost* if its process was lost, with the time of the
+    process's last event. Otherwise the session is *open*, and its end stands on the day on which the end came.
 
-    :param ends: producer, boot, dt, last_ts: the last event of each process and day.
+    :param ends: the last event of each process and day (producer, boot, dt, last_ts).
     """
     opening = F.col("type") == "session_open"
     put_together = events.groupBy("producer", "boot", "session", "dt").agg(
@@ -104,7 +104,7 @@ def sessions(events: DataFrame, ends: DataFrame) -> DataFrame:
 
 
 def heartbeats(events: DataFrame) -> DataFrame:
-    """Of the family beat; gaps within a process are closed up to :data:`GAP_LIMIT_MS`."""
+    """Return the table of the family ``beat``. Gaps within a process are bridged up to :data:`GAP_LIMIT_MS`."""
     one_process = Window.partitionBy("producer", "boot", "dt").orderBy("ts", "seq").rowsBetween(-1, -1)
     before = F.max("ts").over(one_process)
     told = F.col("ts") - F.coalesce("interval_ms", F.lit(0))
@@ -127,7 +127,7 @@ def heartbeats(events: DataFrame) -> DataFrame:
 
 
 def refusals(events: DataFrame) -> DataFrame:
-    """Of the family refusal: who is a client's or a network's pseudonym, NULL for drops."""
+    """Return the table of the family ``refusal``; ``who`` is the pseudonym of a client or a network, NULL for drops."""
     what = (
         F.when(F.col("type") == "handshake_fail", "handshake")
         .when(F.col("type") == "transport_refuse", "request")
@@ -149,7 +149,7 @@ def refusals(events: DataFrame) -> DataFrame:
 
 
 def entries(events: DataFrame) -> DataFrame:
-    """Of the family entry."""
+    """Return the table of the family ``entry``."""
     return events.select(
         "producer",
         _at(),
@@ -166,8 +166,8 @@ def entries(events: DataFrame) -> DataFrame:
 
 
 def receipts(events: DataFrame) -> DataFrame:
-    """Of the family receipt: those that are believed, one word of each end."""
-    # texts are keys and never aggregated: Spark would sort for it
+    """Return the table of the family ``receipt``: accepted receipts only, one row for each end of a transport."""
+    # Texts are grouping keys and never aggregated, because Spark would then sort instead of hash.
     return (
         events.where(F.col("reason").isNull() & F.col("transport").isNotNull() & F.col("signer").isNotNull())
         .withColumn("former", F.coalesce("former", F.lit(False)))
@@ -185,9 +185,12 @@ def receipts(events: DataFrame) -> DataFrame:
 
 
 def boots(lives: DataFrame, beats: DataFrame, ends: DataFrame) -> DataFrame:
-    """Of the families life and beat: what begins, ends or lives is a process; receipts have numbers of their own.
+    """Return the table of processes, from the families ``life`` and ``beat``.
 
-    :param ends: producer, boot, dt, first_ts, last_ts: of all events of each process and day.
+    A process counts if it started, stopped or sent a heartbeat. Checked receipts are left out: whoever checked them
+    numbers them separately.
+
+    :param ends: the first and last event of each process and day (producer, boot, dt, first_ts, last_ts).
     """
     told = lives.where(F.col("type").isin("start", "stop")).select("producer", "role", "boot", "type", "names", "dt")
     told = told.unionByName(beats.select("producer", "role", "boot", "type", "names", "dt"))

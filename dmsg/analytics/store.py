@@ -1,12 +1,12 @@
-"""Where tables lie, what runs left of them, and how they are kept small; without Spark.
+"""Layout of the tables, their current state, and their maintenance; needs no Spark.
 
 ::
 
     OUT/bronze/           every line that was read
-    OUT/silver/TABLE/     events, cleaned: a run writes anew the days that it touches
+    OUT/silver/TABLE/     cleaned events; a run rewrites the days that it touches
     OUT/gold/TABLE/       answers
-    OUT/runs/             what each run left (:mod:`dmsg.analytics.runs`)
-    OUT/checkpoints/S/    what a stream has read
+    OUT/runs/             the state that each run left (:mod:`dmsg.analytics.runs`)
+    OUT/checkpoints/S/    the files that a stream has read
 
 All but the last are tables of Delta Lake (:mod:`dmsg.analytics.delta`).
 """
@@ -29,7 +29,7 @@ from dmsg.analytics.runs import Claim, Runs, State
 from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, SILVER, Table
 
 Row = dict[str, Any]
-"""A row of a table: its columns are in :mod:`dmsg.analytics.schemas`."""
+"""Row of a table, by column name; the columns are in :mod:`dmsg.analytics.schemas`."""
 
 SUMS = Table(
     "sums",
@@ -53,31 +53,34 @@ _PARTS = {**{("silver", name): one.schema for name, one in (SILVER | INTERNAL).i
 _PARTS |= {("gold", name): one.schema for name, one in GOLD.items()}
 _PARTS["", "bronze"] = BRONZE
 BRONZE_KEY = "/bronze"
-"""In the versions of a state."""
+"""Key of bronze in :attr:`~dmsg.analytics.runs.State.versions`."""
 MERGE_AT = 64
-"""Small files of a partition that are made one of."""
+"""Number of small files in a partition from which on they are merged."""
 LEFT_BEHIND_HOURS = 24
-"""Files that no table names are removed when they are older: what killed runs left."""
+"""Age in hours after which files that no table names are removed; killed runs leave such files."""
 TIDY_RUNS = 20
-"""Runs after which files are merged and removed, if they follow each other fast;"""
+"""Number of runs after which files are merged and removed, if the runs follow each other fast."""
 TIDY_SECONDS = 6 * 3600
-"""else after so long."""
+"""Seconds after which files are merged and removed, if runs are rare (6 hours)."""
 _BATCH = re.compile(r"run=(?P<origin>.+)\.(?P<number>\d+)\.[0-9a-f]+/")
-"""In the path of a file of bronze: of which source, and of which of its batches."""
+"""Start of the path of a bronze file: names the source and the number of its batch."""
 
 
 def local_path(uri: str) -> Path | None:
-    """The directory, if it is on this machine."""
+    """Return the local directory that a URI names, or None for a URI of another machine."""
     if uri.startswith("file:"):
         return Path("/" + uri.removeprefix("file:").lstrip("/"))
     return None if "://" in uri else Path(uri)
 
 
 class Store:
-    """The tables under one directory or URI."""
+    """Tables under one directory or URI."""
 
     def __init__(self, out: str) -> None:
-        """:raises LakeError: tables cannot be there."""
+        """Open the tables under ``out``.
+
+        :raises LakeError: the path cannot hold tables.
+        """
         local = local_path(out)
         self.root = out.rstrip("/") if local is None else str(local.absolute())
         self.local = local is not None
@@ -90,14 +93,14 @@ class Store:
     # --- runs ---
 
     def state(self, at: datetime | None = None) -> State:
-        """What the newest run left, or the newest that had begun by then.
+        """Return the state that the newest run left, or the newest run that had begun by ``at``.
 
-        :raises LakeError: it is of another version of this program, or no longer there.
+        :raises LakeError: the state was written by another version of dmsg, or is no longer kept.
         """
         return self.runs.state(at)
 
     def computed(self, at: datetime | None = None) -> State:
-        """The same, where there must be something.
+        """Return the state as :meth:`state` does, but require that there are tables.
 
         :raises LakeError: there are no tables yet.
         """
@@ -107,9 +110,9 @@ class Store:
         return state
 
     def claim(self) -> Claim:
-        """Begin to write.
+        """Claim the right to write.
 
-        :raises LakeError: somebody else does, or the tables are of another version.
+        :raises LakeError: another run is writing, the tables are of another version, or ``OUT/runs`` is missing.
         """
         if self.state().run == 0 and not self.runs.any() and self.table("silver", "sums").version() is not None:
             raise LakeError(
@@ -119,7 +122,7 @@ class Store:
         return self.runs.claim()
 
     def finish(self, claim: Claim, state: State) -> State:
-        """Make what was written current, as a whole."""
+        """Make the newest versions of all tables current in one transaction."""
         versions = {}
         for layer, name in _PARTS:
             if (version := self.table(layer, name).version()) is not None:
@@ -131,59 +134,61 @@ class Store:
     # --- tables ---
 
     def table(self, layer: str, name: str) -> Delta:
-        """A table's files and transactions."""
+        """Return the table of that layer and name: its files and transactions."""
         schema = _PARTS[layer, name]
         partitions = ["family", "dt"] if name == "bronze" else ["dt"] if _is_daily(schema, name) else []
         place = "/".join(filter(None, (self.root, layer, name)))
         return Delta(place, schema, partitions)
 
     def answer(self, name: str, state: State, since: str | None = None, until: str | None = None) -> pa.Table:
-        """An answer, without Spark and its Java; those days have to have room in memory.
+        """Read a gold table without Spark or Java. The rows of the chosen days have to fit in memory.
 
-        :param since: of a table with days: only of this one, ``2026-01-31``, and later ones; ``until``: and no later.
+        :param since: first day, as ``2026-01-31``, of a table that has days.
+        :param until: last day, included.
         """
         return self.table("gold", name).read(state.versions.get(f"gold/{name}"), since=since, until=until)
 
     def rows(self, layer: str, name: str, state: State, day: str, where: Mapping[str, str] | None = None) -> list[Row]:
-        """Rows of silver or gold of one day; of tables without days all.
+        """Return the rows of a silver or gold table of one day, or all rows of a table without days.
 
-        :param where: columns of text, and what has to stand in them.
+        :param where: text columns and the value that each must have.
         """
         version = state.versions.get(f"{layer}/{name}")
         found = self.table(layer, name).read(version, since=day, until=day, where=where)
         return [dict(row) for row in found.to_pylist()]
 
     def ask(self, layer: str, name: str, state: State, sql: str) -> list[Row]:
-        """What a query of one table answers, without Spark; it is called ``it`` there."""
+        """Return the rows that an SQL query of one table gives, without Spark. The query calls the table ``it``."""
         key = BRONZE_KEY if name == "bronze" else f"{layer}/{name}"
         found = self.table(layer, name).ask(sql, state.versions.get(key))
         return [] if found is None else [dict(row) for row in found.to_pylist()]
 
     def gold(self, name: str, state: State, since: str | None = None) -> list[Row]:
-        """The same as rows, of a table that has few."""
+        """Return a small gold table as rows."""
         return [dict(row) for row in self.answer(name, state, since).to_pylist()]
 
-    # --- room ---
+    # --- maintenance ---
 
     def tidy(self, before: State, claim: Claim) -> int:
-        """Now and then merge small files, and remove what no run that is kept names.
+        """Merge small files and remove unneeded ones, once every :data:`TIDY_RUNS` runs or :data:`TIDY_SECONDS`.
 
-        :param before: what the newest run that ended has left.
-        :returns: how many files were removed.
+        :param before: state that the newest finished run left.
+        :returns: number of files removed.
         """
         if claim.number % TIDY_RUNS and claim.at - before.at < TIDY_SECONDS * 1000:
             return 0
         return self.make_room(before, claim, MERGE_AT)
 
     def make_room(self, before: State, claim: Claim, least: int, *, left_behind: int | None = None) -> int:
-        """The same at once.
+        """Merge small files and remove those that no kept run needs, now.
 
-        :param least: small files of one kind that are too many.
+        :param least: number of small files in a partition from which on they are merged.
         :param left_behind: see :meth:`~dmsg.analytics.delta.Delta.vacuum`.
         """
         own = f"run={claim.number}."
         self.table("", "bronze").merge_small(least, lambda file: not unrefined(file, before.batches))
-        # what this run has written, or one of its number that was killed, keeps its place
+        # The run still finds its own files by their path, so a partition that holds one of them is not merged. The same
+        # prefix covers files of a killed run that had this number.
         self.table("silver", FILES.name).merge_small(least, lambda file: not file.path.startswith(own))
         kept = self.runs.states()
         removed = 0
@@ -197,10 +202,11 @@ class Store:
         return removed
 
     def forget(self, claim: Claim, before: str) -> State:
-        """Take the days before one out of all tables, and out of what is read.
+        """Delete all rows of the days before ``before``.
 
-        What has no days, as sums over all of them, is made anew by the next run.  Files that were read stay known:
-        they are not read again.
+        The next run recomputes tables without days, such as totals over all days. Files that were read stay known, so
+        they
+        are not read again.
         """
         state = self.state()
         for layer, name in _PARTS:
@@ -215,16 +221,16 @@ def _is_daily(schema: StructType, name: str) -> bool:
 
 
 def unrefined(file: File, done: Mapping[str, int]) -> list[str]:
-    """The source of a file of bronze that no run has refined; of others nothing.
+    """Return the source of a bronze file that no run has refined, as a list of one; else an empty list.
 
-    :param done: source -> its last batch that was refined.
+    :param done: number of the last refined batch of each source.
     """
     found = _BATCH.match(file.path)
     return [found["origin"]] if found and int(found["number"]) > done.get(found["origin"], -1) else []
 
 
 def _remove_empty(table: Path) -> None:
-    """Directories of which all files were removed; nothing but checksums of those is in them."""
+    """Remove directories without Parquet files; only checksums of removed files are left in them."""
     for directory in table.glob("run=*"):
         if not any(directory.rglob("*.parquet")):
             shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A file that is there as a whole, or not at all."""
+"""Atomic writing of a file: the target holds the old content or the new, never a part."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dmsg.errors import DmsgError
 
 
 def write_whole(target: Path, data: bytes) -> None:
-    """Write a file beside it and give that its name; what is no file, as a device or a pipe, is written to.
+    """Write ``data`` to a temporary file beside the target and rename it; write directly to a device or a pipe.
 
-    :raises DmsgError: it cannot be written; nothing is left of it, and what was there stays.
+    :raises DmsgError: the target cannot be written. The temporary file is removed and the old content stays.
     """
     target = target.resolve() if target.is_symlink() else target
     try:

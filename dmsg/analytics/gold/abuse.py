@@ -1,8 +1,7 @@
-"""What was refused, and who causes more of it than is usual.
+"""Refusals, and actors that cause more of them than is usual.
 
-Scores compare with fixed limits (100 is the limit): a limit that is written down
-can be argued with, one that follows the crowd moves with the abuse.  Every row
-carries its evidence.  Nobody is punished here: an operator decides.
+A score of 100 is a fixed limit. A fixed limit can be disputed; a limit relative to other clients would
+move with the abuse. Every row carries its evidence. Nobody is punished here: an operator decides.
 """
 
 from __future__ import annotations
@@ -12,35 +11,36 @@ from pyspark.sql import Column, DataFrame, functions as F
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 SCAN_LIMIT = 100
-"""Different clients that do not exist, asked for in a day."""
+"""Limit of a day: absent clients (distinct) that one client asked a server for."""
 FLOOD_LIMIT = 1000
-"""Requests over the rate in a day."""
+"""Limit of a day: requests of one client above its rate limit."""
 HANDSHAKE_LIMIT = 200
-"""Failed handshakes of one network in a day."""
+"""Limit of a day: failed handshakes from one network."""
 ENTRY_LIMIT = 500
-"""Refused requests to discovery of one network in a day."""
+"""Limit of a day: requests of one network that discovery refused."""
 LOOKUP_LIMIT = 1000
-"""Clients that do not exist, asked for by one network of discovery in a day, counted again each minute."""
+"""Limit of a day: absent clients that one network asked discovery for. A client counts again in each minute."""
 CHURN_LIMIT = 5000
-"""Entries of one client in a day; the usual one posts every few minutes."""
+"""Limit of a day: entries that one client posted; a usual client posts every few minutes."""
 UNANSWERED_LIMIT = 0.9
-"""Share of its requests that nobody accepted, with ``UNANSWERED_LEAST`` of them and more."""
+"""Share of a client's requests that nobody accepted from which on it counts, with ``UNANSWERED_LEAST`` requests or
+more."""
 UNANSWERED_LEAST = 50
 SHOWN_FROM = 1.0
-"""Scores of a server's day below are not in the table: who stays below at each of many servers is seen in their sum."""
+"""Lowest score of a day at one server that the table keeps. It is low, so that small scores at many servers add up."""
 ACTOR_FROM = 10.0
-"""The same for all servers and days together."""
+"""Lowest score over all servers that the table ``actor`` keeps."""
 
 
 def refusal_hour(refusals: DataFrame) -> DataFrame:
-    """What was refused, why, how often?"""
+    """Count refusals by hour, kind and reason."""
     return refusals.groupBy("producer", "dt", "hour", "what", "reason").agg(
         F.sum("n").alias("n"), F.count_distinct("who").alias("who")
     )
 
 
 def refusal_day(refusals: DataFrame) -> DataFrame:
-    """What was refused in all?"""
+    """Count refusals by day over all producers."""
     return refusals.groupBy("dt", "what", "reason").agg(
         F.sum("n").alias("n"),
         F.count_distinct("producer", "who").alias("who"),
@@ -49,10 +49,10 @@ def refusal_day(refusals: DataFrame) -> DataFrame:
 
 
 def actor(days: DataFrame, boots: DataFrame) -> DataFrame:
-    """Who does it, over all servers that name clients alike?
+    """Add up abuse over all servers that use the same pseudonyms for clients.
 
-    :param days: of :func:`abuse_day`, of all days.
-    :param boots: processes by days, which say how they name clients.
+    :param days: rows of :func:`abuse_day` of all days.
+    :param boots: processes by day; they name the space of the pseudonyms that they use.
     """
     spaces = (
         boots.where(F.col("names").isNotNull()).groupBy("producer").agg(F.max_by("names", "last_at").alias("names"))
@@ -90,7 +90,7 @@ def _score(amount: Column, limit: float) -> Column:
 
 
 def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) -> DataFrame:
-    """Who floods, scans, churns?"""
+    """Score each client and network by day and kind of abuse."""
     names = DAILY["abuse_day"].schema.fieldNames()
     nothing = F.lit(0).cast("long")
     in_vain = (F.col("reason") == "no_such_peer") | (F.col("what") == "lookup")
@@ -104,7 +104,7 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
         )
     )
 
-    # one pass over it for the kinds that are seen in it
+    # All kinds found in refusals are computed in one pass over them.
     refused = by_who.select(
         "*",
         F.explode(
@@ -174,7 +174,7 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
 
 
 def discovery_hour(entries: DataFrame, refusals: DataFrame) -> DataFrame:
-    """What does discovery take and refuse?"""
+    """Count entries taken and refused by discovery, by hour."""
     keys = ["producer", "dt", "hour"]
     taken = entries.groupBy(*keys).agg(
         *[F.count_if(F.col("result") == result).alias(result) for result in ("first", "next", "deleted")],

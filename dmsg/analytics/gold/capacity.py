@@ -1,4 +1,4 @@
-"""How near servers are to their limits, and where clients should be sent."""
+"""Load of servers against their capacity, and the weights for placing clients."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from dmsg.analytics.gold.histograms import added, with_percentiles
 from dmsg.analytics.schemas import DAILY, LIES, OVERALL
 
 BUSY = 0.8
-"""Share of its capacity from which an hour is busy."""
+"""Share of its capacity from which on an hour counts as busy."""
 FORECAST_DAYS = 28
 """Days that a forecast looks back."""
 FORECAST_LEAST = 3
-"""Days without which there is none."""
+"""Fewest days of data that a forecast needs."""
 FORECAST_HORIZON = 3650
-"""Days beyond which a date means nothing."""
+"""Days into the future beyond which no date is given."""
 PLACEMENT_DAYS = 7
 """Days that the ranking looks back."""
 LEAST_WEIGHT = 0.001
 LATENCY_FLOOR = 0.2
-"""The factor of a server that is slow beyond measure."""
+"""Lowest latency factor: that of a very slow server."""
 LATENCY_UNKNOWN = 0.5
-"""The factor of one over which nothing was measured."""
+"""Latency factor of a server without measurements."""
 HEADROOM_UNKNOWN = 0.5
-"""The share of free places of one that tells nothing of itself."""
+"""Share of free places assumed for a server that reports none."""
 DISHONEST = 0.1
-"""The factor of one that claims more than it delivered."""
+"""Factor of a server that claims more than it delivered."""
 
 
 def capacity_day(hours: DataFrame, refusals: DataFrame) -> DataFrame:
-    """How near is a server to its limit?"""
+    """Compute how near each server came to its capacity, by day."""
     full = (
         refusals.where((F.col("what") == "drop") & (F.col("reason") == "too_many_connections"))
         .groupBy(F.col("producer").alias("server"), "dt")
@@ -54,7 +54,8 @@ def capacity_day(hours: DataFrame, refusals: DataFrame) -> DataFrame:
 
 
 def capacity_forecast(days: DataFrame, *, today: date) -> DataFrame:
-    """When does a server reach its limit?  A line through the daily peaks of the whole days before ``today``."""
+    """Predict when a server reaches its capacity, by linear regression over the daily peaks of whole days before
+    ``today``."""
     since = F.date_sub(F.lit(today), FORECAST_DAYS)
     number = F.unix_date("dt").cast("double")
     last = (
@@ -102,22 +103,23 @@ def capacity_forecast(days: DataFrame, *, today: date) -> DataFrame:
 def placement(
     uptime: DataFrame, capacity: DataFrame, latency: DataFrame, settlement: DataFrame, *, today: date
 ) -> DataFrame:
-    """Where should clients be sent?
+    """Compute the weights by which clients should be sent to servers.
 
-    weight = availability squared, times the share of free places (of the server that has most), times how
-    near its median answer is to the best one's, times a tenth if it claims more than it delivered.
+    weight = availability squared, times the share of free places (relative to the server with most), times
+    the latency factor (best median over own median), times :data:`DISHONEST` if the server claims more than it
+    delivered.
     """
     since = F.date_sub(F.lit(today), PLACEMENT_DAYS)
 
     def recent(table: DataFrame) -> DataFrame:
         return table.where((F.col("dt") > since) & (F.col("dt") <= F.lit(today)))
 
-    # by two words where there are two
-    # a discovery's post stands for the next minute, too, of which perhaps nobody tells
+    # Prefer the availability on which server and discovery agree. A post to discovery also stands for the minute after
+    # it, which may lie outside the observed minutes: hence the cap at 1.
     seen = F.least(F.lit(1.0), F.col("seen_minutes") / F.col("observed_minutes"))
     there = F.coalesce("availability", "uptime", F.when(F.col("seen_minutes").isNotNull(), seen))
     free = F.greatest(F.lit(0), F.col("capacity") - F.col("peak_sessions"))
-    # all below each other and one sum, as in network_day
+    # One union and one aggregation are cheaper than a join for each part, as in network_day.
     rows = recent(uptime).select("server", there.alias("availability"), F.lit(1).alias("days"))
     for part in (
         recent(capacity).select("server", free.alias("free"), "peak_share"),
@@ -140,7 +142,7 @@ def placement(
         .withColumns({"most": F.max("free").over(everyone), "best": F.min("latency_ms").over(everyone)})
         .where(F.col("days") > 0)
     )
-    # of a server that nobody measured the half is assumed; greatest() would pass over its NULL
+    # A server without measurements gets an explicit factor, because greatest() ignores NULL.
     factor = F.when(
         F.col("latency_ms").isNotNull(),
         F.greatest(F.lit(LATENCY_FLOOR), F.col("best") / F.greatest("latency_ms", "best")),

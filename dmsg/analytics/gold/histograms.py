@@ -1,7 +1,7 @@
-"""Percentiles from counts in buckets: sums of counts are exact and take any order.
+"""Percentiles from counts in buckets. Sums of counts are exact, in any order.
 
-Of several hours, days or servers the counts are added, and the percentile is read from the sum: an average of
-percentiles is none (it was 21 % off).
+For several hours, days or servers the counts are added, and the percentile is read from the sum. An average of
+percentiles is not a percentile: it was 21 % off.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from dmsg.telemetry.schema import BUCKETS, FIRST_BOUND
 
 FIRST_MS = FIRST_BOUND * 1000
 SHARES = (50, 90, 99)
-"""Percentiles of the tables."""
+"""Percentiles that the tables have."""
 
 
 def bucket_of(milliseconds: Column) -> Column:
-    """The bucket, from 0, of a time in ms."""
+    """Return the index of the bucket, from 0, of a time in ms."""
     index = F.ceil(F.log2(milliseconds / F.lit(FIRST_MS)) * 2)
     return F.when(milliseconds <= FIRST_MS, 0).otherwise(F.least(index, F.lit(BUCKETS - 1))).cast("int")
 
 
 def merged(counts: list[Column]) -> Column:
-    """One count for each bucket as an array."""
+    """Return an array of counts from a column for each bucket."""
     return F.array(*[F.coalesce(count, F.lit(0)).cast("long") for count in counts])
 
 
 def quantile(histogram: str, total: str, share: float) -> Column:
-    """In ms: the value below which that share lies, evenly spread within its bucket.
+    """Return a quantile in ms, by linear interpolation within its bucket.
 
-    The last bucket has no end: its beginning stands for it.  NULL without
-    samples.  The error is at most a bucket's width, 41 % of its lower bound;
-    less on real times (docs/pipeline/tables.md).
+    The last bucket has no upper bound, so its lower bound is returned. NULL without samples. The error is at
+    most the width of a bucket, 41 % of its lower bound; less on real times (docs/pipeline/tables.md).
 
-    :param histogram: name of an array column.  :param total: name of the column with its sum.
+    :param histogram: name of an array column.
+    :param total: name of the column with the sum of the array.
+    :param share: share of the samples below the quantile, from 0 to 1.
     """
     lower = f"CASE WHEN s.i = 0 THEN 0D ELSE {FIRST_MS}D * power(2D, (s.i - 1) / 2D) END"
     upper = f"CASE WHEN s.i = {BUCKETS - 1} THEN {lower} ELSE {FIRST_MS}D * power(2D, s.i / 2D) END"
@@ -51,7 +52,7 @@ def quantile(histogram: str, total: str, share: float) -> Column:
 
 
 def percentile(counts: Sequence[int], share: float) -> float | None:
-    """The same of counts that are here."""
+    """Return the same quantile as :func:`quantile` for counts in memory."""
     target = share * sum(counts)
     seen = 0
     for index, count in enumerate(counts):
@@ -64,9 +65,9 @@ def percentile(counts: Sequence[int], share: float) -> float | None:
 
 
 def summed(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
-    """keys and the counts of all rows with that key, added bucket by bucket.
+    """Return the counts of all rows with the same key, added bucket by bucket, with the keys.
 
-    :param name: of an array column; rows without it count nothing.
+    :param name: name of an array column. Rows in which it is NULL do not count.
     """
     sums = [F.sum(F.get(name, F.lit(index))).alias(f"b{index}") for index in range(BUCKETS)]
     counted = rows.where(F.col(name).isNotNull()).groupBy(*keys).agg(*sums)
@@ -74,10 +75,10 @@ def summed(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
 
 
 def added(name: str) -> Column:
-    """The counts of a group's rows, added bucket by bucket; NULL if no row has any.
+    """Return an aggregate that adds the counts of a group's rows bucket by bucket; NULL if no row has any.
 
-    A group's rows are held together, so they have to be few (those of hours and servers, not of transports);
-    to plan it takes a tenth of what the sums of :func:`summed` take.
+    The rows of a group are held in memory together, so they have to be few (hours and servers, not transports).
+    Planning the query takes a tenth of the time that the sums of :func:`summed` need.
     """
     counts = F.collect_list(name)
     nothing = F.array_repeat(F.lit(0).cast("long"), BUCKETS)
@@ -86,13 +87,16 @@ def added(name: str) -> Column:
 
 
 def latency(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """The columns of latency, of all rows with that key.  :param rows: with the counts ``rtt`` and ``accept``."""
+    """Return the latency columns for each key.
+
+    :param rows: rows with the counts ``rtt`` and ``accept``.
+    """
     both = rows.groupBy(*keys).agg(added("rtt"), added("accept"))
     return with_percentiles(with_percentiles(both, "rtt"), "accept")
 
 
 def with_percentiles(rows: DataFrame, name: str) -> DataFrame:
-    """With the number of samples and :data:`SHARES` of them: ``rtt_samples``, ``rtt_p50`` and so on."""
+    """Add the number of samples and the percentiles :data:`SHARES`: ``rtt_samples``, ``rtt_p50`` and so on."""
     nothing = F.lit(0).cast("long")
     rows = rows.withColumn(f"{name}_samples", F.coalesce(F.expr(f"aggregate({name}, 0L, (a, x) -> a + x)"), nothing))
     for share in SHARES:

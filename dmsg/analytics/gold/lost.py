@@ -1,10 +1,9 @@
-"""What a server carried that was killed: transports that were opened and never closed.
+"""Traffic of killed servers: transports that were opened and never closed.
 
-Of such a transport the server told, at most, how much it had carried up to its
-last event of progress.  Its ends know more, and hand their receipts in when they
-are connected with the server again (docs/pipeline/receipts.md): by both their
-words, what was carried each way lies between the smaller and the larger.  Words
-further apart than a sender's window contradict each other, and tell nothing.
+At most, the server has reported bytes up to the last progress event of such a transport. Its ends know more, and hand
+in their receipts once they are connected to the server again (docs/pipeline/receipts.md). In each direction the bytes
+carried lie between the smaller and the larger of the two ends' counts. Counts that differ by more than a sender's
+window contradict each other and are not used.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ _BYTES = ("counted_bytes", "least_bytes", "most_bytes")
 
 
 def unfinished(transports: DataFrame, verdicts: DataFrame, former: DataFrame) -> DataFrame:
-    """What of a day belongs to transports that were not opened and closed on it.
+    """Return the part of a day that belongs to transports which were not opened and closed on the same day.
 
-    Pairs of an opening and an end are nearly all, and are found by numbers; only what is left is looked at.
+    Nearly all transports have both events on one day. They are matched by a hash of their name, and only
+    the others are looked at in full.
 
-    :param verdicts: what receipts say of transports of which the server says nothing is in them.
-    :param former: receipts that were handed in after the server had started again.
+    :param verdicts: verdicts; those on transports of which the server says nothing carry the receipts' counts.
+    :param former: receipts that were handed in after the server had restarted.
     """
     events = transports.where(F.col("transport").isNotNull()).withColumn("pair", F.xxhash64("server", "transport"))
     opened, closed = F.col("what") == "open", F.col("what") == "close"
@@ -64,17 +64,17 @@ def _as_words(receipts: DataFrame) -> DataFrame:
 
 
 def _between(choose: object) -> Column:
-    """Both ways, each by the words of its two ends."""
+    """Return the sum over both directions; ``choose`` picks one of the two ends' counts in each."""
     assert callable(choose)
     total: Column = choose("a_out", "b_in") + choose("b_out", "a_in")
     return total
 
 
 def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
-    """Which transports ended with their server's process, and what had they carried?
+    """Return the transports that ended with their server's process, and the bytes that they had carried.
 
-    :param rows: of :func:`unfinished`, of all days.
-    :param boots: of :func:`~dmsg.analytics.gold.uptime.boot`.
+    :param rows: rows of :func:`unfinished` of all days.
+    :param boots: rows of :func:`~dmsg.analytics.gold.uptime.boot`.
     """
     whole = (
         rows.groupBy("server", "transport")
@@ -86,7 +86,9 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
         )
         .where(F.col("opened_at").isNotNull() & ~F.col("closed"))
     )
-    # a receipt that was due is of an end; of a former one only the events tell
+    # A receipt that was due is from an end of the transport: the server checked that. After a restart the server no
+    # longer
+    # knew the ends, so the signer's name must match an end in the events from before.
     of_end = (F.col("a_out").isNotNull() & (F.col("peer") == F.col("src"))) | (
         F.col("b_out").isNotNull() & (F.col("peer") == F.col("dst"))
     )
@@ -102,7 +104,7 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
         F.col("producer").alias("server"), "boot", F.col("last_at").alias("lost_at")
     )
     one, other = F.col("a_out").isNotNull(), F.col("b_out").isNotNull()
-    # as in a verdict: one client that signs for both ends is one word
+    # As in a verdict: both ends must name each other, or one client could sign for both.
     mutual = (F.col("a_signer") == F.col("b_partner")) & (F.col("b_signer") == F.col("a_partner"))
     known = one & other & mutual & on_its_way("a_out", "b_in") & on_its_way("b_out", "a_in")
     nothing = F.lit(0).cast("long")
@@ -123,9 +125,10 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
 
 
 def with_lost(boots: DataFrame, transports: DataFrame) -> DataFrame:
-    """Processes, and what each of them took with it.
+    """Add to each process the transports that were lost with it.
 
-    :param boots: of :func:`~dmsg.analytics.gold.uptime.boot`; ``transports``: of :func:`lost_transport`.
+    :param boots: rows of :func:`~dmsg.analytics.gold.uptime.boot`.
+    :param transports: rows of :func:`lost_transport`.
     """
     sums = transports.groupBy(F.col("server").alias("producer"), "boot").agg(
         F.count(F.lit(1)).alias("lost_transports"),

@@ -1,4 +1,4 @@
-"""The network as a whole: at a glance, in public, and how complete what is known is."""
+"""Totals of the network, the part of them that may be published, and the completeness of the data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dmsg.analytics.gold.histograms import added, with_percentiles
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 K_ANONYMITY = 10
-"""Clients without which a day's cells are withheld."""
+"""Fewest clients of a day; with fewer, the day's numbers are withheld."""
 LEAST_SERVERS = 3
-"""Servers without which sums of the network would be one operator's."""
+"""Fewest servers of a day; with fewer, the totals would reveal a single operator's."""
 GRANULARITY = 8
-"""Counts of clients, sessions and transports are rounded up to multiples of it."""
+"""Multiple to which counts of clients, sessions and transports are rounded up."""
 PUBLIC_DELAY_DAYS = 2
-"""Days younger than this are not published."""
+"""Age in days from which on a day is published."""
 
 
 def network_day(
@@ -28,11 +28,13 @@ def network_day(
     settlement: DataFrame,
     hours: DataFrame,
 ) -> DataFrame:
-    """The network at a glance.
+    """Compute totals of the network by day.
 
-    :param hours: of :func:`~dmsg.analytics.gold.traffic.latency_hour`.
+    Clients are counted at each server and added up: pseudonyms deliberately differ from server to server, so a client
+    at
+    two servers counts twice.
 
-    Clients are those of each server added up: pseudonyms differ from server to server, on purpose.
+    :param hours: rows of :func:`~dmsg.analytics.gold.traffic.latency_hour`.
     """
     nothing = F.lit(0).cast("long")
     signed = 2 * (F.col("matched") + F.col("cut") + F.col("conflict")) + F.col("one_sided")
@@ -47,7 +49,7 @@ def network_day(
         settlement.select("dt", signed.alias("receipts")),
         hours.select("dt", "rtt", "accept"),
     ]
-    # all below each other and one sum: an outer join for each would be planned and shuffled for nothing
+    # One union and one aggregation: an outer join for each part would cost a plan and a shuffle.
     rows = parts[0]
     for part in parts[1:]:
         rows = rows.unionByName(part, allowMissingColumns=True)
@@ -66,10 +68,10 @@ def _rounded_up(name: str) -> Column:
 
 
 def public_day(network: DataFrame, *, today: date) -> DataFrame:
-    """What may be published.
+    """Return the totals that may be published.
 
-    Days of at least :data:`PUBLIC_DELAY_DAYS` ago; nothing per server, nothing per client; counts rounded up;
-    a day of too few clients or servers is withheld whole, so that nothing can be had by subtraction.
+    Only days at least :data:`PUBLIC_DELAY_DAYS` old; nothing by server or client; counts rounded up. A day of too few
+    clients or servers is withheld as a whole, so that no number can be derived by subtraction.
     """
     few = (F.col("clients") < K_ANONYMITY) | (F.col("servers") < LEAST_SERVERS)
     withheld = F.when(F.col("servers") < LEAST_SERVERS, "too few servers").when(few, "too few clients")
@@ -91,12 +93,12 @@ def public_day(network: DataFrame, *, today: date) -> DataFrame:
 
 
 def quality_day(numbers: DataFrame) -> DataFrame:
-    """How much of what was written has arrived?
+    """Compute the share of the written events that has arrived, by producer and day.
 
-    A process numbers its events from 0; what is missing between two days is the later one's, or that of the first
-    day between of which there is nothing.
+    A process numbers its events from 0. A gap between two days counts for the later day, or, if whole days are missing
+    between them, for the first missing day.
 
-    :param numbers: of :func:`~dmsg.analytics.bronze.numbers`, of all days.
+    :param numbers: rows of :func:`~dmsg.analytics.bronze.numbers` of all days.
     """
     per_boot = numbers.groupBy("producer", "boot", F.col("dt").cast("date").alias("dt")).agg(
         F.sum("events").alias("events"),
@@ -118,7 +120,7 @@ def quality_day(numbers: DataFrame) -> DataFrame:
     ).unionByName(
         gaps.select(
             "producer",
-            # where whole days are missing, what they had is
+            # If whole days are missing, the gap belongs to the first of them.
             F.when(F.date_add("before", 1) < F.col("dt"), F.date_add("before", 1)).otherwise(F.col("dt")).alias("dt"),
             nothing.alias("events"),
             nothing.alias("distinct_events"),

@@ -1,17 +1,15 @@
-"""What a server delivered: three words for each transport.
+"""Settlement: what a server delivered, by three counts for each transport.
 
-The server's own count, and what both clients signed at its end
-(docs/pipeline/receipts.md).  Credited is, each way, the smaller of the two
-clients' words, so that neither the server nor the server with one friend can
-raise it; a word that is missing is not 0 but unknown, and then nothing is
-credited.  Both ends in one hand cannot be told from counters.
+The three counts (called words) are the server's own and those that the two clients signed
+(docs/pipeline/receipts.md). In each direction the smaller of the two clients' counts is credited, so that neither
+the server alone nor the server with one accomplice can raise it. A missing count is unknown, not 0,
+and then nothing is credited. If one person controls both ends, counters cannot reveal it.
 
-A transport that ends while data is on its way leaves words that differ though
-nobody lies: what the receiver has, the sender may not have heard of, and what
-the server handed on to an end that had just closed, or that was so slow that
-the server ended it, that end never took.  So much of a difference as a
-sender's window allows is no conflict; such a transport is *cut*.  Who inflates
-all it carries is found by the other ways.
+A transport that ends while data is in flight leaves different counts although nobody lies. The
+sender may not have heard of bytes that the receiver has. Bytes that the server handed on are lost if the end had just
+closed, or was so slow that the server ended the transport. A difference up to the sender's window is
+therefore no conflict; such a transport is *cut*. A server that inflates all its counts is detected
+in the directions where nothing can have been in flight.
 """
 
 from __future__ import annotations
@@ -23,36 +21,38 @@ from pyspark.sql import Column, DataFrame, functions as F
 from dmsg.analytics.schemas import AGREES, DAILY, LIES, SILVER
 
 LEAST_TOLERANCE = 4096
-"""Bytes by which words may differ: what was on its way when a transport ended."""
+"""Bytes by which two counts may differ because of data in flight at the end of the transport."""
 TOLERANCE = 0.01
-"""Or that share of the larger word."""
+"""Share of the larger count by which two counts may differ instead, if that is more."""
 INFLATION_LIMIT = 0.02
-"""Share that a server claims beyond what is credited, over transports with both words, from which it is named, if"""
+"""Excess of a server's claim over both ends' counts, as a share, above which its claim counts as inflated."""
 MOST = 0.5
-"""more than that share of its clients say so, each counted once: a few that lie together accuse nobody."""
+"""Share of its clients that must confirm an inflated claim, each client counted once. A few clients that lie together
+cannot accuse a server.
+"""
 SIDED_LIMIT = 0.01
-"""Share of transports in which the server and one end claim more than the other, from which it is named."""
+"""Share of transports in which the server and one end agree against the other end, above which the verdict says so."""
 FIRST_WINDOW = 256 * 1024
 MAX_WINDOW = 32 * 1024 * 1024
-"""Bytes that a sender has on their way at most: at first, and ever."""
+"""Bytes that a sender may have in flight: initially (``FIRST_WINDOW``), and at most."""
 WINDOW_GROWTH = 4
-"""A sender's window grows by fewer than so many bytes for each that is acknowledged."""
+"""Upper bound of the bytes by which a sender's window grows for each acknowledged byte."""
 WITNESS_LIMIT = 0.5
-"""Share of transports with both words below which nothing can be said."""
+"""Share of transports with both receipts below which there is no verdict of honesty."""
 
 
 _NAMES = ("a_signer", "a_partner", "b_signer", "b_partner")
 ORDERLY = "unspecified"
-"""The reason of a close that waited until all was acknowledged; by the one who closes, for what it sent."""
+"""Reason of a close that waited until all data of the end that closes was acknowledged."""
 _BY = {"src": 1, "dst": 2}
 UNCERTAIN = "not certain: too much was on its way"
 STRANGERS = "the two ends do not name each other"
 
 
 def of_ends(former: DataFrame, transports: DataFrame) -> DataFrame:
-    """Receipts that were handed in after the server had started again, of those who were ends of the transports.
+    """Return those receipts handed in after a server's restart whose signers were ends of the transports.
 
-    The server did not know them any more; its events before name the ends.
+    After a restart the server no longer knows the ends, but its events from before name them.
     """
     asked = F.col("initiator")
     ends = transports.where((F.col("what") == "close") & F.col("transport").isNotNull()).select(
@@ -63,7 +63,7 @@ def of_ends(former: DataFrame, transports: DataFrame) -> DataFrame:
 
 
 def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
-    """One row for each transport that a server or a client speaks of."""
+    """Return one row for each transport that a server or a client reports, with the three counts."""
     claims = transports.where((F.col("what") == "close") & F.col("transport").isNotNull()).select(
         "server",
         "transport",
@@ -96,8 +96,9 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
             for name in ("signer", "partner")
         ],
     )
-    # one aggregation instead of two outer joins; min, so that a word said twice is the smaller one.
-    # Names as numbers: texts cannot be aggregated without sorting
+    # One aggregation is cheaper than two outer joins. min() makes a receipt that was handed in twice count with its
+    # smaller
+    # number. Signers are hashed to numbers, because Spark sorts to aggregate texts.
     return (
         claims.unionByName(words)
         .groupBy("server", "transport")
@@ -120,19 +121,20 @@ def _window(sent: Column) -> Column:
 
 
 def on_its_way(sent: str, received: str) -> Column:
-    """Whether what a receiver has and its sender has not heard of can have been on its way."""
+    """Return whether the bytes that a receiver has beyond its sender's knowledge can have been in flight."""
     told, got = F.col(sent), F.col(received)
     return (told <= got) & (got - told <= _window(told))
 
 
 @dataclass(frozen=True)
 class _Way:
-    """One direction of a transport.
+    """Direction of a transport.
 
-    :ivar fits: the three words do not contradict each other.
-    :ivar agreed: those of the two ends do not at all: a receiver has what its sender knows to be delivered.
-    :ivar sure: nothing can have been handed on that its receiver did not take.
-    :ivar word: what the server should claim then.
+    :ivar fits: whether the three counts do not contradict each other.
+    :ivar agreed: whether the two ends do not contradict each other at all: the receiver has at least the bytes that its
+        sender knows to be delivered, and at most a window more.
+    :ivar sure: whether no bytes that the server handed on can have been lost at the receiver.
+    :ivar word: the count that the server should claim if ``sure``.
     """
 
     fits: Column
@@ -142,10 +144,19 @@ class _Way:
 
 
 def _way(claim: str, sent: str, received: str, sender: int, receiver: int) -> _Way:
-    """:param sent: what the sender knows to be delivered; ``sender``, ``receiver``: as ``closer`` names them."""
+    """Compare the three counts of one direction.
+
+    :param claim: column with the server's count.
+    :param sent: column with the bytes that the sender knows to be delivered.
+    :param received: column with the receiver's count.
+    :param sender: number by which ``closer`` names the sender.
+    :param receiver: number by which ``closer`` names the receiver.
+    """
     said, got, told = F.col(claim), F.col(received), F.col(sent)
     waited = (F.col("closer") == sender) & (F.col("orderly") == 1)
-    # the server ends a transport whose receiver is slow, and who is slow has not taken all that was handed on
+    # The server (closer 0) ends a transport whose receiver is slow. Such a receiver, or one that has closed, has not
+    # taken
+    # all that was handed on.
     left = F.col("closer").isin(receiver, 0)
     behind = ~waited & on_its_way(sent, received)
     return _Way(
@@ -157,13 +168,13 @@ def _way(claim: str, sent: str, received: str, sender: int, receiver: int) -> _W
 
 
 def verdicts(words: DataFrame) -> DataFrame:
-    """What is credited, and who disagrees."""
+    """Return the verdict on each transport: the bytes credited, and who disagrees."""
     both = F.col("a_out").isNotNull() & F.col("b_out").isNotNull()
     one = F.col("a_out").isNotNull() | F.col("b_out").isNotNull()
     relay = F.col("relay_ab").isNotNull()
     a_word, b_word = F.col("a_out") + F.col("a_in"), F.col("b_in") + F.col("b_out")
     claimed = F.coalesce(F.col("relay_ab") + F.col("relay_ba"), F.lit(0))
-    # one client that signs for both ends is one word
+    # Both ends must name each other as partner: one client that signs for both ends is a single witness.
     strangers = both & ((F.col("a_signer") != F.col("b_partner")) | (F.col("b_signer") != F.col("a_partner")))
     credited = F.when(both & ~strangers, F.least("a_out", "b_in") + F.least("b_out", "a_in")).otherwise(0)
     src, dst = _BY["src"], _BY["dst"]
@@ -216,7 +227,7 @@ def verdicts(words: DataFrame) -> DataFrame:
         .otherwise("no two agree")
     )
     conflict = F.col("state") == "conflict"
-    # what only conflicts need, and transports that a crash ended, is kept of them alone: NULLs cost nothing
+    # Columns that only conflicts and transports ended by a crash need are NULL elsewhere, where they cost no space.
     shown = ("transport", *_NAMES, "relay_ab", "relay_ba", "a_out", "a_in", "b_out", "b_in")
     return (
         rows.withColumn("word", F.when(conflict, word))
@@ -233,7 +244,7 @@ _COUNTED = ("matched", "cut", "conflict", "one_sided", "relay_only", "unclaimed"
 
 
 def settlement_day(rows: DataFrame) -> DataFrame:
-    """What did a server deliver by the word of both ends, and what does it claim?"""
+    """Compute each server's claims, credits and verdict by day."""
     conflict = F.col("state") == "conflict"
     beyond = F.greatest(F.lit(0), F.col("claimed") - F.col("credited"))
     nothing = F.lit(0).cast("long")
@@ -245,7 +256,7 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         F.coalesce(F.sum(F.when(F.col("state") == "cut", beyond)), nothing).alias("uncertain_bytes"),
         F.coalesce(F.sum(F.when(conflict, beyond)), nothing).alias("inflated_bytes"),
         *[F.sum(name).alias(name) for name in ("sure_claimed", "sure_word", "left_claimed", "left_word")],
-        # ends that do not name each other say nothing of the server
+        # The word of a conflict between ends that do not name each other says nothing about the server.
         F.count_if(F.col("word").contains("against")).alias("sided_with_one"),
     )
     told, on_the_way = F.col("sure_claimed") > 0, F.col("left_claimed") > 0
@@ -268,9 +279,11 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         .when(inflated & (F.col("accusers") > MOST * F.col("witnesses")), LIES)
         .when(F.col("sided_with_one") > SIDED_LIMIT * seen, "claims more, with one end's word")
         .when(inflated, "claims more, as few of its clients say")
-        # anybody can speak of transports that never were
+        # Receipts of transports that the server does not report prove nothing, because anybody can invent them.
         .when(seen < WITNESS_LIMIT * (F.col("transports") - F.col("unclaimed")), "too few receipts")
-        # by and reason of an end are the server's own words: who lies in them is not called honest for it
+        # The end that closed and its reason are the server's own statements: a server that lies in them must not be
+        # called
+        # honest for it.
         .when(
             _more("left_claimed", "left_word") & (F.col("left_accusers") > MOST * F.col("left_witnesses")),
             UNCERTAIN,
@@ -285,9 +298,9 @@ def settlement_day(rows: DataFrame) -> DataFrame:
 
 
 def settlement_conflict_day(verdicts: DataFrame, receipts: DataFrame, *, few: bool = True) -> DataFrame:
-    """The transports about which three words disagree, with the words and who said them.
+    """Return the transports on which the three counts disagree, with the counts and the signers.
 
-    :param few: the conflicts have room in memory.
+    :param few: whether the conflicts fit in memory, so that they can be broadcast.
     """
     rows = verdicts.where(F.col("state") == "conflict")
     keys = rows.select("server", "transport")

@@ -1,4 +1,4 @@
-"""What servers carried, how fast, and how it ended."""
+"""Traffic that servers carried, its latency, and why transports ended."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def _sum(*names: str) -> Column:
 
 
 def traffic_hour(transports: DataFrame) -> DataFrame:
-    """What did each server carry?  Bytes and frames belong to the hour of the event that counts them.
+    """Compute each server's traffic by hour. Bytes and frames belong to the hour of the event that reports them.
 
-    Bytes are those that were handed on; what was taken from the sender and dropped stands beside them.
+    ``bytes`` are those handed on to the receiver; those taken from the sender and dropped are in ``dropped_bytes``.
     """
     close = F.col("what") == "close"
     return transports.groupBy("server", "dt", "hour").agg(
@@ -35,7 +35,7 @@ def traffic_hour(transports: DataFrame) -> DataFrame:
 
 
 def close_day(transports: DataFrame) -> DataFrame:
-    """Why did transports end?"""
+    """Count the ends of transports by reason."""
     return (
         transports.where(F.col("what") == "close")
         .groupBy("server", "dt", "reason", "by")
@@ -44,7 +44,7 @@ def close_day(transports: DataFrame) -> DataFrame:
 
 
 def pair_day(transports: DataFrame) -> DataFrame:
-    """Who sent how much to whom, over which server?"""
+    """Compute the bytes that each pair of clients exchanged, by server."""
     return (
         transports.where(F.col("what") != "open")
         .groupBy("server", "dt", "src", "dst")
@@ -57,11 +57,11 @@ def pair_day(transports: DataFrame) -> DataFrame:
 
 
 def latency_hour(transports: DataFrame) -> DataFrame:
-    """How fast do clients answer over a server, how long does opening take?"""
+    """Compute the latency of answers and of openings by hour."""
     keys = ["server", "dt", "hour"]
     answers = summed(transports, keys, "rtt")
     took = F.coalesce(F.col("accept_us") / 1000, F.col("accept_ms"))
-    # few groups first, then one row each: cheaper than a sum for each bucket over all rows
+    # Grouping by bucket first leaves few rows to turn into arrays; a sum for each bucket over all rows is slower.
     openings = (
         transports.where((F.col("what") == "close") & F.col("accept_ms").isNotNull())
         .groupBy(*keys, bucket_of(took).alias("bucket"))
@@ -75,12 +75,12 @@ def latency_hour(transports: DataFrame) -> DataFrame:
 
 
 def latency_day(hours: DataFrame) -> DataFrame:
-    """The same of a day."""
+    """Compute the same latencies by day."""
     return latency(hours, ["server", "dt"]).select(*DAILY["latency_day"].schema.fieldNames())
 
 
 def session_day(sessions: DataFrame) -> DataFrame:
-    """How long do clients stay?  Sessions that are open at midnight count on the day they end."""
+    """Compute how long clients stay. A session that is open at midnight counts on the day on which it ends."""
     return (
         sessions.where(F.col("reason") != "open")
         .groupBy("server", "dt")

@@ -1,8 +1,7 @@
-"""Was a server up, by its own word and by that of a witness, and how loaded was it?
+"""Uptime of servers, by their own heartbeats and by discovery's observation, and their load.
 
-Minutes are bits: the 60 minutes of an hour are one number, and what several
-events say of the same minute is joined by *or*.  No order, no windows, and
-what comes twice counts once.
+Minutes are bits: one number holds the 60 minutes of an hour, and several events about the same minute
+are combined by *or*. That needs no order and no window functions, and is idempotent for duplicates.
 """
 
 from __future__ import annotations
@@ -12,23 +11,25 @@ from pyspark.sql import Column, DataFrame, Window, functions as F
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 DISTRUST = 0.1
-"""Share of a server's minutes that discovery did not see from which on a flag says so."""
+"""Share of a server's minutes that discovery did not see above which a flag says so."""
 MINUTES_OF_DAY = 1440
 CLOCK_LIMIT_MS = 60_000
-"""From which on a clock that differs from discovery's gets a flag."""
+"""Difference in ms between a server's clock and discovery's above which a flag says so."""
 SILENCE_SECONDS = 15 * 60
-"""Without an event a process counts as gone: it writes one every minute, and files are sealed every five."""
+"""Seconds without an event after which a process counts as gone. Processes write an event every minute, and files are
+sealed every five minutes.
+"""
 FORGOTTEN_DAYS = 28
-"""Days after its last word for which a server has a row that says it is down."""
+"""Days after a server's last event for which a row says that the server is down."""
 
 
 def _minute(time: Column) -> Column:
-    """Minutes since 1970."""
+    """Return minutes since 1970."""
     return F.floor(F.unix_seconds(time) / 60)
 
 
 def _minutes(rows: DataFrame, key: str, first: Column, last: Column, name: str) -> DataFrame:
-    """server, dt, hour and one bit: a row for each minute from ``first`` to ``last``, within the row's day."""
+    """Return server, dt, hour and one bit for each minute from ``first`` to ``last``, within the row's day."""
     midnight = F.unix_date("dt").cast("long") * MINUTES_OF_DAY
     within = F.sequence(F.greatest(first, midnight), F.least(last, midnight + MINUTES_OF_DAY - 1))
     minute = F.col("minute")
@@ -41,29 +42,30 @@ def _minutes(rows: DataFrame, key: str, first: Column, last: Column, name: str) 
 
 
 def alive(heartbeats: DataFrame, role: str) -> DataFrame:
-    """server, dt, hour and a bit for each minute of which the process tells that it was there."""
+    """Return a bit for each minute in which a process of that role was up by its own heartbeats, with server, dt and
+    hour."""
     beats = heartbeats.where(F.col("role") == role)
     return _minutes(beats, "producer", _minute(F.col("covers_from")), _minute(F.col("at")), "alive")
 
 
 def seen(entries: DataFrame) -> DataFrame:
-    """server, dt, hour and a bit for each minute in which a discovery had its fresh entry.
+    """Return a bit for each minute in which a discovery held a fresh entry of the server, with server, dt and hour.
 
-    A server posts every 30 s; a post stands for its minute and the next.
+    A server posts every 30 s; a post counts for its minute and the next.
     """
     posts = entries.where(F.col("is_server") & F.col("result").isin("first", "next"))
     return _minutes(posts, "subject", _minute(F.col("at")), _minute(F.col("at")) + 1, "seen")
 
 
 def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
-    """Was it up, by its own word and by discovery's, and how loaded?"""
+    """Compute each server's minutes, by its own word and by discovery's, and its load, by hour."""
     keys = ["server", "dt", "hour"]
     loads = ("sessions", "transports", "capacity", "frames", "bytes", "lag_ms", "cpu_ms", "rss_kb", "lost")
     load = heartbeats.where(F.col("role") == "server").select(
         F.col("producer").alias("server"), "dt", F.hour("at").alias("hour"), *loads
     )
     watched = alive(heartbeats, "discovery").groupBy("dt", "hour").agg(F.bit_or("alive").alias("watched"))
-    # all below each other and one sum: no order, no outer joins
+    # One union and one aggregation need no order and no outer joins.
     rows = alive(heartbeats, "server")
     for part in (seen(entries), load):
         rows = rows.unionByName(part, allowMissingColumns=True)
@@ -86,7 +88,7 @@ def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
     )
     no_minute = F.lit(0).cast("long")
     told, found = F.coalesce("alive", no_minute), F.coalesce("seen", no_minute)
-    # without a discovery that watched, nothing is known of what it would have seen: that is not 0
+    # If no discovery was watching, the minutes seen are unknown, not 0.
     known = F.col("watched").isNotNull()
     return joined.select(
         *keys,
@@ -98,9 +100,9 @@ def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
 
 
 def minute_day(hours: DataFrame, window: DataFrame) -> DataFrame:
-    """In how many minutes was it there?
+    """Add up each server's minutes by day.
 
-    :param window: dt, observed_minutes: of how much of the day anything is known.
+    :param window: dt and observed_minutes: minutes of each day that are covered by any events.
     """
     return (
         hours.groupBy("server", "dt")
@@ -115,7 +117,8 @@ def minute_day(hours: DataFrame, window: DataFrame) -> DataFrame:
 
 
 def clock_day(entries: DataFrame) -> DataFrame:
-    """Whose clock is wrong?  What an entry was on its way makes its time older, never younger."""
+    """Compute each server's clock error by day. The delay of a post makes its time older, never younger: hence the
+    maximum."""
     posts = entries.where(F.col("is_server") & F.col("clock_ms").isNotNull())
     return posts.groupBy(F.col("subject").alias("server"), "dt").agg(
         F.count(F.lit(1)).alias("posts"),
@@ -126,12 +129,14 @@ def clock_day(entries: DataFrame) -> DataFrame:
 
 
 def boot(days: DataFrame) -> DataFrame:
-    """How did each process end?
+    """Classify how each process ended.
 
-    *stopped*: it said so.  *crashed*: it did not, and another one of its name began.  *silent*: it did not, none
-    began, and nothing has come of it for :data:`SILENCE_SECONDS` before the newest event of all.  Else it *runs*.
+    *stopped*: the process wrote a stop event. *crashed*: it wrote none, and another process of its name began.
+    *silent*: it wrote none, no other began, and its last event is more than :data:`SILENCE_SECONDS` older than the
+    newest
+    of all. Otherwise it is *running*.
 
-    :param days: processes by days, of all days.
+    :param days: processes by day, of all days.
     """
     whole = days.groupBy("producer", "boot").agg(
         F.min("role").alias("role"),
@@ -144,7 +149,7 @@ def boot(days: DataFrame) -> DataFrame:
     gone = F.unix_seconds("newest") - F.unix_seconds("last_at") > SILENCE_SECONDS
     ended = (
         F.when(F.col("stops") > 0, "stopped")
-        # two programs with one key may write at the same time
+        # Two programs with one key may run at the same time, so the start of another process alone proves no crash.
         .when(F.col("next_at").isNotNull() & ((F.col("next_at") >= F.col("last_at")) | gone), "crashed")
         .when(gone, "silent")
         .otherwise("running")
@@ -160,13 +165,13 @@ def boot(days: DataFrame) -> DataFrame:
 
 
 def _share(minutes: str) -> Column:
-    # least() would pass over the NULL of a server of which nothing is known
+    # least() ignores NULL, and would give 1 for a server of which nothing is known.
     share = F.least(F.lit(1.0), F.col(minutes) / F.col("observed_minutes"))
     return F.when(F.col(minutes).isNotNull(), share)
 
 
 def calendar(minutes: DataFrame) -> DataFrame:
-    """server, dt: each day since a server was first heard of, until :data:`FORGOTTEN_DAYS` after it was last."""
+    """Return server and dt for each day from a server's first event to :data:`FORGOTTEN_DAYS` after its last."""
     newest = minutes.agg(F.max("dt").alias("newest"))
     return (
         minutes.groupBy("server")
@@ -182,15 +187,16 @@ def calendar(minutes: DataFrame) -> DataFrame:
 
 
 def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clocks: DataFrame) -> DataFrame:
-    """What share of the day was it up?
+    """Compute each server's uptime and availability by day.
 
-    *down*: neither it nor a discovery has a minute of the day, and others have.  *unheard*: a discovery saw it,
-    and nothing came of itself.  *unknown*: nothing came of anybody.
+    *down*: neither the server nor a discovery reports a minute of the day, but others report some. *unheard*: a
+    discovery
+    saw the server, but no event of the server has arrived. *unknown*: no events of anybody have arrived.
 
-    :param minutes: of all days.
-    :param boots: of :func:`boot`.
-    :param boot_days: processes by days.
-    :param clocks: of :func:`clock_day`, of all days.
+    :param minutes: rows of :func:`minute_day` of all days.
+    :param boots: rows of :func:`boot`.
+    :param boot_days: processes by day.
+    :param clocks: rows of :func:`clock_day` of all days.
     """
     watched = minutes.groupBy("dt").agg(
         F.max("observed_minutes").alias("observed"), F.max(F.col("seen_minutes").isNotNull()).alias("watched")
@@ -201,7 +207,7 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
     crashed = boots.where((F.col("role") == "server") & (F.col("ended") == "crashed")).select(
         F.col("producer").alias("server"), F.to_date("last_at").alias("dt"), F.lit(1).alias("crashes")
     )
-    # all below each other and one sum; what is not in the calendar is left out
+    # One union and one aggregation; rows outside the calendar are dropped.
     rows = calendar(minutes).withColumn("listed", F.lit(True))
     told_of = ("alive_minutes", "seen_minutes", "agreed_minutes")
     for part in (minutes.select("server", "dt", *told_of), started, crashed, clocks.select("server", "dt", "skew_ms")):
@@ -236,7 +242,8 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
         days.join(F.broadcast(watched), "dt", "left")
         .withColumn("state", state)
         .withColumn("alive_minutes", F.when(told, alive))
-        # a day that a discovery watched and has nothing of is 0; one that none watched is not known
+        # On a day that a discovery watched, a server without an entry has 0 minutes; on other days the number is
+        # unknown.
         .withColumn("seen_minutes", F.when(F.col("watched"), seen))
         .withColumn("agreed_minutes", F.when(F.col("watched") & told, F.coalesce("agreed_minutes", F.lit(0))))
         .withColumn("observed_minutes", F.col("observed"))

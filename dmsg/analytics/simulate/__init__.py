@@ -1,18 +1,18 @@
-"""A network that never was: its events at any size, always the same for a seed.
+"""Simulation: events of an invented network of any size, reproducible from a seed.
 
-Made by Spark's own functions of counters and hashes, so that 20 million events
-take minutes and need no memory.  What is drawn, and from what:
+Spark computes them from counters and hashes, so that 20 million events take minutes and little
+memory. The distributions:
 
 * a server's share of transports falls with its rank, as 1 / rank ** 0.6;
 * the time of day follows a wave with its peak at noon;
-* which client: the square of an even draw, so that few are busy and many are not;
+* the client is the square of a uniform draw, so that few clients are busy and many are not;
 * durations and bytes are log-normal (median 20 s and 30 kB, sigma 1.5 and 2);
-* answers: log-normal around a median of its own for each server, 5 to 80 ms;
+* round-trip times are log-normal around a median for each server, 5 to 80 ms;
 * one request in 33 is refused by the other end;
 * one day in twenty a server is away for two hours, and one in forty it crashes then;
-* receipts: both ends for 80 % of transports, one end for 10 %.
+* receipts: from both ends for 80 % of transports, from one end for 10 %.
 
-What is hidden in it, to be found, is in :mod:`dmsg.analytics.simulate.planted`, and with the names in ``truth.jsonl``.
+The anomalies to be found are listed in :mod:`dmsg.analytics.simulate.planted`, and with their names in ``truth.jsonl``.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SCHEMA_VERSION
 
 __all__ = ["Network", "Simulation"]
 TRUTH = "truth.jsonl"
-"""A line of JSON for each thing that is hidden."""
+"""Name of the file with one line of JSON for each planted anomaly."""
 
 
 class Simulation:
-    """The events of a network as files of JSON."""
+    """Generator of the events of a network, as JSON files."""
 
     def __init__(self, spark: SparkSession, network: Network) -> None:
         self.network = network
         self.stage = Stage(spark, network)
 
     def truth(self) -> list[Planted]:
-        """All that is to be found."""
+        """Return all planted anomalies."""
         network = self.network
         crashed = self.stage.plan().where("crashed").select("producer", "day").orderBy("day", "producer").collect()
         return [
@@ -55,7 +55,7 @@ class Simulation:
         ]
 
     def lines(self) -> dict[str, DataFrame]:
-        """Events, by what the names of their files say."""
+        """Return the lines of events, by the part of the file name that tells them apart."""
         return {
             "transports": transport_lines(self.stage),
             "servers": server_lines(self.stage).coalesce(8),
@@ -64,10 +64,10 @@ class Simulation:
         }
 
     def write(self, directory: Path) -> dict[str, int]:
-        """Write a spool, receipts as if they had been checked, and the truth.
+        """Write a spool, receipts as if they had been checked, and the list of anomalies.
 
-        :param directory: gets ``spool/``, ``checked/`` and ``TRUTH``.
-        :returns: files of each.
+        :param directory: receives ``spool/``, ``checked/`` and ``TRUTH``.
+        :returns: number of files written to each.
         """
         written = {"spool": 0, "checked": 0}
         for name, lines in self.lines().items():
@@ -78,7 +78,7 @@ class Simulation:
             target.mkdir(parents=True, exist_ok=True)
             for number, part in enumerate(sorted(fresh.glob("part-*.gz"))):
                 stem = f"{RECEIPTS_PREFIX if of_receipts else EVENTS_PREFIX}{name}-{self.network.seed}-{number:06d}"
-                with open(part, "ab") as file:  # another member of the gzip file: its last line
+                with open(part, "ab") as file:  # the last line, as another member of the gzip file
                     file.write(gzip.compress(self._end(stem)))
                 part.replace(target / f"{stem}{SEGMENT_SUFFIX}")
                 written[target.name] += 1

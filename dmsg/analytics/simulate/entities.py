@@ -1,4 +1,4 @@
-"""What servers and a discovery of a simulated network tell of themselves, of sessions and of who was refused."""
+"""Simulated events of servers and a discovery: their own state, sessions, entries and refusals."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _KEY = ("server", "day", "i")
 
 
 def server_lines(stage: Stage) -> DataFrame:
-    """start, stop, heartbeat, session_open, session_close, transport_refuse, handshake_fail, drop."""
+    """Return lines of server events: life, heartbeats, sessions, refused requests, failed handshakes, and drops."""
     return union([*_life(stage), *_sessions(stage), *_refused(stage)])
 
 
 def _silent(stage: Stage, minute: Column) -> Column:
-    """Whether a server has fallen silent by then."""
+    """Whether a server has fallen silent by that minute."""
     return stage.on_last_day(SILENT) & (minute >= SILENT_FROM)
 
 
@@ -42,7 +42,7 @@ def _life(stage: Stage) -> list[DataFrame]:
     most = float(max(stage.network.shares()))
     full = stage.on_last_day(FULL) & minute.between(FULL_FROM, FULL_FROM + FULL_MINUTES - 1)
     load = 5 + 700 * F.col("n") / most * wave * (1 + F.col("day") * 0.03)
-    # usually there is room, however many days the network has grown
+    # The cap keeps load below capacity, however much the simulated network has grown over the days.
     busy = F.when(full, CAPACITY - 1).otherwise(F.least(F.lit(0.75 * CAPACITY), load))
     lives = stage.lives(stage.plan())
     lost = stage.on_last_day(LOSER) & minute.between(LOST_FROM, LOST_FROM + LOST_MINUTES - 1)
@@ -99,7 +99,7 @@ def _sessions(stage: Stage) -> list[DataFrame]:
         .withColumn("who", name(F.lit("client"), stage.where, who))
     )
     peer, session = F.col("who").alias("peer"), F.col("key").cast("long").alias("session")
-    # both events of a session are of one process: even and odd numbers
+    # Both events of a session belong to one process, so openings take even numbers and ends odd ones.
     return [
         stage.events(
             sessions.withColumn("at", F.col("start")).withColumn("i", 2 * F.col("key")),
@@ -175,7 +175,7 @@ def _refused(stage: Stage) -> list[DataFrame]:
 
 
 def discovery_lines(stage: Stage) -> DataFrame:
-    """start, stop, entry, entry_refuse, lookup_fail, heartbeat."""
+    """Return the lines start, stop, entry, entry_refuse, lookup_fail and heartbeat."""
     seed, clients = stage.network.seed, stage.network.clients
     days = stage.plan().where("server = 0").withColumn("role", F.lit("discovery"))
     days = days.withColumn("producer", F.lit(DISCOVERY)).withColumn("boot", F.md5(F.concat("producer", "boot")))

@@ -1,7 +1,7 @@
-"""A network that never was: who is in it, and when each of its processes is there.
+"""Simulated network: its servers and clients, and when each of its processes runs.
 
-All draws are hashes of what they are drawn for, so that a row needs no other
-row: Spark makes any number of them without memory.
+Every random draw is a hash of the row that it is for, so a row depends on no other row. Spark can make
+any number of rows without memory for them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TURN = 2 * 3.141592653589793
 
 @dataclass(frozen=True)
 class Network:
-    """What to simulate.
+    """Parameters of a simulation.
 
-    :ivar transports: in all; each is two events, or one if it was refused.
-    :ivar last_day: of the ``days``.
-    :ivar fleet: the servers name clients with one secret.
+    :ivar transports: number of transports in all; each makes two events, or one if it was refused.
+    :ivar last_day: last of the ``days``.
+    :ivar fleet: whether the servers share one secret, so that they use the same pseudonyms for clients.
     """
 
     transports: int = 100_000
@@ -44,7 +44,7 @@ class Network:
             raise ValueError("there must be at least one transport, server, client and day")
 
     def shares(self) -> list[int]:
-        """Transports of each server and day."""
+        """Return the number of transports per day of each server."""
         weights = [(rank + 1) ** -0.6 for rank in range(self.servers)]
         total = sum(weights) * self.days
         return [max(1, round(self.transports * weight / total)) for weight in weights]
@@ -56,24 +56,24 @@ class Network:
 
 
 def even(seed: int, draw: int, *columns: str) -> Column:
-    """An even draw from 0 to 1 for each different value of the columns."""
+    """Return a uniform draw between 0 and 1 for each distinct value of the columns."""
     mixed = F.xxhash64(*columns, F.lit(seed), F.lit(draw))
     return (F.pmod(mixed, F.lit(2**53)) + F.lit(0.5)) / F.lit(float(2**53))
 
 
 def normal(seed: int, draw: int, *columns: str) -> Column:
-    """A normal draw (Box and Muller)."""
+    """Return a standard normal draw (Box-Muller transform)."""
     radius = F.sqrt(-2 * F.log(even(seed, draw, *columns)))
     return radius * F.cos(TURN * even(seed, draw + 1, *columns))
 
 
 def name(*columns: Column | str) -> Column:
-    """16 hex digits, as :func:`~dmsg.analytics.simulate.planted.tag` makes them of the same words."""
+    """Return 16 hex digits, equal to those of :func:`~dmsg.analytics.simulate.planted.tag` for the same words."""
     return F.substring(F.md5(F.concat_ws("/", *columns)), 1, 16)
 
 
 def union(parts: list[DataFrame]) -> DataFrame:
-    """All of them, below each other."""
+    """Return the union of all rows."""
     rows = parts[0]
     for part in parts[1:]:
         rows = rows.unionByName(part)
@@ -81,23 +81,23 @@ def union(parts: list[DataFrame]) -> DataFrame:
 
 
 class Stage:
-    """The network's servers and days, from which all events are made."""
+    """Servers and days of the network, from which all events are made."""
 
     def __init__(self, spark: SparkSession, network: Network) -> None:
         self.spark = spark
         self.network = network
 
     def on_last_day(self, server: int) -> Column:
-        """Rows of that server's last day."""
+        """Whether a row is of that server's last day."""
         return (F.col("server") == server) & (F.col("day") == self.network.days - 1)
 
     @property
     def until(self) -> Column:
-        """The ms of the day from which on nothing comes of a server any more."""
+        """Ms of the day from which on a server writes nothing."""
         return F.when(self.on_last_day(SILENT), SILENT_FROM * MINUTE_MS).otherwise(DAY_MS)
 
     def plan(self) -> DataFrame:
-        """A row for each server and day."""
+        """Return a row for each server and day."""
         network = self.network
         shares = network.shares()
         rows = [
@@ -115,20 +115,22 @@ class Stage:
             .withColumn("midnight", F.lit(network.first_ms) + F.col("day").cast("long") * DAY_MS)
             .withColumn("role", F.lit("server"))
             .withColumn("skew", F.when(F.col("server") == SKEWED, SKEW_MS).otherwise(0))
-            # minutes in which it was away, and whether it ended without a word
+            # ``away`` is the minute in which a server goes away, ``crashed`` whether it ends without a stop event.
             .withColumn("away", F.when(away < 0.05, F.floor(300 + 4000 * away * 4).cast("int")))
             .withColumn("crashed", away < 0.025)
         )
 
     @property
     def where(self) -> Column:
-        """Who names a client differs from who does not share its secret."""
+        """Name of the space of pseudonyms: servers that do not share a secret give a client different names."""
         return F.lit("fleet") if self.network.fleet else F.col("server").cast("string")
 
     def events(self, rows: DataFrame, kind: str, block: int, *fields: Column | str) -> DataFrame:
-        """Rows with ``i`` (their number within the block) and ``at`` (ms of the day) -> lines.
+        """Return lines of JSON for rows with ``i`` (number within the block) and ``at`` (ms of the day).
 
-        :param block: of numbers of its own for each kind: a process's numbers without gaps need no sorting.
+        :param block: number that makes a process (boot) of its own for each kind of event, so that numbers without gaps
+            need
+            no sorting.
         """
         skew = F.col("skew") if "skew" in rows.columns else F.lit(0)
         at = F.greatest(F.lit(0), F.least("at", F.lit(DAY_MS - 1) - skew)).cast("long")
@@ -149,13 +151,14 @@ class Stage:
         )
 
     def client(self, draw: int) -> Column:
-        """Which client: few are busy."""
+        """Return the number of the client for each row; few clients are busy."""
         drawn = even(self.network.seed, draw, "server", "day", "i")
         return F.floor(self.network.clients * F.pow(drawn, F.lit(2.0))).cast("int")
 
     @staticmethod
     def lives(plan: DataFrame) -> DataFrame:
-        """A row for each process: from the ``first`` minute on, so many ``minutes``; two where a server was away."""
+        """Return a row for each process: its ``first`` minute and number of ``minutes``. A server that was away has
+        two."""
         away, life = F.col("away"), F.col("life")
         return (
             plan.withColumn(
@@ -171,7 +174,7 @@ class Stage:
 
     @staticmethod
     def minutes_there(plan: DataFrame) -> DataFrame:
-        """A row for each minute in which a server was not away, with its number."""
+        """Return a row, with its number ``i``, for each minute in which a server was not away."""
         minute, away = F.col("minute"), F.col("away")
         return (
             plan.withColumn("minute", F.explode(F.sequence(F.lit(0), F.lit(MINUTES - 1))))

@@ -1,4 +1,4 @@
-"""Transports of a simulated network, as its servers and both ends tell of them."""
+"""Simulated transports: the servers' events and the receipts of both ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dmsg.telemetry.schema import BUCKETS
 
 REFUSED_ONE_IN = 33
 REASONS = ("unspecified",) * 4 + ("aborted", "timeout", "peer_disconnected", "moved")
-"""Why transports end, each as often."""
+"""Reasons why transports end, drawn with equal probability."""
 _KEY = ("server", "day", "i")
 
 
@@ -43,7 +43,7 @@ def _transports(stage: Stage) -> DataFrame:
         .withColumn("b0", stage.client(3))
         .withColumn("b", F.when(F.col("b0") == F.col("a"), (F.col("b0") + 1) % (clients + 1)).otherwise(F.col("b0")))
         .withColumn("transport", F.md5(F.concat_ws("/", F.lit(seed), *_KEY)))
-        # by number, so that the numbers of openings and receipts have no gaps either
+        # Chosen by number, not at random, so that the numbers of openings and receipts have no gaps either.
         .withColumn("accepted", F.col("i") % REFUSED_ONE_IN != REFUSED_ONE_IN - 1)
         .withColumn("taken", F.col("i") - F.floor(F.col("i") / REFUSED_ONE_IN))
         .withColumn("lasted", F.least(lasted, stage.until - 1 - F.col("start")).cast("long"))
@@ -57,13 +57,13 @@ def _transports(stage: Stage) -> DataFrame:
 
 
 def _lost(stage: Stage) -> Column:
-    """Rows whose events are lost, as with a file."""
+    """Whether a row's events are lost, as if with a file."""
     lost = F.col("start").between(LOST_FROM * MINUTE_MS, (LOST_FROM + LOST_MINUTES) * MINUTE_MS - 1)
     return stage.on_last_day(LOSER) & lost
 
 
 def transport_lines(stage: Stage) -> DataFrame:
-    """transport_open and transport_close."""
+    """Return the lines transport_open and transport_close."""
     seed = stage.network.seed
     rows = _transports(stage)
     lie = F.when(F.col("server").isin(LIAR, COLLUDER), LIE).otherwise(1.0)
@@ -130,7 +130,7 @@ def transport_lines(stage: Stage) -> DataFrame:
 
 
 def receipt_lines(stage: Stage) -> DataFrame:
-    """receipt_checked, of both ends."""
+    """Return the lines receipt_checked of both ends."""
     lie = F.when(F.col("server") == COLLUDER, LIE).otherwise(1.0)
     tens, ones = F.floor(F.col("taken") / 10), F.col("taken") % 10
     at = F.least(F.col("start") + F.col("lasted") + 5, stage.until - 1)
