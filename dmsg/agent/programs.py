@@ -22,7 +22,7 @@ from dmsg.base.printable import printable
 from dmsg.errors import CloseReason, DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.addresses import parse_port
-from dmsg.net.reactor import Reactor
+from dmsg.net.reactor import Reactor, cancel_call
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
@@ -161,8 +161,7 @@ class Service(Factory):
     def _no_longer_waits(self, number: int) -> Bridge:
         self._agent.untaken.pop(number, None)
         bridge, late = self.waiting.pop(number)
-        if late.active():
-            late.cancel()
+        cancel_call(late)
         return bridge
 
     def _too_late(self, number: int) -> None:
@@ -268,8 +267,7 @@ class ProgramConnection(Protocol):
 
     def _cancel_late(self) -> None:
         late, self._late = self._late, None
-        if late is not None and late.active():
-            late.cancel()
+        cancel_call(late)
 
     # --- a Line ---
 

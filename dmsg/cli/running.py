@@ -28,7 +28,7 @@ from dmsg.cli import output
 from dmsg.cli.access import Access
 from dmsg.clients.names import UnknownName
 from dmsg.errors import DmsgError
-from dmsg.net.reactor import Reactor, use_monotonic_clock
+from dmsg.net.reactor import Reactor, cancel_call, use_monotonic_clock
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Used")
@@ -194,12 +194,10 @@ async def with_client(
         await client.when_online(ONLINE_TIMEOUT)
         if published:
             await client.when_published(ONLINE_TIMEOUT)
-        if waiting.active():
-            waiting.cancel()
+        cancel_call(waiting)
         return await use(client)
     finally:
-        if waiting.active():
-            waiting.cancel()
+        cancel_call(waiting)
         await client.stopService()
 
 

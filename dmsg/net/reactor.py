@@ -10,7 +10,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from twisted.internet.interfaces import IReactorCore, IReactorFDSet, IReactorProcess, IReactorTCP, IReactorTime
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IReactorCore,
+    IReactorFDSet,
+    IReactorProcess,
+    IReactorTCP,
+    IReactorTime,
+)
 
 if TYPE_CHECKING:
     # as Twisted types its global reactor
@@ -67,3 +74,9 @@ def the_reactor(given: Reactor | None = None) -> Reactor:
 
     use_monotonic_clock(reactor)
     return reactor
+
+
+def cancel_call(call: IDelayedCall | None) -> None:
+    """Cancel a delayed call, unless it has run, was cancelled, or is None."""
+    if call is not None and call.active():
+        call.cancel()

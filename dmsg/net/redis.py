@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 
 from dmsg.base.printable import without_userinfo
 from dmsg.errors import DmsgError, needs_extra
+from dmsg.net.reactor import cancel_call
 
 if TYPE_CHECKING:
     from txredisapi import ConnectionHandler, RedisFactory, RedisProtocol
@@ -118,8 +119,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
         def _stop_timer(self) -> None:
             timer, self._timer = self._timer, None
-            if timer is not None and timer.active():
-                timer.cancel()
+            cancel_call(timer)
 
         def _give_up(self, why: str = "Redis is away") -> None:
             self._timer = None

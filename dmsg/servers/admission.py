@@ -25,6 +25,7 @@ from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.net.isolate import isolated
+from dmsg.net.reactor import cancel_call
 from dmsg.net.web.body import read_body
 from dmsg.net.web.fetch import WebClient, make_pool
 
@@ -213,8 +214,7 @@ class Admission:
 
     def stop(self) -> None:
         """Look no more."""
-        if self._call is not None and self._call.active():
-            self._call.cancel()
+        cancel_call(self._call)
 
 
 def _list_in(path: str) -> KeyList | None:

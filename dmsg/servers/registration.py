@@ -18,6 +18,7 @@ from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.reactor import cancel_call
 from dmsg.net.retry import retry_delay
 
 REFRESH_INTERVAL = 30.0
@@ -95,8 +96,7 @@ class Registration:
     def stop(self) -> None:
         """Post no more."""
         self._running = False
-        if self._call is not None and self._call.active():
-            self._call.cancel()
+        cancel_call(self._call)
 
     def changed(self) -> None:
         """The number of available connections may be another."""

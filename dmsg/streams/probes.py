@@ -12,6 +12,8 @@ from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
+from dmsg.net.reactor import cancel_call
+
 MAX_PROBES = 64
 """Streams of others that are measured at a time; one more ends the oldest of the peer with most."""
 PROBE_TIME = 60.0
@@ -57,6 +59,4 @@ class _Probed(Protocol):
         self._forget()
 
     def _forget(self) -> None:
-        timer = self._probes.open.pop(self, None)
-        if timer is not None and timer.active():
-            timer.cancel()
+        cancel_call(self._probes.open.pop(self, None))

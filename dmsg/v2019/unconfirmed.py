@@ -16,6 +16,7 @@ from twisted.internet.interfaces import IDelayedCall, IProtocolFactory, IReactor
 
 from dmsg.base.ranked import Ranked
 from dmsg.keys import PubKey
+from dmsg.net.reactor import cancel_call
 from dmsg.v2019.core.state import ClientTransport, State
 
 CONFIRM_TIMEOUT = 10.0
@@ -70,8 +71,7 @@ class Confirmations:
         found = self._waiting.pop(transport, None)
         if found is None:
             return None
-        if found.timer.active():
-            found.timer.cancel()
+        cancel_call(found.timer)
         del self._of[transport.remote][transport]
         self._rank(transport.remote)
         return found

@@ -18,6 +18,7 @@ from dmsg.apps.transfer import TransferError, _message, _take_message, lost_text
 from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, Signature
+from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.transports import stream_of
 
 PROTOCOL = b"dmsg pair 1 "
@@ -102,14 +103,14 @@ class Pairing(Protocol):
 
     def refuse(self, why: str) -> None:
         """It is not."""
-        self._cancel_timer()
+        cancel_call(self._timer)
         self._given_up = True
         self._say(error=why)
         self.transport.loseConnection()  # type: ignore[union-attr]
 
     def _look(self) -> None:
         if self._kept and self._is_kept_there and not self.done.called:
-            self._cancel_timer()
+            cancel_call(self._timer)
             # before who waits is told: he may end the program
             self.transport.loseConnection()  # type: ignore[union-attr]
             self.done.callback(None)
@@ -118,11 +119,10 @@ class Pairing(Protocol):
         self.transport.write(_message(message))  # type: ignore[union-attr]
 
     def _too_late(self) -> None:
-        self._timer = None
         self._fail(f"the other side did not answer within {PAIR_TIMEOUT:g} s")
 
     def _fail(self, why: str) -> None:
-        self._cancel_timer()
+        cancel_call(self._timer)
         self.transport.loseConnection()  # type: ignore[union-attr]
         self._lost(why)
 
@@ -135,15 +135,10 @@ class Pairing(Protocol):
 
     def _give_up(self) -> None:
         self._given_up = True
-        self._cancel_timer()
+        cancel_call(self._timer)
         if self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
-    def _cancel_timer(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None and timer.active():
-            timer.cancel()
-
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._cancel_timer()
+        cancel_call(self._timer)
         self._lost(lost_text(reason))

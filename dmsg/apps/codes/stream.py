@@ -17,6 +17,7 @@ from dmsg.apps.codes.words import Code
 from dmsg.base.buckets import Bucket
 from dmsg.errors import DmsgError, Unwanted
 from dmsg.keys import PubKey
+from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import stream_of
 
@@ -121,7 +122,7 @@ class CodeEnd(Protocol):
             return
         self._send()
         if agreement.done:
-            self._cancel_timer()
+            cancel_call(self._timer)
             if rest:
                 self._early.append(rest)
             transport = stream_of(self)
@@ -144,7 +145,7 @@ class CodeEnd(Protocol):
             protocol.connectionLost(self._lost)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._cancel_timer()
+        cancel_call(self._timer)
         self._lost = reason
         if self._next is not None:
             self._next.connectionLost(reason)
@@ -161,11 +162,10 @@ class CodeEnd(Protocol):
             self.closed.callback(None)
 
     def _too_late(self) -> None:
-        self._timer = None
         self._fail(CodeUsedUp(f"the other side did not answer within {AGREE_TIMEOUT:g} s"))
 
     def _fail(self, error: DmsgError, *, abort: bool = True) -> None:
-        self._cancel_timer()
+        cancel_call(self._timer)
         self._given_up = True
         if abort:
             self._abort()
@@ -181,14 +181,9 @@ class CodeEnd(Protocol):
         self._abort()
 
     def _abort(self) -> None:
-        self._cancel_timer()
+        cancel_call(self._timer)
         if self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
-
-    def _cancel_timer(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None and timer.active():
-            timer.cancel()
 
 
 class CodeFactory(Factory):

@@ -18,6 +18,7 @@ from dmsg.cli.output import cannot_write, notice, say
 from dmsg.cli.running import listening_at
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
+from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.address import DmsgAddress
 
 if TYPE_CHECKING:
@@ -144,8 +145,7 @@ class _Stream(Protocol):
         self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        if self._late is not None and self._late.active():
-            self._late.cancel()
+        cancel_call(self._late)
         left = getattr(self.transport, "unacknowledged", 0)
         if left and reason.check(ConnectionDone):
             reason = Failure(DmsgError("the other side ended the connection before all of the input had arrived"))

@@ -14,6 +14,7 @@ from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DiscoveryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.reactor import cancel_call
 
 T = TypeVar("T")
 _log = Logger()
@@ -74,9 +75,7 @@ class Lookups:
         return DeferredList([lookup.close() for lookup in self.lookups]).addCallback(lambda _: None)
 
     # Ruff counts the callbacks inside.
-    async def _gather(  # noqa: C901
-        self, ask: Callable[[Lookup], Deferred[T]], *, leave: bool = False
-    ) -> list[T | Failure]:
+    async def _gather(self, ask: Callable[[Lookup], Deferred[T]], *, leave: bool = False) -> list[T | Failure]:
         """The answers, or Failures, of those that answer; one that hangs is waited for ``GRACE`` beyond the first.
 
         :param leave: one that hangs may go on; else it is cancelled.
@@ -117,8 +116,7 @@ class Lookups:
         finally:
             # who waited may be gone without done having fired: what is cancelled below must not wake it
             over = True
-            if timer is not None and timer.active():
-                timer.cancel()
+            cancel_call(timer)
             for number, lookup in enumerate(self.lookups):
                 if number not in results:
                     self._hung[lookup] = reactor.seconds() + HUNG_FOR

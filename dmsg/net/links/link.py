@@ -23,6 +23,7 @@ from dmsg.keys import PubKey
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.interfaces import LinkHandshake, LinkUser
 from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_kept
+from dmsg.net.reactor import cancel_call
 from dmsg.net.socketopts import forget_unsent, held, queued, send_more, shed, tune, unacknowledged, write_now
 from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
 
@@ -478,5 +479,4 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
 
     def _cancel_timer(self) -> None:
         timer, self._timer = self._timer, None
-        if timer is not None and timer.active():
-            timer.cancel()
+        cancel_call(timer)

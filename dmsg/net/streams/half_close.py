@@ -15,6 +15,7 @@ from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol, IP
 from twisted.python.failure import Failure
 
 from dmsg.errors import TransportClosed
+from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.outbox import EndOfData, Outbox
 from dmsg.net.streams.producing import Producing
 
@@ -164,5 +165,4 @@ class HalfClosing:
             self._last_wait = self._reactor.callLater(CLOSE_WAIT, self._close_now)
 
     def _cancel_last_wait(self) -> None:
-        if self._last_wait is not None and self._last_wait.active():
-            self._last_wait.cancel()
+        cancel_call(self._last_wait)

@@ -31,6 +31,7 @@ from zope.interface import implementer
 from dmsg.base.buffers import NO_QUEUE
 from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClosed
 from dmsg.keys import PubKey
+from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.address import StreamLost, StreamTimeout
 from dmsg.net.streams.carrier import StreamCarrier
 from dmsg.net.streams.deadlines import Deadlined
@@ -426,8 +427,7 @@ class StreamTransport(HalfClosing, Deadlined):
         self._lost = why
         self._reason = reason
         self.disconnecting = True
-        if self._linger is not None and self._linger.active():
-            self._linger.cancel()
+        cancel_call(self._linger)
         self._linger = None
         self._cancel_last_wait()
         self._end_deadlines()

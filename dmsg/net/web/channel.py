@@ -22,6 +22,7 @@ from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 
 from dmsg.net.blocks import blocks_of
+from dmsg.net.reactor import cancel_call
 from dmsg.net.share import Share
 from dmsg.net.turns import TakesTurns
 from dmsg.net.web.unanswered import Unanswered
@@ -175,8 +176,7 @@ class BoundedChannel(TakesTurns, HTTPChannel):
             self._lingering = self.site.reactor.callLater(LINGER_FOR, self._close)
 
     def _close(self) -> None:
-        if self._lingering is not None and self._lingering.active():
-            self._lingering.cancel()
+        cancel_call(self._lingering)
         self.loseConnection()  # type: ignore[no-untyped-call]
 
     def give_up(self) -> None:
@@ -191,8 +191,7 @@ class BoundedChannel(TakesTurns, HTTPChannel):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.let_go()
-        if self._lingering is not None and self._lingering.active():
-            self._lingering.cancel()
+        cancel_call(self._lingering)
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
         # a request, its channel and what decodes its body hold each other; they would wait for the collector
         self.requests = []

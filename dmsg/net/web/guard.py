@@ -19,6 +19,7 @@ from twisted.python.failure import Failure
 from twisted.web.server import Site
 
 from dmsg.net.blocks import BlockCounts, blocks_of
+from dmsg.net.reactor import cancel_call
 
 MAX_CONNECTIONS = 4096
 """Connections in all, or as many as there are descriptors for."""
@@ -69,8 +70,7 @@ class Guarded:
     def wait_no_longer(self) -> None:
         """The rest of a request is there, or is not wanted."""
         timer, self._timer = self._timer, None
-        if timer is not None and timer.active():
-            timer.cancel()
+        cancel_call(timer)
 
     def _late(self) -> None:
         self._timer = None

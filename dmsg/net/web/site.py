@@ -18,6 +18,7 @@ from werkzeug.routing import RequestRedirect
 from dmsg.base.buckets import RateLimit
 from dmsg.net.addresses import forwarded_client
 from dmsg.net.blocks import BlockCounts, blocks_of
+from dmsg.net.reactor import cancel_call
 from dmsg.net.share import Share
 from dmsg.net.turns import TakesTurns
 from dmsg.net.web.channel import BoundedSite, PlainRequest, SiteOptions
@@ -321,8 +322,7 @@ class Gate(Resource):
         call = self._waiting.pop(request, None)
         if call is not None:
             self._waiting_size -= self._size_of(request)
-            if call.active():
-                call.cancel()
+            cancel_call(call)
 
     def _go_on(self, request: Request) -> None:
         self._forget(request)

@@ -29,6 +29,7 @@ from twisted.logger import Logger
 
 from dmsg.base.units import human_size
 from dmsg.directories import free_bytes
+from dmsg.net.reactor import cancel_call
 from dmsg.rmb.envelope.wire import JSON
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.peer.local import LocalRequest, incoming_request, incoming_response, may_be_called
@@ -317,8 +318,7 @@ class FileUploads:
             close[1](b"", (ERROR, why))
 
     def _release(self, incoming: _Incoming) -> None:
-        if incoming.timer is not None and incoming.timer.active():
-            incoming.timer.cancel()
+        cancel_call(incoming.timer)
         with contextlib.suppress(OSError):  # what matters was told by fsync; the descriptor is gone
             os.close(incoming.file)
 

@@ -22,6 +22,7 @@ from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException
 
+from dmsg.net.reactor import cancel_call
 from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import answer, answer_http_error
 from dmsg.pages.access import HERE
@@ -144,8 +145,7 @@ class RegistryAPI:
         self._waiting[waiting] = None
 
         def over(result: Any = None) -> None:
-            if call.active():
-                call.cancel()
+            cancel_call(call)
             if self._waiting.pop(waiting, self) is None and not waiting.called:
                 waiting.callback(None)
 

@@ -23,6 +23,7 @@ from twisted.python.failure import Failure
 from dmsg.base.printable import without_userinfo
 from dmsg.errors import DmsgError, DmsgTimeout
 from dmsg.net.flush import TurnFlush
+from dmsg.net.reactor import cancel_call
 from dmsg.net.retry import retry_delay
 from dmsg.net.turns import Hold
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
@@ -127,8 +128,7 @@ class RelayLink:
     def stop(self) -> None:
         """Connect no more."""
         self._stopped = True
-        if self._call is not None and self._call.active():
-            self._call.cancel()
+        cancel_call(self._call)
         if self._connecting is not None:
             self._connecting.cancel()
         if self._socket is not None:

@@ -20,6 +20,7 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 
 from dmsg.net.flush import TurnFlush
+from dmsg.net.reactor import cancel_call
 from dmsg.net.share import STEPS
 from dmsg.net.socketopts import forget_unsent, queued, tune, write_now
 from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
@@ -128,8 +129,7 @@ class Socket(HeldReading, TakesTurns):
 
     def _patience_over(self) -> None:
         timer, self._timer = self._timer, None
-        if timer is not None and timer.active():
-            timer.cancel()
+        cancel_call(timer)
 
     # --- inbound ---
 

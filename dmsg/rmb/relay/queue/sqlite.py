@@ -15,6 +15,7 @@ from zope.interface import implementer
 
 from dmsg.base.tables import uncount
 from dmsg.net.isolate import isolated
+from dmsg.net.reactor import cancel_call
 from dmsg.rmb.errors import QueueUnavailable
 from dmsg.rmb.relay.queue.interface import BATCH, BATCH_BYTES, FEDERATION, REFUSALS, Queued, QueueLimits, RelayQueue
 from dmsg.rmb.relay.queue.removals import Removals
@@ -170,8 +171,7 @@ class SQLiteQueue:
 
     def _cancel_retry(self) -> None:
         retrying, self._retrying = self._retrying, None
-        if retrying is not None and retrying.active():
-            retrying.cancel()
+        cancel_call(retrying)
 
     def _retry(self) -> None:
         """Delete what was delivered meanwhile; then, if there is room again, take messages."""
