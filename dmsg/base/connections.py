@@ -7,8 +7,12 @@ have, since it may be another program that works.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
+
+from dmsg.base.ports import Port
+from dmsg.errors import DropReason
 
 
 class Counted(Protocol):
@@ -27,7 +31,16 @@ class Counted(Protocol):
         """Whose it is."""
 
 
+class Connected(Counted, Protocol):
+    """A connection that a relay can end."""
+
+    @property
+    def port(self) -> Port:
+        """The other end."""
+
+
 P = TypeVar("P", bound=Counted)
+PeerT = TypeVar("PeerT", bound=Connected)
 
 
 class Connections(Generic[P]):
@@ -94,3 +107,40 @@ class Connections(Generic[P]):
             assert newest.key == key and newest in self.all
         assert self.newest.keys() == self._of_key.keys()
         assert sum(map(len, self._of_key.values())) == len(self.all)
+
+
+class ConnectionTable(Generic[PeerT]):
+    """Base of the table of a relay.
+
+    :param most: connections of one key.
+    :ivar peers: all connections, in the order in which they came.
+    :ivar newest: key -> the newest connection of that key.
+    :ivar drops: how often each :class:`DropReason` occurred.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.connections: Connections[PeerT] = Connections(most)
+        self.newest, self.peers = self.connections.newest, self.connections.all
+        self.drops: Counter[DropReason] = Counter()
+
+    @property
+    def frames(self) -> int:
+        """Frames received since the start."""
+        return self.connections.frames
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of frames received since the start."""
+        return self.connections.frame_bytes
+
+    def _add_peer(self, peer: PeerT) -> None:
+        """Add a connection; the oldest one of its key ends if there are too many."""
+        oldest = self.connections.add(peer)
+        if oldest is not None:
+            self._end_peer(oldest, DropReason.REPLACED)
+
+    def _end_peer(self, peer: PeerT, reason: DropReason) -> None:
+        if not peer.closing:
+            peer.closing = True
+            self.drops[reason] += 1
+            peer.port.close(reason)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactory, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IProtocolFactory, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -49,7 +49,7 @@ from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import MAX_FWD_DATA, SAME_KEY
 from dmsg.v2019.incoming import Incoming
-from dmsg.v2019.outgoing import REQUEST_TIMEOUT, Outgoing
+from dmsg.v2019.outgoing import Outgoing
 from dmsg.v2019.pings import PING_TIMEOUT, Pings
 from dmsg.v2019.transport_streams import TransportStreams
 
@@ -68,6 +68,8 @@ class ClientSession(Session):
     :param streams: what makes transports secure and lets them be resumed.
     :param receipts: the server takes RECEIPT, and is to have them.
     :param carries_secure: returns whether the server carries secure transports, as far as its entry says.
+    :ivar open: opens a transport to a remote: :meth:`dmsg.v2019.outgoing.Outgoing.open`; ``reopen``: one for a stream
+        that goes on.
     :ivar established: fires with this session when the server said OK.
     """
 
@@ -105,37 +107,13 @@ class ClientSession(Session):
         instance = streams.instance if streams is not None else b""
         self.pings = Pings(reactor, self._send_ping, self._stalled, instance)
         self._outgoing = Outgoing(reactor, self, streams)
+        self.open, self.reopen = self._outgoing.open, self._outgoing.reopen
         self._reading_requests: IDelayedCall | None = None
         self.established: Deferred[ClientSession] = Deferred()
         self.carries_secure = carries_secure
 
     def _make_room(self, initiator: PubKey | None) -> bool:
         return self._incoming.make_room(initiator)
-
-    # --- what the application does ---
-
-    def open(
-        self,
-        remote: PubKey,
-        factory: IProtocolFactory,
-        timeout: float = REQUEST_TIMEOUT,
-        *,
-        port: int = 0,
-        secure: bool = False,
-        resumable: bool = True,
-        probe: int | None = None,
-        upgrade: bool = False,
-    ) -> Deferred[IProtocol]:
-        """See :meth:`dmsg.v2019.outgoing.Outgoing.open`."""
-        return self._outgoing.open(
-            remote, factory, timeout, port=port, secure=secure, resumable=resumable, probe=probe, upgrade=upgrade
-        )
-
-    def reopen(
-        self, stream: ClientStream, timeout: float = REQUEST_TIMEOUT, *, upgrade: bool = False
-    ) -> Deferred[None]:
-        """See :meth:`dmsg.v2019.outgoing.Outgoing.reopen`."""
-        return self._outgoing.reopen(stream, timeout, upgrade=upgrade)
 
     def _close_streams(self) -> None:
         for transport in list(self.core.transports.values()):

@@ -321,8 +321,8 @@ class AllUpgraded(OldServerCase):
     def always(session: ClientSession) -> ClientSession:
         """The remote is known to take upgrades."""
         opened, reopened = session.open, session.reopen
-        session.open = lambda *some, **more: opened(*some, **{"upgrade": True, **more})  # type: ignore[method-assign]
-        session.reopen = lambda *some, **more: reopened(*some, **{"upgrade": True, **more})  # type: ignore[method-assign]
+        session.open = lambda *some, **more: opened(*some, **{"upgrade": True, **more})
+        session.reopen = lambda *some, **more: reopened(*some, **{"upgrade": True, **more})
         return session
 
 

@@ -14,12 +14,11 @@ What a receiver does not take at once waits in :mod:`dmsg.messaging.core.congest
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable
 from typing import ClassVar
 
 from dmsg.base.buffers import count_equal
-from dmsg.base.connections import Connections
+from dmsg.base.connections import ConnectionTable
 from dmsg.base.fair_rate import Crowds
 from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
 from dmsg.keys import PubKey
@@ -65,12 +64,10 @@ FIRST_BURST = 16
 """Frames of one size that are looked for at first; doubles while they are found."""
 
 
-class Relay:
+class Relay(ConnectionTable[RelayPeer]):
     """The table of a messaging server.
 
     :param choose: the id for a channel that is opened to a link; None when none is free.
-    :ivar newest: key -> the newest link of that key.
-    :ivar drops: how often each :class:`DropReason` occurred.
     """
 
     def __init__(
@@ -94,6 +91,7 @@ class Relay:
         """
         if two_ids and profile is Profile.SEED:
             raise ValueError("two ids are of the skywire profile")
+        super().__init__(MAX_LINKS_PER_KEY)
         self._profile = profile
         self._now = now
         self._two_ids = two_ids
@@ -101,9 +99,6 @@ class Relay:
         self._choose = choose
         self.congestion = Congestion(now, on_paused, self._give_up)
         self.limits = limits or Limits()
-        self.connections: Connections[RelayPeer] = Connections(MAX_LINKS_PER_KEY)
-        self.newest, self.peers = self.connections.newest, self.connections.all
-        self.drops: Counter[DropReason] = Counter()
         self.channels_opened = 0
         self.channel_count = 0
         self.draining = False
@@ -119,9 +114,7 @@ class Relay:
         """A link of ``key`` is there; it is the newest of that key from now on."""
         peer = RelayPeer(key, port)
         peer.two_ids = self._known.get(key)
-        oldest = self.connections.add(peer)
-        if oldest is not None:
-            self._end_peer(oldest, DropReason.REPLACED)
+        self._add_peer(peer)
         return peer
 
     def remove(self, peer: RelayPeer, most: int = ID_COUNT) -> bool:
@@ -135,12 +128,6 @@ class Relay:
         self.congestion.gone(peer)
         return True
 
-    def _end_peer(self, peer: RelayPeer, reason: DropReason) -> None:
-        if not peer.closing:
-            peer.closing = True
-            self.drops[reason] += 1
-            peer.port.close(reason)
-
     def close_all(self) -> None:
         """Close every channel, take no new ones."""
         self.draining = True
@@ -148,16 +135,6 @@ class Relay:
             for end in list(peer.ends.values()):
                 if peer.ends.get(end.id) is end:
                     self._close(end)
-
-    @property
-    def frames(self) -> int:
-        """Frames received since the start."""
-        return self.connections.frames
-
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of frames received since the start."""
-        return self.connections.frame_bytes
 
     # --- frames ---
 

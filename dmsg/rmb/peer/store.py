@@ -127,46 +127,39 @@ class PeerStore:
 
         :param room: fires with how many may be taken now, once that is more than none.
         """
-        self._loops.append(Deferred.fromCoroutine(self._take_loop(name, outgoing, now, new_uid, room, taken)))
-
-    async def _take_loop(
-        self,
-        name: str,
-        outgoing: str,
-        now: Callable[[], float],
-        new_uid: Callable[[], str],
-        room: Callable[[], Deferred[int]],
-        taken: Callable[[str, float, bytes], None],
-    ) -> None:
         # a connection that is silent for longer than a read waits is a dead one
         blocking = lazy_redis(self._url, reply_timeout=BLOCK + 10)
         self._blocking.append(blocking)
         held = f"{name}.taken"
-        loaded = False
-        while True:
-            try:
-                if not loaded:
-                    # what was named before: by a process that was killed, or by a call whose answer got lost
-                    for uid, value in await self._all(outgoing):
-                        at, _, raw = value.partition(b"\n")
-                        taken(uid, float(at), raw)
-                    loaded = True
-                most = min(BATCH, await room())
-                time = now()
-                uids = [new_uid() for _ in range(most)]
-                answer = await self._redis.eval(_TAKE, [held, name, outgoing], [repr(time), *uids])
-                for index in range(0, len(answer), 2):
-                    taken(answer[index].decode(), time, answer[index + 1])
-                if len(answer) < 2 * most:
-                    await blocking.execute_command("BLMOVE", name, held, "RIGHT", "LEFT", BLOCK)
-            except CancelledError:
-                raise
-            except Exception as error:
-                if self._closed:
-                    return
-                _log.info("{name}: Redis: {error}", name=name, error=str(error) or type(error).__name__)
-                loaded = False
-                await deferLater(self._reactor, RETRY)
+
+        async def take() -> None:
+            loaded = False
+            while True:
+                try:
+                    if not loaded:
+                        # what was named before: by a process that was killed, or by a call whose answer got lost
+                        for uid, value in await self._all(outgoing):
+                            at, _, raw = value.partition(b"\n")
+                            taken(uid, float(at), raw)
+                        loaded = True
+                    most = min(BATCH, await room())
+                    time = now()
+                    uids = [new_uid() for _ in range(most)]
+                    answer = await self._redis.eval(_TAKE, [held, name, outgoing], [repr(time), *uids])
+                    for index in range(0, len(answer), 2):
+                        taken(answer[index].decode(), time, answer[index + 1])
+                    if len(answer) < 2 * most:
+                        await blocking.execute_command("BLMOVE", name, held, "RIGHT", "LEFT", BLOCK)
+                except CancelledError:
+                    raise
+                except Exception as error:
+                    if self._closed:
+                        return
+                    _log.info("{name}: Redis: {error}", name=name, error=str(error) or type(error).__name__)
+                    loaded = False
+                    await deferLater(self._reactor, RETRY)
+
+        self._loops.append(Deferred.fromCoroutine(take()))
 
     async def _all(self, outgoing: str) -> list[tuple[str, bytes]]:
         found = []

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 
-from dmsg.base.connections import Connections
+from dmsg.base.connections import ConnectionTable
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import PubKey
 from dmsg.telemetry.transports import Observer, share_loss
@@ -37,12 +37,8 @@ LATE_ANSWERS = 2
 """Control frames that may be on their way besides: ACCEPT and CLOSE."""
 
 
-class RouteTable:
-    """The table of a server.
-
-    :ivar newest: key -> the newest connection of that key.
-    :ivar drops: how often each :class:`DropReason` occurred.
-    """
+class RouteTable(ConnectionTable[RelayPeer]):
+    """The table of a server."""
 
     def __init__(
         self,
@@ -59,12 +55,10 @@ class RouteTable:
             that :meth:`stall` can follow after a time.
         :param observer: told of transports that come and go.
         """
+        super().__init__(MAX_CONNECTIONS_PER_KEY)
         self.observer = observer
-        self.connections: Connections[RelayPeer] = Connections(MAX_CONNECTIONS_PER_KEY)
-        self.newest, self.peers = self.connections.newest, self.connections.all
         self.limits = limits or Limits()
         self._now = now
-        self.drops: Counter[DropReason] = Counter()
         self.transports_opened = 0
         self.route_count = 0
         """Ends of routes; twice the number of transports."""
@@ -79,11 +73,7 @@ class RouteTable:
     def add(self, key: PubKey, port: ConnectionPort) -> RelayPeer:
         """A connection of ``key`` is there; it is the newest of that key from now on."""
         peer = RelayPeer(key, port, self._random.randrange(IDS_PER_SIDE) * 2 + 1, self._now())
-        oldest = self.connections.add(peer)
-        if oldest is not None:
-            oldest.closing = True
-            self.drops[DropReason.REPLACED] += 1
-            oldest.port.close(DropReason.REPLACED)
+        self._add_peer(peer)
         return peer
 
     def remove(self, peer: RelayPeer, most: int = sys.maxsize) -> bool:
@@ -112,16 +102,6 @@ class RouteTable:
         self.connections.remove(peer)
         self.leaving[peer] = None
         self.congestion.forget(peer)
-
-    @property
-    def frames(self) -> int:
-        """Frames received since the start."""
-        return self.connections.frames
-
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of frames received since the start."""
-        return self.connections.frame_bytes
 
     # --- ends of transports ---
 
@@ -194,10 +174,8 @@ class RouteTable:
             return
         if not peer.congested or self.congestion.takes_answer(peer, len(frame)):
             peer.port.send(frame)
-        elif not peer.closing:
-            peer.closing = True
-            self.drops[DropReason.SEND_BUFFER_FULL] += 1
-            peer.port.close(DropReason.SEND_BUFFER_FULL)
+        else:
+            self._end_peer(peer, DropReason.SEND_BUFFER_FULL)
 
     def _new_id(self, peer: RelayPeer) -> int:
         """The next free odd id: upwards by two, so that none is used again early."""
