@@ -204,6 +204,32 @@ def option(
     return field(default=default, metadata={_ROW: row}, repr=not secret)
 
 
+def rate_option(default: float) -> float:
+    """Make the field of ``--rate-limit``, of a service that answers over HTTP."""
+    return option(
+        default,
+        "Requests per second that one address may send; 0 disables the limit",
+        Number(0, 10**6, "requests a second"),
+        name="rate-limit",
+        group=LIMITS,
+    )
+
+
+def burst_option(default: float) -> float:
+    """Make the field of ``--burst``, which goes with ``--rate-limit``."""
+    return option(default, "Requests that one address may send in a burst", Number(1, 10**6, "requests"), group=LIMITS)
+
+
+def proxied_option() -> bool:
+    """Make the field of ``--proxied``."""
+    return option(
+        False,
+        "Take client addresses from X-Forwarded-For; use this only behind a reverse proxy of your own",
+        FLAG,
+        group=NETWORK,
+    )
+
+
 def needed(row: Option) -> dict[str, Option]:
     """Return the metadata of a field that has no default."""
     return {_ROW: row}

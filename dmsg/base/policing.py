@@ -7,10 +7,12 @@ others provoke from a client are not counted against it: see :class:`Provoked`.
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
 from dmsg.base.buckets import Bucket
+from dmsg.base.options import LIMITS, Number, option
 from dmsg.errors import DropReason, RemoteProtocolError
 
 BURST_SECONDS = 2.0
@@ -68,10 +70,24 @@ class Provoked:
             self._since = now
 
 
-class DerivedRates:
-    """Rates that follow from the requests that one connection may send; base of the limits of each family."""
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Limits that servers of all families have, and rates that follow from the requests of one connection."""
 
-    __slots__ = ()
+    max_connections: int = option(
+        10_000,
+        "Number of clients that may be connected at the same time",
+        Number(1, 10**6, "clients"),
+        reloads=True,
+        group=LIMITS,
+    )
+    max_per_address: int = option(
+        1024,
+        "Number of connections from one address; 0 disables the limit",
+        Number(0, 10**6, "connections"),
+        reloads=True,
+        group=LIMITS,
+    )
 
     @property
     def basic_rate(self) -> float:
@@ -114,7 +130,7 @@ class Police:
         self._excess: Bucket | None = None
         self._patience: Bucket | None = None
 
-    def allows(self, kind: IntEnum, limits: DerivedRates, now: float) -> bool:
+    def allows(self, kind: IntEnum, limits: ClientLimits, now: float) -> bool:
         """Whether a frame of that kind is within its rate.
 
         :raises RemoteProtocolError: so many were not that the connection ends.

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Hashable
 from typing import Protocol, TypeVar
 
-from dmsg.base.policing import Police
+from dmsg.base.policing import ClientLimits, Police
 from dmsg.base.ports import Port
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey
-from dmsg.net.links.acceptor import AcceptLimits
 from dmsg.net.links.link import Link
 
 
@@ -39,7 +38,7 @@ class ServedPeer(Hashable, Protocol):
 
 
 PeerT = TypeVar("PeerT", bound=ServedPeer)
-LimitsT = TypeVar("LimitsT", bound=AcceptLimits)
+LimitsT = TypeVar("LimitsT", bound=ClientLimits)
 
 
 class ServedRelay(Protocol[PeerT, LimitsT]):

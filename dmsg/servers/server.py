@@ -12,10 +12,10 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.memory import Memory
+from dmsg.base.policing import ClientLimits
 from dmsg.errors import DropReason
 from dmsg.keys import SecKey
 from dmsg.net.addresses import parse_address
-from dmsg.net.links.acceptor import AcceptLimits
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
@@ -108,7 +108,7 @@ class RelayServer(ListeningService):
 
     # --- service ---
 
-    def reload(self, limits: AcceptLimits | None = None) -> None:
+    def reload(self, limits: ClientLimits | None = None) -> None:
         """Read the lists again; with other ``limits`` from now on."""
         if limits is not None:
             self.factory.limits = limits

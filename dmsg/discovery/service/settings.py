@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dmsg.base.memory import default_limit
-from dmsg.base.options import FLAG, LIMITS, NETWORK, STORAGE, Number, option
+from dmsg.base.options import FLAG, LIMITS, NETWORK, STORAGE, Number, burst_option, option, proxied_option, rate_option
 from dmsg.discovery.checks.proof import OPENINGS, Openings
 from dmsg.discovery.service.ranking import RankingFile
 from dmsg.discovery.store import STORE_LIMIT
@@ -42,16 +42,8 @@ class DiscoverySettings(PageSettings):
     :ivar telemetry: where to write events for the pipeline.
     """
 
-    rate: float = option(
-        200.0,
-        "Requests per second that one address may send; 0 disables the limit",
-        Number(0, 10**6, "requests a second"),
-        name="rate-limit",
-        group=LIMITS,
-    )
-    burst: float = option(
-        1000.0, "Requests that one address may send in a burst", Number(1, 10**6, "requests"), group=LIMITS
-    )
+    rate: float = rate_option(200.0)
+    burst: float = burst_option(1000.0)
     post_rate: float = option(
         50.0, "Signed entries per second that one address may post", Number(1, 10**6, "entries a second"), group=LIMITS
     )
@@ -84,12 +76,7 @@ class DiscoverySettings(PageSettings):
         group=STORAGE,
     )
     of_place: float = OF_PLACE
-    proxied: bool = option(
-        False,
-        "Take client addresses from X-Forwarded-For; use this only behind a reverse proxy of your own",
-        FLAG,
-        group=NETWORK,
-    )
+    proxied: bool = proxied_option()
     max_servers: int = option(10, "Number of servers in one answer", Number(1, 1000, "servers"), group=LIMITS)
     server_ttl: float = option(
         120.0,

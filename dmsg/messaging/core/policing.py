@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dmsg.base.options import LIMITS, Number, option
-from dmsg.base.policing import ANSWER_FACTOR, DerivedRates, Police as Counting
+from dmsg.base.policing import ANSWER_FACTOR, ClientLimits, Police as Counting
 from dmsg.messaging.core.wire import ID_COUNT
 
 
@@ -19,23 +19,9 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits(DerivedRates):
+class Limits(ClientLimits):
     """What an operator can set, also while the server runs."""
 
-    max_connections: int = option(
-        10_000,
-        "Number of clients that may be connected at the same time",
-        Number(1, 10**6, "clients"),
-        reloads=True,
-        group=LIMITS,
-    )
-    max_per_address: int = option(
-        1024,
-        "Number of connections from one address; 0 disables the limit",
-        Number(0, 10**6, "connections"),
-        reloads=True,
-        group=LIMITS,
-    )
     max_per_pair: int = option(
         ID_COUNT, "Number of channels between two clients", Number(1, ID_COUNT, "channels"), reloads=True, group=LIMITS
     )

@@ -18,6 +18,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.buckets import RateLimit
+from dmsg.base.policing import ClientLimits
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.isolate import isolated
@@ -56,18 +57,6 @@ _SILENT = frozenset({DropReason.HANDSHAKE_ABANDONED, DropReason.DRAINING, DropRe
 """What the log does not say of each: who only looks whether the port is open is no news."""
 
 _log = Logger()
-
-
-class AcceptLimits(Protocol):
-    """:ivar max_per_address: 0 means no limit."""
-
-    @property
-    def max_connections(self) -> int:
-        """Connections in all."""
-
-    @property
-    def max_per_address(self) -> int:
-        """Connections of one address."""
 
 
 class AcceptedSession(Protocol):
@@ -135,7 +124,7 @@ class Acceptor(Factory):
     # --- for a family ---
 
     @property
-    def limits(self) -> AcceptLimits:
+    def limits(self) -> ClientLimits:
         """How many may connect."""
         raise NotImplementedError
 

@@ -9,7 +9,13 @@ from typing import Any
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.base.options import FLAG, LIMITS, NETWORK, Number, Text, checked_by, option
+from dmsg.base.options import (
+    Text,
+    burst_option,
+    checked_by,
+    proxied_option,
+    rate_option,
+)
 from dmsg.base.urls import check_url
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
@@ -73,22 +79,9 @@ def open_registry(description: str, reactor: IReactorTime) -> Any:
 class RegistrySettings:
     """What an operator chooses of a registry."""
 
-    rate: float = option(
-        50.0,
-        "Requests per second that one address may send; 0 disables the limit",
-        Number(0, 10**6, "requests a second"),
-        name="rate-limit",
-        group=LIMITS,
-    )
-    burst: float = option(
-        200.0, "Requests that one address may send in a burst", Number(1, 10**6, "requests"), group=LIMITS
-    )
-    proxied: bool = option(
-        False,
-        "Take client addresses from X-Forwarded-For; use this only behind a reverse proxy of your own",
-        FLAG,
-        group=NETWORK,
-    )
+    rate: float = rate_option(50.0)
+    burst: float = burst_option(200.0)
+    proxied: bool = proxied_option()
 
 
 DEFAULTS = RegistrySettings()

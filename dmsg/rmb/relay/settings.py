@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dmsg.base.options import FLAG, LIMITS, NETWORK, STORAGE, Number, Text, option
+from dmsg.base.options import FLAG, LIMITS, NETWORK, STORAGE, Number, Text, option, proxied_option
 from dmsg.pages.settings import PageSettings
 from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.relay.ranker import PERIOD
@@ -70,12 +70,7 @@ class RelaySettings(PageSettings):
         name="token-ttl",
         group=LIMITS,
     )
-    proxied: bool = option(
-        False,
-        "Take client addresses from X-Forwarded-For; use this only behind a reverse proxy of your own",
-        FLAG,
-        group=NETWORK,
-    )
+    proxied: bool = proxied_option()
     connect_rate: float = option(
         200.0,
         "Connections per second that one address may open; 0 disables the limit",

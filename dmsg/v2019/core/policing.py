@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dmsg.base.options import LIMITS, Number, option
-from dmsg.base.policing import ANSWER_FACTOR, DerivedRates, Police as Counting
+from dmsg.base.policing import ANSWER_FACTOR, ClientLimits, Police as Counting
 from dmsg.v2019.core.wire import IDS_PER_SIDE
 
 PING_RATE = 20.0
@@ -38,16 +38,9 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits(DerivedRates):
+class Limits(ClientLimits):
     """What an operator can set, also while the server runs."""
 
-    max_connections: int = option(
-        10_000,
-        "Number of clients that may be connected at the same time",
-        Number(1, 10**6, "clients"),
-        reloads=True,
-        group=LIMITS,
-    )
     max_transports: int = option(
         8192,
         "Number of transports of one connection",
@@ -59,13 +52,6 @@ class Limits(DerivedRates):
         1024,
         "Number of transports between two connections",
         Number(1, IDS_PER_SIDE, "transports"),
-        reloads=True,
-        group=LIMITS,
-    )
-    max_per_address: int = option(
-        1024,
-        "Number of connections from one address; 0 disables the limit",
-        Number(0, 10**6, "connections"),
         reloads=True,
         group=LIMITS,
     )
