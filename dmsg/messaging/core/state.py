@@ -1,6 +1,38 @@
-"""Where a channel is at a client, and what moves it.
+"""States of a channel at a client, the table of their transitions, and what a client keeps of a channel.
 
-Control frames go through ``TRANSITIONS``; Send tests one attribute.
+A channel begins with an OpenChannel, which carries the first message of a KK handshake. The other end answers with
+ChannelOpened, and the channel is open. A CloseChannel is answered with a ChannelClosed, after which the server gives
+the id to another channel. So an end that has closed its channel keeps the id until the answer comes: in CLOSING after
+an open channel, in ABANDONED after one that never opened, in ENDED when both ends closed at the same time. A frame for
+the old channel is then not taken for one of the next channel with that id.
+
+Only control frames go through the table. Send, of which there are thousands a second, tests one attribute. A pair of
+state and input that is missing from the table is ignored and counted::
+
+    (nothing) -- send OPEN -------> OPENING
+              -- receive OPEN ----> OFFERED
+    OPENING   -- receive OPENED --> OPEN
+              -- receive CLOSED --> CLOSED
+              -- send CLOSE ------> ABANDONED
+              -- receive CLOSE ---> CLOSED
+    OFFERED   -- send OPENED -----> OPEN
+              -- send CLOSED -----> CLOSED
+              -- receive CLOSE ---> CLOSED
+              -- receive CLOSED --> CLOSED
+    OPEN      -- send CLOSE ------> CLOSING
+              -- receive CLOSE ---> CLOSED
+              -- receive CLOSED --> CLOSED
+              -- send CLOSED -----> CLOSED
+    CLOSING   -- receive CLOSE ---> ENDED
+              -- receive CLOSED --> CLOSED
+              -- send CLOSED -----> CLOSED
+    ENDED     -- receive CLOSED --> CLOSED
+              -- receive OPEN ----> OFFERED
+    ABANDONED -- receive OPEN ----> OFFERED
+              -- receive OPENED --> ABANDONED
+              -- receive CLOSE ---> CLOSED
+              -- receive CLOSED --> CLOSED
+              -- send CLOSED -----> CLOSED
 """
 
 from __future__ import annotations
@@ -14,7 +46,7 @@ from dmsg.messaging.core.secure import ChannelCiphers
 
 
 class State(Enum):
-    """Where a channel is; None, no state, is an id without a channel."""
+    """State of a channel; None stands for an id without a channel."""
 
     OPENING = auto()
     """OpenChannel is sent."""
@@ -31,7 +63,7 @@ class State(Enum):
 
 
 class Input(Enum):
-    """What moves a channel from state to state."""
+    """Event that moves a channel from one state to another."""
 
     SEND_OPEN = auto()
     RECV_OPEN = auto()
@@ -72,7 +104,6 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.ABANDONED, Input.RECV_CLOSE): State.CLOSED,
     (State.ABANDONED, Input.RECV_CLOSED): State.CLOSED,
     (State.ABANDONED, Input.SEND_CLOSED): State.CLOSED,
-    # what is missing is ignored and counted
 }
 
 

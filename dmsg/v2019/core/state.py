@@ -1,6 +1,38 @@
-"""Where a transport is, what moves it, and what a client keeps of it.
+"""States of a transport at a client, the table of their transitions, and what a client keeps of a transport.
 
-Control frames go through ``TRANSITIONS``; FWD and ACK test one attribute.
+A transport begins with a REQUEST. Its responder answers with ACCEPT or CLOSE, and either end closes it later. A plain
+transport is open with ACCEPT. A secure transport carries a handshake in REQUEST and ACCEPT, and its responder waits in
+ANSWERED until the first frame of the initiator shows that the initiator holds the keys: a recorded REQUEST gets no
+further. An upgrade, through a server of 2019 that refuses a REQUEST with a handshake, begins with a plain REQUEST. The
+responder answers with an invitation (INVITED), and the handshake follows in FWD frames while the initiator is AGREEING.
+
+Only control frames go through the table. FWD and ACK, of which there are thousands a second, test one attribute. A pair
+of state and input that is missing from the table is an error of the remote and ends the transport, but for two pairs of
+an open transport that never become inputs: ACCEPT and unknown types are ignored, as the reference does, and a REQUEST
+for a used id ends the connection::
+
+    (nothing) -- send REQUEST --------> REQUESTED
+              -- receive REQUEST -----> OFFERED
+    OFFERED   -- send ACCEPT ---------> OPEN
+              -- send ANSWER ---------> ANSWERED
+              -- send INVITATION -----> INVITED
+              -- send CLOSE ----------> CLOSED
+              -- receive CLOSE -------> CLOSED
+    ANSWERED  -- receive CONFIRM -----> OPEN
+              -- receive CLOSE -------> CLOSED
+              -- send CLOSE ----------> CLOSED
+    REQUESTED -- receive INVITATION --> AGREEING
+              -- receive ACCEPT ------> OPEN
+              -- receive CLOSE -------> CLOSED
+              -- send CLOSE ----------> CLOSED
+    AGREEING  -- receive ACCEPT ------> OPEN
+              -- receive CLOSE -------> CLOSED
+              -- send CLOSE ----------> CLOSED
+    INVITED   -- receive OFFER -------> OFFERED
+              -- receive CLOSE -------> CLOSED
+              -- send CLOSE ----------> CLOSED
+    OPEN      -- receive CLOSE -------> CLOSED
+              -- send CLOSE ----------> CLOSED
 """
 
 from __future__ import annotations
@@ -16,7 +48,7 @@ from dmsg.v2019.core.wire import WINDOW_BYTES, WINDOW_FRAMES
 
 
 class State(Enum):
-    """Where a transport is; None, no state, is an id without a transport."""
+    """State of a transport; None stands for an id without a transport."""
 
     REQUESTED = auto()
     AGREEING = auto()
@@ -28,7 +60,7 @@ class State(Enum):
 
 
 class Input(Enum):
-    """What moves a transport from state to state."""
+    """Event that moves a transport from one state to another."""
 
     SEND_REQUEST = auto()
     RECV_REQUEST = auto()
@@ -69,9 +101,6 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.REQUESTED, Input.SEND_CLOSE): State.CLOSED,
     (State.OPEN, Input.RECV_CLOSE): State.CLOSED,
     (State.OPEN, Input.SEND_CLOSE): State.CLOSED,
-    # what is missing is an error; two pairs of an open transport are no inputs
-    # at all: ACCEPT and unknown types are ignored, as the reference does, and
-    # REQUEST on a used id ends the connection
 }
 
 
