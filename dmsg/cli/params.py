@@ -8,32 +8,26 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
-from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS
 from dmsg.base.urls import check_url
-from dmsg.cli.agent.choosing import through_agent
+from dmsg.cli.agent_choice import through_agent
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.completing import complete_path, names
-from dmsg.cli.loading import load
-from dmsg.cli.output import notice, say
+from dmsg.cli.output import say
 from dmsg.clients.choice import MIN_SERVERS, ServerChoice
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
-from dmsg.keylock import hold, this_program
-from dmsg.keys import PubKey, SecKey, load_or_create_key
+from dmsg.keys import PubKey
 from dmsg.net.addresses import parse_port
 from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 if TYPE_CHECKING:
-    from dmsg.agent.place import Found
-    from dmsg.net.reactor import Reactor
     from dmsg.net.streams.address import DmsgAddress
-    from dmsg.v2019.client import Client
 
 
 class _Peer:
@@ -135,8 +129,6 @@ class URLType(click.ParamType[str]):
             self.fail(str(error), param, ctx)
 
 
-RESUME_OF_NEW_KEYS = 30.0
-"""Seconds for which a stream between keys of one run waits for another way, unless --resume says otherwise."""
 WAYS_TO_A_DISCOVERY = (
     ("the one of your friends", "dmsg config set discovery URL"),
     ("for one command", "--discovery URL, or DMSG_DISCOVERY=URL"),
@@ -155,73 +147,9 @@ ANY_PORT = AddressType(0)
 WHO = WhoType()
 
 
-def client_key(key_file: str | None, *, create: bool = False, share: bool = False) -> SecKey:
-    """The one in the file, which is in use from now on; without a file one for this run.
-
-    :param create: make the file if it is absent.
-    :param share: another program on this machine may use it too.
-    :raises KeyFileError: it cannot be used, or another program uses it.
-    """
-    if not key_file:
-        return SecKey.generate()
-    key = load_or_create_key(key_file, create=create)
-    hold(key_file, _this_command(), share=share)
-    return key
-
-
-def _this_command() -> str:
-    return this_program(*click.get_current_context().command_path.split()[1:])
-
-
 def split_urls(discovery: tuple[str, ...]) -> tuple[str, ...]:
     """Each may be several, separated by blanks."""
     return tuple(url for one in discovery for url in one.split())
-
-
-@dataclass(frozen=True)
-class ClientSettings:
-    """What the options say of the client to run."""
-
-    discovery: tuple[str, ...]
-    key_file: str | None
-    choice: ServerChoice
-    encryption: str
-    resume_timeout: float
-    receipts: bool
-    create: bool = False
-    share: bool = False
-    agent: Found | None = None
-    """The agent whose key and connections are used; None: the command has its own."""
-
-    def alone(self) -> ClientSettings:
-        """The same with a key of its own, for this run: who was killed cannot come back with such a key."""
-        ctx = click.get_current_context(silent=True)
-        chosen = ctx is not None and ctx.get_parameter_source("resume_timeout") is not ParameterSource.DEFAULT
-        patience = self.resume_timeout if chosen else min(self.resume_timeout, RESUME_OF_NEW_KEYS)
-        return replace(self, key_file=None, agent=None, resume_timeout=patience)
-
-    def load(self) -> None:
-        """Load what the client needs."""
-        load("dmsg.cli.running", "dmsg.v2019.client" if self.agent is None else "dmsg.agent.client")
-
-    def make(self, reactor: Reactor) -> Client:
-        """A client, not started: the command's own, or what it has of the agent, which does for it as well."""
-        if self.agent is not None:
-            from dmsg.agent.client import AgentClient
-
-            return cast("Client", AgentClient(reactor, self.agent, _this_command(), warned=notice))
-        from dmsg.v2019.client import Client
-
-        return Client(
-            reactor,
-            client_key(self.key_file, create=self.create, share=self.share),
-            self.discovery,
-            self.choice,
-            encryption=self.encryption,
-            resume_timeout=self.resume_timeout,
-            receipts=self.receipts,
-            warned=notice,
-        )
 
 
 class NoDiscovery(click.UsageError):

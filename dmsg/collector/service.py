@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,7 +16,7 @@ from twisted.logger import Logger
 
 from dmsg.base.options import LIMITS, NETWORK, Number, option
 from dmsg.collector.receiver import ReceivingFactory
-from dmsg.collector.shown import CollectorShown
+from dmsg.collector.shown import CollectorShown, Health
 from dmsg.collector.store import LIMIT, RESERVE, Store
 from dmsg.collector.wire import PORT, PORT_NUMBER
 from dmsg.discovery.lookup.lookups import Lookups
@@ -54,19 +53,6 @@ class CollectorSettings(PageSettings):
 DEFAULTS = CollectorSettings()
 
 
-class Health(TypedDict):
-    """What ``/health`` says.
-
-    :ivar newest_file_seconds: by sender, how long ago its last file came.
-    """
-
-    status: str
-    servers: int
-    files: int
-    bytes_held: int
-    newest_file_seconds: dict[str, int]
-
-
 class Collector(Service):
     """Keeps what senders bring.
 
@@ -98,9 +84,8 @@ class Collector(Service):
         self.factory = ReceivingFactory(reactor, self.store, self._allows, wall)
         self.client = Client(reactor, key, discovery)
         self.started = wall()
-        self._status = StatusPort(
-            reactor, settings.metrics, settings.page_token, CollectorShown(self), self.render, self.health
-        )
+        page = CollectorShown(self.client.public_key, self.started, self.factory, self.store, self.health)
+        self._status = StatusPort(reactor, settings.metrics, settings.page_token, page, self.render, self.health)
         self.ready: Deferred[None] = Deferred()
         self._looks = Again(reactor, self._look, lambda failures: LOOK_INTERVAL, "reading the list of senders")
         self._counts = Again(reactor, self._count, lambda failures: COUNT_INTERVAL, "counting files")

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TypedDict
 
 from dmsg.base.units import human_count, human_size, human_time
+from dmsg.collector.receiver import ReceivingFactory
+from dmsg.collector.store import Store
+from dmsg.keys import PubKey
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
 from dmsg.pages.process import of_process
-
-if TYPE_CHECKING:
-    from dmsg.collector.service import Collector
 
 VERSION = version("dmsg")
 SHOWN_SENDERS = 100
 """Senders in the table, those first whose last file is oldest."""
 LATE = 1800.0
 """Seconds without a file of a sender after which the page says so."""
+
+
+class Health(TypedDict):
+    """What ``/health`` says.
+
+    :ivar newest_file_seconds: by sender, how long ago its last file came.
+    """
+
+    status: str
+    servers: int
+    files: int
+    bytes_held: int
+    newest_file_seconds: dict[str, int]
 
 
 class CollectorShown(Shown):
@@ -30,19 +44,25 @@ class CollectorShown(Shown):
         Chart("Not kept", "/s", (Line("all reasons", "refused", rate=True),)),
     )
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
+    def __init__(
+        self, key: PubKey, started: float, factory: ReceivingFactory, store: Store, health: Callable[[], Health]
+    ) -> None:
+        self._key = key
+        self._started = started
+        self._factory = factory
+        self._store = store
+        self._health = health
 
     @property
     def key(self) -> str:
-        return str(self._collector.client.public_key)
+        return str(self._key)
 
     def facts(self) -> list[Fact]:
-        collector, health = self._collector, self._collector.health()
+        health = self._health()
         status = health["status"]
         return [
             Fact("State", status, GOOD if status == "ok" else BAD, told=True),
-            *of_process(collector.started),
+            *of_process(self._started),
             Fact("Servers", str(health["servers"]), told=True),
             Fact("Senders", human_count(len(health["newest_file_seconds"]))),
             Fact("Files since it started", human_count(health["files"])),
@@ -51,7 +71,7 @@ class CollectorShown(Shown):
         ]
 
     def problems(self) -> list[str]:
-        health = self._collector.health()
+        health = self._health()
         found = []
         if health["status"] != "ok":
             found.append("It is connected to no server: nobody can bring files.")
@@ -62,18 +82,18 @@ class CollectorShown(Shown):
         return found
 
     def numbers(self) -> dict[str, float]:
-        factory = self._collector.factory
+        factory = self._factory
         return {
             "files": factory.file_count,
             "bytes": factory.byte_count,
-            "held": self._collector.store.total,
+            "held": self._store.total,
             "refused": sum(factory.refusals.values()),
         }
 
     def reasons(self) -> dict[str, float]:
-        return {name: float(number) for name, number in self._collector.factory.refusals.items()}
+        return {name: float(number) for name, number in self._factory.refusals.items()}
 
     async def tables(self) -> list[Table]:
-        ages = sorted(self._collector.health()["newest_file_seconds"].items(), key=lambda one: -one[1])
+        ages = sorted(self._health()["newest_file_seconds"].items(), key=lambda one: -one[1])
         rows = [(origin, f"{human_time(age)} ago") for origin, age in ages[:SHOWN_SENDERS]]
         return [Table("Senders, the most silent first", ("Sender", "Its last file"), rows, "none has brought a file")]

@@ -10,9 +10,10 @@ __all__, __getattr__, __dir__ = public(
     __name__,
     {
         "dmsg.testing.lab": "Lab",
-        "dmsg.testing.network": "Host Network Path",
+        "dmsg.testing.network": "Host Network",
         "dmsg.testing.namespaces": "LabError NamespaceLab available",
         "dmsg.testing.promise": "Broken Pattern Talkers",
+        "dmsg.testing.tcp": "Path",
         "dmsg.testing.walk": "Walk",
     },
 )
@@ -20,6 +21,7 @@ __all__, __getattr__, __dir__ = public(
 if TYPE_CHECKING:
     from dmsg.testing.lab import Lab as Lab
     from dmsg.testing.namespaces import LabError as LabError, NamespaceLab as NamespaceLab, available as available
-    from dmsg.testing.network import Host as Host, Network as Network, Path as Path
+    from dmsg.testing.network import Host as Host, Network as Network
     from dmsg.testing.promise import Broken as Broken, Pattern as Pattern, Talkers as Talkers
+    from dmsg.testing.tcp import Path as Path
     from dmsg.testing.walk import Walk as Walk

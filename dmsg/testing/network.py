@@ -11,10 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from twisted.internet.address import IPv4Address
-from twisted.internet.error import AlreadyCalled, AlreadyCancelled, CannotListenError
+from twisted.internet.defer import Deferred
+from twisted.internet.error import (
+    AlreadyCalled,
+    AlreadyCancelled,
+    CannotListenError,
+    ConnectionRefusedError,
+    TimeoutError,
+    UserError,
+)
 from twisted.internet.interfaces import (
     IAddress,
     IConnector,
@@ -29,41 +37,16 @@ from twisted.internet.interfaces import (
 )
 from twisted.internet.protocol import ClientFactory, ServerFactory
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.net.reactor import Reactor
-from dmsg.testing.tcp import RETRANSMIT, Connector, End, Port
+from dmsg.testing.tcp import End, Path
 
 if TYPE_CHECKING:
     from twisted.internet.protocol import P
 
 _Result = TypeVar("_Result")
-
-
-class Path:
-    """One direction between two hosts.
-
-    :ivar delay: seconds.  :ivar rate: bytes a second, 0 for as fast as you like.
-    :ivar loss: share of segments that TCP has to send again.
-    :ivar reorder: share of segments that are overtaken, and so late by as much again.
-    :ivar cut_since: when it was cut, or None.
-    """
-
-    def __init__(self) -> None:
-        self.delay = 0.0
-        self.rate = 0.0
-        self.loss = 0.0
-        self.reorder = 0.0
-        self.cut_since: float | None = None
-        self._free_at = 0.0
-
-    def arrival(self, now: float, size: int, random: Random) -> float:
-        """When a segment that is sent now is there."""
-        start = max(now, self._free_at)
-        self._free_at = start + (size / self.rate if self.rate else 0.0)
-        late = RETRANSMIT if self.loss and random.random() < self.loss else 0.0
-        late += self.delay if self.reorder and random.random() < self.reorder else 0.0
-        return self._free_at + self.delay + late
 
 
 class Network:
@@ -86,7 +69,7 @@ class Network:
 
     def path(self, source: Host, target: Host) -> Path:
         """The way from one to the other."""
-        return self._paths.setdefault((source.name, target.name), Path())
+        return self._paths.setdefault((source.name, target.name), Path(self.clock, self.random))
 
     def both_ways(self, one: Host, two: Host) -> tuple[Path, Path]:
         """The way there and the way back."""
@@ -115,6 +98,137 @@ class Network:
                 raise AssertionError(f"did not happen within {patience:g} s of the lab's time")
             self.run(0.05)
         return result
+
+
+@implementer(IListeningPort)
+class Port:
+    def __init__(self, host: Host, number: int, factory: ServerFactory) -> None:
+        self.host = host
+        self._number = number
+        self.factory = factory
+
+    def startListening(self) -> None:
+        self.host.ports[self._number] = self
+        self.factory.doStart()
+
+    def stopListening(self) -> Deferred[None] | None:
+        if self.host.ports.get(self._number) is self:
+            del self.host.ports[self._number]
+            self.factory.doStop()
+        return None
+
+    def getHost(self) -> IPv4Address:
+        return IPv4Address("TCP", self.host.address, self._number)
+
+
+@implementer(IConnector)
+class Connector:
+    def __init__(self, host: Host, address: str, port: int, factory: ClientFactory[Any], timeout: float) -> None:
+        self.host = host
+        self._target = (address, port)
+        self._factory = factory
+        self._timeout = timeout
+        self._given_up: IDelayedCall | None = None
+        self._started = False
+        self.transport: End | None = None
+        self.state = "disconnected"
+
+    def getDestination(self) -> IPv4Address:
+        return IPv4Address("TCP", *self._target)
+
+    def connect(self) -> None:
+        if not self._started:
+            self._factory.doStart()
+            self._started = True
+        self.state = "connecting"
+        self._factory.startedConnecting(self)
+        self._given_up = self.host.callLater(self._timeout, self._fail, TimeoutError())
+        self._try()
+
+    def _try(self) -> None:
+        if self.state != "connecting":
+            return
+        network = self.host.network
+        target = network.by_address(self._target[0])
+        if target is None:
+            self.host.callLater(0, self._fail, ConnectionRefusedError())
+            return
+        there, back = network.both_ways(self.host, target)
+        if there.cut_since is not None or back.cut_since is not None:
+            self.host.callLater(1.0, self._try)  # the SYN is sent again
+            return
+        there_at = there.arrival(60) - network.clock.seconds()
+        network.clock.callLater(there_at, target.do, lambda: self._arrived(target, there, back))
+        if not target.alive:
+            self.host.callLater(there_at + back.delay, self._fail, ConnectionRefusedError())
+
+    def _arrived(self, target: Host, outward: Path, back: Path) -> None:
+        if self.state != "connecting":
+            return
+        port = target.ports.get(self._target[1])
+        source = IPv4Address("TCP", self.host.address, self.host.free_port())
+        protocol = port.factory.buildProtocol(source) if port is not None else None
+        if protocol is None:
+            self.host.network.clock.callLater(back.delay, self.host.do, lambda: self._fail(ConnectionRefusedError()))
+            return
+        here = End(self.host, target, outward, source, self.getDestination(), self.lost)
+        there = End(target, self.host, back, self.getDestination(), source)
+        here.other, there.other = there, here
+        self.host.ends[here] = None
+        target.ends[there] = None
+        there.protocol = protocol
+        protocol.makeConnection(there)
+        self.host.network.clock.callLater(back.delay, self.host.do, lambda: self._up(here))
+
+    def _up(self, end: End) -> None:
+        if self.state != "connecting":
+            end.abortConnection()
+            return
+        self._cancel_timer()
+        if end.gone is not None:
+            self._fail(ConnectionRefusedError())
+            return
+        protocol = self._factory.buildProtocol(self.getDestination())
+        if protocol is None:
+            end.abortConnection()
+            return
+        self.state = "connected"
+        self.transport = end
+        end.protocol = protocol
+        protocol.makeConnection(end)
+        end.deliver()
+
+    def _cancel_timer(self) -> None:
+        if self._given_up is not None and self._given_up.active():
+            self._given_up.cancel()
+
+    def _fail(self, error: Exception) -> None:
+        if self.state != "connecting":
+            return
+        self.state = "disconnected"
+        self._cancel_timer()
+        self._factory.clientConnectionFailed(self, Failure(error))
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.state == "disconnected" and self._started:
+            self._started = False
+            self._factory.doStop()
+
+    def stopConnecting(self) -> None:
+        self._fail(UserError())
+
+    def disconnect(self) -> None:
+        if self.state == "connecting":
+            self.stopConnecting()
+        elif self.transport is not None:
+            self.transport.loseConnection()
+
+    def lost(self, reason: Failure) -> None:
+        """The connection is over."""
+        self.state = "disconnected"
+        self._factory.clientConnectionLost(self, reason)
+        self._stop()
 
 
 @implementer(IHostResolution)

@@ -1,36 +1,29 @@
-"""TCP between hosts of :mod:`dmsg.testing.network`: listening ports, connectors and the ends of connections."""
+"""TCP between hosts of :mod:`dmsg.testing.network`: the ends of connections and the paths between them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Protocol, cast
 
 from twisted.internet.address import IPv4Address
-from twisted.internet.defer import Deferred
 from twisted.internet.error import (
     ConnectionAborted,
     ConnectionDone,
     ConnectionLost,
-    ConnectionRefusedError,
     TimeoutError,
-    UserError,
 )
 from twisted.internet.interfaces import (
-    IConnector,
     IDelayedCall,
-    IListeningPort,
     IProducer,
     IProtocol,
     IPushProducer,
     ITCPTransport,
 )
-from twisted.internet.protocol import ClientFactory, ServerFactory
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
-
-if TYPE_CHECKING:
-    from dmsg.testing.network import Host, Path
 
 SEGMENT = 64 * 1024
 """Bytes that travel together."""
@@ -42,135 +35,44 @@ USER_TIMEOUT = 30.0
 """Seconds of partition that a connection lives through."""
 
 
-@implementer(IListeningPort)
-class Port:
-    def __init__(self, host: Host, number: int, factory: ServerFactory) -> None:
-        self.host = host
-        self._number = number
-        self.factory = factory
+class Path:
+    """One direction between two hosts.
 
-    def startListening(self) -> None:
-        self.host.ports[self._number] = self
-        self.factory.doStart()
+    :ivar delay: seconds.  :ivar rate: bytes a second, 0 for as fast as you like.
+    :ivar loss: share of segments that TCP has to send again.
+    :ivar reorder: share of segments that are overtaken, and so late by as much again.
+    :ivar cut_since: when it was cut, or None.
+    """
 
-    def stopListening(self) -> Deferred[None] | None:
-        if self.host.ports.get(self._number) is self:
-            del self.host.ports[self._number]
-            self.factory.doStop()
-        return None
+    def __init__(self, clock: Clock, random: Random) -> None:
+        self.clock = clock
+        self._random = random
+        self.delay = 0.0
+        self.rate = 0.0
+        self.loss = 0.0
+        self.reorder = 0.0
+        self.cut_since: float | None = None
+        self._free_at = 0.0
 
-    def getHost(self) -> IPv4Address:
-        return IPv4Address("TCP", self.host.address, self._number)
+    def arrival(self, size: int) -> float:
+        """When a segment that is sent now is there."""
+        start = max(self.clock.seconds(), self._free_at)
+        self._free_at = start + (size / self.rate if self.rate else 0.0)
+        late = RETRANSMIT if self.loss and self._random.random() < self.loss else 0.0
+        late += self.delay if self.reorder and self._random.random() < self.reorder else 0.0
+        return self._free_at + self.delay + late
 
 
-@implementer(IConnector)
-class Connector:
-    def __init__(self, host: Host, address: str, port: int, factory: ClientFactory[Any], timeout: float) -> None:
-        self.host = host
-        self._target = (address, port)
-        self._factory = factory
-        self._timeout = timeout
-        self._given_up: IDelayedCall | None = None
-        self._started = False
-        self.transport: End | None = None
-        self.state = "disconnected"
+class Machine(Protocol):
+    """Interface of a host to the ends of its connections."""
 
-    def getDestination(self) -> IPv4Address:
-        return IPv4Address("TCP", *self._target)
+    ends: dict[End, None]
 
-    def connect(self) -> None:
-        if not self._started:
-            self._factory.doStart()
-            self._started = True
-        self.state = "connecting"
-        self._factory.startedConnecting(self)
-        self._given_up = self.host.callLater(self._timeout, self._fail, TimeoutError())
-        self._try()
+    def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> IDelayedCall:
+        """Call something later, if this host lives then."""
 
-    def _try(self) -> None:
-        if self.state != "connecting":
-            return
-        network = self.host.network
-        target = network.by_address(self._target[0])
-        if target is None:
-            self.host.callLater(0, self._fail, ConnectionRefusedError())
-            return
-        there, back = network.both_ways(self.host, target)
-        if there.cut_since is not None or back.cut_since is not None:
-            self.host.callLater(1.0, self._try)  # the SYN is sent again
-            return
-        there_at = there.arrival(network.clock.seconds(), 60, network.random) - network.clock.seconds()
-        network.clock.callLater(there_at, target.do, lambda: self._arrived(target, back.delay))
-        if not target.alive:
-            self.host.callLater(there_at + back.delay, self._fail, ConnectionRefusedError())
-
-    def _arrived(self, target: Host, delay: float) -> None:
-        if self.state != "connecting":
-            return
-        port = target.ports.get(self._target[1])
-        source = IPv4Address("TCP", self.host.address, self.host.free_port())
-        protocol = port.factory.buildProtocol(source) if port is not None else None
-        if protocol is None:
-            self.host.network.clock.callLater(delay, self.host.do, lambda: self._fail(ConnectionRefusedError()))
-            return
-        here = End(self.host, target, source, self.getDestination(), self)
-        there = End(target, self.host, self.getDestination(), source, None)
-        here.other, there.other = there, here
-        self.host.ends[here] = None
-        target.ends[there] = None
-        there.protocol = protocol
-        protocol.makeConnection(there)
-        self.host.network.clock.callLater(delay, self.host.do, lambda: self._up(here))
-
-    def _up(self, end: End) -> None:
-        if self.state != "connecting":
-            end.abortConnection()
-            return
-        self._cancel_timer()
-        if end.gone is not None:
-            self._fail(ConnectionRefusedError())
-            return
-        protocol = self._factory.buildProtocol(self.getDestination())
-        if protocol is None:
-            end.abortConnection()
-            return
-        self.state = "connected"
-        self.transport = end
-        end.protocol = protocol
-        protocol.makeConnection(end)
-        end.deliver()
-
-    def _cancel_timer(self) -> None:
-        if self._given_up is not None and self._given_up.active():
-            self._given_up.cancel()
-
-    def _fail(self, error: Exception) -> None:
-        if self.state != "connecting":
-            return
-        self.state = "disconnected"
-        self._cancel_timer()
-        self._factory.clientConnectionFailed(self, Failure(error))
-        self._stop()
-
-    def _stop(self) -> None:
-        if self.state == "disconnected" and self._started:
-            self._started = False
-            self._factory.doStop()
-
-    def stopConnecting(self) -> None:
-        self._fail(UserError())
-
-    def disconnect(self) -> None:
-        if self.state == "connecting":
-            self.stopConnecting()
-        elif self.transport is not None:
-            self.transport.loseConnection()
-
-    def lost(self, reason: Failure) -> None:
-        """The connection is over."""
-        self.state = "disconnected"
-        self._factory.clientConnectionLost(self, reason)
-        self._stop()
+    def do(self, action: Callable[[], object]) -> None:
+        """Run something as this host: later when it is paused."""
 
 
 @implementer(ITCPTransport)
@@ -182,12 +84,19 @@ class End:
     connected = True
 
     def __init__(
-        self, host: Host, peer: Host, here: IPv4Address, there: IPv4Address, connector: Connector | None
+        self,
+        host: Machine,
+        peer: Machine,
+        path: Path,
+        here: IPv4Address,
+        there: IPv4Address,
+        lost: Callable[[Failure], None] | None = None,
     ) -> None:
         self.host = host
         self._peer = peer
+        self._path = path
         self._addresses = (here, there)
-        self._connector = connector
+        self._lost = lost
         self.protocol: IProtocol | None = None
         self.other: End
         self.dead = False
@@ -219,9 +128,6 @@ class End:
         self.write(b"".join(data))
 
     def _transmit(self) -> None:
-        network = self.host.network
-        path = network.path(self.host, self._peer)
-        now = network.clock.seconds()
         while self._unsent and self.travelling < BUFFER:
             data = self._unsent.popleft()
             segment, rest = data[:SEGMENT], data[SEGMENT:]
@@ -229,28 +135,26 @@ class End:
                 self._unsent.appendleft(rest)
             self._unsent_size -= len(segment)
             self.travelling += len(segment)
-            self._send(segment, path, now)
+            self._send(segment)
         if self.disconnecting and not self._unsent and self.gone is None:
-            self._send(None, path, now)
+            self._send(None)
             self._end(ConnectionDone())
 
-    def _send(self, segment: bytes | None, path: Path, now: float) -> None:
-        network = self.host.network
-        at = max(path.arrival(now, len(segment or b""), network.random), self._last_arrival)
-        self._last_arrival = at
-        network.clock.callLater(at - now, self._arrive, segment)
+    def _send(self, segment: bytes | None) -> None:
+        clock = self._path.clock
+        self._last_arrival = max(self._path.arrival(len(segment or b"")), self._last_arrival)
+        clock.callLater(self._last_arrival - clock.seconds(), self._arrive, segment)
 
     def _arrive(self, segment: bytes | None) -> None:
         """A segment is at the other end, unless the way was cut meanwhile."""
-        network = self.host.network
-        path = network.path(self.host, self._peer)
-        if path.cut_since is not None:
-            if network.clock.seconds() - path.cut_since > USER_TIMEOUT:
+        clock, cut_since = self._path.clock, self._path.cut_since
+        if cut_since is not None:
+            if clock.seconds() - cut_since > USER_TIMEOUT:
                 for end in (self, self.other):
                     end.reset_by_peer(TimeoutError())
                 return
-            self._last_arrival = network.clock.seconds() + RETRANSMIT
-            network.clock.callLater(RETRANSMIT, self._arrive, segment)
+            self._last_arrival = clock.seconds() + RETRANSMIT
+            clock.callLater(RETRANSMIT, self._arrive, segment)
             return
         if self.other.gone is None and not self.other.dead:
             self.other.received.append(segment)
@@ -312,8 +216,7 @@ class End:
     def abortConnection(self) -> None:
         if self.gone is None:
             self._end(ConnectionAborted())
-            network = self.host.network
-            network.clock.callLater(network.path(self.host, self._peer).delay, self.other.reset_by_peer)
+            self._path.clock.callLater(self._path.delay, self.other.reset_by_peer)
 
     def reset_by_peer(self, error: Exception | None = None) -> None:
         """A reset arrives."""
@@ -338,8 +241,8 @@ class End:
         if producer is not None:
             producer.stopProducing()
         self.protocol.connectionLost(self.gone)
-        if self._connector is not None:
-            self._connector.lost(self.gone)
+        if self._lost is not None:
+            self._lost(self.gone)
 
     # --- ITCPTransport ---
 

@@ -8,8 +8,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.cli.files.http import _http_url
-from dmsg.cli.files.web import _name_of
+from dmsg.cli.files.urls import http_url, name_of
 from dmsg.keys import SecKey
 
 KEY = SecKey.from_seed(b"bob").public
@@ -31,13 +30,13 @@ class URLTests(SynchronousTestCase):
     def test_each_is_escaped_once(self) -> None:
         for typed, escaped in ESCAPED.items():
             self.assertEqual(
-                _http_url(f"dmsg://{KEY}/{typed}"), b"http://%s:80/%s" % (KEY.text.encode(), escaped), typed
+                http_url(f"dmsg://{KEY}/{typed}"), b"http://%s:80/%s" % (KEY.text.encode(), escaped), typed
             )
 
     @given(st.text(st.characters(exclude_characters="/?#%\\", exclude_categories=["Cc", "Cs"]), min_size=1))
     def test_any_name_arrives_as_its_bytes(self, name: str) -> None:
         """No form of an umlaut becomes another one."""
-        path = urlsplit(_http_url(f"dmsg://{KEY}/x{name}x")).path
+        path = urlsplit(http_url(f"dmsg://{KEY}/x{name}x")).path
         self.assertTrue(path.isascii())
         self.assertEqual(unquote_to_bytes(path), f"/x{name}x".encode())
 
@@ -49,4 +48,4 @@ class URLTests(SynchronousTestCase):
             (f"dmsg://{KEY}/u\u0308?x", "u\u0308"),
             (f"dmsg://{KEY}/", ""),
         ):
-            self.assertEqual(_name_of(url), name)
+            self.assertEqual(name_of(url), name)

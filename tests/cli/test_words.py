@@ -16,11 +16,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.agent.wire import error_line, raise_error
 from dmsg.cli import output
 from dmsg.cli.agent import showing
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.files.copies import jobs_of
-from dmsg.cli.files.http import _http_url
+from dmsg.cli.files.urls import http_url
 from dmsg.cli.habits import BELOW, COMMANDS as HABITS
 from dmsg.cli.main import COMMANDS, GROUPS, main
-from dmsg.cli.params import ClientSettings, client_options_of
+from dmsg.cli.params import client_options_of
 from dmsg.cli.screen import print_table
 from dmsg.clients.names import Names
 from dmsg.errors import ConnectFailed, ConnectTimeout, EntryNotFound, WrongUse
@@ -172,7 +173,7 @@ class MistakeTests(WordsCase):
         self.assertEqual(ended.exception.code, 2)
         for url in ("http://x", "dmsg://", f"dmsg://{KEY}:99999/"):
             with self.assertRaises(WrongUse):
-                _http_url(url)
+                http_url(url)
         with self.assertRaises(WrongUse):
             jobs_of(("a",), "b", recursive=False)
 

@@ -14,7 +14,7 @@ from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClose
 from dmsg.keys import SecKey
 from dmsg.net.streams import stream as stream_module
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
-from dmsg.net.streams.carrier import StreamCarrier
+from dmsg.net.streams.interfaces import StreamCarrier
 from dmsg.net.streams.outbox import JOIN_SIZE, LARGEST_PIECE, SMALL_WRITE
 from dmsg.net.streams.producing import SEND_HIGH_WATER
 from dmsg.net.streams.stream import LINGER, UNREAD, UNREAD_PIECE, UNREAD_PIECES, StreamTransport

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from dmsg.agent.place import Found, agent_path, ask, find_agent, lines
-from dmsg.cli.agent.choosing import key_in
 from dmsg.cli.agent.log import LOOK_INTERVAL, Log, log_path
 from dmsg.cli.agent.starting import default_key_file, start
+from dmsg.cli.agent_choice import key_in
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import EXIT_NOBODY, fail, say, state, tell
-from dmsg.cli.params import ClientSettings, client_options_of
+from dmsg.cli.params import client_options_of
 from dmsg.errors import DmsgError, NobodyThere
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dmsg.errors import DmsgError, KeyFileError
 from dmsg.keys import default_key
 
 if TYPE_CHECKING:
-    from dmsg.cli.params import ClientSettings
+    from dmsg.cli.client_settings import ClientSettings
 
 START_TIME = 20.0
 """Seconds until the agent answers."""

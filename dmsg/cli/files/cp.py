@@ -17,10 +17,11 @@ from dmsg.cli.access import (
     check_takes,
     hidden_option,
 )
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.completing import complete_copied
 from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.output import tell
-from dmsg.cli.params import ClientSettings, Seconds, client_options
+from dmsg.cli.params import Seconds, client_options
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor

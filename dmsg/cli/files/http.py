@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
-from urllib.parse import quote, urlsplit
 
 import click
 from twisted.internet.defer import CancelledError, Deferred
@@ -27,13 +26,11 @@ from dmsg.apps.exposure import check_source
 from dmsg.base.printable import printable, without_userinfo
 from dmsg.base.seldom import Seldom
 from dmsg.base.units import human_size
-from dmsg.cli.files.web import HTTP_PORT, SCHEME
+from dmsg.cli.client_settings import ClientSettings
+from dmsg.cli.files.urls import http_url
 from dmsg.cli.output import notice, say, state, writing
-from dmsg.cli.params import ClientSettings
 from dmsg.clients.http import DmsgEndpointFactory
-from dmsg.clients.names import Names
-from dmsg.errors import DmsgError, WrongUse
-from dmsg.net.addresses import parse_port
+from dmsg.errors import DmsgError
 from dmsg.net.web.channel import BoundedChannel, BoundedSite
 
 if TYPE_CHECKING:
@@ -102,31 +99,6 @@ class _Body(Protocol):
             self.done.callback(None if reason.check(ResponseDone) else reason)
 
 
-def _http_url(url: str) -> bytes:
-    """``dmsg://KEY:PORT/PATH`` as the HTTP client wants it.
-
-    :raises DmsgError: it is none.
-    """
-    try:
-        parts = urlsplit(url if "://" in url else f"{SCHEME}://{url}")
-        if parts.scheme != SCHEME or not parts.hostname:
-            raise ValueError
-        key = Names().find_host(parts.hostname)
-        port = parse_port(parts.netloc.rpartition(":")[2]) if ":" in parts.netloc else HTTP_PORT
-    except DmsgError:
-        raise
-    except ValueError:
-        raise WrongUse(f"{without_userinfo(url)[:200]!r} is not a URL, as dmsg://KEY:PORT/PATH is") from None
-    path = _escaped(parts.path or "/") + (f"?{_escaped(parts.query)}" if parts.query else "")
-    return f"http://{key.text}:{port}{path}".encode()
-
-
-def _escaped(text: str) -> str:
-    """With blanks, umlauts and all else that a URL cannot have as ``%XX``; what is written so already stays."""
-    text = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", text)
-    return quote(os.fsencode(text), safe="/?%:@!$&'()*+,;=")
-
-
 @dataclass(frozen=True)
 class Wanted:
     """What curl is asked for.
@@ -164,7 +136,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, time
     from dmsg.cli.running import with_client
     from dmsg.net.web.fetch import make_pool
 
-    target, producer = _http_url(wanted.url), wanted.producer()
+    target, producer = http_url(wanted.url), wanted.producer()
     before = reactor.seconds()
 
     async def use(client: Client) -> None:

@@ -21,9 +21,10 @@ from dmsg.cli.access import (
     hidden_option,
 )
 from dmsg.cli.asking import ask_code, can_ask, check_can_ask
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.completing import complete_code, complete_path_or_name
 from dmsg.cli.options import DIRECTORY, command
-from dmsg.cli.params import ClientSettings, client_options, qr_option, timeout_option, words_option
+from dmsg.cli.params import client_options, qr_option, timeout_option, words_option
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from dmsg.cli.access import Access, Allowed, allow_option, anything_option, check_offered
+from dmsg.cli.client_settings import ClientSettings
+from dmsg.cli.files.urls import HTTP_PORT, SCHEME, name_of
 from dmsg.cli.options import command
 from dmsg.cli.output import notice, state, tell
-from dmsg.cli.params import ClientSettings, client_options, client_options_of, timeout_option
+from dmsg.cli.params import client_options, client_options_of, timeout_option
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
-
-
-HTTP_PORT = 80
-SCHEME = "dmsg"
 
 
 @command()
@@ -87,14 +84,6 @@ def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | 
         ctx.params["discovery"] = (value,)
         return None
     return value
-
-
-def _name_of(url: str) -> str:
-    """What a URL ends with: bytes that are no UTF-8 stay what they are."""
-    from urllib.parse import unquote_to_bytes, urlsplit
-
-    path = urlsplit(url if "://" in url else f"{SCHEME}://{url}").path
-    return PurePosixPath(os.fsdecode(unquote_to_bytes(os.fsencode(path)))).name
 
 
 @command()
@@ -175,7 +164,7 @@ def curl(  # noqa: C901
     if url is None:
         raise click.UsageError("Missing argument 'URL'.")
     if remote_name:
-        name = _name_of(url)
+        name = name_of(url)
         if output is not None or name in ("", ".", "..") or "\0" in name:
             raise click.UsageError("-O needs a URL that ends with a name, and no -o")
         if has_dot(name):

@@ -8,10 +8,11 @@ import click
 
 from dmsg.apps.codes.words import Code
 from dmsg.cli.asking import check_can_ask
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.completing import complete_code
 from dmsg.cli.options import command
 from dmsg.cli.output import say, tell
-from dmsg.cli.params import ClientSettings, client_options, qr_option, timeout_option, words_option
+from dmsg.cli.params import client_options, qr_option, timeout_option, words_option
 from dmsg.clients.names import Names, check_name
 from dmsg.errors import DmsgError
 from dmsg.keys import load_or_create_key
@@ -26,8 +27,8 @@ def _with_key(settings: ClientSettings) -> ClientSettings:
 
     :raises click.UsageError: the agent has another key, and only it knows in which file.
     """
-    from dmsg.cli.agent.choosing import key_in
     from dmsg.cli.agent.starting import default_key_file
+    from dmsg.cli.agent_choice import key_in
 
     if settings.key_file is not None:
         return settings

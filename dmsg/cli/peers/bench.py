@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dmsg.cli.access import Access, Allowed, allow_option
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
-from dmsg.cli.params import PUBLIC_KEY, ClientSettings, Seconds, client_options, timeout_option
+from dmsg.cli.params import PUBLIC_KEY, Seconds, client_options, timeout_option
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:

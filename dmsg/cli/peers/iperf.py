@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from dmsg.cli.access import Access, Allowed, allow_option
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
-from dmsg.cli.params import AddressType, ClientSettings, Seconds, client_options, timeout_option
+from dmsg.cli.params import AddressType, Seconds, client_options, timeout_option
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
@@ -77,7 +78,7 @@ def iperf(
         async def be_measured(client: Client) -> None:
             access = Access(allow)
             listening = await listening_at(
-                client, Measuring(reactor, access), port, access=access, offers="measurements"
+                client, Measuring(reactor, access, MAX_SECONDS), port, access=access, offers="measurements"
             )
             at = cast("DmsgAddress", listening.getHost())
             tell(f"measured at {at.text}", serving=str(at), **access.fields)

@@ -17,7 +17,6 @@ from zope.interface import implementer
 from dmsg.apps.transfer import lost_text
 from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.output import tell
-from dmsg.cli.peers.iperf import MAX_SECONDS
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.streams.transports import ApplicationTransport, stream_of, transport_of
@@ -79,9 +78,9 @@ class _Source:
 class _Measured(Protocol):
     """Counts what comes; the first line of the client says what it wants."""
 
-    def __init__(self, reactor: Reactor, counted: Callable[[int], None] | None = None) -> None:
-
+    def __init__(self, reactor: Reactor, counted: Callable[[int], None] | None = None, *, longest: float = 0.0) -> None:
         self._reactor = reactor
+        self._longest = longest
         self._counted = counted
         self._header: bytes | None = b"" if counted is None else None
         self._source: _Source | None = None
@@ -99,7 +98,7 @@ class _Measured(Protocol):
             self._header = None
             try:
                 wanted = json.loads(line)
-                seconds = min(float(wanted["seconds"]), MAX_SECONDS) if wanted.get("reverse") else 0.0
+                seconds = min(float(wanted["seconds"]), self._longest) if wanted.get("reverse") else 0.0
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 self.transport.abortConnection()  # type: ignore[union-attr]
                 return
@@ -123,12 +122,14 @@ class Measuring(Factory):
 
     noisy = False
 
-    def __init__(self, reactor: Reactor, allowed: Callable[[IAddress], bool]) -> None:
+    def __init__(self, reactor: Reactor, allowed: Callable[[IAddress], bool], longest: float) -> None:
+        """:param longest: seconds that one measurement may take."""
         self._reactor = reactor
+        self._longest = longest
         self.admits = self._allowed = allowed
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
-        return _Measured(self._reactor) if addr is not None and self._allowed(addr) else None
+        return _Measured(self._reactor, longest=self._longest) if addr is not None and self._allowed(addr) else None
 
 
 async def measure(

@@ -11,13 +11,13 @@ import click
 
 from dmsg.base.units import milliseconds
 from dmsg.cli.access import Access, Allowed, allow_option
+from dmsg.cli.client_settings import client_key
 from dmsg.cli.loading import load
 from dmsg.cli.options import group
 from dmsg.cli.output import notice, tell
 from dmsg.cli.params import (
     PUBLIC_KEY,
     Seconds,
-    client_key,
     create_option,
     discovery_option,
     key_option,

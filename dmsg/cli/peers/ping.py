@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from dmsg.base.units import milliseconds
-from dmsg.cli.agent.choosing import through
+from dmsg.cli.agent_choice import through
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import notice, tell
-from dmsg.cli.params import WHO, ClientSettings, Seconds, client_options_of, timeout_option
+from dmsg.cli.params import WHO, Seconds, client_options_of, timeout_option
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from dmsg.cli.access import Access, Allowed, allow_option
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
-from dmsg.cli.params import ANY_PORT, ClientSettings, Seconds, client_options, timeout_option
+from dmsg.cli.params import ANY_PORT, Seconds, client_options, timeout_option
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor

@@ -8,9 +8,10 @@ import click
 
 from dmsg.base.printable import shortened
 from dmsg.base.units import milliseconds
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import describe, notice, say, state, tell
-from dmsg.cli.params import WHO, ClientSettings, client_options_of, timeout_option
+from dmsg.cli.params import WHO, client_options_of, timeout_option
 from dmsg.cli.peers.ping import port_option, who_and_port
 from dmsg.clients.names import Names
 from dmsg.errors import NOBODY_LISTENS, ConnectFailed

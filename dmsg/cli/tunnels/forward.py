@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from dmsg.cli.access import Access, Allowed, allow_option, machines
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import describe, say, tell
-from dmsg.cli.params import ADDRESS, ClientSettings, client_options, timeout_option
+from dmsg.cli.params import ADDRESS, client_options, timeout_option
 
 if TYPE_CHECKING:
     from twisted.python.failure import Failure

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dmsg.cli.access import machines
+from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
-from dmsg.cli.params import ClientSettings, client_options, timeout_option
+from dmsg.cli.params import client_options, timeout_option
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor

@@ -19,7 +19,7 @@ from dmsg.net.links.link import Link, MakeUser, OnFailure
 
 MakeLink = Callable[[MakeUser, OnFailure], Link]
 """Maker of the link of one connection."""
-_U = TypeVar("_U", bound=LinkUser)
+_U = TypeVar("_U", bound=LinkUser[Link])
 
 
 def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> IStreamClientEndpoint:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 from twisted.python.failure import Failure
 
 from dmsg.keys import PubKey
 
-if TYPE_CHECKING:
-    from dmsg.net.links.link import Link
+LinkT_contra = TypeVar("LinkT_contra", contravariant=True)
 
 
 class LinkHandshake(Protocol):
@@ -36,10 +35,10 @@ class LinkHandshake(Protocol):
         """What came after the last message."""
 
 
-class LinkUser(Protocol):
+class LinkUser(Protocol[LinkT_contra]):
     """What lies above a link."""
 
-    def link_up(self, link: Link) -> None:
+    def link_up(self, link: LinkT_contra) -> None:
         """The handshake is done; ``link.remote`` is the peer's key."""
 
     def frames_received(self, buffer: bytearray, end: int) -> int:

@@ -42,7 +42,7 @@ MAX_TAIL = 65540
 
 _log = Logger()
 
-MakeUser = Callable[[PubKey], LinkUser]
+MakeUser = Callable[[PubKey], "LinkUser[Link]"]
 """Maker of what lies above a link, called with the peer's key when the handshake is done."""
 OnFailure = Callable[["Link", Failure], None]
 """Callback for a link whose handshake failed, called once with the cause."""
@@ -104,7 +104,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         self._failed = failed
         self._timeout = timeout
         self._timer: IDelayedCall | None = None
-        self._user: LinkUser | None = None
+        self._user: LinkUser[Link] | None = None
         self._up = False
         self._tail = b""
         self._pending: list[bytes] = []
@@ -381,7 +381,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         return waiting + self._unwritten()
 
     @property
-    def user(self) -> LinkUser | None:
+    def user(self) -> LinkUser[Link] | None:
         """What lies above; None before the handshake is done and after the end."""
         return self._user
 

@@ -33,9 +33,9 @@ from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClose
 from dmsg.keys import PubKey
 from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.address import StreamLost, StreamTimeout
-from dmsg.net.streams.carrier import StreamCarrier
 from dmsg.net.streams.deadlines import Deadlined
 from dmsg.net.streams.half_close import HalfClosing
+from dmsg.net.streams.interfaces import StreamCarrier
 from dmsg.net.streams.outbox import Outbox, Ticket
 from dmsg.net.streams.producing import Producing
 

@@ -16,7 +16,7 @@ from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 if TYPE_CHECKING:
     from dmsg.agent.wire import Answer
-    from dmsg.cli.params import ClientSettings
+    from dmsg.cli.client_settings import ClientSettings
 
 
 def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSettings:

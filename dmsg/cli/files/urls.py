@@ -1,0 +1,47 @@
+"""URLs of files that peers serve: ``dmsg://KEY:PORT/PATH``."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import PurePosixPath
+from urllib.parse import quote, unquote_to_bytes, urlsplit
+
+from dmsg.base.printable import without_userinfo
+from dmsg.clients.names import Names
+from dmsg.errors import DmsgError, WrongUse
+from dmsg.net.addresses import parse_port
+
+HTTP_PORT = 80
+SCHEME = "dmsg"
+
+
+def http_url(url: str) -> bytes:
+    """``dmsg://KEY:PORT/PATH`` as the HTTP client wants it.
+
+    :raises DmsgError: it is none.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"{SCHEME}://{url}")
+        if parts.scheme != SCHEME or not parts.hostname:
+            raise ValueError
+        key = Names().find_host(parts.hostname)
+        port = parse_port(parts.netloc.rpartition(":")[2]) if ":" in parts.netloc else HTTP_PORT
+    except DmsgError:
+        raise
+    except ValueError:
+        raise WrongUse(f"{without_userinfo(url)[:200]!r} is not a URL, as dmsg://KEY:PORT/PATH is") from None
+    path = _escaped(parts.path or "/") + (f"?{_escaped(parts.query)}" if parts.query else "")
+    return f"http://{key.text}:{port}{path}".encode()
+
+
+def _escaped(text: str) -> str:
+    """With blanks, umlauts and all else that a URL cannot have as ``%XX``; what is written so already stays."""
+    text = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", text)
+    return quote(os.fsencode(text), safe="/?%:@!$&'()*+,;=")
+
+
+def name_of(url: str) -> str:
+    """What a URL ends with: bytes that are no UTF-8 stay what they are."""
+    path = urlsplit(url if "://" in url else f"{SCHEME}://{url}").path
+    return PurePosixPath(os.fsdecode(unquote_to_bytes(os.fsencode(path)))).name
