@@ -70,10 +70,6 @@ def run(main: Main, *, logs: bool = False) -> NoReturn:
     raise SystemExit(0)
 
 
-SignalHandler = Callable[[int, FrameType | None], object]
-"""Handler of a signal, as the ``signal`` module calls it."""
-
-
 class _Run:
     """One command in its reactor.
 
@@ -84,16 +80,20 @@ class _Run:
         self._reactor = reactor
         self._stopped_with = output.EXIT_INTERRUPTED
         self._over: Deferred[None] = Deferred()
+        self._started: Deferred[None] = Deferred()
         self._running = Deferred.fromCoroutine(self._guarded(main))
         output.state.ended = self._give_up
         if output.state.status is not None:
             self._give_up()
         reactor.callWhenRunning(self._tell_signals_apart)
+        # The command begins when the reactor handles signals: before that, Ctrl-C would be an error of the command.
+        reactor.callWhenRunning(self._started.callback, None)
         reactor.addSystemEventTrigger("before", "shutdown", self._interrupted)
         self.ended = self._running.addBoth(self._end)
 
     async def _guarded(self, main: Main) -> None:
         try:
+            await self._started
             await main(self._reactor)
         except CancelledError:
             raise SystemExit(self._stopped_with if output.state.status is None else output.state.status) from None
@@ -118,31 +118,34 @@ class _Run:
         self._running.cancel()
         return self._over
 
+    def _shut_down(self) -> None:
+        # The reactor has been stopped already if the command ended after the signal came.
+        if not self._over.called:
+            self._reactor.stop()
+
     def _end(self, result: Failure | None) -> Any:
         self._over.callback(None)
         return result
 
     def _tell_signals_apart(self) -> None:
         """The reactor stops for either in the same way; who started the command sees by which one."""
-        stop = cast(SignalHandler, signal.getsignal(signal.SIGTERM))
-        interrupt = cast(SignalHandler, signal.getsignal(signal.SIGINT))
+        later = cast(IReactorFromThreads, self._reactor).callFromThread
         times = 0
 
         def ended(number: int, frame: FrameType | None) -> None:
             nonlocal times
             times += 1
-            if times == 2:  # a reactor that is stopped twice says so with a traceback
-                cast(IReactorFromThreads, self._reactor).callFromThread(self._running.cancel)
-            if times == MOST_SIGNALS:
+            if times == 1:
+                if number != signal.SIGINT:
+                    self._stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
+                later(self._shut_down)
+            elif times == 2:  # a reactor that is stopped twice says so with a traceback
+                later(self._running.cancel)
+            elif times == MOST_SIGNALS:
                 os._exit(self._stopped_with)
-            if times > 1:
-                return
-            if number != signal.SIGINT:
-                self._stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
-            (interrupt if number == signal.SIGINT else stop)(number, frame)
 
         signal.signal(signal.SIGTERM, ended)
-        if callable(interrupt):  # not where it is ignored
+        if callable(signal.getsignal(signal.SIGINT)):  # not where it is ignored
             signal.signal(signal.SIGINT, ended)
         # the terminal was closed: others are to hear of it as well; not under nohup
         if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:

@@ -24,6 +24,17 @@ from tests.support import asynchronous
 
 DMSG = [sys.executable, "-c", COMMAND]
 
+INTERRUPTED = """
+import os, signal, click
+from twisted.internet.defer import Deferred
+from dmsg.cli.running import run
+async def main(reactor):
+    os.kill(os.getpid(), signal.SIGINT)
+    %s
+click.command()(lambda: run(main))()
+"""
+"""Code of a command that Ctrl-C reaches as soon as it begins; its last line is to be filled in."""
+
 
 class ToolCase(CommandCase):
     """A network, and commands in its directory."""
@@ -232,6 +243,13 @@ class WaitingTests(ToolCase):
             await command.ended
             self.assertNotIn(b"Aborted", command.err)
             self.assertNotIn(b"cli/running", command.err)
+
+    @asynchronous
+    async def test_interrupted_in_the_first_and_the_last_turn(self) -> None:
+        """No traceback: the command begins after its handler is there, and may be over when the signal is handled."""
+        for last, status in (("await Deferred()", 130), ("return", 0)):
+            command = self.start(code=INTERRUPTED % last)
+            self.assertEqual((await command.ended, command.out, command.err), (status, b"", b""))
 
     @asynchronous
     async def test_a_name_in_an_error(self) -> None:
