@@ -158,6 +158,8 @@ class NamesTests(HomeCase):
         receiver.dataReceived(encode(offer="files", things=[thing], size=4, files=1))
         entries = [["new", "d", 0, 0o755, 1], ["new/.git", "d", 0, 0o755, 1], ["new/.git/hook", "f", 4, 0o755, 1]]
         receiver.dataReceived(encode(entries=entries))
+        # A receiver whose slice of the turn is over reads the rest at the end of the connection.
+        receiver.connectionLost()
         self.failureResultOf(receiver.done, TransferError)
         self.assertIn(b"begin with a dot", transport.value())
         self.assertFalse((inbox / "new").exists())

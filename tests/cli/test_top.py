@@ -151,8 +151,10 @@ class TopTests(CommandCase):
             text, status = await deferToThread(self.on_terminal, 80, told)
             self.assertEqual(status, 130)
             self.assertIn("no answer", text)
-            # and while it asks for the first time, when nothing is shown yet
-            text, status = await deferToThread(self.on_terminal, 80, ["top", "--timeout", "60", url], looks=0)
+        # and while it asks for the first time, when nothing is shown yet
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            text, status = await deferToThread(self.on_terminal, 80, ["top", "--timeout", "60", url], asked=silent)
             self.assertEqual(status, 130)
 
     @asynchronous
@@ -165,9 +167,11 @@ class TopTests(CommandCase):
         self.assertEqual(status, 0)
         self.assertIn("1 watched, nothing wrong", out)
 
-    def on_terminal(self, width: int, arguments: list[str], looks: int = 3) -> tuple[str, int]:
-        """What the command writes until it has shown so many looks and Ctrl-C was typed; 0: after two seconds."""
+    def on_terminal(self, width: int, arguments: list[str], asked: socket.socket | None = None) -> tuple[str, int]:
+        """Output and status of the command, for which Ctrl-C is typed after three looks.
 
+        :param asked: type Ctrl-C when a connection to this socket is there, instead.
+        """
         master, slave = pty.openpty()
         ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
@@ -181,8 +185,7 @@ class TopTests(CommandCase):
             start_new_session=True,
         )
         os.close(slave)
-        began = time.monotonic()
-        out, until, asked = b"", began + 60, False
+        out, until, typed = b"", time.monotonic() + 60, False
         while time.monotonic() < until:
             if select.select([master], [], [], 0.1)[0]:
                 try:
@@ -190,8 +193,9 @@ class TopTests(CommandCase):
                 except OSError:
                     break
                 out += data
-            if (out.count(b"watched") >= looks if looks else time.monotonic() > began + 2) and not asked:
-                asked = True
+            ready = out.count(b"watched") >= 3 if asked is None else select.select([asked], [], [], 0)[0]
+            if ready and not typed:
+                typed = True
                 process.send_signal(signal.SIGINT)
         os.close(master)
         return out.decode(errors="replace"), process.wait(30)
