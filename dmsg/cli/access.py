@@ -1,4 +1,4 @@
-"""Who may reach what a command offers, and how much of a directory they may see or write."""
+"""Access control of the commands: which peers may reach a service, and what they may do with a directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN_ALLOWED = 5
 
 @dataclass(frozen=True)
 class Allowed:
-    """One value of ``--allow``.
+    """Value of one ``--allow`` option.
 
     :ivar text: as it was typed.
     :ivar keys: whom it stands for; never nobody.
@@ -61,7 +61,7 @@ class AllowedType(click.ParamType[Allowed]):
 
 
 class Access:
-    """Who may reach a service; the services of commands are asked with the address of each peer.
+    """Predicate that decides whether a peer may reach a service; the service calls it with the peer's address.
 
     :ivar keys: theirs; None: anyone's.
     """

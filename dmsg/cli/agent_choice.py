@@ -42,7 +42,7 @@ def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSetti
 
 
 def through(agent: Found, request: dict[str, object], patience: float) -> Iterator[Answer]:
-    """What the agent says to a request, without a reactor; Ctrl-C ends it at once.
+    """Send a request to the agent and return its answer, without a reactor; Ctrl-C ends the call at once.
 
     :param patience: seconds without a word of it.
     :raises SystemExit: it failed; the line that says so is printed.

@@ -19,7 +19,7 @@ ANSWER_LIMIT = 1024
 
 @implementer(IReadDescriptor)
 class Line:
-    """One line of standard input.
+    """Reader of one line of standard input.
 
     :ivar answered: fires with whether it is a yes.
     """

@@ -1,4 +1,4 @@
-"""What a person is told when the way to the other side is lost for long."""
+"""Notices to the person when the connection to the peer is lost for long."""
 
 from __future__ import annotations
 

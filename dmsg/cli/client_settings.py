@@ -44,7 +44,7 @@ def this_command() -> str:
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """What the options say of the client to run."""
+    """Settings of a client, taken from the options."""
 
     discovery: tuple[str, ...]
     key_file: str | None

@@ -1,4 +1,4 @@
-"""What is completed while a command is typed: names, codes, files.
+"""Values that shell completion offers: names, codes, files.
 
 Nothing here is asked of the network, and nothing fails: who presses Tab wants no error.
 """

@@ -12,7 +12,7 @@ from dmsg.cli.output import say
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_DMSG_COMPLETE"
-"""By which a shell asks; click's own choice for a program of this name."""
+"""Environment variable by which a shell asks for completions; click chooses this name for a program called dmsg."""
 
 BLANKS = {
     "bash": (
@@ -30,7 +30,7 @@ BLANKS = {
         "        fi\n",
     ),
 }
-"""Of click's scripts: some lines, and what takes their place."""
+"""Replacements in click's completion scripts: old lines -> new lines."""
 
 
 @command()
@@ -60,7 +60,7 @@ def completion(ctx: click.Context, shell: str | None) -> None:
 
 
 def _without_blank(shell: str, script: str) -> str:
-    """What ends with a dash or a colon is no whole word: no blank follows it.  Fish sees that itself."""
+    """Patch a script so that no blank follows a completion that ends with a dash or a colon; fish needs no patch."""
     before, after = BLANKS.get(shell, ("", ""))
     if before not in script:
         raise RuntimeError(f"click's script for {shell} is another one than it was")

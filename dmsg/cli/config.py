@@ -40,7 +40,7 @@ class ConfigError(DmsgError):
 
 
 def config_path() -> Path:
-    """Where the file is, or would be."""
+    """Return the path of the configuration file, which need not exist."""
     named = os.environ.get("DMSG_CONFIG")
     if named:
         return Path(named)
@@ -48,7 +48,7 @@ def config_path() -> Path:
 
 
 def read_config() -> dict[str, object]:
-    """What it says; nothing, where there is none.
+    """Read the configuration file; return an empty dict if it does not exist.
 
     :raises ConfigError: it cannot be read, is no TOML, or has a setting that is none.
     """
@@ -88,7 +88,7 @@ def use_names(content: dict[str, object]) -> None:
 
 
 def defaults_of(command: click.Command, path: Sequence[str], content: dict[str, object]) -> dict[str, object]:
-    """What a command's parameters are that are not given.
+    """Return the default values of a command's parameters from the configuration file.
 
     :param path: its name, behind those of the groups that it is in.
     :raises ConfigError: its table has a setting that the command has not.
@@ -121,7 +121,7 @@ def _spelled(name: str) -> str:
 
 
 def _value_of(option: click.Option, name: str, value: object) -> object:
-    """As the option takes it: one that may be repeated has a list, be it of one.
+    """Convert a value to the type of its option; a repeatable option takes a list.
 
     :raises ConfigError: it is of another shape.
     """

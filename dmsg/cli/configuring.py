@@ -17,7 +17,7 @@ from dmsg.errors import WrongUse
 
 
 class WrongSetting(ConfigError, WrongUse):
-    """What a person wants to set cannot be a setting."""
+    """Error for a name or a value that cannot be a setting."""
 
 
 VARIABLES = {"discovery": "DMSG_DISCOVERY", "key-file": "DMSG_KEY_FILE", NAMES: "DMSG_NAMES"}
@@ -102,7 +102,7 @@ def _flat(table: dict[str, object], before: str = "") -> list[tuple[str, object]
 
 
 def _plain(value: object) -> object:
-    """As JSON has it: TOML has dates and times, which no setting is."""
+    """Return a value of TOML as JSON allows it; dates and times, which no setting has, become text."""
     return json.loads(json.dumps(value, default=str))
 
 

@@ -1,4 +1,4 @@
-"""What runs ``dmsg doctor``: one question after the other, each with what to do when its answer is no."""
+"""Implementation of ``dmsg doctor``: a series of checks, each with advice for its failure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ANSWER = 64 * 1024
 
 
 class Verdict(Enum):
-    """Of one question."""
+    """Result of one check."""
 
     OK = "ok"
     NOTE = "note"
@@ -48,7 +48,7 @@ class Verdict(Enum):
 
 
 class Examination:
-    """What has been found.
+    """Results of the checks so far.
 
     :ivar well: nothing is wrong so far.
     """

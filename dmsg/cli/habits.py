@@ -1,4 +1,4 @@
-"""What people type from habit of other programs, and the command of dmsg that they look for."""
+"""Suggestions for what people type out of habit: command of another program -> command of dmsg."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ BELOW = {
     "generate": "new",
     "gen": "new",
 }
-"""What subcommands are called elsewhere."""
+"""Names that other programs give to subcommands."""
 
 
 def instead_of(wanted: str, path: str, known: Iterable[str]) -> str | None:

@@ -10,7 +10,7 @@ from importlib import import_module
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """What is done within is only the loading of modules."""
+    """Context in which only modules are imported, so that Ctrl-C may end the process at once."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield

@@ -70,7 +70,7 @@ GROUPS = {
         "man": ("dmsg.cli.man", "Print or write manual pages."),
     },
 }
-"""Where each command is defined, and its line in ``dmsg --help``, by group."""
+"""Module of each command and its line in ``dmsg --help``, by group."""
 COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 
 

@@ -104,7 +104,7 @@ def _described(text: str) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """As roff shows it: no line is a request, no dash a hyphen."""
+    """Escape text for roff: no line becomes a request, no dash a hyphen."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga").replace("\b", "")
     return "\\&" + text if text.startswith((".", "\\(aq")) else text
 

@@ -74,7 +74,7 @@ def _common() -> list[click.Option]:
 
 
 class Command(click.Command):
-    """One of ``dmsg``'s."""
+    """Command of ``dmsg`` with the options that all commands share."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -99,7 +99,7 @@ class Command(click.Command):
             raise _with_advice(error, arguments_instead(info_name or "", given)) from None
 
     def _defaults(self, name: str | None, args: list[str], parent: click.Context | None) -> dict[str, object]:
-        """What the configuration file says of this command."""
+        """Return the default values of this command from the configuration file."""
         path = [name or ""]
         while parent is not None and parent.parent is not None:
             path.insert(0, parent.info_name or "")
@@ -165,7 +165,7 @@ def _with_advice(error: click.UsageError, line: str | None) -> click.UsageError:
 
 
 class Group(click.Group):
-    """Its commands are :class:`Command`; one that does something alone has their options, too."""
+    """Group of :class:`Command`; a group that can be invoked alone has the shared options, too."""
 
     command_class = Command
     group_class = type
@@ -236,10 +236,10 @@ DIRECTORY = _Directory(exists=True, file_okay=False, path_type=Path)
 
 
 def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., object]], Command]:
-    """As :func:`click.command`."""
+    """Decorate a function as :func:`click.command` does."""
     return click.command(name, cls=Command, **attributes)
 
 
 def group(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., object]], Group]:
-    """As :func:`click.group`."""
+    """Decorate a function as :func:`click.group` does."""
     return click.group(name, cls=Group, **attributes)

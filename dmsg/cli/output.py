@@ -1,4 +1,4 @@
-"""What a command says: results on standard output, the rest on standard error, either of which may be gone.
+"""Output of the commands: results on standard output, messages on standard error; either may be closed.
 
 ``--json`` makes every result one JSON object a line, ``--quiet`` leaves out
 progress and notices.  A reader that has gone away (``dmsg iperf | head``) ends
@@ -25,11 +25,11 @@ from dmsg.errors import ConnectFailed, CutShort, DmsgError, EntryNotFound, Nobod
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOBODY = 3
-"""Whom it is for is not there, or is not reached."""
+"""Exit status: the peer does not exist or cannot be reached."""
 EXIT_UNWANTED = 4
 """The other side was reached and does not want it."""
 EXIT_CUT = 5
-"""It was interrupted; the same command goes on where it was."""
+"""Exit status: the transfer was interrupted; the same command resumes it."""
 STATUSES = ((WrongUse, EXIT_USAGE), (CutShort, EXIT_CUT), (NobodyThere, EXIT_NOBODY), (Unwanted, EXIT_UNWANTED))
 UNBOUNDED = 10_000
 """Columns of what is no terminal."""
@@ -40,13 +40,13 @@ EXIT_PIPE = 141
 
 
 class _Output:
-    """Of this process."""
+    """Output state of this process."""
 
     def __init__(self) -> None:
         self.json = False
         self.quiet = False
         self.status: int | None = None
-        """With what the command ends because its output cannot be written."""
+        """Exit status of a command whose output cannot be written."""
         self.ended: Callable[[], None] | None = None
         """Ends what is running."""
 
@@ -116,7 +116,7 @@ def cannot_write() -> Exception:
 
 
 def to_null(stream: TextIO, descriptor: int) -> None:
-    """What is still written there, at the latest at the end of the process, goes nowhere."""
+    """Redirect a descriptor to the null device, so that later writes, such as the flush at exit, cannot fail."""
     with suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, descriptor)
@@ -144,7 +144,7 @@ def open_missing() -> None:
 
 
 def describe(error: BaseException | None) -> str:
-    """One line about an error, which names the file if it is about one."""
+    """Describe an error in one line; name the file if the error concerns a file."""
     if isinstance(error, OSError) and error.strerror:
         if isinstance(error.filename, str | bytes | os.PathLike):
             return f"{os.fsdecode(error.filename)}: {error.strerror}"
@@ -156,7 +156,7 @@ def describe(error: BaseException | None) -> str:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """One line of what went wrong, and the status that says what kind it is; with ``--json`` an object, too."""
+    """Print one line about an error, with ``--json`` also an object, and exit with the status for its kind."""
     text = describe(error)
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), EXIT_FAILED)
     fail_with(text, status, type(error).__name__)
@@ -171,7 +171,7 @@ def fail_with(text: str, status: int, kind: str) -> NoReturn:
 
 
 def _with_name(text: str, error: BaseException | None) -> str:
-    """What an error says, with the name of the address book in place of the key that it is about."""
+    """Return the text of an error with the peer's name from the address book in place of its key."""
     if not isinstance(error, EntryNotFound | ConnectFailed) or not error.key:
         return text
 

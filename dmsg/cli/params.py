@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Peer:
-    """What may be a name of the address book."""
+    """Parameter type that accepts names of the address book."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """The names that begin so."""
@@ -134,7 +134,7 @@ WAYS_TO_A_DISCOVERY = (
     ("for one command", "--discovery URL, or DMSG_DISCOVERY=URL"),
     ("your own", "twistd -n dmsg-discovery --listen tcp:9090"),
 )
-"""How somebody who has no discovery gets one."""
+"""Advice to a person who has no discovery."""
 NO_DISCOVERY = (
     "no discovery is named. A discovery is the service that knows\n"
     "through which servers a key is reached; who wants to meet, names the same one:\n"

@@ -71,7 +71,7 @@ def run(main: Main, *, logs: bool = False) -> NoReturn:
 
 
 class _Run:
-    """One command in its reactor.
+    """Run of one command in its reactor.
 
     :ivar ended: fires when all is put away; fails with the status to end with.
     """
@@ -108,7 +108,7 @@ class _Run:
             raise SystemExit(output.state.status)
 
     def _give_up(self) -> None:
-        """In a turn of its own: who writes may be in the middle of something."""
+        """Stop the command in a reactor turn of its own, because the caller may be in the middle of a write."""
         self._reactor.callLater(0, self._running.cancel)
 
     def _interrupted(self) -> Deferred[None] | None:
@@ -157,13 +157,13 @@ class Used(Protocol):
 
     @property
     def waiting_for(self) -> str:
-        """What keeps it from being online or found, in words."""
+        """Reason in words why the client is not online or not published yet."""
 
     def startService(self) -> None:
-        """It begins."""
+        """Start the client."""
 
     def stopService(self) -> Deferred[None]:
-        """It ends."""
+        """Stop the client."""
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
         """Fires when it has a server."""
@@ -173,7 +173,7 @@ class Used(Protocol):
 
 
 class Settings(Protocol[C_co]):
-    """What options say of a client of some family."""
+    """Settings of a client of some family, taken from options."""
 
     def make(self, reactor: Reactor) -> C_co:
         """A client, not started."""

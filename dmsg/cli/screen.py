@@ -16,7 +16,7 @@ class Screen(Console):
     """Ends as every command does whose reader has gone, or whose output cannot be written."""
 
     def print(self, *objects: object, **options: Any) -> None:
-        """As rich's own."""
+        """Print as rich's console does."""
         with writing():
             super().print(*objects, **options)
 

@@ -55,7 +55,7 @@ async def _compared(reactor: Reactor, agreed: Agreed, verify: bool) -> Agreed:
 
 
 def _show_qr(text: str) -> None:
-    """For a telephone that is held before the screen."""
+    """Show the code as a QR code for a telephone's camera."""
     if not sys.stderr.isatty() or state.quiet:
         return
     import segno

@@ -214,7 +214,7 @@ def _read(row: Option, said: Said) -> object:
 
 
 def descriptors() -> int:
-    """How many connections this process may have, after raising the soft limit."""
+    """Raise the soft limit of descriptors and return the number of connections that this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     endless = resource.RLIM_INFINITY  # which is a negative number
     if soft != endless and (soft < hard or hard == endless):
@@ -279,7 +279,7 @@ def _shown(text: str) -> str:
 
 
 def printable_log(observer: ILogObserver) -> ILogObserver:
-    """What strangers have said does nothing to the terminal on which a log is read, and makes no line of its own."""
+    """Wrap a log so that text from strangers cannot control the terminal or forge a line."""
 
     def observe(event: LogEvent) -> None:
         observer(
@@ -304,7 +304,7 @@ def own_pid_file(options: object, name: str) -> None:
 
 
 def default_key_file(name: str) -> str:
-    """Where the key of an entity lies when nobody says."""
+    """Return the default path of an entity's key file."""
     return str(config_directory() / f"{name}.key")
 
 

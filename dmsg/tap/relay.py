@@ -44,7 +44,7 @@ def relay_rows(key_name: str, limits: type[Any]) -> tuple[Option, ...]:
 
 
 class RelayOptions(KeyOptions):
-    """What a server of any family is told.
+    """Options of a server of any family.
 
     :cvar limits_class: class of the limits of the family.
     """
@@ -52,7 +52,7 @@ class RelayOptions(KeyOptions):
     limits_class: ClassVar[type[Any]]
 
     def limits(self) -> Any:
-        """What one client may have."""
+        """Return the limits of one client."""
         limits = self.make(self.limits_class)
         return replace(limits, max_connections=min(limits.max_connections, descriptors()))
 
@@ -74,7 +74,7 @@ class RelayOptions(KeyOptions):
         config.on_hangup(reactor, hung_up)
 
     def settings(self, reactor: IReactorTime) -> ServerSettings:
-        """What servers of all families are told."""
+        """Return the settings that servers of all families share."""
         return self.make(ServerSettings, admission=self.make(AdmissionSettings).admission(reactor))
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""What the options of the bus' relay and peer share, and those of the reference's programs that are not ours."""
+"""Options that the relay and the peer of the bus share, and options of the reference's programs that dmsg ignores."""
 
 from __future__ import annotations
 

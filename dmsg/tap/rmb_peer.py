@@ -89,7 +89,7 @@ class Options(RmbOptions):
         self["secret"] = read_secret(self["key-file"], self["key-type"])
 
     def settings(self) -> PeerSettings:
-        """What the peer is told."""
+        """Return the settings of the peer."""
         secret = self["secret"]
         return self.make(PeerSettings, secret=secret.secret, registry=self["registry"], key_type=secret.key_type)
 

@@ -97,7 +97,7 @@ class Options(RmbOptions):
     several = (*RmbOptions.several, "-m", "--domain")
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
-        """As usual; ``--limit COUNT SIZE`` may be two words, as the reference has it."""
+        """Parse the options; ``--limit COUNT SIZE`` may be two words, as in the reference."""
         words = list(options or ())
         for at, word in enumerate(words):
             head, equals, count = word.partition("=")
@@ -128,7 +128,7 @@ class Options(RmbOptions):
         return hold(path, "twistd rmb-relay", advice="stop that, or give this relay another --queue")
 
     def settings(self) -> RelaySettings:
-        """What the relay is told."""
+        """Return the settings of the relay."""
         return self.make(
             RelaySettings,
             listen=self["listen"],

@@ -39,7 +39,7 @@ class Entity(Interface):
 
     @property
     def name(self) -> str:
-        """Its name, as the log has it."""
+        """Name of the entity in the log."""
 
     @property
     def ready(self) -> Deferred[Any]:
@@ -113,7 +113,7 @@ class StopOnFailure(MultiService):
         raise SystemExit(1) from None
 
     def _remove_pid_file(self) -> None:
-        """As twistd does at an end that it sees."""
+        """Remove the pid file, as twistd does at an orderly end."""
         name = self._twistd.get("pidfile")
         if name:
             with suppress(OSError):

@@ -38,7 +38,7 @@ TELEMETRY_ROWS = (
 
 
 def telemetry(options: EntityOptions) -> TelemetrySettings | None:
-    """What the options say of telemetry; None without a directory.
+    """Return the settings of telemetry, or None without a directory.
 
     :raises UsageError: one of them cannot be.
     :raises DmsgError: the directory or the secret cannot be used.
@@ -57,7 +57,7 @@ def telemetry(options: EntityOptions) -> TelemetrySettings | None:
 def sender(
     reactor: Reactor, options: EntityOptions, discovery: Callable[[], Sequence[str]], telemetry: Telemetry | None
 ) -> SpoolSender | None:
-    """What sends finished files to the collector of ``options``; None: there is none."""
+    """Return the sender of finished files to the collector, or None if no collector is configured."""
     if telemetry is None or options["telemetry-to"] is None:
         return None
     directory: Path = options["telemetry-settings"].directory

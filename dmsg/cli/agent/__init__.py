@@ -1,1 +1,1 @@
-"""One agent for all: dmsg up, status, down."""
+"""Commands that start, show and stop the agent: dmsg up, status, down."""

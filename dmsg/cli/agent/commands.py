@@ -25,7 +25,7 @@ DOWN_TIME = 15.0
 
 
 class _NoAgent(NobodyThere):
-    """There is none."""
+    """Error of a command that needs a running agent."""
 
 
 def _path() -> Path:

@@ -16,7 +16,7 @@ LOOK_INTERVAL = 5.0
 
 
 def log_path() -> Path:
-    """Where it is, unless something else is said."""
+    """Return the default path of the log."""
     return state_directory() / "agent.log"
 
 

@@ -1,4 +1,4 @@
-"""What ``dmsg status`` shows."""
+"""Implementation of ``dmsg status``."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _way(names: Names, one: Answer) -> str:
 
 
 def _open_to(names: Names, one: Answer) -> str:
-    """Who may reach a service."""
+    """Return the text that says which peers may reach a service."""
     if one.get("anyone") is None:
         return "its program says who may"
     if one["anyone"]:
@@ -124,5 +124,5 @@ def _name(names: Names, key: str) -> str:
 
 
 def _up(told: Answer) -> str:
-    """How long the agent runs; one of an earlier version says only since when."""
+    """Return the text for the agent's uptime; an agent of an earlier version tells only its start time."""
     return human_time(told.get("up_seconds", max(0.0, time.time() - told["since"])))

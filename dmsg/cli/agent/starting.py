@@ -99,7 +99,7 @@ def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> 
 
 
 def _arguments(settings: ClientSettings) -> list[str]:
-    """What the settings say, for the one in the background, which runs in another directory."""
+    """Return the command line of the agent in the background, with absolute paths, as it runs in another directory."""
     assert settings.key_file is not None
     choice = settings.choice
     words = [f"--key-file={os.path.abspath(settings.key_file)}"]
@@ -112,7 +112,7 @@ def _arguments(settings: ClientSettings) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """What is named from this directory is said whole."""
+    """Return the environment of the agent in the background, with absolute paths."""
     named = {name: os.environ.get(name, "") for name in ("DMSG_CONFIG", "DMSG_AGENT", "DMSG_NAMES")}
     return {**os.environ, **{name: os.path.abspath(path) for name, path in named.items() if path}}
 

@@ -1,4 +1,4 @@
-"""What runs ``dmsg rmb call``, ``serve`` and ``ping``."""
+"""Implementation of ``dmsg rmb call``, ``serve`` and ``ping``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def payload_of(text: str | None) -> bytes:
 
 
 def line_of(number: int, answer: Reply | Exception) -> dict[str, object]:
-    """What is printed of one of several answers."""
+    """Return the line of JSON that is printed for one of several answers."""
     from dmsg.rmb.client import Reply
 
     if isinstance(answer, Reply):
@@ -69,7 +69,7 @@ def line_of(number: int, answer: Reply | Exception) -> dict[str, object]:
 
 
 class _Program(ProcessProtocol):
-    """One run of a program: what it writes, and how it ends."""
+    """Process protocol of a program that answers a call; collects its output and its exit status."""
 
     def __init__(self, data: bytes) -> None:
 
@@ -111,7 +111,7 @@ class _Program(ProcessProtocol):
         self._fail(shortened((last or [f"the program failed: {reason.value}"])[0]))
 
     def kill(self) -> None:
-        """It took too long, or wrote too much."""
+        """Kill the program because it took too long or wrote too much."""
 
         assert self.transport is not None
         with contextlib.suppress(ProcessExitedAlready):

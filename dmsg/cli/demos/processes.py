@@ -23,7 +23,7 @@ KEPT_OUTPUT = 64 * 1024
 
 
 class Child(ProcessProtocol):
-    """One process; ``ended`` fires with its exit status."""
+    """Process protocol of a child; ``ended`` fires with its exit status."""
 
     def __init__(self, name: str) -> None:
         self.name = name

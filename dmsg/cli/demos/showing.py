@@ -1,4 +1,4 @@
-"""What ``dmsg demo`` shows: a whole network on this machine."""
+"""Implementation of ``dmsg demo``: a whole network on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``dmsg rmb demo`` shows: a whole message bus on this machine."""
+"""Implementation of ``dmsg rmb demo``: a whole message bus on this machine."""
 
 from __future__ import annotations
 

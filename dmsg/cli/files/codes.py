@@ -1,4 +1,4 @@
-"""What runs ``dmsg send`` and ``dmsg receive`` with a code instead of a key."""
+"""Implementation of ``dmsg send`` and ``dmsg receive`` with a code instead of a key."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 NAME_SHOWN = 255
 """Characters of the name of a pipe."""
 OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer")
-"""What a receiver at a key says to a parcel that takes one file at a time, as dmsg before 0.2."""
+"""Refusal by which a receiver of dmsg before 0.2, which takes one file at a time, is recognised."""
 
 
 # --- the side that makes the code ---
@@ -103,7 +103,7 @@ async def _give(
 
 
 class Making:
-    """What is sent, made when somebody is there who is to have it.
+    """Factory of the parcel to send; builds the parcel when a receiver has connected.
 
     :ivar what: it, for a person; ``fields``: the same with ``--json``.
     :ivar type_there: the command that takes it, as far as the code.
@@ -122,7 +122,7 @@ class Making:
         raise NotImplementedError
 
     def for_0_1(self) -> ParcelSender | None:
-        """What sends this to a program of dmsg 0.1; None: nothing does."""
+        """Return the sender for a program of dmsg 0.1, or None if no such sender can send these files."""
         return None
 
     def _begin(self, name: str, size: int | None) -> None:
@@ -234,7 +234,7 @@ class _Input(Protocol):
             self._pipe.write(data)
 
     def readConnectionLost(self) -> None:
-        """That was all."""
+        """Handle the end of standard input."""
         transport_of(self._pipe).unregisterProducer()
         self._pipe.end()
 
@@ -286,7 +286,7 @@ async def receive_by_code(
 
 
 class _Taking:
-    """What is asked of the person, shown to him, and said in the end."""
+    """Dialogue with the person about one transfer: question, progress, result."""
 
     def __init__(
         self,
@@ -422,7 +422,7 @@ class _Output(Protocol):
         """Nothing is read here."""
 
     def writeConnectionLost(self) -> None:
-        """Nobody takes it any more."""
+        """Handle the loss of standard output."""
         self._ended()
         if not self._receiver.done.called:
             self._receiver.refuse("its standard output takes no more")
@@ -436,14 +436,14 @@ class _Output(Protocol):
             self._over.callback(None)
 
     def close(self) -> Deferred[None]:
-        """When all is written."""
+        """Close standard output when all data is written."""
         self._console.unregisterProducer()
         self._console.loseConnection()
         return self._over
 
 
 def described(offer: Offer) -> str:
-    """What is offered, for a person."""
+    """Describe an offer to a person."""
     if offer.kind == "pipe":
         return f"a pipe ({printable(offer.text)}) to standard output, of a length that nobody knows"
     named = [

@@ -1,4 +1,4 @@
-"""What runs ``dmsg cp``: copies that go on where they were cut."""
+"""Implementation of ``dmsg cp``: copies that resume after an interruption."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ Make = Callable[[Started], Copy]
 
 @dataclass(frozen=True)
 class Job:
-    """One copy."""
+    """Source and target of one copy."""
 
     peer: PubKey
     make: Make
 
 
 def _hash_of(result: Transferred) -> dict[str, str]:
-    """Of a file; a directory has none."""
+    """Return the SHA-256 of a file, or None for a directory."""
     return {"sha256": result.sha256} if result.sha256 else {}
 
 
@@ -127,7 +127,7 @@ def jobs_of(
     stage: Path | None = None,
     hidden: bool = False,
 ) -> list[Job]:
-    """What to copy.
+    """Return the copies that the arguments ask for.
 
     :param recursive: directories of this machine, and what is fetched may be directories.
     :param stage: see :func:`~dmsg.cli.files.stages.stage_of`.
@@ -217,7 +217,7 @@ def _fetched(
 
 
 def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool, hidden: bool) -> list[Job]:
-    """From this machine on to the peer; what a source is, is known when it has come."""
+    """Copy from the staging directory on to the peer, once the source has arrived and its kind is known."""
     there = remote(target)
     assert there is not None
     peer, path = there
@@ -240,7 +240,7 @@ async def copy_one(
     retry: float,
     timeout: float = CONNECT_TIMEOUT,
 ) -> None:
-    """One file or directory; goes on after the connection was lost, for ``retry`` seconds without progress."""
+    """Copy one file or directory; retry after a lost connection for ``retry`` seconds without progress."""
 
     from dmsg.cli.files.sending import transfer_progress
 
@@ -334,7 +334,7 @@ class _Away:
         return bool(now - self._since >= self._retry)
 
     def where(self) -> str:
-        """Where the same command would go on."""
+        """Return the text that says at which byte the same command would resume."""
         return (
             f"; the same command goes on at {human_size(self._done)} of {human_size(self._size)}" if self._done else ""
         )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 PORT = 24
-"""Where ``dmsg cp --listen`` listens."""
+"""Default port of ``dmsg cp --listen``."""
 
 
 @command()

@@ -1,4 +1,4 @@
-"""What runs ``dmsg serve`` and ``dmsg curl``: HTTP over streams."""
+"""Implementation of ``dmsg serve`` and ``dmsg curl``: HTTP over streams."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _Body(Protocol):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What curl is asked for.
+    """Request that the command line describes.
 
     :ivar start: from which byte on.
     :ivar fails: a status of 400 and more is an error.
@@ -121,7 +121,7 @@ class Wanted:
     write_out: str | None
 
     def producer(self) -> FileBodyProducer | None:
-        """What is sent."""
+        """Return the producer of the request's body."""
 
         if self.body is None:
             return None
@@ -175,7 +175,7 @@ def _show_head(response: IResponse) -> None:
 
 
 def start_at(continue_at: str | None, output: Path | None) -> int:
-    """From which byte on.
+    """Return the byte at which to resume.
 
     :raises click.UsageError: it is no number.
     """
@@ -189,7 +189,7 @@ def start_at(continue_at: str | None, output: Path | None) -> int:
 
 
 def _written_out(text: str, values: dict[str, str]) -> str:
-    """As curl's ``-w``: ``%{NAME}``, ``\\n`` and ``\\t``."""
+    """Expand a format as curl's ``-w`` does: ``%{NAME}``, ``\\n`` and ``\\t``."""
     text = re.sub(r"%\{(\w+)\}", lambda match: values.get(match[1], ""), text)
     return text.replace("\\n", "\n").replace("\\t", "\t").replace("%%", "%")
 

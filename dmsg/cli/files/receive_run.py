@@ -1,4 +1,4 @@
-"""What runs ``dmsg receive --listen``: files, directories and texts that peers send to a key."""
+"""Implementation of ``dmsg receive --listen``: files, directories and texts that peers send to a key."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class _Inbox(Factory):
 
 
 class _Coming:
-    """What one peer sends: its bar, and what is said of it."""
+    """Transfer from one peer: its progress bar and its messages."""
 
     def __init__(self, progress: Progress, whom: PubKey, max_size: int | None) -> None:
         self._progress = progress
@@ -125,7 +125,7 @@ class _Coming:
         self._bar: TaskID | None = None
 
     def started(self, name: str, size: int) -> Callable[[int], None]:
-        """It begins; what is told of its progress."""
+        """Show the progress bar and return the callback for progress."""
         self._bar = self._progress.add_task(printable(name), total=size)
         return self.moved
 
@@ -145,7 +145,7 @@ class _Coming:
         return None
 
     def over(self, result: Taken | Failure) -> Failure | None:
-        """It has come, or has not."""
+        """Show the result of the transfer."""
         bar, self._bar = self._bar, None
         if bar is not None:
             self._progress.remove_task(bar)

@@ -1,4 +1,4 @@
-"""What runs ``dmsg send`` and ``dmsg receive``; progress of files."""
+"""Parts that ``dmsg send`` and ``dmsg receive`` share, and progress bars of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where copies from peer to peer lie meanwhile on this machine."""
+"""Staging directories: where copies from peer to peer are stored on this machine."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _all() -> Path:
 
 
 def _begin_again(directory: Path) -> None:
-    """What came whole becomes what a cut copy leaves: it is compared with the source, and not sent again.
+    """Turn a complete staged file into a partial one, so that it is compared with the source and not fetched again.
 
     Else a directory that is there would be refused, and a file fetched anew.
     """

@@ -146,7 +146,7 @@ def _key_of(what: tuple[str, ...], *, alone: bool) -> PubKey | None:
 def _send_to(
     what: tuple[str, ...], text: str | None, key: PubKey, hidden: bool, settings: ClientSettings, timeout: float
 ) -> NoReturn:
-    """To a key, as a parcel; one file also to a program of dmsg 0.1."""
+    """Send to a key as a parcel; a single file can also go to a program of dmsg 0.1."""
     for one in what:
         if not Path(one).is_file() and not Path(one).is_dir():
             raise click.UsageError(f"{one}: no such file")

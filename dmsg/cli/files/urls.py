@@ -36,12 +36,12 @@ def http_url(url: str) -> bytes:
 
 
 def _escaped(text: str) -> str:
-    """With blanks, umlauts and all else that a URL cannot have as ``%XX``; what is written so already stays."""
+    """Escape blanks, umlauts and other characters that a URL cannot have as ``%XX``; existing escapes stay."""
     text = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", text)
     return quote(os.fsencode(text), safe="/?%:@!$&'()*+,;=")
 
 
 def name_of(url: str) -> str:
-    """What a URL ends with: bytes that are no UTF-8 stay what they are."""
+    """Return the last part of a URL's path as a file name; bytes that are not UTF-8 are kept."""
     path = urlsplit(url if "://" in url else f"{SCHEME}://{url}").path
     return PurePosixPath(os.fsdecode(unquote_to_bytes(os.fsencode(path)))).name

@@ -1,4 +1,4 @@
-"""What ``/metrics`` and ``/health`` of an entity say, as one row of ``dmsg top``; no I/O."""
+"""Conversion of an entity's ``/metrics`` and ``/health`` into a row of ``dmsg top``. No I/O."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ KINDS = {
     "dmsg_collector_": "collector",
     "relay_": "rmb relay",
 }
-"""By the begin of a metric's name."""
+"""Kind of an entity by the prefix of its metrics."""
 NEARLY_FULL = 0.9
 """Share of places, or of memory, from which on it is said."""
 WORST = 100
-"""How bad it is that nothing answers."""
+"""Severity of an entity that does not answer."""
 
 
 @dataclass
 class Seen:
-    """One look at an entity.
+    """Snapshot of an entity's metrics.
 
     :ivar at: seconds of any clock.
     :ivar error: why there are no numbers.
@@ -37,9 +37,9 @@ class Seen:
     error: str = ""
     health: dict[str, object] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
-    """Of each metric, all its labels together."""
+    """Sums over all labels, by metric."""
     buckets: dict[float, float] = field(default_factory=dict)
-    """Of the histogram of its work."""
+    """Buckets of the histogram of the entity's work."""
     servers: float | None = None
     """Entries of servers, at a discovery."""
 
@@ -53,7 +53,7 @@ class Seen:
 
 
 def read(at: float, metrics: str, health: str) -> Seen:
-    """What was said.
+    """Parse the answers of an entity.
 
     :raises ValueError: it is neither metrics of an entity nor health.
     """
@@ -83,7 +83,7 @@ def read(at: float, metrics: str, health: str) -> Seen:
 
 @dataclass(frozen=True)
 class Row:
-    """What is shown of an entity.
+    """Row of the table for one entity.
 
     :ivar worse: how much somebody ought to look at it; 0: nothing is wrong.
     :ivar why: in words.

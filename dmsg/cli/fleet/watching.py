@@ -1,4 +1,4 @@
-"""What runs ``dmsg top``: asks all entities, again and again, and shows what they say."""
+"""Implementation of ``dmsg top``: queries all entities repeatedly and shows their metrics."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Fleet:
 
 
 def _name(url: str) -> str:
-    """Without what only the entity is to know."""
+    """Return a URL without its credentials."""
     return url.partition("://")[2].rpartition("@")[2]
 
 

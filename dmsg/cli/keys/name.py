@@ -13,7 +13,7 @@ from dmsg.errors import KeyFormatError, WrongUse
 from dmsg.keys import PubKey
 
 LATER = "commands that run already go on with the group as it was when they started"
-"""What is said when a group gets smaller."""
+"""Notice when a group loses a member."""
 
 
 @click.group(cls=OneLineGroup)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _with_key(settings: ClientSettings) -> ClientSettings:
-    """With a key file: where none is named it is that of the agent, if its key lies where it makes one.
+    """Return the settings with a key file; the default is the agent's key file if the agent uses its default path.
 
     :raises click.UsageError: the agent has another key, and only it knows in which file.
     """

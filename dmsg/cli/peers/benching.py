@@ -1,4 +1,4 @@
-"""What runs ``dmsg bench``: acknowledged messages, and round trips."""
+"""Implementation of ``dmsg bench``: acknowledged messages and round trips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs ``dmsg iperf``: streams to one peer, and how much goes over them."""
+"""Implementation of ``dmsg iperf``: streams to one peer and their throughput."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class _Measurement:
         self._transports: list[StreamTransport] = []
         self._sources: list[_Source] = []
         self._acknowledged: list[int] = []
-        """Of each stream, when it began."""
+        """Acknowledged bytes of each stream at the start of the measurement."""
         self._started = self._told_at = 0.0
         self._told = 0
 

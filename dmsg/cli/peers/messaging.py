@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MessagingSettings:
-    """What the options say of the client to run."""
+    """Settings of a client, taken from the options."""
 
     discovery: tuple[str, ...]
     key_file: str | None

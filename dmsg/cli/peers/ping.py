@@ -32,7 +32,7 @@ port_option = click.option(
 
 
 def who_and_port(who: tuple[PubKey, int | None], port: int | None) -> tuple[PubKey, int | None]:
-    """What ``KEY:PORT`` and ``--port`` say together.
+    """Combine ``KEY:PORT`` and ``--port``.
 
     :raises click.UsageError: two different ports.
     """
@@ -43,7 +43,7 @@ def who_and_port(who: tuple[PubKey, int | None], port: int | None) -> tuple[PubK
 
 
 class _Shown:
-    """What is said of the round trips, one by one and at the end."""
+    """Printer of round-trip times and of their summary."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -1,4 +1,4 @@
-"""What runs ``dmsg listen``, ``connect`` and ``nc``: standard input and output over a stream."""
+"""Implementation of ``dmsg listen``, ``connect`` and ``nc``: standard input and output over a stream."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class _Stream(Protocol):
         """The other side knows that no more follows."""
 
     def output_failed(self) -> None:
-        """What comes has no place to go: the other end shall know that it did not arrive."""
+        """Abort the stream because its data cannot be written; the peer then knows that the data did not arrive."""
         if self._over or self.transport is None:
             return
         self._ending = True
@@ -135,7 +135,7 @@ class _Stream(Protocol):
         self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def output_lost(self) -> None:
-        """Some of what came was not written."""
+        """Note that some received data was not written."""
         self._failure = Failure(cannot_write())
 
     def _close(self) -> None:

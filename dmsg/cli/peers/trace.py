@@ -100,7 +100,7 @@ def _called(key: PubKey) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """In a cell: the last cause alone."""
+    """Return the last cause of an error, short enough for a table cell."""
     if isinstance(error, ConnectFailed) and error.attempts:
         text = error.attempts[-1][1]
     else:

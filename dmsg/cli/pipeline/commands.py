@@ -34,7 +34,7 @@ from dmsg.cli.pipeline.watch import attention, watch
 from dmsg.errors import DmsgError, WrongUse
 
 RECEIPTS = "receipts"
-"""Under the tables' directory: checked receipts."""
+"""Directory of verified receipts below the directory of the tables."""
 SMALL_SIMULATION = 300_000
 """Transports up to which a simulation is short."""
 
@@ -135,7 +135,7 @@ def run(
 
 
 def _fields(outcome: Outcome) -> dict[str, object]:
-    """What a run did, for ``--json``."""
+    """Return the summary of a run for ``--json``."""
     return {
         "run": outcome.state.run,
         "events": outcome.events,

@@ -1,4 +1,4 @@
-"""What all commands of ``dmsg analytics`` share: a session, options, errors of one line."""
+"""Parts that all commands of ``dmsg analytics`` share: a session, options, one-line errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
 def errors_in_one_line(command: Callable[..., object]) -> Callable[..., object]:
-    """What is the user's to mend is one line, and the status 1."""
+    """Decorate a command so that an error that the user can fix is one line and the exit status 1."""
 
     @functools.wraps(command)
     def wrapped(*args: object, **options: object) -> object:
@@ -232,14 +232,14 @@ class _Words:
         self._over = threading.Event()
 
     def read(self, descriptor: int) -> None:
-        """In a thread of its own, until nobody can write any more."""
+        """Read the output in a thread of its own until all writers have closed it."""
         with open(descriptor, "rb", buffering=0) as pipe:
             while piece := pipe.read(self.LIMIT):
                 self._said += piece[: self.LIMIT - len(self._said)]
         self._over.set()
 
     def why(self) -> str:
-        """Of who has ended: what is at the bottom of its first error, else its last line."""
+        """Return why the process ended: the root cause of its first error, or else its last line."""
         if not self._over.wait(1) and not self._said:
             return ""
         lines = [line.strip() for line in self._said.decode(errors="replace").splitlines() if line.strip()]

@@ -13,7 +13,7 @@ from dmsg.cli.pipeline.common import needs_tables, out_option
 from dmsg.errors import DmsgError
 
 SMALL_FILES = 2
-"""Of one kind and day, from which on they are merged when somebody asks for it."""
+"""Number of files of one kind and day from which on ``optimize`` merges them."""
 
 
 @command()

@@ -88,7 +88,7 @@ def watch(out: str, every: float) -> None:
 
 
 def _say_findings(found: list[Finding]) -> None:
-    """For programs: one object a line."""
+    """Print the findings as JSON, one object per line."""
     for one in found:
         output.say(
             json.dumps(
@@ -146,7 +146,7 @@ def _short(name: str) -> str:
 
 
 def _fitting(console: Console, state: State, found: list[Finding], looked: datetime, problem: str = "") -> Group:
-    """As much as the terminal has lines for, the most urgent first, and how much there is besides."""
+    """Return as many findings as the terminal has lines for, most urgent first, and the number of the others."""
     from dmsg.analytics.attention import few
 
     lines = few(found)

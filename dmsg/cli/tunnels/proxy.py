@@ -1,4 +1,4 @@
-"""What runs ``dmsg socks``."""
+"""Implementation of ``dmsg socks``."""
 
 from __future__ import annotations
 
