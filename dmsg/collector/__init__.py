@@ -1,1 +1,1 @@
-"""From the machines to the lake: finished files of events, over dmsg itself, to one place."""
+"""Collection of event files: sealed files travel from the entities' machines over dmsg to one collector."""

@@ -1,4 +1,4 @@
-"""A collector's side of the streams: one file at a time, kept before it is said to be."""
+"""Receiving side of a collector: takes one file at a time from each stream, and confirms it once it is on the disk."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from dmsg.net.streams.transports import transport_of
 from dmsg.net.threads import in_thread
 
 QUIET_LIMIT = 60.0
-"""Seconds without a byte of who has something to say; then the stream is ended."""
+"""Seconds without a byte after which an idle stream is closed."""
 TOLD_EVERY = 600.0
-"""Seconds between lines of the log of one kind about one sender: one who waits asks again and again."""
+"""Seconds between log lines of one kind about one sender, because a sender that has to wait asks again and again."""
 STREAMS_LIMIT = 1024
-"""Streams at a time."""
+"""Most streams at a time."""
 STREAMS_OF_ONE = 2
-"""Streams of one sender: one that has lost its way, and the one that it opens instead; a third ends the first."""
+"""Most streams of one sender: one whose end has not been noticed, and its replacement. A third closes the oldest."""
 
 _log = Logger()
 _Result = TypeVar("_Result")
@@ -38,11 +38,11 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class Gone(Exception):
-    """The stream was over before its turn came."""
+    """The stream was closed before the sender's turn came."""
 
 
 class Receiving(LineReceiver, TimeoutMixin):
-    """A stream of one sender."""
+    """Protocol of a stream from one sender."""
 
     delimiter = b"\n"
     MAX_LENGTH = LINE_LIMIT
@@ -57,13 +57,13 @@ class Receiving(LineReceiver, TimeoutMixin):
 
     @property
     def coming(self) -> int:
-        """Bytes of the file that is on its way."""
+        """Size in bytes of the file that is being received; 0 if there is none."""
         return 0 if self._offer is None or self._over else self._offer.size
 
-    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # Twisted's name
+    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # hook of TimeoutMixin
         return self._factory.reactor.callLater(seconds, call)
 
-    # --- what comes ---
+    # --- received data ---
 
     def connectionMade(self) -> None:
         self._factory.opened(self)
@@ -106,16 +106,16 @@ class Receiving(LineReceiver, TimeoutMixin):
             self._in_thread(self._factory.store.keep, self.origin, self._offer, part, self._factory.wall()).addBoth(
                 self._looked_at, part
             )
-            self.setLineMode(rest)  # type: ignore[no-untyped-call]  # paused: it is looked at when this is done
+            self.setLineMode(rest)  # type: ignore[no-untyped-call]  # paused; the rest is read when the file is kept
 
-    # --- what is done with it ---
+    # --- work on a file ---
 
     def _in_thread(
         self, act: Callable[_Arguments, _Result], *args: _Arguments.args, **options: _Arguments.kwargs
     ) -> Deferred[_Result]:
-        """Meanwhile nothing more is read, and the sender is not waited for.
+        """Run blocking work of the store in a thread. Meanwhile the stream is paused and its timeout is off.
 
-        One thing at a time is done for a sender, however many streams it opens: others have their turn.
+        The work of one sender is serialised, however many streams it opens, so that other senders get threads too.
         """
         self.pauseProducing()  # type: ignore[no-untyped-call]
         self.setTimeout(None)  # type: ignore[no-untyped-call]
@@ -185,7 +185,7 @@ class Receiving(LineReceiver, TimeoutMixin):
             self._answer(Answer(Kind.LATER, "the collector failed"), "failed")
         self._go_on()
 
-    # --- answers, and the end ---
+    # --- answers and closing ---
 
     def _answer(self, answer: Answer, counted: str = "") -> None:
         if counted:
@@ -198,21 +198,21 @@ class Receiving(LineReceiver, TimeoutMixin):
         self.close()
 
     def close(self) -> None:
-        """End the stream; what has come of a file is not kept."""
+        """Close the stream and discard a file that has not arrived completely."""
         self._over = True
         self.setTimeout(None)  # type: ignore[no-untyped-call]
         if self.transport is not None:
             self.transport.loseConnection()
 
     def timeoutConnection(self) -> None:
-        """It has said nothing for :data:`QUIET_LIMIT`."""
+        """Close the stream after :data:`QUIET_LIMIT` seconds without a byte."""
         if self._offer is None:
-            self.close()  # all was said
+            self.close()  # no file is pending: a normal end
         else:
             self._end("silent", "nothing came of a file for too long")
 
     def replace(self) -> None:
-        """The same sender has opened another one: this one takes no place any more."""
+        """Abort this stream at once and free its slot, because the same sender has opened another."""
         self._end("replaced", "the sender has opened another stream")
         self._discard()
         self._factory.closed(self)
@@ -232,12 +232,13 @@ class Receiving(LineReceiver, TimeoutMixin):
 
 
 class ReceivingFactory(Factory[Receiving]):
-    """All streams of a collector.
+    """Factory of a collector's streams.
 
-    :param allowed: says of a key whether it may bring files.
-    :ivar file_count: what was kept since the start; ``byte_count`` of it.
-    :ivar refusals: how often something was not kept, by reason.
-    :ivar newest: by sender, when its last file came, in seconds since 1970.
+    :param allowed: whether a key may send files.
+    :ivar file_count: number of files kept since the start.
+    :ivar byte_count: bytes of these files.
+    :ivar refusals: number of refusals by reason.
+    :ivar newest: time of the last file of each sender, in seconds since 1970.
     """
 
     noisy = False
@@ -257,7 +258,7 @@ class ReceivingFactory(Factory[Receiving]):
         self.newest: dict[str, float] = {}
 
     def admits(self, address: IAddress) -> bool:
-        """Whether a key may come at all: asked before its handshake is looked at."""
+        """Whether a key may connect at all. Called before the handshake, so that strangers cost no cryptography."""
         return isinstance(address, DmsgAddress) and self._allowed(address.public_key)
 
     def buildProtocol(self, address: IAddress | None) -> Receiving | None:
@@ -269,26 +270,26 @@ class ReceivingFactory(Factory[Receiving]):
             return None
         return Receiving(self, address.public_key)
 
-    # --- what its streams say ---
+    # --- called by the streams ---
 
     def opened(self, stream: Receiving) -> None:
-        """A stream is there; the oldest of too many of one sender goes."""
+        """Register a new stream; close the sender's oldest stream if there are too many."""
         own = [one for one in self._streams if one.origin == stream.origin]
         for one in own[: max(0, len(own) + 1 - STREAMS_OF_ONE)]:
             one.replace()
         self._streams.append(stream)
 
     def closed(self, stream: Receiving) -> None:
-        """A stream is gone."""
+        """Forget a stream that has ended."""
         if stream in self._streams:
             self._streams.remove(stream)
 
     def turn(self, origin: PubKey) -> DeferredLock:
-        """Held by the stream of a sender for which something is done."""
+        """Return the lock that serialises the work for one sender."""
         return self._turns[origin]
 
     def coming(self, besides: Receiving) -> tuple[int, int]:
-        """Bytes that other streams are about to bring: those of the same sender, and all."""
+        """Return the bytes that other streams are about to deliver: of the same sender, and of all senders."""
         others = [one for one in list(self._streams) if one is not besides]
         return (
             sum(one.coming for one in others if one.origin == besides.origin),
@@ -296,13 +297,13 @@ class ReceivingFactory(Factory[Receiving]):
         )
 
     def kept(self, origin: PubKey, offer: Offer) -> None:
-        """A file is there."""
+        """Count a file that was kept."""
         self.file_count += 1
         self.byte_count += offer.size
         self.newest[origin.hex()] = self.wall()
 
     def told(self, origin: PubKey, reason: str, why: str) -> None:
-        """Something was not kept."""
+        """Count a refusal, and log it at most once every :data:`TOLD_EVERY` seconds per sender and reason."""
         self.refusals[reason] += 1
         if (more := self._seldom.more((origin, reason))) is not None:
             _log.warn(
@@ -310,6 +311,6 @@ class ReceivingFactory(Factory[Receiving]):
             )
 
     def stop(self) -> None:
-        """End all streams."""
+        """Close all streams."""
         for stream in list(self._streams):
             stream.close()

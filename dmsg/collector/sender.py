@@ -1,8 +1,8 @@
-"""A spool's side: finished files go to the collector, and from the disk when that has them.
+"""Sending side of a spool: delivers sealed files to the collector and then removes them.
 
-Nothing is removed here before the collector has said that it is on its disk.
-While the collector is away files wait, as many as the spool's limit allows
-(``--telemetry-limit``); each is sent whole again if it was not sent whole.
+A file is removed only after the collector has confirmed that the file is on its disk. While the collector cannot
+be reached, files wait, up to the limit of the spool (``--telemetry-limit``). A file whose delivery was interrupted is
+sent again from the start.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ from dmsg.telemetry.vouchers import SENDER_KEY_FILE, voucher_for
 from dmsg.v2019.client import Client
 
 KEY_FILE = SENDER_KEY_FILE
-"""In the spool's directory."""
+"""Name of the key file in the spool's directory."""
 LOOK_INTERVAL = 5.0
-"""Seconds between looks whether there are finished files."""
+"""Seconds between looks for sealed files."""
 LATER_INTERVAL = 60.0
-"""Seconds until the next try when the collector has no room, or another process of this directory sends."""
+"""Seconds until the next try if the collector has no room, or if another process is sending this directory's files."""
 REFUSED_INTERVAL = 3600.0
-"""Seconds after which a file that was refused is offered again."""
+"""Seconds after which a refused file is offered again."""
 CONNECT_TIMEOUT = 30.0
 LAST_TIMEOUT = 5.0
-"""Seconds that stopping takes for what was finished last, while the collector is there."""
+"""Seconds that stopping may take to send the last files, if the collector accepted files until then."""
 QUIET_LIMIT = 120.0
-"""Seconds that the collector may say nothing, and take nothing."""
+"""Seconds without an answer or progress from the collector after which the stream is aborted."""
 TOLD_EVERY = 3600.0
-"""Seconds between lines of the log about a collector that cannot be reached."""
+"""Seconds between log lines about a collector that cannot be reached."""
 
 _log = Logger()
 
 
 class SendError(DmsgError):
-    """A file could not be sent now."""
+    """A file could not be sent now; it stays in the spool."""
 
 
 class Sending(LineReceiver, TimeoutMixin):
-    """The stream to the collector; one file after the other."""
+    """Protocol of the stream to the collector; sends one file after the other."""
 
     delimiter = b"\n"
     MAX_LENGTH = LINE_LIMIT
@@ -78,13 +78,14 @@ class Sending(LineReceiver, TimeoutMixin):
         self._file: IO[bytes] | None = None
         self._lost: Failure | None = None
 
-    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # Twisted's name
+    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # hook of TimeoutMixin
         return self._reactor.callLater(seconds, call)
 
     def offer(self, offer: Offer, file: IO[bytes]) -> Deferred[Answer]:
-        """Offer a file, and send it if it is wanted; fires with the last answer.  The file is not closed.
+        """Offer a file, and send it if the collector wants it. The caller closes the file.
 
-        Fails with :class:`SendError`, and the stream is of no more use then.
+        The deferred fires with the final answer. It fails with :class:`SendError`; the stream cannot be used after
+        that.
         """
         if self._lost is not None:
             return self._failed(f"the stream has ended: {self._lost.value}")
@@ -129,10 +130,10 @@ class Sending(LineReceiver, TimeoutMixin):
     def _not_sent(self, failure: Failure) -> None:
         if failure.check(OSError, ValueError):
             self._end(SendError(f"the file cannot be read: {failure.value}"))
-        # else the stream is gone, and connectionLost says why
+        # Any other error means that the stream has ended; connectionLost reports the reason.
 
     def timeoutConnection(self) -> None:
-        """Nothing was said and nothing taken for :data:`QUIET_LIMIT`."""
+        """Abort the stream after :data:`QUIET_LIMIT` seconds without an answer or progress."""
         self._end(SendError(f"nothing came from the collector for {QUIET_LIMIT:g} s"))
 
     def _end(self, error: SendError) -> None:
@@ -152,14 +153,16 @@ class Sending(LineReceiver, TimeoutMixin):
 
 
 class SpoolSender(Service):
-    """Sends what is finished in a directory to a collector, for as long as it runs.
+    """Service that sends the sealed files of a directory to a collector.
 
-    :param directory: of the spool; has or gets the sender's key, which the collector has to have on its list.
-    :param collector: its key and port.
-    :param discovery: asked for it when there is something to be sent: URLs, or a Lookups, of where collector and
-        servers are found.
-    :param warned: called with a line when files wait or are refused.
-    :ivar sent: what it has done.
+    :param directory: directory of the spool. It holds the sender's key, which is made if absent; the collector's list
+        must
+        contain it.
+    :param collector: the collector's key and port.
+    :param discovery: called when there is something to send. Returns the discovery to find collector and servers with:
+        URLs, or a Lookups.
+    :param warned: called with a line of text when files wait or are refused.
+    :ivar sent: counts of what was sent.
     """
 
     name = "telemetry-sender"
@@ -175,7 +178,10 @@ class SpoolSender(Service):
         random: Random | None = None,
         warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text),
     ) -> None:
-        """:raises DmsgError: the sender's key cannot be read or made."""
+        """Load or create the sender's key.
+
+        :raises DmsgError: the key cannot be read or made.
+        """
         self._reactor = reactor
         self._directory = directory
         self._collector = collector
@@ -214,10 +220,10 @@ class SpoolSender(Service):
         return Deferred.fromCoroutine(self._leave())
 
     async def _leave(self) -> None:
-        """What its entity has written last is told before it goes, if that is known to be possible."""
+        """Send what the entity wrote last, then stop; only if the collector has been accepting files."""
         if self._taking:
             last = Deferred.fromCoroutine(self._last()).addTimeout(LAST_TIMEOUT, self._reactor)
-            await last.addErrback(lambda _: None)  # it waits for the next start
+            await last.addErrback(lambda _: None)  # an unsent file waits for the next start
         await self._stop()
 
     async def _last(self) -> None:
@@ -236,13 +242,13 @@ class SpoolSender(Service):
         if lock is not None:
             lock.release()
 
-    # --- a round ---
+    # --- rounds of sending ---
 
     def _retry(self, failures: int) -> float:
         return retry_delay(failures, self._random)
 
     async def _round(self) -> float:
-        """Send what is there.  :returns: seconds until the next look."""
+        """Send the waiting files, and return the seconds until the next look."""
         under_way: Deferred[None] = Deferred()
         self._under_way = under_way
         try:
@@ -270,9 +276,9 @@ class SpoolSender(Service):
             return self._retry(self._failures)
 
     async def send_once(self) -> Sent:
-        """Send what is there, and stop; for who has not started the service.
+        """Send the waiting files and stop; for programs that do not start the service.
 
-        :raises DmsgError: not all of it was sent.
+        :raises DmsgError: not all files were sent.
         """
         try:
             if waiting := await in_thread(self._reactor, self._waiting):
@@ -302,7 +308,10 @@ class SpoolSender(Service):
         return [path for _, path in sorted(found)]
 
     async def _online(self) -> Client:
-        """:raises KeyInUse: another process sends what is in this directory."""
+        """Return the client, started on first use.
+
+        :raises KeyInUse: another process is sending the files of this directory.
+        """
         if self._over:
             raise SendError("it is over")
         if self._lock is None:
@@ -313,9 +322,9 @@ class SpoolSender(Service):
         return self._client
 
     async def _send(self, waiting: Sequence[Path]) -> None:
-        """Send these, oldest first.
+        """Send these files, oldest first.
 
-        :raises DmsgError: the collector cannot be reached, or the stream to it ended.
+        :raises DmsgError: the collector cannot be reached or has no room, or the stream ended.
         """
         client = await self._online()
         factory: Factory[Sending] = Factory()
@@ -338,7 +347,7 @@ class SpoolSender(Service):
         try:
             file = open(path, "rb")
         except FileNotFoundError:
-            return None  # it made room for newer ones, or another process of this directory has sent it
+            return None  # the spool made room for newer files, or another process sent this one
         except OSError as error:
             self._put_off(path, f"cannot be read: {error.strerror}")
             return None
@@ -365,14 +374,14 @@ class SpoolSender(Service):
         return answer
 
     def _put_off(self, path: Path, why: str) -> None:
-        """Others are sent meanwhile."""
+        """Skip this file for :data:`REFUSED_INTERVAL` seconds; others are sent meanwhile."""
         self._refused[path.name] = self._reactor.seconds() + REFUSED_INTERVAL
         if (more := self._seldom.more(why)) is not None:
             self._warned(f"{path.name} {why}{more}")
 
 
 def _offer_of(path: Path, file: BufferedReader) -> Offer | None:
-    """What is offered; None: it cannot be."""
+    """Return the offer of a file; None if the file is empty or too large."""
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     size = file.tell()
     file.seek(0)

@@ -1,4 +1,4 @@
-"""The collector entity: a client of dmsg that takes files of events from those on its list."""
+"""Collector entity: a dmsg client that receives event files from the senders on its list."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from dmsg.telemetry.metrics import CONTENT_TYPE
 from dmsg.v2019.client import Client
 
 COUNT_INTERVAL = 600.0
-"""Seconds between looks how much is there: who reads the files may take old ones away."""
+"""Seconds between counts of the stored bytes, because other programs may remove files."""
 
 _log = Logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorSettings(PageSettings):
-    """What an operator chooses of a collector; sizes are in bytes."""
+    """Settings of a collector; sizes are in bytes."""
 
     port: int = option(PORT, "Dmsg port to listen on", PORT_NUMBER, group=NETWORK)
     limit: int = option(
@@ -54,12 +54,12 @@ DEFAULTS = CollectorSettings()
 
 
 class Collector(Service):
-    """Keeps what senders bring.
+    """Service that keeps the files that senders deliver.
 
-    :param root: where files are kept, see :class:`~dmsg.collector.store.Store`.
-    :param senders: the list of keys that may bring files.
+    :param root: directory of the files, see :class:`~dmsg.collector.store.Store`.
+    :param senders: list of keys that may send files.
     :param discovery: URLs, or a Lookups.
-    :ivar ready: fires when it can be reached, and fails when the store cannot be used.
+    :ivar ready: fires once the collector is reachable; fails if the store cannot be used.
     """
 
     name = "dmsg-collector"
@@ -135,10 +135,10 @@ class Collector(Service):
 
     @property
     def metrics_port(self) -> IListeningPort | None:
-        """Where its page, ``/metrics`` and ``/health`` are."""
+        """Port of the status page, ``/metrics`` and ``/health``; None if there is none."""
         return self._status.port
 
-    # --- who, and how much ---
+    # --- senders and stored bytes ---
 
     def _allows(self, key: PubKey) -> bool:
         return key in self._senders.keys
@@ -157,10 +157,10 @@ class Collector(Service):
         await in_thread(self._reactor, self.store.look)
         return COUNT_INTERVAL
 
-    # --- what it says of itself ---
+    # --- health and metrics ---
 
     def health(self) -> Health:
-        """What ``/health`` says: by sender, how many seconds ago its last file came."""
+        """Return the content of ``/health``."""
         now = self._wall()
         connected = len(list(self.client.sessions()))
         return {
@@ -174,7 +174,7 @@ class Collector(Service):
         }
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus_client."""
+        """Yield the metrics for prometheus_client."""
         yield CounterMetricFamily("dmsg_collector_files", "Files that were kept", value=self.factory.file_count)
         yield CounterMetricFamily(
             "dmsg_collector_bytes", "Bytes of files that were kept", value=self.factory.byte_count
@@ -192,5 +192,5 @@ class Collector(Service):
         yield newest
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         return generate_latest(self._registry)

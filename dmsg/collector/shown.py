@@ -1,4 +1,4 @@
-"""What the page of a collector shows."""
+"""Status page of a collector."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dmsg.pages.process import of_process
 
 VERSION = version("dmsg")
 SHOWN_SENDERS = 100
-"""Senders in the table, those first whose last file is oldest."""
+"""Most senders in the table; those whose last file is oldest come first."""
 LATE = 1800.0
-"""Seconds without a file of a sender after which the page says so."""
+"""Seconds without a file from a sender after which the page reports a problem."""
 
 
 class Health(TypedDict):
@@ -34,7 +34,7 @@ class Health(TypedDict):
 
 
 class CollectorShown(Shown):
-    """A collector, as :class:`~dmsg.pages.model.Shown`."""
+    """Collector as the subject of a status page."""
 
     kind = "dmsg collector"
     charts = (

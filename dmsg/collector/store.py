@@ -1,14 +1,12 @@
-"""Where a collector keeps files: ``ROOT/<sender's key>/<day of arrival>/<name>``.
+"""Files of a collector: ``ROOT/<sender's key>/<day of arrival>/<name>``.
 
-Everything here blocks, and is called in threads.  A file has its name only
-when all of it is on the disk, and has been looked at: what reads the tree by
-names, as ``dmsg analytics`` does, never sees half of one.
+All functions block and are called in threads. A file gets its name only after it is completely on the disk and
+checked, so a program that reads the tree by names, as ``dmsg analytics`` does, never sees a part of one.
 
-Events say themselves who wrote them, and senders are believed only so far:
-``ROOT/producers/<producer>`` names the sender to whom a producer belongs, so that one
-server's sender cannot write another's history.  A producer that is a public key has to
-sign for its sender, and belongs to whoever shows that signature; one that is a name, as
-a discovery's, belongs to the sender that brought it first.
+Events name their own producer, and a sender could claim any name. ``ROOT/producers/<producer>`` therefore names the
+sender that a producer belongs to, so that the sender of one server cannot forge the history of another. If the
+producer is a public key, it has to sign for its sender, and belongs to the sender that shows this signature. If
+the producer is a name, as of a discovery, it belongs to the sender that delivered it first.
 """
 
 from __future__ import annotations
@@ -38,20 +36,20 @@ from dmsg.telemetry.schema import MAX_LINE, SEGMENT_SUFFIX
 from dmsg.telemetry.vouchers import is_vouched
 
 LIMIT = 100 * 1024**3
-"""Bytes of files in all, by default."""
+"""Default limit of all files together, in bytes."""
 OWN_PART = 2
-"""One sender may have the whole divided by this."""
+"""Divisor of the limit: one sender may fill this fraction of it."""
 RESERVE = 1024**3
-"""Bytes of the disk that stay free, by default."""
+"""Default disk space to leave free, in bytes."""
 TEXT_LIMIT = 64 * 1024 * 1024
-"""Bytes of a file, unpacked: four times those after which a server begins another one."""
+"""Most bytes of an unpacked file: four times the size at which a server seals a file."""
 LINES_LIMIT = 500_000
-"""Lines of a file: each is looked at."""
+"""Most lines of a file, because each line is parsed."""
 PRODUCERS_LIMIT = 64
-"""Producers of one sender: a server, a discovery, and who was there before them on that machine."""
+"""Most producers of one sender: a server, a discovery, and earlier ones of the same machine."""
 PRODUCERS = "producers"
 SIGNED = "signed"
-"""The second line of a producer's file: the producer has signed for that sender."""
+"""Second line of a producer's file, if the producer has signed for that sender."""
 _PRODUCER = re.compile("[0-9a-zA-Z-]{1,80}")
 _PART = ".part-"
 
@@ -59,22 +57,22 @@ _log = Logger()
 
 
 class StoreError(DmsgError):
-    """The store cannot be used."""
+    """The store cannot be used; the text says why."""
 
 
 class Full(DmsgError):
-    """There is no room now."""
+    """No room for the file now; the sender may try again."""
 
 
 class Unfit(DmsgError):
-    """A file that is not kept; the text says why."""
+    """The file is rejected for good; the text says why."""
 
 
 class Store:
-    """One directory; one collector at a time uses it.
+    """Directory of a collector's files, used by one collector at a time.
 
-    :param limit: bytes of files; ``reserve``: of the disk that stay free.
-    :ivar total: bytes of files that are there, as of the last look.
+    :param limit: most bytes of all files.
+    :param reserve: bytes of disk space to leave free.
     """
 
     def __init__(self, root: Path, *, limit: int = LIMIT, reserve: int = RESERVE) -> None:
@@ -86,19 +84,19 @@ class Store:
 
     @property
     def total(self) -> int:
-        """Bytes of files, as of the last look and with what came since."""
+        """Bytes of all files, as of the last count and the files added since."""
         return sum(self._held.values())
 
-    # --- life ---
+    # --- opening and closing ---
 
     def open(self) -> None:
-        """Take the directory, and put away what an earlier collector left half done.
+        """Lock the directory, and remove incomplete files that an earlier collector left.
 
-        :raises StoreError: it cannot be used, or another collector uses it.
+        :raises StoreError: the directory cannot be used, or another collector is using it.
         """
         try:
             (self.root / PRODUCERS).mkdir(parents=True, exist_ok=True)
-            lock = open(self.root / ".lock", "wb")  # it stays open
+            lock = open(self.root / ".lock", "wb")  # stays open: it holds the lock
         except OSError as error:
             raise StoreError(f"{self.root} cannot be used: {error.strerror}") from None
         try:
@@ -112,13 +110,13 @@ class Store:
         self.look()
 
     def close(self) -> None:
-        """Give the directory back."""
+        """Release the lock of the directory."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.close()
 
     def look(self) -> None:
-        """Count what is there: files may have been taken away."""
+        """Count the stored bytes again, because other programs may have removed files."""
         held: dict[str, int] = {}
         for path in self.root.glob(f"*/*/*{SEGMENT_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):
@@ -130,9 +128,9 @@ class Store:
     # --- files ---
 
     def has(self, origin: PubKey, offer: Offer) -> bool:
-        """Whether it is there already.
+        """Whether the offered file is stored already.
 
-        :raises Unfit: there is another one of that name.
+        :raises Unfit: another file of that name is stored.
         """
         for path in self.root.glob(f"{origin.hex()}/*/{offer.name}"):
             with open(path, "rb") as file:
@@ -142,9 +140,11 @@ class Store:
         return False
 
     def check_room(self, origin: PubKey, size: int, own_coming: int = 0, coming: int = 0) -> None:
-        """:raises Full: so many bytes more are too many.
+        """Check that a file of ``size`` bytes fits.
 
-        :param own_coming: bytes that the same sender is about to bring by another stream; ``coming``: that all are.
+        :param own_coming: bytes that the same sender is about to deliver over other streams.
+        :param coming: bytes that all senders are about to deliver.
+        :raises Full: there is no room.
         """
         with self._guard:
             own, total = self._held.get(origin.hex(), 0), sum(self._held.values())
@@ -158,31 +158,31 @@ class Store:
             raise Full(f"the collector's disk is full: {human_size(missing)} more are needed")
 
     def part(self, origin: PubKey) -> IO[bytes]:
-        """A file to receive into.
+        """Open a temporary file to receive into.
 
-        :raises OSError: it cannot be written.
+        :raises OSError: the file cannot be created.
         """
         place = self.root / origin.hex()
         place.mkdir(exist_ok=True)
         return tempfile.NamedTemporaryFile(dir=place, prefix=_PART, delete=False, buffering=0)
 
     def discard(self, part: IO[bytes]) -> None:
-        """What was received is not kept."""
+        """Remove a temporary file."""
         part.close()
         Path(part.name).unlink(missing_ok=True)
 
     def keep(self, origin: PubKey, offer: Offer, part: IO[bytes], now: float) -> Path:
-        """Look at what was received and give it its name; when this returns it outlives the power.
+        """Check a received file and give it its final name. On return the file survives a power failure.
 
         :param now: seconds since 1970.
-        :raises Unfit: it is not kept.
-        :raises OSError: it could not be written.
+        :raises Unfit: the file is rejected.
+        :raises OSError: the file could not be written.
         """
         received = Path(part.name)
         with open(received, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != offer.sha256:
                 raise Unfit("these are not the bytes that were offered")
-        if self.has(origin, offer):  # by another stream, meanwhile
+        if self.has(origin, offer):  # delivered over another stream meanwhile
             self.discard(part)
             return received
         self._claim(origin, self._producer(received), offer.voucher)
@@ -202,9 +202,9 @@ class Store:
         return kept
 
     def _producer(self, path: Path) -> str:
-        """Whose events are in a file.
+        """Return the producer of the events in a file.
 
-        :raises Unfit: nobody's, or those of several.
+        :raises Unfit: the file has no producer, or several.
         """
         with open(path, "rb") as file:
             size, torn = _check_size(file)
@@ -213,8 +213,9 @@ class Store:
             if number == LINES_LIMIT:
                 raise Unfit(f"it has more than {LINES_LIMIT} lines")
             read += len(line)
-            # programs do not agree on what a line is that some of them cannot read: one of them would take it for
-            # an event of anybody
+            # Programs disagree about where a malformed line ends: part of it could pass as an event of any producer in
+            # one of
+            # them. So a file with such a line is rejected.
             if cut or b"\r" in line:
                 raise Unfit("a line in it is no JSON")
             try:
@@ -222,7 +223,7 @@ class Store:
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if not torn or not _is_cut(error):
                     raise Unfit("a line in it is no JSON, or of nobody") from None
-                cut = True  # the last one of a torn file
+                cut = True  # the last line of a torn file
                 continue
             if not isinstance(producer, str) or not _PRODUCER.fullmatch(producer):
                 raise Unfit("a producer's name is none")
@@ -236,7 +237,11 @@ class Store:
         return found.pop()
 
     def _claim(self, origin: PubKey, producer: str, voucher: str) -> None:
-        """:raises Unfit: the producer is another's, or has not signed for this sender, or the sender has too many."""
+        """Record that a producer belongs to a sender.
+
+        :raises Unfit: the producer belongs to another sender or has not signed for this one, or the sender has too
+            many.
+        """
         key = _key_of(producer)
         signed = key is not None and (key == origin or is_vouched(key, origin, voucher))
         place = self.root / PRODUCERS
@@ -257,7 +262,7 @@ class Store:
                     f"producer {producer[:16]} belongs to {owner[:16]}; if it has moved, remove {PRODUCERS}/{producer}"
                     " at the collector"
                 )
-            # of a claim that the power cut there is nothing
+            # A claim interrupted by a power failure leaves nothing behind, because the file is renamed into place.
             if owner != origin.hex():
                 self._check_number(origin)
             if owner not in ("", origin.hex()):
@@ -285,9 +290,9 @@ class Store:
 
 
 def _key_of(producer: str) -> PubKey | None:
-    """The public key that a producer is; None: a name.
+    """Return the public key that names a producer; None if the producer has another kind of name.
 
-    :raises Unfit: a key in another spelling would be another producer.
+    :raises Unfit: the key is not in lower case; it would count as another producer.
     """
     try:
         key = PubKey.from_hex(producer)
@@ -299,16 +304,16 @@ def _key_of(producer: str) -> PubKey | None:
 
 
 def _is_cut(error: Exception) -> bool:
-    """Whether a line could not be read because its end is missing, and for no other reason."""
+    """Whether parsing a line failed only because its end is missing."""
     if not isinstance(error, json.JSONDecodeError):
         return False
     return error.msg.startswith("Unterminated string") or error.pos >= len(error.doc.rstrip())
 
 
 def _check_size(file: IO[bytes]) -> tuple[int, bool]:
-    """Bytes of text, and whether the file is torn.
+    """Return the number of unpacked bytes, and whether the file is torn.
 
-    :raises Unfit: it is no gzip, or more than :data:`TEXT_LIMIT` when unpacked.
+    :raises Unfit: the file is not gzip, or has more than :data:`TEXT_LIMIT` bytes unpacked.
     """
     size = 0
     try:
@@ -321,7 +326,7 @@ def _check_size(file: IO[bytes]) -> tuple[int, bool]:
     except zlib.error:
         if not size:
             raise Unfit("it is not packed by gzip") from None
-        return size, True  # what lies before the tear is read
+        return size, True  # the part before the tear is used
     return size, False
 
 

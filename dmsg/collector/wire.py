@@ -1,19 +1,18 @@
-r"""What the sender of a spool and a collector say to each other, over one stream.  No I/O.
+r"""Protocol between the sender of a spool and a collector, over one stream. No I/O.
 
-Lines of JSON in UTF-8 that end with ``\n``, at most :data:`LINE_LIMIT` bytes.
-The sender offers one file at a time, ``{"v": 1, "name": ..., "size": bytes,
-"sha256": 64 hex digits}``, with ``"voucher"``, 130 hex digits, where the events' producer is
-a key that has signed for the sender.  The collector answers ``{"answer": "send"}``, after
-which come ``size`` bytes and then its second answer, or at once one of these:
+Messages are lines of JSON in UTF-8 that end with ``\n`` and have at most :data:`LINE_LIMIT` bytes.
+The sender offers one file at a time: ``{"v": 1, "name": ..., "size": bytes,
+"sha256": 64 hex digits}``. If the producer of the events is a key, the offer has a ``"voucher"`` of 130 hex digits:
+the signature of the producer for the sender. The collector answers ``{"answer": "send"}``; then the sender sends
+``size`` bytes, and the collector answers again. Or the collector answers at once with one of these:
 
 ``kept``
-    The file is on its disk, now or from before: the sender may remove it.
+    The file is on the collector's disk, now or from before; the sender may remove it.
 ``later``
-    It cannot take it now, ``why`` says for what reason.  It may say so within
-    the bytes of a file, and ends the stream then.
+    The collector cannot take the file now; ``why`` gives the reason. This answer may also come while the bytes of a
+    file are being sent; then the collector closes the stream.
 ``refused``
-    It takes other files, but not this one, and will not; ``why`` says for what
-    reason.
+    The collector will never take this file, but takes others; ``why`` gives the reason.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
 VERSION = 1
 PORT = 900
-"""Of a collector's key, where nobody names another."""
+"""Default dmsg port of a collector."""
 PORT_NUMBER = Number(1, 65535, "")
 LINE_LIMIT = 2048
-"""Bytes of a line."""
+"""Longest line in bytes."""
 FILE_LIMIT = 64 * 1024 * 1024
-"""Bytes of a file, as it is sent."""
+"""Largest file in bytes, compressed as it is sent."""
 WHY_LIMIT = 300
-"""Characters of a reason."""
+"""Longest reason in characters."""
 _NAME = re.compile(
     f"(?:{re.escape(EVENTS_PREFIX)}|{re.escape(RECEIPTS_PREFIX)})[0-9a-f]{{32}}-[0-9]{{6,12}}{re.escape(SEGMENT_SUFFIX)}"
 )
@@ -46,11 +45,11 @@ _VOUCHER = re.compile("(?:[0-9a-f]{130})?")
 
 
 class WireError(DmsgError):
-    """The other side does not speak this."""
+    """The other side does not follow the protocol."""
 
 
 class Kind(StrEnum):
-    """What a collector answers."""
+    """Kind of a collector's answer."""
 
     SEND = "send"
     KEPT = "kept"
@@ -60,11 +59,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Offer:
-    """A file that a sender has.
+    """Offer of a file.
 
-    :ivar size: bytes.
-    :ivar sha256: 64 hex digits.
-    :ivar voucher: 130 hex digits, the producer's signature for the sender (:mod:`dmsg.telemetry.vouchers`), or empty.
+    :ivar size: size in bytes.
+    :ivar sha256: digest of the file, 64 hex digits.
+    :ivar voucher: the producer's signature for the sender, 130 hex digits (:mod:`dmsg.telemetry.vouchers`), or empty.
     """
 
     name: str
@@ -73,25 +72,28 @@ class Offer:
     voucher: str = ""
 
     def line(self) -> bytes:
-        """Without the end of the line."""
+        """Return the line without its end."""
         row = {"v": VERSION, "name": self.name, "size": self.size, "sha256": self.sha256}
         return json.dumps(row | ({"voucher": self.voucher} if self.voucher else {})).encode()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """:ivar why: for ``later`` and ``refused``."""
+    """Answer of a collector.
+
+    :ivar why: reason, for ``later`` and ``refused``.
+    """
 
     kind: Kind
     why: str = ""
 
     def line(self) -> bytes:
-        """Without the end of the line; a reason that is too long is cut."""
+        """Return the line without its end; a reason that is too long is cut."""
         return json.dumps({"answer": self.kind, **({"why": self.why[:WHY_LIMIT]} if self.why else {})}).encode()
 
 
 def is_spool_name(name: str) -> bool:
-    """Whether finished files of a spool are called so."""
+    """Whether a name is that of a sealed file of a spool."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -106,7 +108,10 @@ def _row(line: bytes) -> dict[str, object]:
 
 
 def parse_offer(line: bytes) -> Offer:
-    """:raises WireError: it is none."""
+    """Parse an offer.
+
+    :raises WireError: the line is not an offer.
+    """
     row = _row(line)
     if row.get("v") != VERSION:
         raise WireError(f"version {str(row.get('v'))[:20]} of the transfer is not known here, but {VERSION}")
@@ -124,9 +129,9 @@ def parse_offer(line: bytes) -> Offer:
 
 
 def parse_answer(line: bytes) -> Answer:
-    """What it says is made harmless for a terminal.
+    """Parse an answer. Control characters in its reason are made harmless for a terminal.
 
-    :raises WireError: it is none.
+    :raises WireError: the line is not an answer.
     """
     row = _row(line)
     try:
