@@ -1,1 +1,1 @@
-"""What the entities count about themselves."""
+"""Telemetry: metrics, and events that the entities write for the pipeline."""

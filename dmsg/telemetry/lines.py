@@ -1,4 +1,4 @@
-"""Reading finished files as far as they can be read."""
+"""Tolerant reader of sealed event files: reads a damaged file up to the damage."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import IO
 from dmsg.telemetry.schema import MAX_LINE
 
 CHUNK = 256 * 1024
-"""Bytes of text that are unpacked at a time."""
+"""Most bytes of text unpacked at a time."""
 READ = 16 * 1024
-"""Bytes that are read at a time: what is behind the end of a member is copied for each member in them."""
+"""Bytes read at a time. Small, because zlib copies all that follows a gzip member for each member in the same read."""
 
 
 def unpacked(file: IO[bytes]) -> Iterator[bytes]:
-    """The text of a gzip file, of one member behind the other, in pieces of 256 KiB at most.
+    """Unpack a gzip file of one or more members, in pieces of at most 256 KiB.
 
-    Gzip's own reader keeps back what lies just before a tear.
+    Python's gzip reader would lose the text just before a tear.
 
-    :raises zlib.error: what comes is not packed by gzip.
-    :raises EOFError: its end is missing.
+    :raises zlib.error: the data is not gzip, or is damaged.
+    :raises EOFError: the end is missing.
     """
     unpack = zlib.decompressobj(31)
     while packed := unpack.unused_data or file.read(READ):
         if unpack.eof:
-            unpack = zlib.decompressobj(31)  # another member
-        # at the end of a member the tail is no tail any more, but zlib leaves it as it was
+            unpack = zlib.decompressobj(31)  # the next member
+        # At the end of a member zlib leaves unconsumed_tail as it was, so eof must be checked as well.
         while packed and not unpack.eof:
             yield unpack.decompress(packed, CHUNK)
             packed = unpack.unconsumed_tail
@@ -37,9 +37,9 @@ def unpacked(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def read_lines(path: Path, limit: int) -> Iterator[bytes]:
-    """Lines, as far as the file can be read.
+    """Read lines as far as the file can be read, without raising an error for damage.
 
-    :param limit: bytes of text; what is beyond is not read.
+    :param limit: number of bytes of text after which reading stops.
     """
     text, read = b"", 0
     with open(path, "rb") as file, suppress(zlib.error, EOFError):

@@ -1,8 +1,7 @@
-"""Prometheus metrics.
+"""Prometheus metrics of discovery and of servers.
 
-Each entity has a registry of its own, so that several can live in one
-process.  Nothing is counted here on a hot path: what a relay counts for
-itself is read when somebody asks.
+Each entity has a registry of its own, so that several can run in one process. Nothing is counted here
+on a hot path: a relay's own counters are read when Prometheus asks.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from prometheus_client.registry import Collector
 from dmsg.errors import DropReason
 
 LATENCIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Seconds: the borders of buckets."""
+"""Upper bounds of the latency buckets, in seconds."""
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """What discovery counts."""
+    """Metrics of a discovery."""
 
     content_type = CONTENT_TYPE
 
@@ -70,12 +69,12 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         return generate_latest(self._registry)
 
 
 def relay_seconds(prefix: str) -> Histogram:
-    """From reading what a client sent to writing what is passed on, one turn of the reactor at a time."""
+    """Return a histogram of the time of one reactor turn, from reading a client's data to writing what is passed on."""
     return Histogram(
         f"{prefix}_relay_seconds",
         "From reading to writing, of one turn with its reads",
@@ -85,30 +84,34 @@ def relay_seconds(prefix: str) -> Histogram:
 
 
 class ServerStatistics(Protocol):
-    """What a server can say of itself at any time."""
+    """Interface to the counters of a server."""
 
     def gauges(self) -> dict[str, tuple[str, float]]:
-        """name -> (help, value) of what goes up and down."""
+        """Return help text and value of the gauges, by name."""
 
     def counters(self) -> dict[str, tuple[str, float]]:
-        """name -> (help, value) of what only goes up."""
+        """Return help text and value of the counters, by name."""
 
     def drops(self) -> dict[DropReason, int]:
-        """How often each reason occurred."""
+        """Return the number of drops for each reason."""
 
     def by_connections(self) -> dict[str, int]:
-        """How many addresses have so many connections."""
+        """Return the number of addresses for each range of connections per address."""
 
 
 class ServerMetrics:
-    """Reads a server's own counters when Prometheus asks."""
+    """Metrics of a server, read from the server's own counters when Prometheus asks."""
 
     content_type = CONTENT_TYPE
 
     def __init__(
         self, server: ServerStatistics, prefix: str = "dmsg_server", collectors: Iterable[Collector] = ()
     ) -> None:
-        """:param prefix: of all names.  :param collectors: more of what the server measures."""
+        """Register the server's counters.
+
+        :param prefix: prefix of all names.
+        :param collectors: further metrics of the server.
+        """
         self._prefix = prefix
         self._server = server
         self._registry = CollectorRegistry()
@@ -118,7 +121,7 @@ class ServerMetrics:
         ProcessCollector(registry=self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus_client."""
+        """Yield the metrics for prometheus_client."""
         for name, (text, value) in self._server.gauges().items():
             yield GaugeMetricFamily(f"{self._prefix}_{name}", text, value=value)
         for name, (text, value) in self._server.counters().items():
@@ -138,5 +141,5 @@ class ServerMetrics:
         yield addresses
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         return generate_latest(self._registry)

@@ -1,11 +1,10 @@
-"""Which receipts a server waits for: one of each end of each secure transport that it carried.  No I/O.
+"""Receipts due to a server: one from each end of each secure transport that it carried. No I/O.
 
-Whoever hands in something else costs the pipeline time and the spool room; it is
-checked here, cheap things first, and a signature only where a receipt is due.
+Any other receipt would cost the pipeline time and the spool space, so it is rejected here. Cheap checks come
+first; a signature is verified only if a receipt is due.
 
-A server that was killed does not know, when it runs again, what it had carried.
-For a while after its start it takes receipts of transports that it does not
-know, too; which of them it had really carried, its events before tell the pipeline.
+After a crash a server does not know what it had carried. For a while after its start it therefore also accepts
+receipts of unknown transports. The pipeline finds out from the server's earlier events which of these are genuine.
 """
 
 from __future__ import annotations
@@ -18,27 +17,32 @@ from attrs import define
 from dmsg.telemetry.receipts import Receipt, ReceiptError, Role, names_in, parse_receipt
 
 MAX_OWED = 65_536
-"""Transports that are over of which receipts are waited for; then the one goes that ended longest ago.  Those that are
-open are as many as the server carries."""
+"""Most ended transports whose receipts are still due; beyond that the one that ended first is forgotten. Open
+transports
+need no limit here: the server limits how many it carries.
+"""
 OWED_FOR = 600.0
-"""Seconds after its end for which a transport's receipts are waited for; for as long after a start, those of
-transports from before it are taken."""
+"""Seconds after the end of a transport for which its receipts are due. For the same time after a start, receipts of
+transports from before the start are accepted.
+"""
 MAX_FORMER = 65_536
-"""Receipts of transports from before the start that are taken in all."""
+"""Most receipts accepted for transports from before the start, in all."""
 MAX_FORMER_OF_NETWORK = 4096
-"""Those of clients in one network (/24, /48): keys cost nothing, so a share for each key is none."""
+"""Most of these from clients of one network (/24, /48). Keys cost an attacker nothing, so a limit per key alone would
+not help.
+"""
 MAX_FORMER_OF_SIGNER = 1024
-"""Those of one client: as many as it keeps for a server (:mod:`dmsg.v2019.core.kept`)."""
+"""Most of these from one client: as many as a client keeps for one server (:mod:`dmsg.v2019.core.kept`)."""
 
 
 class Due(IntEnum):
-    """What a server makes of a receipt."""
+    """Verdict on a receipt that a client hands in."""
 
     NOT = 0
     KNOWN = 1
-    """Of a transport that it carried, by an end of it that names the other one."""
+    """Due: from an end of a carried transport, and it names the other end."""
     FORMER = 2
-    """Of a transport from before its start; whether the signer was an end of it, its events before tell."""
+    """Possibly due: of a transport from before the start. Earlier events tell whether the signer was an end of it."""
 
 
 @define
@@ -49,16 +53,16 @@ class _Transport:
     ended: float | None = None
 
     def names_ends(self, receipt: Receipt) -> bool:
-        """Whether a receipt says who asked and who was asked, as it was."""
+        """Whether a receipt names both ends in their true roles."""
         ends = (self.initiator, self.responder)
         return (receipt.signer, receipt.peer) == (ends if receipt.role is Role.INITIATOR else ends[::-1])
 
 
 class Owed:
-    """Those of one server.
+    """Receipts due to one server.
 
-    :param server: its key.
-    :param now: seconds, when it starts.
+    :param server: the server's public key.
+    :param now: time of the start, in seconds.
     """
 
     def __init__(self, server: bytes, now: float = 0.0) -> None:
@@ -67,21 +71,24 @@ class Owed:
         self._ended: OrderedDict[bytes, _Transport] = OrderedDict()
         self._former_until = now + OWED_FOR
         self._former: dict[bytes, set[bytes]] = {}
-        """Signer -> former transports of which it has handed in a receipt, as long as those are taken."""
+        """Former transports for which each signer has handed in a receipt, while such receipts are accepted."""
         self._former_of: Counter[str] = Counter()
-        """The same, counted by network."""
+        """Number of these receipts by network."""
         self._taken: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
-        """Transport, signer of the newest receipts that were due, as long: they are not former ones."""
+        """Transport and signer of recent due receipts, in order, for the same time; so that a repeat does not pass as a
+        former
+        one.
+        """
 
     def __len__(self) -> int:
         return len(self._open) + len(self._ended)
 
     def carries(self, transport: bytes, initiator: bytes, responder: bytes) -> None:
-        """A transport was accepted; each of its ends, by their keys, may sign for it."""
+        """Record an accepted transport; each of its ends, given by public key, owes a receipt."""
         self._open[transport] = _Transport(initiator, responder, {initiator, responder})
 
     def ended(self, transport: bytes, now: float) -> None:
-        """It is over: :data:`OWED_FOR` from now on its receipts are not waited for any more."""
+        """Record the end of a transport; its receipts are due for :data:`OWED_FOR` more seconds."""
         owed = self._open.pop(transport, None)
         if owed is not None and owed.ends:
             owed.ended = now
@@ -93,9 +100,10 @@ class Owed:
             self._ended.popitem(last=False)
 
     def takes(self, payload: bytes, by: bytes, now: float, network: str = "") -> Due:
-        """Whether this is a receipt that was due; from now on it is not any more.
+        """Check a receipt and mark it as delivered, so that a second one is not due.
 
-        :param by: the key of the client that hands it in; ``network``: where that client is.
+        :param by: public key of the client that hands the receipt in.
+        :param network: network of that client.
         """
         transport, server, signer = names_in(payload)
         if signer != by or server != self._server:
@@ -115,14 +123,14 @@ class Owed:
         return Due.KNOWN
 
     def _forget(self, now: float) -> None:
-        """What is needed only as long as former receipts are taken."""
+        """Clear the tables that are only needed while former receipts are accepted."""
         if now >= self._former_until and (self._former or self._taken):
             self._former.clear()
             self._former_of.clear()
             self._taken.clear()
 
     def _takes_former(self, payload: bytes, transport: bytes, by: bytes, now: float, network: str) -> Due:
-        """Of a transport that this process has not carried, or not any more."""
+        """Check a receipt of a transport that this process did not carry, or has forgotten."""
         self._forget(now)
         known = self._former.get(by, set())
         if now >= self._former_until or transport in known or (transport, by) in self._taken:

@@ -1,11 +1,9 @@
-"""Names for clients and networks that say nothing to others.
+"""Pseudonyms (tags) for clients and networks in events.
 
-A tag is the first 8 bytes of HMAC-SHA256 over what it stands for, keyed with a
-secret that stays in the spool's directory (0600): events of one writer can be
-put together, those of two cannot, and nobody without the secret can find out
-which key a tag is, not even with a list of all keys.  Servers of one operator
-may have one secret together: then a client has the same tag at all of them.
-Tags of networks change each day (UTC).
+A tag is the first 8 bytes of HMAC-SHA256 over the name, keyed with a secret in the spool's directory
+(mode 0600). Events of one writer can be correlated, events of two writers cannot. Without the secret, nobody
+can find out which key a tag stands for, not even with a list of all keys. Servers of one operator may share a
+secret; then a client has the same tag at all of them. Tags of networks change each day (UTC).
 """
 
 from __future__ import annotations
@@ -19,24 +17,24 @@ from pathlib import Path
 
 from dmsg.errors import DmsgError
 
-SECRET_NAME = "secret"  # noqa: S105  # a file's name
+SECRET_NAME = "secret"  # noqa: S105  # the name of a file
 SECRET_SIZE = 32
 TAG_SIZE = 8
 CACHE_SIZE = 4096
-"""Tags that are remembered."""
+"""Number of tags in the cache."""
 IPV4_PREFIX = 24
 IPV6_PREFIX = 48
 
 
 def load_or_create_secret(directory: Path) -> bytes:
-    """The 32 bytes that are kept in ``directory``.
+    """Return the 32 bytes of the secret in ``directory``, and create it if it is absent.
 
-    :raises DmsgError: the file there holds something else.
-    :raises OSError: it cannot be read or made.
+    :raises DmsgError: the file has a wrong size, or others can access it.
+    :raises OSError: the file cannot be read or made.
     """
     path = directory / SECRET_NAME
     try:
-        # complete before it has its name, so that two processes that start at once agree
+        # The file is linked into place once it is complete, so that two processes starting at once use the same secret.
         fresh = directory / f".{SECRET_NAME}-{os.getpid()}"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -51,19 +49,19 @@ def load_or_create_secret(directory: Path) -> bytes:
 
 
 def read_secret(directory: Path) -> bytes:
-    """The 32 bytes that are kept in ``directory``.
+    """Return the 32 bytes of the secret in ``directory``.
 
-    :raises DmsgError: the file there holds something else.
-    :raises OSError: it cannot be read.
+    :raises DmsgError: the file has a wrong size, or others can access it.
+    :raises OSError: the file cannot be read.
     """
     return read_secret_file(directory / SECRET_NAME)
 
 
 def read_secret_file(path: Path) -> bytes:
-    """The 32 bytes of a file.
+    """Return the 32 bytes of a secret file.
 
-    :raises DmsgError: it holds something else, or others may read it.
-    :raises OSError: it cannot be read.
+    :raises DmsgError: the file has a wrong size, or others can access it.
+    :raises OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
@@ -71,16 +69,16 @@ def read_secret_file(path: Path) -> bytes:
     if len(secret) != SECRET_SIZE:
         size = "more" if len(secret) > SECRET_SIZE else str(len(secret))
         raise DmsgError(f"{path} must hold {SECRET_SIZE} bytes, not {size}")
-    # only of what is a secret: nobody is told to change the mode of another file
+    # The mode is checked after the size: nobody should be told to change the mode of a file that is no secret.
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise DmsgError(f"{path} is accessible by others (mode {mode & 0o777:04o}); do: chmod 600 {path}")
     return secret
 
 
 class Pseudonyms:
-    """Makes tags.
+    """Generator of tags.
 
-    :param clear: name clients by their keys; networks never are.
+    :param clear: use public keys instead of tags for clients. Networks always get tags.
     """
 
     def __init__(self, secret: bytes, *, clear: bool = False) -> None:
@@ -92,7 +90,7 @@ class Pseudonyms:
         return hmac.digest(self._secret, purpose + value, "sha256")[:TAG_SIZE].hex()
 
     def client(self, key: bytes) -> str:
-        """A tag of 16 hex digits, or the key in hex."""
+        """Return the tag of a client, 16 hex digits; in clear mode its public key in hex."""
         if self.clear:
             return key.hex()
         tag = self._tags.get(key)
@@ -103,7 +101,7 @@ class Pseudonyms:
         return tag
 
     def network(self, host: str, day: int) -> str | None:
-        """A tag of the network of an address; None for what is no IP address.
+        """Return the tag of the network of an address, 16 hex digits; None if ``host`` is not an IP address.
 
         :param day: days since 1970.
         """
@@ -120,9 +118,10 @@ class Pseudonyms:
         return self._tag(b"network" + day.to_bytes(4, "big"), prefix)
 
     def name(self) -> str:
-        """Eight hex digits for who has no key of its own."""
+        """Return a name of 8 hex digits for a producer without a key."""
         return self._tag(b"producer", b"")[:8]
 
     def space(self) -> str:
-        """Eight hex digits that all have whose tags can be put together; ``clear`` if those are keys."""
+        """Return an id of 8 hex digits of the space of tags; equal ids mean comparable tags. ``clear`` if clients
+        are named by keys."""
         return "clear" if self.clear else self._tag(b"space", b"")[:8]

@@ -1,6 +1,6 @@
-"""Receipts: what one end of a transport says was delivered, signed by its key.
+"""Receipts: statements of one end of a transport about the bytes delivered, signed with its key. No I/O.
 
-198 bytes, integers big endian (docs/pipeline/receipts.md)::
+198 bytes, integers big-endian (docs/pipeline/receipts.md)::
 
     version(1) = 1
     role(1)           0: this end asked for the transport, 1: it was asked
@@ -12,8 +12,8 @@
     delivered_in(8)   bytes of user data that this end has received
     signature(65)     of SHA-256 of "dmsg receipt 1" and all that stands before
 
-A server can make none, because it has neither client's key; it can withhold
-one, and then that work is not credited.  No I/O.
+A server cannot forge a receipt, because it has neither client's key. It can withhold one, but then that
+traffic is not credited to it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,20 @@ _IDENTITY = b"dmsg transport 1"
 
 
 def transport_identity(request: bytes, accept: bytes) -> bytes:
-    """16 bytes that both clients and the server know of a transport, and nobody else.
+    """Return the 16 bytes that identify a transport; only both clients and the server know them.
 
-    The first half of SHA-256 over ``dmsg transport 1``, the payload of REQUEST
-    and that of ACCEPT.  A secure transport's hold new keys, so no two
-    are alike.
+    The identity is the first half of SHA-256 over ``dmsg transport 1``, the payload of REQUEST
+    and the payload of ACCEPT. A secure transport's payloads hold fresh keys, so every identity is unique.
     """
     return sha256(_IDENTITY + request + accept).digest()[:IDENTITY_SIZE]
 
 
 class ReceiptError(Exception):
-    """It is no receipt, or nobody's; the text says why."""
+    """The data is not a valid receipt; the text says why."""
 
 
 class Role(IntEnum):
-    """Which end signs."""
+    """Role of the end that signs."""
 
     INITIATOR = 0
     RESPONDER = 1
@@ -58,7 +57,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What it says."""
+    """Content of a receipt."""
 
     role: Role
     transport: bytes
@@ -69,7 +68,7 @@ class Receipt:
     delivered_in: int
 
     def sign(self, key: SecKey) -> bytes:
-        """The 198 bytes.  :param key: the signer's."""
+        """Return the 198 bytes of the receipt, signed with the signer's secret key."""
         body = _BODY.pack(
             VERSION,
             self.role,
@@ -84,7 +83,7 @@ class Receipt:
 
 
 def names_in(data: bytes) -> tuple[bytes, bytes, bytes]:
-    """The transport, the server's key and the signer's that a receipt names, nothing of it checked.
+    """Return the transport, the server's key and the signer's key that a receipt names, without any check.
 
     :param data: ``RECEIPT_SIZE`` bytes.
     """
@@ -93,9 +92,9 @@ def names_in(data: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def parse_receipt(data: bytes) -> Receipt:
-    """What a receipt says, if its signer said it.
+    """Parse a receipt and verify its signature.
 
-    :raises ReceiptError: see its text.
+    :raises ReceiptError: the receipt is malformed or not signed by its signer.
     """
     if len(data) != RECEIPT_SIZE:
         raise ReceiptError(f"{len(data)} bytes are no receipt")

@@ -1,10 +1,9 @@
-"""Events on their way from an entity to its spool.
+"""Recorder: queue of events between an entity and its spool.
 
-:meth:`Recorder.record` puts an event into a queue and returns: a microsecond
-on the reactor's thread, whatever the disk does.  Once a second a thread takes
-the queue, names clients, makes JSON and appends it to the spool.  What does not
-fit into the queue, or onto the disk, is lost and counted; its number is used
-up, so that the reader sees the gap.
+:meth:`Recorder.record` appends an event to a queue and returns; that takes about a microsecond on the reactor's
+thread, however slow the disk is. Once a second another thread empties the queue, replaces clients by
+pseudonyms, encodes JSON and appends it to the spool. Events that fit neither into the queue nor onto the disk
+are lost and counted. Each lost event uses up a number, so that the reader sees the gap.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from dmsg.telemetry.schema import EVENTS_PREFIX, SCHEMA_VERSION
 from dmsg.telemetry.spool import SPOOL_LIMIT, Spool, end_line
 
 QUEUE_LIMIT = 65536
-"""Events that wait to be written."""
+"""Most events in the queue."""
 BATCH = 2048
-"""Events of one write."""
+"""Most events in one write."""
 
 _log = Logger()
 
 
 class Recorder:
-    """Writes the events of one process.
+    """Recorder of the events of one process.
 
-    :param producer: a server's key in hex, or another name of at most 66 letters.
-    :param wall: seconds since 1970.
-    :param monotonic: seconds of a clock that nobody sets.
-    :ivar boot: 32 hex digits.
-    :ivar lost: events that could not be written.
-    :ivar written: events that were.
+    :param producer: a server's public key in hex, or another name of at most 66 letters.
+    :param wall: clock, in seconds since 1970.
+    :param monotonic: monotonic clock, in seconds.
+    :ivar boot: random id of the process, 32 hex digits.
+    :ivar lost: number of events that could not be written.
+    :ivar written: number of events written.
     """
 
     def __init__(
@@ -72,11 +71,12 @@ class Recorder:
         )
 
     def record(self, event: str, fields: Mapping[str, object]) -> None:
-        """Take an event.
+        """Queue an event. Never blocks and never raises.
 
-        :param event: its type, of ``EVENTS``.
-        :param fields: what it holds besides the envelope; a value of bytes is a
-            client's key and is written as its pseudonym.
+        :param event: type of the event, of ``EVENTS``.
+        :param fields: fields besides those of the envelope. A value of type bytes is a client's public key, and is
+            written
+            as its pseudonym.
         """
         number = next(self._numbers)
         if len(self._queue) >= QUEUE_LIMIT:
@@ -85,7 +85,7 @@ class Recorder:
         self._queue.append((number, event, self._wall(), self._monotonic(), fields))
 
     def network(self, host: str) -> str | None:
-        """The pseudonym, of today, of the network of an address."""
+        """Return today's pseudonym of the network of an address."""
         return self.names.network(host, int(self._wall() // 86400))
 
     def _ending(self, lines: int, digest: str) -> bytes:
@@ -104,7 +104,7 @@ class Recorder:
     # --- on the writer's thread ---
 
     def flush(self, *, last: bool = False) -> None:
-        """Write what waits; on the writer's thread.  Never raises."""
+        """Write the queued events. Called on the writer's thread; never raises."""
         queue = self._queue
         encode, prefix, started = self._encode, self._prefix, self._started
         while queue:

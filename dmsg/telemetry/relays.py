@@ -1,4 +1,4 @@
-"""What a server of any family tells its telemetry: sessions, transports, refusals, load."""
+"""Telemetry of a server of any family: sessions, transports, refusals, and load."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from dmsg.telemetry.service import Telemetry
 from dmsg.telemetry.transports import Carried, CountingRelay, Peer, Way
 
 PROGRESS_INTERVAL = 300.0
-"""Seconds after which an open transport, if anything passed, has an event."""
+"""Seconds between two progress events of an open transport that carries data."""
 PROGRESS_LIMIT = 1000
-"""Such events of one second."""
+"""Most progress events per second."""
 
 _REASONS = {int(reason): reason.name.lower() for reason in CloseReason}
 _NOTHING = (0, 0, 0, 0, 0, 0)
 
 
 def reason_name(reason: int) -> str:
-    """A close reason as events name it."""
+    """Return the name of a close reason in events."""
     return _REASONS.get(reason) or f"reason_{reason}"
 
 
 class RelayTelemetry:
-    """Observes a relay (:class:`~dmsg.telemetry.transports.Observer`) and its sessions."""
+    """Observer of a relay (:class:`~dmsg.telemetry.transports.Observer`) and of its sessions, which records events."""
 
     def __init__(self, telemetry: Telemetry, now: Callable[[], float], server: bytes) -> None:
-        """:param now: seconds of the reactor's clock.
+        """Register with the telemetry of the entity.
 
-        :param server: the server's key.
+        :param now: clock of the reactor, in seconds.
+        :param server: the server's public key.
         """
         self._telemetry = telemetry
         self._owed = Owed(server, now())
@@ -40,7 +41,7 @@ class RelayTelemetry:
         self.relay: CountingRelay
         self._sessions = 0
         self._open: OrderedDict[Carried, float] = OrderedDict()
-        """Accepted transports, by the time of their last event, oldest first."""
+        """Accepted transports and the time of their last event, oldest first."""
         self._drops: Counter[DropReason] = Counter()
         self._frames = self._bytes = 0
         telemetry.beats.append(self._tell_drops)
@@ -49,14 +50,14 @@ class RelayTelemetry:
     # --- sessions ---
 
     def session_opened(self, link: Link, handshake: float) -> int:
-        """A handshake is done.  :returns: the number to close it with."""
+        """Record a new session, and return its number for :meth:`session_closed`."""
         self._sessions += 1
         fields = {"peer": link.remote, "session": self._sessions, "handshake_ms": round(handshake * 1000)}
         self._telemetry.record("session_open", fields)
         return self._sessions
 
     def session_closed(self, number: int, link: Link, duration: float, peer: Peer | None) -> None:
-        """The connection is gone."""
+        """Record the end of a session."""
         reason = "connection_lost" if link.ended_for is None else link.ended_for.value
         fields: dict[str, object] = {"peer": link.remote, "session": number, "reason": reason}
         fields["duration_ms"] = round(duration * 1000)
@@ -65,12 +66,12 @@ class RelayTelemetry:
         self._telemetry.record("session_close", fields)
 
     def handshake_failed(self, reason: DropReason, host: str | None) -> None:
-        """A connection ended before its client was known."""
+        """Record a connection that ended before its client was authenticated."""
         source = self._telemetry.network(host) if host is not None else None
         fields = {"reason": reason.value, "source": source}
         self._telemetry.record_repeated("handshake_fail", (reason.value, source), fields)
 
-    # --- the relay's side (Observer) ---
+    # --- called by the relay (Observer) ---
 
     def requested(self, source: Peer, there: Way, back: Way, payload: bytes, target: bytes, secure: bool) -> Carried:
         there.tick = back.tick = -1
@@ -79,7 +80,7 @@ class RelayTelemetry:
 
     def accepted(self, carried: Carried, payload: bytes) -> None:
         if carried.request is None:
-            return  # again: the clients will see to it
+            return  # a repeated ACCEPT; the clients deal with it
         now = self._now()
         carried.accept(payload, now)
         assert carried.identity is not None
@@ -140,7 +141,9 @@ class RelayTelemetry:
             route.asked_at = self._now() if now is None else now
             back.tick = -1
         route.seen = tick
-        # while an ACK is waited for, the gate of the way that it comes stays open
+        # While data of the opposite direction awaits its ACK, every frame of this direction must be reported: -1 never
+        # equals
+        # the relay's tick.
         route.tick = tick if back.asked_at is None else -1
 
     def receipt(self, source: Peer, payload: bytes) -> bool:
@@ -153,10 +156,10 @@ class RelayTelemetry:
         self._telemetry.record_receipt("receipt", fields | ({"former": True} if due is Due.FORMER else {}))
         return True
 
-    # --- from time to time ---
+    # --- called periodically ---
 
     def _turn(self) -> None:
-        """Once a second."""
+        """Run once a second: record progress of transports that had no event for :data:`PROGRESS_INTERVAL` seconds."""
         self.relay.tick += 1
         now = self._now()
         for _ in range(PROGRESS_LIMIT):
@@ -184,7 +187,7 @@ class RelayTelemetry:
         self._drops = drops
 
     def load(self) -> dict[str, object]:
-        """What the relay adds to a heartbeat."""
+        """Return the relay's fields of a heartbeat."""
         frames, size = self.relay.frames, self.relay.frame_bytes
         fields: dict[str, object] = {
             "transports": self.relay.route_count // 2,
@@ -196,12 +199,12 @@ class RelayTelemetry:
 
 
 def _took(seconds: float) -> dict[str, int]:
-    """From REQUEST to ACCEPT."""
+    """Return the fields for the time from REQUEST to ACCEPT."""
     return {"accept_ms": round(seconds * 1000), "accept_us": round(seconds * 1_000_000)}
 
 
 def _since(carried: Carried, counts: tuple[int, int, int, int, int, int]) -> dict[str, object]:
-    """What was counted since the last event of that transport."""
+    """Return the counts since the last event of a transport, and reset them."""
     before, carried.told = carried.told, counts
     fields: dict[str, object] = {}
     if carried.accepted is not None or counts != _NOTHING:

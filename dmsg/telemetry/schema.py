@@ -1,13 +1,11 @@
-"""What the entities write and the pipeline reads: events and their fields.
+"""Schema of the events that the entities write and the pipeline reads.
 
-Pure data, and the only thing that :mod:`dmsg.telemetry` and
-:mod:`dmsg.analytics` share.  An event is one JSON object on one line: the
-fields of ``ENVELOPE``, then those of its type.  A field that is absent was
-not measured, which is something else than 0.
+Pure data, and the only code that :mod:`dmsg.telemetry` and :mod:`dmsg.analytics` share. An event is one
+JSON object on one line: the fields of ``ENVELOPE``, then those of its type. An absent field was not
+measured; that is not the same as 0.
 
-Rules for changes: a new field or a new type keeps ``SCHEMA_VERSION``; a
-field that changes its meaning gets a new name; a reader refuses a version that
-it does not know and keeps the line in quarantine.
+Rules for changes: a new field or a new type keeps ``SCHEMA_VERSION``. A field whose meaning changes gets a
+new name. A reader rejects events of an unknown version and keeps their lines in quarantine.
 """
 
 from __future__ import annotations
@@ -18,27 +16,28 @@ from enum import StrEnum
 SCHEMA_VERSION = 1
 
 SEGMENT_SUFFIX = ".jsonl.gz"
-"""What the names of finished files of a spool end with."""
+"""Suffix of the names of sealed files."""
 EVENTS_PREFIX, RECEIPTS_PREFIX = "events-", "receipts-"
-"""What they begin with: receipts have files of their own, which are verified before they are counted."""
+"""Prefixes of the names of sealed files. Receipts have files of their own, because they are verified before they
+count."""
 
 MAX_LINE = 16 * 1024
-"""Bytes of one line; what is longer is not an event."""
+"""Longest line in bytes; a longer line is not an event."""
 
 
 class Type(StrEnum):
-    """What a field holds, as JSON shows it."""
+    """Type of a field, as represented in JSON."""
 
     STRING = "string"
     LONG = "long"
     BOOLEAN = "boolean"
     HISTOGRAM = "histogram"
-    """An array of :data:`BUCKETS` counts."""
+    """Array of :data:`BUCKETS` counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of an event."""
+    """Field of an event."""
 
     name: str
     type: Type
@@ -48,9 +47,10 @@ class Field:
 # --- histograms --------------------------------------------------------------
 
 BUCKETS = 34
-"""Buckets of a histogram of times."""
+"""Number of buckets of a latency histogram."""
 FIRST_BOUND = 0.0001
-"""Seconds: the upper bound of the first bucket; each next one is the square root of 2 larger, the last has none."""
+"""Upper bound of the first bucket, in seconds. Each next bound is larger by the factor sqrt(2); the last bucket has
+none."""
 BOUNDS = tuple(FIRST_BOUND * 2 ** (index / 2) for index in range(BUCKETS - 1))
 """Upper bounds in seconds of all buckets but the last: 100 us to 6.55 s."""
 
@@ -109,7 +109,7 @@ _COUNTERS = (
 
 @dataclass(frozen=True, slots=True)
 class EventType:
-    """One type of event."""
+    """Type of an event."""
 
     name: str
     writers: str
@@ -306,7 +306,10 @@ EVENT = {event.name: event for event in EVENTS}
 
 
 def columns() -> tuple[Field, ...]:
-    """Every field once, the envelope first: a table that can hold all events."""
+    """Return every field once, those of the envelope first: the columns of a table that can hold any event.
+
+    :raises TypeError: two events give a field different types.
+    """
     known: dict[str, Field] = {}
     for field in (*ENVELOPE, *(field for event in EVENTS for field in event.fields)):
         before = known.setdefault(field.name, field)
@@ -316,7 +319,7 @@ def columns() -> tuple[Field, ...]:
 
 
 def markdown() -> str:
-    """The events as the tables of docs/pipeline/events.md."""
+    """Return the tables of docs/pipeline/events.md."""
     parts = ["## Envelope\n", _table(ENVELOPE)]
     for event in EVENTS:
         parts += [f"## `{event.name}`\n", f"Written by: {event.writers}. {event.text}\n"]

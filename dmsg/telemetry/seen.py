@@ -1,7 +1,7 @@
-"""Which receipts were believed before: one counts once, whenever and in whatever file it comes again.
+"""Database of accepted receipts: each receipt counts once, whenever and in whatever file it comes again.
 
-A receipt has no date.  A server that hands in those of an old transport again,
-with its events, would be credited again for it.
+A receipt has no date. A server could hand in the receipts and events of an old transport again to
+be credited twice.
 """
 
 from __future__ import annotations
@@ -14,20 +14,24 @@ from pathlib import Path
 from dmsg.errors import DmsgError
 
 NAME = ".seen.sqlite"
-"""Beside the checked receipts."""
+"""Name of the database, in the directory of the checked receipts."""
 GENERATION_DAYS = 30
-"""A receipt is known for so many days at least, and twice as many at most."""
+"""Days for which a receipt is remembered at least; it is forgotten after twice as many at most."""
 PATIENCE = 60.0
-"""Seconds that another process may take with the same file."""
+"""Seconds to wait while another process has the database locked."""
 _QUESTIONS = ("SELECT file FROM young WHERE receipt = ?", "SELECT file FROM old WHERE receipt = ?")
 
 
 class Seen:
-    """What is remembered of receipts, on the disk: 8 bytes of a hash, and of the file that they came in.
+    """Set of accepted receipts on the disk: a hash of 8 bytes for each, and the file that it came in.
 
-    :param path: of the database; it is made if it is not there.
+    Receipts are in two tables: once ``young`` is :data:`GENERATION_DAYS` old, it becomes ``old``, and the previous
+    ``old``
+    is dropped.
+
+    :param path: path of the database, which is created if it is absent.
     :param now: seconds since 1970.
-    :raises DmsgError: it cannot be used.
+    :raises DmsgError: the database cannot be used.
     """
 
     def __init__(self, path: Path, now: float | None = None) -> None:
@@ -62,16 +66,17 @@ class Seen:
         return DmsgError(f"{self._path} cannot be used: {error}")
 
     def begin(self) -> None:
-        """Look at a file; what is told until :meth:`keep` is remembered together."""
+        """Begin a transaction for one file; :meth:`keep` commits it."""
         try:
             self._base.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             raise self._unusable(error) from None
 
     def is_new(self, transport: bytes, signer: bytes, file: str) -> bool:
-        """Whether this end's word on a transport did not come in another file before; from now on it did.
+        """Whether this end's receipt for a transport has not come in another file before; adds it to the set.
 
-        :param file: hex digits that name the file: who was killed while looking at it looks at it again.
+        :param file: id of the file in hex digits. After a crash the same file is checked again, and its receipts count
+            as new.
         """
         receipt = int.from_bytes(hashlib.sha256(transport + signer).digest()[:8], "big", signed=True)
         name = int(file[:15], 16)
@@ -86,12 +91,12 @@ class Seen:
         return True
 
     def keep(self) -> None:
-        """Remember it."""
+        """Commit the receipts of the file."""
         try:
             self._base.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._unusable(error) from None
 
     def close(self) -> None:
-        """Forget what was not kept."""
+        """Close the database; receipts that were not committed are forgotten."""
         self._base.close()

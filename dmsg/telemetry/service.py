@@ -1,4 +1,4 @@
-"""Telemetry of an entity: its recorder, its heartbeats, its writer's thread."""
+"""Telemetry of an entity: recorders, heartbeats, and the thread that writes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ from dmsg.telemetry.vouchers import write_voucher
 HEARTBEAT_INTERVAL = 60.0
 """Seconds between heartbeats."""
 FLUSH_INTERVAL = 1.0
-"""Seconds between writes: what a kill can cost."""
+"""Seconds between writes; a killed process loses at most the events of this time."""
 STOP_TIMEOUT = 5.0
 """Seconds that stopping waits for the disk."""
 REPEATS_LIMIT = 4096
-"""Kinds of repeated events that are kept apart within a heartbeat; the oldest makes room."""
+"""Most kinds of repeated events that are counted separately between heartbeats; beyond that the oldest is written
+early."""
 RECEIPTS_PART = 4
-"""Of the limit of a server's spool: so much is for receipts, which never make room among events."""
+"""Divisor of a server's spool limit: this fraction is for receipts, which compete with each other only, not with
+events."""
 TARGETS_LIMIT = 1024
-"""Different targets of a repeated event that are counted."""
+"""Most distinct targets of a repeated event that are counted."""
 
 _log = Logger()
 _Arguments = ParamSpec("_Arguments")
@@ -51,7 +53,7 @@ def _absolute(text: str) -> Path:
 
 @dataclass(frozen=True)
 class TelemetrySettings:
-    """What an operator says of telemetry; the limit is in bytes."""
+    """Settings of telemetry; the limit is in bytes."""
 
     directory: Path = field(
         metadata=needed(
@@ -97,10 +99,10 @@ class TelemetrySettings:
     )
 
     def prepare(self) -> tuple[bytes, bytes]:
-        """Make the directory and its secret, and try to write there.
+        """Create the directory and its secret, and check that the directory is writable.
 
-        :returns: its secret, and the one for names.
-        :raises DmsgError: it cannot be used.
+        :returns: the directory's own secret, and the secret for pseudonyms.
+        :raises DmsgError: the directory or a secret cannot be used.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -118,12 +120,13 @@ class TelemetrySettings:
 
 @dataclass
 class Sent:
-    """What was sent to a collector.
+    """Counts of files sent to a collector.
 
-    :ivar kept: files that it has; ``kept_bytes`` of them.
-    :ivar refused: files that it would not take, each time that it said so.
-    :ivar failures: tries that ended otherwise.
-    :ivar waiting: files that are there to be sent, as of the last look.
+    :ivar kept: number of files that the collector has confirmed.
+    :ivar kept_bytes: bytes of these files.
+    :ivar refused: number of refusals; a file counts each time it is refused.
+    :ivar failures: number of rounds that failed for another reason.
+    :ivar waiting: number of files waiting, as of the last look.
     """
 
     kept: int = 0
@@ -134,7 +137,8 @@ class Sent:
 
 
 def _vouch(directory: Path, key: SecKey) -> None:
-    """Without it events are written all the same; a collector refuses them, and says so."""
+    """Write the voucher for the sender. Failure is only logged: events are still written, but a collector refuses
+    them."""
     try:
         write_voucher(directory, key)
     except (DmsgError, OSError) as error:
@@ -142,7 +146,7 @@ def _vouch(directory: Path, key: SecKey) -> None:
 
 
 class _Repeated:
-    """What of one kind occurred again since it was written."""
+    """Count of repeated events of one kind since the last one written."""
 
     __slots__ = ("count", "fields", "targets")
 
@@ -153,15 +157,17 @@ class _Repeated:
 
 
 class Telemetry:
-    """Writes what an entity tells.
+    """Writer of the events of an entity.
 
     :param role: server or discovery.
-    :param key: the server's, which is its name as a producer, and signs for the sender of its events; None names it
-        after its secret.
+    :param key: the server's key. Its public key names the producer, and it signs for the sender of the events. None
+        takes a
+        name from the directory's secret.
     :ivar about: fields of the start event.
-    :ivar loads: called for fields of a heartbeat.
-    :ivar sent: what a collector has got of it, if there is one.
-    :ivar beats: called before each heartbeat, for what is written with it; ``turns`` each second.
+    :ivar loads: functions that return fields of a heartbeat.
+    :ivar sent: counts of what was sent to a collector, if there is one.
+    :ivar beats: functions called before each heartbeat, to record events along with it.
+    :ivar turns: functions called each second.
     """
 
     def __init__(
@@ -173,7 +179,10 @@ class Telemetry:
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """:raises DmsgError: the directory cannot be used."""
+        """Prepare the directory, and write the voucher if there is a key.
+
+        :raises DmsgError: the directory cannot be used.
+        """
         own, for_names = settings.prepare()
         if key is not None:
             _vouch(settings.directory, key)
@@ -216,22 +225,22 @@ class Telemetry:
         self.sent = Sent()
 
     def client(self, key: bytes) -> str:
-        """What events call a client: a tag, or its key."""
+        """Return the name of a client in events: a pseudonym, or its public key."""
         return self._names.client(key)
 
     @property
     def lost(self) -> int:
-        """Events that could not be written."""
+        """Number of events that could not be written."""
         return self._recorder.lost + self._receipts.lost
 
     @property
     def written(self) -> int:
-        """Events that were written."""
+        """Number of events written."""
         return self._recorder.written + self._receipts.written
 
     @property
     def removed(self) -> int:
-        """Sealed files that made room for newer ones."""
+        """Number of sealed files that were removed to make room for newer ones."""
         return self._recorder.spool.removed + self._receipts.spool.removed
 
     # --- events ---
@@ -239,10 +248,10 @@ class Telemetry:
     def record_repeated(
         self, event: str, key: tuple[Hashable, ...], fields: Mapping[str, object], target: bytes | None = None
     ) -> None:
-        """Take an event of which a stranger can cause any number.
+        """Record an event that strangers can cause any number of times.
 
-        The first of a ``key`` is written at once, those that follow within the
-        interval of a heartbeat are one event with their number ``n``.
+        The first event of a ``key`` is written at once. Those that follow before the next heartbeat are
+        written as one event with their number ``n``, so that an attacker cannot fill the spool.
         """
         kind = event, key
         repeated = self._repeated.get(kind)
@@ -263,10 +272,10 @@ class Telemetry:
                 fields["targets"] = len(repeated.targets)
             self.record(kind[0], fields)
 
-    # --- life ---
+    # --- start and stop ---
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start writing: record the start event and seal files that killed processes left."""
         now = self._reactor.seconds()
         self._beat_at = now
         self._cpu = time.process_time()
@@ -317,7 +326,10 @@ class Telemetry:
         self._beat_at, self._cpu, self._lag, self._lost = now, cpu, 0.0, lost
 
     def stop(self) -> Deferred[None]:
-        """Write the rest and seal; fires when it is on the disk, or after STOP_TIMEOUT."""
+        """Write the remaining events and seal the files.
+
+        :returns: fires when all is on the disk, or after :data:`STOP_TIMEOUT` seconds.
+        """
         if self._call is None:
             return maybeDeferred(lambda: None)
         self._call.cancel()
@@ -347,6 +359,6 @@ class Telemetry:
                 _log.failure("writing telemetry failed", result)
 
         writing = in_thread(self._reactor, act, *args, **options).addBoth(finished)
-        if not writing.called:  # by a clock, as in a lab, it is done already
+        if not writing.called:  # under a test clock the work is done synchronously
             self._writing = writing
         return writing

@@ -1,14 +1,13 @@
-"""Files of events: appended to, sealed, found again after a crash.
+"""Spool: files of events that are appended to, sealed, and recovered after a crash.
 
-The file being written is plain text, ``.<kind>-<boot>-<number>.open``, held by a lock;
-each write ends with a whole line, so that a process that is killed loses what
-it had not written and nothing else.  Sealing compresses it into
-``<kind>-<boot>-<number>.jsonl.gz``, complete on the disk before it has that name: who
-collects files by name never sees half of one.  At the start, files that a
-killed process left are cut at their last whole line and sealed.
+The open file is plain text, ``.<kind>-<boot>-<number>.open``, and locked by its process. Each write ends
+with a whole line, so a killed process loses only what it had not written. Sealing compresses the file into
+``<kind>-<boot>-<number>.jsonl.gz``, which is complete on the disk before it gets that name: a program that
+collects files by name never sees a part of one. At the start, files that a killed process left are
+cut at their last whole line and sealed.
 
-Everything here blocks and is called from one thread.  The directory's size is
-limited: the oldest sealed files make room.
+All functions block and are called from one thread. The size of the directory is limited: the oldest
+sealed files are removed to make room.
 """
 
 from __future__ import annotations
@@ -27,31 +26,31 @@ from typing import IO
 from dmsg.telemetry.schema import SCHEMA_VERSION, SEGMENT_SUFFIX
 
 ROTATE_BYTES = 16 * 1024 * 1024
-"""Bytes of text after which a file is sealed."""
+"""Size of the text in bytes at which a file is sealed."""
 ROTATE_SECONDS = 300.0
-"""Seconds after which a file is sealed, by default."""
+"""Default age in seconds at which a file is sealed."""
 SPOOL_LIMIT = 1024 * 1024 * 1024
-"""Bytes of sealed files that a directory holds, by default."""
+"""Default limit of all sealed files of a directory, in bytes."""
 COMPRESSION = 3
-"""Level of gzip: half the work of the usual 6 for 4 % more bytes."""
+"""Compression level of gzip: half the work of the usual 6 for 4 % more bytes."""
 UNSEALED_LIMIT = 8
-"""Files that wait for a disk with room to be sealed; older ones are given up."""
+"""Most unsealed files that wait for disk space; the oldest beyond that are removed."""
 OPEN_SUFFIX = ".open"
 
 
 def end_line(envelope: Mapping[str, object], lines: int, digest: str, *, recovered: bool) -> bytes:
-    """The last line of a file."""
+    """Return the last line of a file, with the number of its lines and their digest."""
     row = {**envelope, "type": "segment_end", "lines": lines, "sha256": digest, "recovered": recovered}
     return json.dumps(row, separators=(",", ":")).encode() + b"\n"
 
 
 class Spool:
-    """One process's files in a directory.
+    """Files of one process in a directory.
 
-    :param stem: what their names begin with.
-    :param family: what the names of the files begin with that make room; those of others are not touched.
-    :param ending: makes the last line from (lines, SHA-256 in hex).
-    :ivar removed: sealed files that made room for newer ones.
+    :param stem: beginning of the files' names.
+    :param family: beginning of the names of files that may be removed to make room; others are not touched.
+    :param ending: returns the last line, from the number of lines and their SHA-256 in hex.
+    :ivar removed: number of sealed files removed to make room.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Spool:
         """Append whole lines.
 
         :param now: seconds of a monotonic clock.
-        :raises OSError: nothing of them is kept.
+        :raises OSError: the lines could not be written; none of them is kept.
         """
         file = self._file
         if file is None:
@@ -100,7 +99,7 @@ class Spool:
         self._hash.update(lines)
 
     def look(self, now: float) -> None:
-        """Seal if it is time."""
+        """Seal the open file if it is large or old enough."""
         if self._file is not None and (
             self._size >= self._rotate_bytes or (self._lines and now - self._opened >= self._rotate_seconds)
         ):
@@ -109,7 +108,7 @@ class Spool:
     def _open(self, now: float) -> IO[bytes]:
         self._number += 1
         path = self._directory / f".{self._stem}-{self._number:06d}{OPEN_SUFFIX}"
-        file = open(path, "xb", buffering=0)  # it stays open
+        file = open(path, "xb", buffering=0)  # stays open: it holds the lock
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._file, self._opened = file, now
         self._size = self._lines = 0
@@ -117,9 +116,9 @@ class Spool:
         return file
 
     def seal(self) -> None:
-        """Finish the file that is open, if there is one.
+        """Seal the open file, if there is one.
 
-        :raises OSError: there is no room; it is tried again at the next time.
+        :raises OSError: there is no disk space; the next call tries again.
         """
         file = self._file
         if file is not None:
@@ -129,7 +128,7 @@ class Spool:
             except OSError:
                 whole = False
             if not whole:
-                file.truncate(self._size)  # sealed without its last line: it tells of itself that it is torn
+                file.truncate(self._size)  # sealed without its last line, so that readers see that it is torn
             self._file = None
             file.close()
             self._unsealed.append(Path(file.name))
@@ -159,13 +158,13 @@ def _stats(paths: Iterable[Path]) -> Iterable[tuple[Path, os.stat_result]]:
         try:
             yield path, path.stat()
         except FileNotFoundError:
-            continue  # somebody collects them
+            continue  # a collector took the file
 
 
 def compress(path: Path) -> Path:
-    """Make the sealed file of an open one, and remove that.
+    """Compress an open file into its sealed file, and remove the open one.
 
-    :raises OSError: no room; the open file is still there.
+    :raises OSError: there is no disk space; the open file is still there.
     """
     sealed = path.with_name(path.name.removeprefix(".").removesuffix(OPEN_SUFFIX) + SEGMENT_SUFFIX)
     fresh = path.with_name(f".{sealed.name}.part")
@@ -189,9 +188,9 @@ def compress(path: Path) -> Path:
 
 
 def recover(directory: Path) -> int:
-    """Seal what processes that are no more left open.
+    """Seal the open files of processes that no longer run.
 
-    :returns: how many files.
+    :returns: number of files sealed.
     """
     found = 0
     for path in sorted(directory.glob(f".*{OPEN_SUFFIX}")):
@@ -200,14 +199,14 @@ def recover(directory: Path) -> int:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    continue  # its process lives
+                    continue  # its process is still running
                 if not _mend(file):
                     path.unlink()
                     continue
                 compress(path)
                 found += 1
         except FileNotFoundError:
-            continue  # another process was quicker
+            continue  # another process recovered it
     for path in directory.glob(f".*{SEGMENT_SUFFIX}.part"):
         boot = path.name.removeprefix(".").rpartition("-")[0]
         if not any(directory.glob(f".{boot}-*{OPEN_SUFFIX}")):
@@ -216,7 +215,7 @@ def recover(directory: Path) -> int:
 
 
 def _mend(file: IO[bytes]) -> bool:
-    """Cut at the last whole line and write the last one; False if nothing is left."""
+    """Cut a file at its last whole line and append a segment_end; False if no line is left."""
     digest = hashlib.sha256()
     lines = size = 0
     last = b""
@@ -237,7 +236,7 @@ def _mend(file: IO[bytes]) -> bool:
         envelope = {name: row[name] for name in ("producer", "role", "boot", "ts", "mono")}
         envelope = {"v": SCHEMA_VERSION, **envelope, "seq": row["seq"] + 1}
     except (ValueError, KeyError, TypeError):
-        return True  # not one of ours; the reader puts it in quarantine
+        return True  # not an event of ours; the pipeline puts it in quarantine
     file.seek(size)
     file.write(end_line(envelope, lines, digest.hexdigest(), recovered=True))
     file.flush()

@@ -1,7 +1,7 @@
-"""What telemetry keeps of one transport, and what it asks of the relay that carries it.  No I/O, no clock.
+"""Counts of a transport for telemetry, and the interface to the relay that carries it. No I/O, no clock.
 
-A relay of any family counts for each :class:`Way`, whether anybody looks or not.  An :class:`Observer`, if there is
-one, is told when a transport begins, is accepted and ends, and of refusals.
+A relay of any family counts in each :class:`Way`, with or without telemetry. An :class:`Observer`, if there is one, is
+told when a transport is requested, accepted, refused or over.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from dmsg.telemetry.schema import BOUNDS, BUCKETS
 
 
 class Way(Protocol):
-    """One direction of a transport, as its relay counts it.
+    """Interface to one direction of a transport, as its relay counts it.
 
-    :ivar frames: data and ACK frames that went this way; ``acks``: the ACKs among them.
+    ``tick`` is a gate for the hot path: the relay calls :meth:`Observer.look` only for the first frames after the
+    relay's tick has changed, not for every frame.
+
+    :ivar frames: number of data and ACK frames in this direction.
+    :ivar acks: number of ACKs among them.
     :ivar wire: bytes of these frames, with their headers.
-    :ivar dropped: bytes of user data that were counted and never left.
-    :ivar queued: bytes of this way that may wait in the receiver's queue.
-    :ivar carried: what telemetry keeps of the transport.
-    :ivar tick: telemetry is told of the next frames unless this is the relay's tick.
-    :ivar seen: the tick in which frames went this way last.
-    :ivar asked_at: when the data frame passed whose ACK telemetry waits for.
+    :ivar dropped: bytes of user data that were counted but never left.
+    :ivar queued: bytes of this direction that may be in the receiver's queue.
+    :ivar carried: telemetry's record of the transport.
+    :ivar tick: the next frames are reported to the observer unless this equals the relay's tick.
+    :ivar seen: tick in which frames last passed in this direction.
+    :ivar asked_at: time at which the data frame passed whose ACK is awaited.
     """
 
     frames: int
@@ -42,22 +46,23 @@ class Way(Protocol):
 
     @property
     def back(self) -> Way:
-        """The other direction."""
+        """Opposite direction."""
 
     def user_data(self, secure: bool) -> int:
-        """Return the bytes of user data that were taken to go this way."""
+        """Return the bytes of user data accepted for this direction."""
 
 
 class Place(Protocol):
-    """Where a client is connected from."""
+    """Interface to the network address of a client."""
 
     address: str
 
 
 class Peer(Protocol):
-    """A client of a relay.
+    """Interface to a client of a relay.
 
-    :ivar frames_in: frames that it has sent; ``bytes_in``: their bytes.
+    :ivar frames_in: number of frames received from the client.
+    :ivar bytes_in: bytes of these frames.
     """
 
     frames_in: int
@@ -65,18 +70,18 @@ class Peer(Protocol):
 
     @property
     def key(self) -> bytes:
-        """The client's public key."""
+        """Public key of the client."""
 
     @property
     def port(self) -> Place:
-        """Its connection."""
+        """Connection of the client."""
 
 
 class CountingRelay(Protocol):
-    """A relay, as far as telemetry looks at it.
+    """Interface to a relay.
 
-    :ivar tick: counted up once a second.
-    :ivar route_count: two for each transport.
+    :ivar tick: counter that telemetry increments once a second.
+    :ivar route_count: number of directions, two for each transport.
     """
 
     tick: int
@@ -85,7 +90,7 @@ class CountingRelay(Protocol):
 
     @property
     def frames(self) -> int:
-        """Frames received since the start."""
+        """Number of frames received since the start."""
 
     @property
     def frame_bytes(self) -> int:
@@ -93,38 +98,45 @@ class CountingRelay(Protocol):
 
 
 class Observer(Protocol):
-    """What a relay tells of its transports."""
+    """Interface through which a relay reports its transports."""
 
     def requested(self, source: Peer, there: Way, back: Way, payload: bytes, target: bytes, secure: bool) -> Carried:
-        """A client's request to open a transport was passed on.
+        """Record a client's request that was passed on.
 
-        :param payload: the request, which the transport is identified by; ``target``: the key of the client asked.
+        :param payload: payload of the request, which identifies the transport.
+        :param target: public key of the client that was asked for.
         """
 
     def accepted(self, carried: Carried, payload: bytes) -> None:
-        """The answer was passed on."""
+        """Record that the answer to a request was passed on."""
 
     def refused(self, source: Peer, target: bytes, reason: str) -> None:
-        """A request was not passed on.  :param target: the key of the client asked, or less of it."""
+        """Record a request that was not passed on.
+
+        :param target: public key of the client that was asked for, or the part of it that arrived.
+        """
 
     def ended(self, carried: Carried, reason: int, by: str) -> None:
-        """A transport is over.  :param by: src, dst or server."""
+        """Record the end of a transport.
+
+        :param by: src, dst or server.
+        """
 
     def look(self, carried: Carried, route: Way, data: int, acks: int) -> None:
-        """Frames passed on a way whose tick was not the relay's: ``data`` data frames and ``acks`` ACKs."""
+        """Record frames of a direction whose tick differs from the relay's: ``data`` data frames and ``acks`` ACKs."""
 
     def receipt(self, source: Peer, payload: bytes) -> bool:
-        """Take a client's receipt; False: none was due, or it is no good."""
+        """Take a client's receipt; False if none was due or it is invalid."""
 
 
 def share_loss(ways: Sequence[Way], left: int, congested: bool) -> None:
-    """Count what was queued for a peer whose connection is gone as dropped, by what each way may have had there.
+    """Count the bytes queued for a disconnected peer as dropped, shared among the directions that lead to it.
 
-    The sum is exact but for what surrounds the data; the parts are an estimate where there are several.
+    The sum is exact except for frame headers. The share of each of several directions is an estimate.
 
-    :param ways: those that lead to the peer.
+    :param ways: directions that lead to the peer.
     :param left: bytes that did not leave.
-    :param congested: ``queued`` of the ways is kept; else any may have had all of it.
+    :param congested: whether ``queued`` is maintained; otherwise any direction may have had all of the bytes.
     """
     parts = [min(way.wire, way.queued if congested else left) for way in ways]
     total = sum(parts)
@@ -136,11 +148,13 @@ def share_loss(ways: Sequence[Way], left: int, congested: bool) -> None:
 
 @dataclass(slots=True, eq=False)
 class Carried:
-    """One transport, as its relay saw it.
+    """Record of a transport, as its relay saw it.
 
-    :ivar there: the way from the client that asked, ``back`` the way to it.
-    :ivar opened: seconds, when the REQUEST came; ``accepted`` likewise, or None.
-    :ivar rtt: counts by bucket of :data:`~dmsg.telemetry.schema.BOUNDS`, or None.
+    :ivar there: direction from the client that asked.
+    :ivar back: direction to that client.
+    :ivar opened: time of the REQUEST, in seconds.
+    :ivar accepted: time of the ACCEPT, or None.
+    :ivar rtt: counts for the buckets of :data:`~dmsg.telemetry.schema.BOUNDS`, or None without samples.
     """
 
     there: Way
@@ -154,23 +168,23 @@ class Carried:
     accepted: float | None = None
     rtt: list[int] | None = None
     told: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
-    """What the last event said: data, frames and ACKs, both ways."""
+    """Counts that the last event reported: data, frames and ACKs, in both directions."""
 
     def accept(self, payload: bytes, now: float) -> None:
-        """The ACCEPT came."""
+        """Record the ACCEPT."""
         if self.request is not None:
             self.identity = transport_identity(self.request, payload)
             self.request = None
             self.accepted = now
 
     def sample(self, seconds: float) -> None:
-        """A FWD was acknowledged after that time."""
+        """Add a sample: the seconds from a FWD to its ACK."""
         if self.rtt is None:
             self.rtt = [0] * BUCKETS
         self.rtt[bisect_left(BOUNDS, seconds)] += 1
 
     def counts(self) -> tuple[int, int, int, int, int, int]:
-        """Bytes of user data, FWD frames and their ACKs, each both ways, since the beginning."""
+        """Return bytes of user data, FWD frames and ACKs since the start, each in both directions."""
         there, back = self.there, self.back
         return (
             there.user_data(self.secure),

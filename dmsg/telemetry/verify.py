@@ -1,10 +1,9 @@
-"""Checking the signatures of receipts, before the pipeline counts them.
+"""Verification of receipts, before the pipeline counts them.
 
-Not in Spark: 41 us of elliptic curves for each need no cluster, and keys and
-secrets stay out of it.  Each finished file of receipts becomes a file of
-checked ones, with the same lines in the same order; one that is not believed
-keeps its place and says why.  The file is named by what was read, so that the
-same receipts, brought twice, are checked and counted once.
+Verification does not need Spark: one receipt takes 41 us of elliptic curve arithmetic, and keys and secrets stay
+out of the cluster. Each sealed file of receipts becomes a file of checked ones, with the same lines in the
+same order. A receipt that is rejected keeps its place, with the reason. The new file is named by the digest
+of the old one, so that a file delivered twice is checked and counted once.
 """
 
 from __future__ import annotations
@@ -28,31 +27,32 @@ from dmsg.telemetry.seen import NAME, Seen
 
 _KEPT = ("v", "ts", "mono", "producer", "role", "boot", "seq", "peer", "former")
 SHOWN = 200
-"""Bytes of a line that cannot be read that are kept."""
+"""Bytes of an unreadable line that are kept."""
 FILE_LIMIT = 512 * 1024 * 1024
-"""Bytes of text of one file of receipts; what is beyond is not read."""
+"""Most bytes of text read from one file of receipts."""
 
 
 @dataclass
 class Checked:
-    """What was found."""
+    """Result of a verification."""
 
     files: int = 0
     believed: int = 0
     refused: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    """Why receipts are not believed, and how many."""
+    """Number of rejected receipts by reason."""
 
 
 def check_line(
     line: bytes, names: Pseudonyms, is_new: Callable[[bytes, bytes], bool] = lambda transport, signer: True
 ) -> tuple[bytes, bool | None, str]:
-    """A line of a spool as a line for the pipeline.
+    """Turn a line of a spool into a line for the pipeline.
 
-    Nothing passes as it stands: what two programs read differently would be an event for one of them.
+    Every line is parsed and written anew: a line that two programs read differently could pass as an event in
+    one of them.
 
-    :param is_new: says of a transport and a signer whether no receipt of them was believed before.
-    :returns: the line, whether its receipt is believed (None for what is no receipt), and why not.
+    :param is_new: whether no receipt of this transport and signer was accepted before.
+    :returns: the line, whether its receipt is accepted (None if the line has none), and why not.
     """
     try:
         row = json.loads(line)
@@ -90,17 +90,17 @@ def _written(row: Mapping[str, object]) -> bytes:
 
 
 def _unreadable(line: bytes) -> bytes:
-    """A line that the pipeline keeps in quarantine."""
+    """Return a line that the pipeline keeps in quarantine."""
     return b"not read: " + json.dumps(line[:SHOWN].decode(errors="replace")).encode() + b"\n"
 
 
 def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Checked:
-    """Check the receipts of all files that were not checked yet.
+    """Check the receipts of all files that were not checked before.
 
-    :param spool: looked through with all below.
-    :param target: gets a file for each.
-    :raises OSError: it cannot be written.
-    :raises DmsgError: what was believed before cannot be read.
+    :param spool: directory of the files, read recursively.
+    :param target: directory that gets a checked file for each.
+    :raises OSError: a file cannot be written.
+    :raises DmsgError: the database of accepted receipts cannot be used.
     """
     found = Checked()
     target.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _verify(spool: Path, target: Path, names: Pseudonyms, seen: Seen, found: Che
         try:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
         except FileNotFoundError:
-            continue  # it made room for a newer one
+            continue  # removed to make room for a newer file
         checked = target / f"{RECEIPTS_PREFIX}{digest}{SEGMENT_SUFFIX}"
         if checked.exists():
             continue

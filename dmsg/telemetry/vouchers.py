@@ -1,8 +1,8 @@
-"""Vouchers: a server's word, signed with its key, that a sender may bring its events to collectors.  No reactor.
+"""Vouchers: signatures with which a server allows a sender to deliver its events to collectors. No reactor.
 
-Events name their producer themselves.  Where the producer is a public key, a collector believes a sender only if
-that key signed for it; otherwise any sender of the collector's list could write in the name of any server.  The
-server writes the voucher beside its events, for the sender's key of the same directory.
+Events name their own producer. If the producer is a public key, a collector accepts its events only from a sender
+that the key has signed for. Otherwise any sender on the collector's list could write in the name of any server.
+The server writes the voucher beside its events, for the sender's key in the same directory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SUFFIX = ".voucher"
 
 
 def statement(producer: PubKey, sender: PubKey) -> bytes:
-    """Return what a producer signs: JSON without white space, with both keys in hex."""
+    """Return the text that a producer signs: JSON without white space, with both keys in hex."""
     return f'{{"act":"bring events","producer":"{producer}","sender":"{sender}"}}'.encode()
 
 
@@ -36,9 +36,9 @@ def is_vouched(producer: PubKey, sender: PubKey, voucher: str) -> bool:
 
 
 def write_voucher(directory: Path, key: SecKey) -> None:
-    """Sign for the sender's key of a directory, which is made if it is absent, and write the voucher there.
+    """Write a voucher for the sender's key of a directory; the key is created if it is absent.
 
-    :param key: the server's.
+    :param key: the server's secret key.
     :raises DmsgError: the sender's key cannot be read or made.
     :raises OSError: the voucher cannot be written.
     """
@@ -54,9 +54,9 @@ def write_voucher(directory: Path, key: SecKey) -> None:
 
 
 def voucher_for(file: Path) -> str:
-    """Return the voucher for the events of a file, from beside it; empty where there is none."""
+    """Return the voucher stored beside a file for the events in it; empty if there is none."""
     try:
-        # the first line is enough: a collector takes only files of one producer
+        # The first line is enough, because a collector takes only files of one producer.
         line = next(read_lines(file, MAX_LINE), b"")
         producer = PubKey.from_hex(json.loads(line)["producer"])
         voucher = (file.parent / f"{producer}{_SUFFIX}").read_text()
