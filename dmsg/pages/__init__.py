@@ -1,1 +1,1 @@
-"""What an entity shows of itself: one page, live, beside its metrics."""
+"""Status page of an entity: one live page, beside its metrics."""

@@ -1,4 +1,4 @@
-"""Who may look at an entity's page: this machine, or who has the token."""
+"""Access rule of the status page: programs of the same machine, or anybody with the token."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from twisted.internet.interfaces import IAddress
 from dmsg.errors import DmsgError
 
 NOT_PUBLIC = "the numbers are for programs of this machine, or for others where --metrics opens them\n"
-"""Said at a public port to whoever asks for /metrics from elsewhere."""
+"""Answer at a public port to requests for /metrics from other machines."""
 MIN_TOKEN, MAX_TOKEN = 16, 512
-"""Characters of a token."""
+"""Length of a token in characters: shortest and longest."""
 _PROXIES = (
     b"x-forwarded-for",
     b"x-forwarded-host",
@@ -29,13 +29,13 @@ _PROXIES = (
     b"true-client-ip",
     b"cf-connecting-ip",
 )
-"""Headers of who asks for somebody else; a proxy that sends none of them cannot be told from a program here."""
+"""Headers that proxies add. A proxy that adds none of them cannot be told from a program of this machine."""
 
 
 def read_token(path: str) -> bytes:
-    """The token in a file, which others cannot read; white space around it does not count.
+    """Return the token in a file, without surrounding white space.
 
-    :raises DmsgError: it cannot be read, others can read it, or it is too short, too long, or no ASCII.
+    :raises DmsgError: the file cannot be read, others can access it, or the token is too short, too long or not ASCII.
     """
     try:
         with open(path, "rb") as file:
@@ -51,7 +51,7 @@ def read_token(path: str) -> bytes:
 
 
 class Asking(Interface):
-    """Request, as far as the rule looks at it."""
+    """Interface to the parts of a request that the rule examines."""
 
     def getHeader(self, key: bytes, /) -> bytes | None:
         """Return the value of a header."""
@@ -61,19 +61,21 @@ class Asking(Interface):
 
 
 class Access:
-    """The rule.
+    """Access rule for the status page.
 
-    With a token everybody needs it: as a bearer, or as the password that a browser asks for.  Without one it is for
-    connections from this machine alone, by an address or as localhost, so that no page of another site whose name
-    leads here can read it.  Proxies that say for whom they ask are refused, too; one that does not looks like a
-    program of this machine, and needs a token before it.
+    If there is a token, every request needs it, as a bearer token or as the password that a browser asks for. Without a
+    token, only requests from this machine are allowed, and only if their Host header is an address or ``localhost``.
+    Otherwise a page of another site, whose name an attacker points at this machine (DNS rebinding), could read the
+    status
+    page. Requests through a proxy that names its client are refused as well. A proxy that does not name it looks like a
+    program of this machine; behind such a proxy set a token.
     """
 
     def __init__(self, token: bytes | None = None) -> None:
         self._token = token
 
     def refuses(self, request: Asking) -> tuple[int, str] | None:
-        """Status and text; None: it may be shown."""
+        """Return the status and text of a refusal, or None if the request is allowed."""
         if self._token is not None:
             given = _given(request.getHeader(b"authorization") or b"")
             if given is not None and hmac.compare_digest(given, self._token):
@@ -89,13 +91,13 @@ class Access:
 
 
 HERE = Access()
-"""The rule for what a public port tells programs of its own machine alone, as monitoring there."""
+"""Rule without a token, for what a public port tells only to programs of its own machine, as monitoring."""
 
 
 def is_foreign(request: Asking) -> bool:
-    """Whether a browser asks on behalf of another site's page.
+    """Whether a browser sends the request for a page of another site.
 
-    Browsers say so in Sec-Fetch-Site; older ones send Origin with requests to another site.  Programs send neither.
+    Browsers say so in Sec-Fetch-Site; older ones send Origin with requests to another site. Programs send neither.
     """
     site = request.getHeader(b"sec-fetch-site")
     if site is not None:
@@ -105,9 +107,10 @@ def is_foreign(request: Asking) -> bool:
 
 
 def is_script(request: Asking) -> bool:
-    """Whether a page in a browser asks, not a person who opens the address.
+    """Whether a script in a browser sends the request, not a person who opens the address.
 
-    A name of another site can be made to lead here after its page was loaded; then the browser takes both for one site.
+    The check catches DNS rebinding: if another site's name is pointed here after its page was loaded, the browser takes
+    both for the same site.
     """
     mode = request.getHeader(b"sec-fetch-mode")
     return mode is not None and mode.lower() != b"navigate"
@@ -136,7 +139,7 @@ def _is_here(host: str) -> bool:
 
 
 def _is_plain(host: str) -> bool:
-    """An address, or localhost: names may lead here whose owners are others."""
+    """Whether a Host header is an address or localhost. Other names may belong to an attacker."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
     if name.lower() == "localhost":
         return True

@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn where the page is made, so that a browser without scripts shows them too.  No I/O."""
+"""Charts as SVG, drawn on the server, so that a browser without scripts shows them too. No I/O."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dmsg.pages.model import Chart, Line
 from dmsg.pages.samples import Samples
 
 WIDTH, HEIGHT = 300.0, 72.0
-"""Of a chart's drawing, in its own units; the page stretches it."""
+"""Size of a chart in its own units; the page stretches it."""
 
 
 def draw(chart: Chart, samples: Samples) -> Tag:
-    """A chart with its legend, which has the present values."""
+    """Return a chart with its legend, which shows the present values."""
     lines = [(line, samples.of(line)) for line in chart.lines]
     top = max((value for _, points in lines for _, value in points), default=0.0)
     span = max(samples.seconds, 1.0)
@@ -42,7 +42,7 @@ def draw(chart: Chart, samples: Samples) -> Tag:
 
 
 def spark(line: Line, samples: Samples) -> Tag:
-    """The last minutes of one number in a row of a table."""
+    """Return a sparkline of one number, for a row of a table."""
     points = samples.of(line)
     span = max(samples.seconds, 1.0)
     top = max((value for _, value in points), default=0.0)
@@ -63,7 +63,7 @@ def _draw_line(svg: Tag, number: int, points: list[tuple[float, float]], top: fl
 
 
 def said(value: float, unit: str) -> str:
-    """A number with its unit."""
+    """Return a number with its unit."""
     if unit == "bytes":
         return human_size(value)
     if unit == "bytes/s":

@@ -1,4 +1,4 @@
-"""What happened lately, in words: told from what an entity counts, so that no stranger can fill it.  No I/O."""
+"""Recent events in words, derived from an entity's counters, so that strangers cannot fill the list. No I/O."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from dmsg.base.units import human_time
 from dmsg.pages.model import BAD, Fact
 
 KEPT = 50
-"""Changes of facts that are kept; of each reason its newest event."""
+"""Most changes of facts that are kept; in addition, each reason has one event."""
 QUIET = 30.0
-"""Seconds without more of it after which the same reason is another event."""
+"""Seconds of silence after which further occurrences of a reason count as a new event."""
 
 
 class Happenings:
-    """Changes of facts; what was refused, dropped or ended: each reason once, or strangers would push out the rest."""
+    """Recent events: changes of facts, and bursts of refusals, drops and ends.
+
+    Each reason has one event at most. Otherwise a stranger could push out all others by repeating one.
+    """
 
     def __init__(self) -> None:
         self._changes: deque[tuple[float, str]] = deque(maxlen=KEPT)
         self._facts: dict[str, str] | None = None
         self._reasons: dict[str, float] = {}
         self._bursts: dict[str, tuple[float, float, float]] = {}
-        """By reason: when it began, when it was seen last, how many."""
+        """Current burst of each reason: its first and last time, and the number of occurrences."""
 
     @property
     def events(self) -> list[tuple[float, str]]:
-        """(Unix time, text), the newest last; of what came again and again the time is that of the last."""
+        """Events as (Unix time, text), the newest last; a burst has the time of its last occurrence."""
         bursts = [
             (last, f"{reason.replace('_', ' ')}: {number:.0f}{_within(last - began)}")
             for reason, (began, last, number) in self._bursts.items()
@@ -34,7 +37,7 @@ class Happenings:
         return sorted([*self._changes, *bursts])
 
     def look(self, now: float, facts: Sequence[Fact], reasons: Mapping[str, float]) -> None:
-        """Compare with the look before."""
+        """Compare facts and reasons with those of the previous call, and record what changed."""
         told = {fact.label: fact.value for fact in facts if fact.told}
         first = self._facts is None
         for label, value in told.items():
@@ -57,5 +60,5 @@ def _within(seconds: float) -> str:
 
 
 def worst_first(facts: Sequence[Fact]) -> list[Fact]:
-    """Bad ones before others."""
+    """Return facts with bad ones first."""
     return sorted(facts, key=lambda fact: fact.level != BAD)

@@ -1,4 +1,4 @@
-"""What a page is made of.  No I/O."""
+"""Model of a status page. No I/O."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ GOOD, BAD = "good", "bad"
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line of what an entity is now.
+    """Fact about the present state of an entity: a label and a value.
 
     :ivar level: ``good``, ``bad`` or empty.
-    :ivar told: that it changes is an event.
+    :ivar told: whether a change is listed as an event.
     """
 
     label: str
@@ -24,10 +24,10 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart.
+    """Line of a chart.
 
-    :ivar number: its name in what ``numbers`` gives.
-    :ivar rate: how much it grows in a second; else what it is.
+    :ivar number: name of the number in ``numbers()``.
+    :ivar rate: whether to draw the growth per second instead of the value.
     """
 
     label: str
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The last minutes of some numbers.
+    """Chart of numbers over the last minutes.
 
     :ivar unit: ``bytes``, ``bytes/s``, ``ms``, ``/s`` or empty.
     """
@@ -49,9 +49,9 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title; numbers stand at the right.
+    """Table with a title. Columns of numbers are aligned right.
 
-    :ivar empty: what is said where there is no row.
+    :ivar empty: text shown if there are no rows.
     """
 
     title: str
@@ -61,11 +61,11 @@ class Table:
 
 
 class Shown:
-    """An entity, as its page asks it.
+    """Interface that an entity implements so that its status page can query it.
 
-    :ivar kind: what it is, as in ``dmsg server``.
-    :ivar charts: what is drawn of ``numbers``.
-    :ivar asks: what may be searched for, as in ``a public key``; empty: nothing.
+    :ivar kind: kind of entity, as in ``dmsg server``.
+    :ivar charts: charts of numbers in ``numbers()``.
+    :ivar asks: description of what can be searched for, as ``a public key``; empty without a search.
     """
 
     kind = ""
@@ -74,32 +74,32 @@ class Shown:
 
     @property
     def key(self) -> str:
-        """What it is called; empty: it has no name."""
+        """Name of the entity, as its public key; empty if it has none."""
         return ""
 
     def look(self) -> None:
-        """Called every :data:`~dmsg.pages.sampling.INTERVAL` seconds, before anything else is asked."""
+        """Update measurements; called every :data:`~dmsg.pages.sampling.INTERVAL` seconds before the other methods."""
 
     def facts(self) -> list[Fact]:
-        """What it is now."""
+        """Return facts about the present state."""
         raise NotImplementedError
 
     def problems(self) -> list[str]:
-        """What its operator ought to look at, the worst first."""
+        """Return problems that the operator should look at, the worst first."""
         raise NotImplementedError
 
     def numbers(self) -> Mapping[str, float]:
-        """What charts are drawn of; asked every :data:`~dmsg.pages.sampling.INTERVAL` seconds."""
+        """Return the numbers for charts, by name; called every :data:`~dmsg.pages.sampling.INTERVAL` seconds."""
         raise NotImplementedError
 
     def reasons(self) -> Mapping[str, float]:
-        """What was refused, dropped or ended, by reason, since it started."""
+        """Return the number of refusals, drops and ends by reason, since the start."""
         raise NotImplementedError
 
     async def tables(self) -> list[Table]:
-        """Asked while somebody looks; waits for nobody."""
+        """Return the tables. Called only while somebody watches; must not wait for I/O."""
         raise NotImplementedError
 
     async def search(self, text: str) -> Table:
-        """What is found; asked where ``asks`` says something."""
+        """Return the results of a search. Called only if ``asks`` is not empty."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What an entity opens at ``--metrics``, from its start to its end."""
+"""Port of an entity's status page, ``/metrics`` and ``/health`` (``--metrics``)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _log = Logger()
 
 
 class StatusPort:
-    """The page, ``/metrics`` and ``/health``, beside what the entity listens at.
+    """Port with the status page, ``/metrics`` and ``/health``, separate from the ports of the entity's protocol.
 
-    :param where: endpoint string; None: it opens nothing.
-    :param token: who has it may look at the page from anywhere; None: it is for this machine alone.
-    :ivar port: what listens; None: nothing does.
-    :ivar refused: requests and connections that were refused.
+    :param where: endpoint string; None opens no port.
+    :param token: token that opens the page from anywhere; None restricts the page to this machine.
+    :ivar port: listening port; None if there is none.
+    :ivar refused: number of refused requests and connections.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StatusPort:
         self.refused = 0
 
     async def start(self) -> None:
-        """Listen, and look at the entity from now on.  Raises what listening raises."""
+        """Listen, and start sampling the entity. Raises the errors of listening."""
         if self._where is None:
             return
         site = status_site(self._reactor, self._pages, self._refuse)
@@ -56,7 +56,7 @@ class StatusPort:
         self.refused += 1
 
     async def stop(self) -> None:
-        """Look no more; who watches is told so by the end of his connection."""
+        """Stop sampling, and close the port and the connections of watchers."""
         self._sampling.stop()
         port, self.port = self.port, None
         if port is not None:

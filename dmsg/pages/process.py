@@ -1,4 +1,4 @@
-"""What any process says of itself on its page."""
+"""Facts about the process, which are the same on every status page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from dmsg.net.reactor import monotonic
 from dmsg.pages.model import Fact
 
 _BEGAN = monotonic()
-"""When this process began, by a clock that nobody can set."""
+"""Start time of this process, by the monotonic clock."""
 
 
 def of_process(started: float) -> list[Fact]:
-    """Since when it runs, and the memory that it has.  :param started: Unix time."""
+    """Return uptime, start time and memory of the process.
+
+    :param started: Unix time of the start.
+    """
     return [
         Fact("Up for", human_time(monotonic() - _BEGAN)),
         Fact("Since", time.strftime("%d %b %H:%M", time.localtime(started))),

@@ -1,4 +1,4 @@
-"""The page as HTML: whole, and its parts, which a browser with scripts replaces one by one."""
+"""HTML of the status page: the whole page, and its parts, which a browser with scripts replaces one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dmsg.pages.model import Fact, Line, Shown, Table
 from dmsg.pages.samples import Samples, of_reason
 
 REFRESH = 5
-"""Seconds after which a browser without scripts asks again."""
+"""Seconds after which a browser without scripts reloads the page."""
 
 _NUMBER = re.compile(r"[0-9.]+( [kMGT]?B?)?(/s)?( %)?")
 
@@ -30,7 +30,7 @@ def parts(
     tables: Iterable[Table],
     wall: float,
 ) -> Parts:
-    """The parts by their names, in their order.
+    """Return the parts of the page by name, in order.
 
     :param wall: Unix time.
     """
@@ -45,7 +45,7 @@ def parts(
 
 
 def whole(shown: Shown, found: Parts, searched: str = "", answer: Table | None = None) -> Tag:
-    """The page."""
+    """Return the whole page."""
     title = f"{shown.kind} {shown.key[:8]}…" if shown.key else shown.kind
     head = tags.head(
         tags.meta(charset="utf-8"),
@@ -70,7 +70,7 @@ def whole(shown: Shown, found: Parts, searched: str = "", answer: Table | None =
 
 
 def flat(tag: Tag) -> str:
-    """As text; nothing in it waits."""
+    """Return a tag as text. The tag must not contain deferreds."""
     found: list[bytes] = []
     flattened: Deferred[bytes] = flattenString(None, tag)
     flattened.addCallback(found.append)
@@ -79,8 +79,8 @@ def flat(tag: Tag) -> str:
 
 
 def table(one: Table) -> Tag:
-    """A table with its title."""
-    # a column of numbers stands at the right, one with anything else in it at the left
+    """Return a table with its title."""
+    # A column is aligned right if all of its cells are numbers, otherwise left.
     kinds = [
         "number" if one.rows and all(_is_number(row[column]) for row in one.rows) else "text"
         for column in range(len(one.columns))
@@ -101,7 +101,7 @@ def _cell(text: str, kind: str) -> Tag:
 
 
 def _is_number(text: str) -> bool:
-    """A number with its unit stands at the right."""
+    """Whether a cell is a number, perhaps with a unit."""
     return _NUMBER.fullmatch(text) is not None
 
 
@@ -125,7 +125,7 @@ def _facts(facts: list[Fact]) -> Tag:
 
 
 def _reasons(reasons: Mapping[str, float], samples: Samples) -> Tag:
-    """Each with its number since the start, its present rate, and that of the last minutes."""
+    """Return a table of reasons: number since the start, present rate, and a sparkline of the last minutes."""
     rows = []
     for number, name in sorted(((number, name) for name, number in reasons.items() if number), reverse=True):
         line = Line(name, of_reason(name), rate=True)

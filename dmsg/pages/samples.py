@@ -1,4 +1,4 @@
-"""The last minutes of some numbers.  No I/O and no clock."""
+"""Samples of numbers over the last minutes. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dmsg.pages.model import Line
 K = TypeVar("K", bound=Hashable)
 
 KEPT = 300
-"""Samples that are kept: ten minutes."""
+"""Number of samples kept: ten minutes."""
 MAX_NAMES = 128
-"""Numbers of an entity that are kept, its reasons among them; more are not."""
+"""Most numbers of an entity that are kept, reasons included; more are ignored."""
 RATE_OVER = 5
-"""Samples over which the present rate is taken."""
+"""Number of samples over which the present rate is measured."""
 
 
 class Samples:
-    """Numbers by name, as they were at each look."""
+    """Time series of numbers, by name."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=KEPT)
@@ -31,13 +31,13 @@ class Samples:
 
     @property
     def seconds(self) -> float:
-        """From the first to the last."""
+        """Seconds from the first sample to the last."""
         return self._times[-1] - self._times[0] if self._times else 0.0
 
     def add(self, now: float, numbers: Mapping[str, float], counts: Mapping[str, float] | None = None) -> None:
-        """What they are at a time; one that is missing has no value then.
+        """Add a sample. A number that is missing has no value at that time.
 
-        :param counts: more of them, which were 0 until they are here.
+        :param counts: further numbers, which count as 0 before they first appear.
         """
         for some, before in ((numbers, math.nan), (counts or {}, 0.0)):
             for name in some:
@@ -49,7 +49,7 @@ class Samples:
             values.append(numbers.get(name, math.nan))
 
     def of(self, line: Line) -> list[tuple[float, float]]:
-        """(seconds before the last sample, value), the oldest first."""
+        """Return the points of a line as (seconds before the last sample, value), the oldest first."""
         values = self._values.get(line.number)
         if values is None:
             return []
@@ -62,14 +62,14 @@ class Samples:
             if math.isnan(value):
                 continue
             if before is not None and at > before:
-                # one that starts anew counts from nothing
+                # A counter that has become smaller was restarted, so it has grown by its value.
                 grown = value - value_before if value >= value_before else value
                 found.append((end - at, grown / (at - before)))
             before, value_before = at, value
         return found
 
     def now(self, line: Line) -> float | None:
-        """Its present value: of a rate over the last samples.  None: there is none yet."""
+        """Return the present value, or the rate over the last samples; None if there is none yet."""
         values = self._values.get(line.number)
         if not values:
             return None
@@ -84,12 +84,12 @@ class Samples:
 
 
 def of_reason(name: str) -> str:
-    """The number of what was refused, dropped or ended for this reason."""
+    """Return the name of the number that counts this reason."""
     return f"reason {name}"
 
 
 class Growth(Generic[K]):
-    """How fast totals grow, from look to look."""
+    """Rates of growth of totals between two looks."""
 
     def __init__(self) -> None:
         self._first = True
@@ -97,7 +97,7 @@ class Growth(Generic[K]):
         self._at = 0.0
 
     def since(self, now: float, totals: Mapping[K, float]) -> dict[K, float]:
-        """In a second, since the last look; at the first look 0."""
+        """Return the growth per second since the last look; 0 at the first look."""
         seconds = now - self._at
         rates = {
             name: max(0.0, total - self._before.get(name, total if self._first else 0.0)) / seconds
@@ -111,14 +111,14 @@ class Growth(Generic[K]):
 
 
 def in_each(sums: list[float]) -> list[float]:
-    """What lies in each bucket of a histogram, which says of each how much lies in it and in all before it."""
+    """Return the count of each bucket of a histogram with cumulative counts."""
     return [now - before for now, before in zip(sums, [0.0, *sums], strict=False)]
 
 
 class Quantiles:
-    """Percentiles of what a histogram counted since the last look.
+    """Percentiles of the samples that a histogram has counted since the last look.
 
-    :param borders: upper ones of its buckets, rising; the last may be infinite.
+    :param borders: upper bounds of the buckets, rising; the last may be infinite.
     """
 
     def __init__(self, borders: tuple[float, ...]) -> None:
@@ -126,9 +126,10 @@ class Quantiles:
         self._before = [0.0] * len(borders)
 
     def since(self, counts: list[float], *shares: float) -> list[float]:
-        """Upper borders of the buckets in which these shares lie; nothing, where nothing was counted.
+        """Return the upper bounds of the buckets that contain these quantiles; empty if nothing was counted.
 
-        :param counts: of each bucket, since it was made.
+        :param counts: count of each bucket since its creation.
+        :param shares: quantiles from 0 to 1.
         """
         grown = [max(0.0, now - before) for now, before in zip(counts, self._before, strict=True)]
         self._before = list(counts)

@@ -1,4 +1,4 @@
-"""An entity's numbers, looked at every few seconds, and who watches."""
+"""Sampling of an entity's numbers every few seconds, and the browsers that watch the page live."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from dmsg.pages.rendering import Parts, flat, parts
 from dmsg.pages.samples import Samples, of_reason
 
 INTERVAL = 2.0
-"""Seconds between looks."""
+"""Seconds between samples."""
 MAX_WATCHERS = 16
-"""Browsers that are told of each look."""
+"""Most browsers that watch at a time."""
 
 
 class TooManyWatch(Exception):
-    """There is no place for one more."""
+    """Too many browsers are watching the page."""
 
 
 class Watcher:
-    """A browser that is told of each look: server-sent events.
+    """Browser that receives each update as a server-sent event.
 
-    One that does not read is left out until it does.
+    A browser that does not read fast enough skips updates (back-pressure) until its send queue is empty again.
     """
 
     def __init__(self, request: Request) -> None:
@@ -41,7 +41,7 @@ class Watcher:
         request.write(b"retry: 2000\n\n")
 
     def tell(self, content: dict[str, str]) -> None:
-        """Those parts that are others than it was told."""
+        """Send the parts of the page that have changed since the last update."""
         if self._paused:
             return
         changed = {name: text for name, text in content.items() if self._last.get(name) != text}
@@ -49,7 +49,7 @@ class Watcher:
         self._request.write(b"data: " + json.dumps(changed).encode() + b"\n\n")
 
     def end(self) -> None:
-        """The entity stops."""
+        """End the response because the entity stops."""
         self._request.unregisterProducer()
         self._request.finish()
 
@@ -60,13 +60,13 @@ class Watcher:
         self._paused = False
 
     def stopProducing(self) -> None:
-        """Its connection is gone; the request says so, too."""
+        """Ignore the end of the connection; ``notifyFinish`` of the request reports it as well."""
 
 
 class Sampling:
-    """What the page of one entity knows.
+    """Sampler of one entity, with the history that its page shows.
 
-    :param wall: Unix time.
+    :param wall: clock, in Unix time.
     """
 
     def __init__(self, reactor: IReactorTime, shown: Shown, wall: Callable[[], float]) -> None:
@@ -79,12 +79,12 @@ class Sampling:
         self._again = Again(reactor, self._look, lambda failures: INTERVAL, "looking at what the page shows")
 
     def start(self) -> None:
-        """Look now, and again."""
+        """Take a sample now, and then every :data:`INTERVAL` seconds."""
         self._again.start()
         self._again.now()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop sampling, and end the watchers' connections."""
         self._again.stop()
         for one in list(self._watchers):
             self._forget(one)
@@ -104,12 +104,15 @@ class Sampling:
         return INTERVAL
 
     async def parts(self) -> Parts:
-        """As they are now."""
+        """Return the parts of the page as they are now."""
         tables = await self.shown.tables()
         return parts(self.shown, self.samples, self.happenings, tables, self._wall())
 
     def watch(self, request: Request) -> None:
-        """Tell it from now on.  :raises TooManyWatch: so many are told already."""
+        """Send updates to a browser from now on.
+
+        :raises TooManyWatch: too many browsers are watching.
+        """
         if len(self._watchers) >= MAX_WATCHERS:
             raise TooManyWatch
         one = Watcher(request)

@@ -1,4 +1,4 @@
-"""What an operator chooses of an entity's page."""
+"""Settings of an entity's status page."""
 
 from __future__ import annotations
 

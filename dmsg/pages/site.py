@@ -1,4 +1,4 @@
-"""What listens at ``--metrics``: the page, ``/metrics`` and ``/health``."""
+"""HTTP routes of a status port: the page, ``/metrics`` and ``/health``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from dmsg.pages.rendering import flat, whole
 from dmsg.pages.sampling import Sampling, TooManyWatch
 
 STATUS_CONNECTIONS = 64
-"""Connections to the page, ``/metrics`` and ``/health``; half of them of one network."""
+"""Most connections to the page, ``/metrics`` and ``/health``; half of them from one network."""
 STATUS_RATE, STATUS_BURST = 50.0, 500.0
-"""Requests a second of one address, and at once: each goes through all clients."""
+"""Rate limit for one address: requests per second, and burst. Each request iterates over all clients."""
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-"""Of what Prometheus scrapes."""
+"""Content type of the text that Prometheus scrapes."""
 MAX_QUERY = 200
-"""Characters that are searched for."""
+"""Longest search text in characters."""
 _HEADERS = {
     b"content-security-policy": b"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     b"form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -41,15 +41,15 @@ _HEADERS = {
 
 
 Rendered = Callable[[], bytes | Awaitable[bytes]]
-"""Gives the text that Prometheus scrapes, at once or later."""
+"""Function that returns the text for Prometheus, at once or later."""
 Health = Callable[[], Mapping[str, object] | Awaitable[Mapping[str, object]]]
-"""Gives what ``/health`` says, at once or later; ``status`` is ``ok``, or why not."""
+"""Function that returns the content of ``/health``, at once or later; ``status`` is ``ok``, or the reason why not."""
 
 
 class StatusPages:
-    """The routes.
+    """Routes of the status port.
 
-    :param sampling: what the page shows.
+    :param sampling: sampler of the entity.
     """
 
     app = QuickKlein()
@@ -68,7 +68,7 @@ class StatusPages:
 
     @app.route("/metrics", methods=["GET"])
     async def metrics(self, request: Request) -> bytes:
-        """For Prometheus."""
+        """Serve the metrics to Prometheus."""
         if is_script(request):
             return _no_script(request)
         text = self._metrics()
@@ -77,7 +77,7 @@ class StatusPages:
 
     @app.route("/health", methods=["GET"])
     async def health(self, request: Request) -> bytes:
-        """For who starts it anew, or sends clients here."""
+        """Serve the health to a supervisor that restarts the entity, or to a load balancer."""
         if is_script(request):
             return _no_script(request)
         request.setHeader(b"content-type", b"application/json")
@@ -89,7 +89,7 @@ class StatusPages:
 
     @app.route("/", methods=["GET"])
     async def page(self, request: Request) -> bytes:
-        """For people."""
+        """Serve the page."""
         refused = self._refused(request)
         if refused is not None:
             return refused
@@ -103,19 +103,21 @@ class StatusPages:
 
     @app.route("/page.css", methods=["GET"])
     def style(self, request: Request) -> bytes:
-        """How it looks; nothing in it is anybody's secret."""
+        """Serve the style sheet. It is public."""
         return _file(request, "page.css", b"text/css; charset=utf-8")
 
     @app.route("/page.js", methods=["GET"])
     def script(self, request: Request) -> bytes:
-        """What replaces its parts."""
+        """Serve the script that replaces the parts of the page."""
         return _file(request, "page.js", b"text/javascript; charset=utf-8")
 
     @app.route("/live", methods=["GET"])
     def live(self, request: Request) -> bytes | Deferred[bytes]:
-        """Its parts, whenever they change.
+        """Serve the parts of the page as server-sent events whenever they change.
 
-        There are few places: a page of another site, which may open it in the browser of whoever may look, gets none.
+        The number of watchers is limited. Another site's page, opened in the browser of somebody with access, must not
+        take
+        their slots: it is refused.
         """
         refused = _no_script(request) if is_foreign(request) else self._refused(request)
         if refused is not None:
@@ -136,7 +138,7 @@ class StatusPages:
         return b"there are /, /metrics and /health\n"
 
     def _refused(self, request: Request) -> bytes | None:
-        """Why it is not shown; None: it may be."""
+        """Set the security headers; return the refusal, or None if the request is allowed."""
         for name, value in _HEADERS.items():
             request.setHeader(name, value)
         found = self._access.refuses(request)
@@ -163,8 +165,10 @@ def _file(request: Request, name: str, kind: bytes) -> bytes:
 
 
 def status_site(reactor: IReactorTime, pages: StatusPages, refused: Callable[[str], None]) -> GuardedFactory:
-    """What listens for who watches an entity; others may find it, too."""
-    # behind a proxy all have one address: who asks too much for the page does not keep Prometheus from its numbers
+    """Return the site of the status port, protected because strangers may find it."""
+    # Behind a proxy all clients share an address. The page and the metrics have separate rate limits, so that requests
+    # for
+    # the page cannot keep Prometheus from its numbers.
     site = gated_site(
         pages.app.resource(),
         reactor,
