@@ -21,9 +21,9 @@ LATE = 1800.0
 
 
 class Health(TypedDict):
-    """What ``/health`` says.
+    """Content of ``/health``.
 
-    :ivar newest_file_seconds: by sender, how long ago its last file came.
+    :ivar newest_file_seconds: age of each sender's last file, in seconds.
     """
 
     status: str
