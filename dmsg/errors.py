@@ -87,7 +87,7 @@ _CLOSE_TEXTS = {
 
 
 def close_reason_text(reason: int) -> str:
-    """What a close reason says to a person, or ``reason N`` for an unlisted one."""
+    """Return the text of a close reason for a person, or ``reason N`` for an unlisted one."""
     return _CLOSE_TEXTS.get(reason) or f"reason {reason}"  # type: ignore[call-overload]
 
 
@@ -95,7 +95,7 @@ NOBODY_LISTENS = "nobody listens at"
 
 
 def not_listening(address: str) -> str:
-    """What CLOSE with ``REFUSED`` says to a person: a listener for other keys looks the same from here."""
+    """Return the text of a CLOSE with ``REFUSED`` for a person; a listener for other keys looks the same from here."""
     return f"{NOBODY_LISTENS} {address}, or not for this key"
 
 
@@ -160,11 +160,11 @@ class DropReason(Enum):
 
 
 class DmsgError(Exception):
-    """What every error of this package is."""
+    """Base class of all errors of this package."""
 
 
 class NobodyThere(DmsgError):
-    """Whom it is for is not there, or is not reached."""
+    """The peer does not exist or cannot be reached."""
 
 
 class Unwanted(DmsgError):
@@ -176,7 +176,7 @@ class WrongUse(DmsgError):
 
 
 class CutShort(DmsgError):
-    """It was interrupted; given once more, it goes on where it was."""
+    """The transfer was interrupted; the same command resumes it."""
 
 
 class KeyFormatError(DmsgError, ValueError):
@@ -192,7 +192,7 @@ class KeyFileError(DmsgError):
 
 
 class LocalProtocolError(DmsgError):
-    """This program asked for something that the protocol does not allow now."""
+    """The caller asked for something that the protocol does not allow now."""
 
 
 class RemoteProtocolError(DmsgError):
@@ -237,7 +237,7 @@ class TransportRefused(TransportClosed, Unwanted):
 
 
 class EncryptionUnavailable(DmsgError):
-    """This client asks for secure transports and the remote, or the server, does not offer them."""
+    """The client requires secure transports, and the remote or the server does not offer them."""
 
 
 class PingUnavailable(DmsgError):
@@ -285,7 +285,7 @@ class DiscoveryError(DmsgError):
 
 
 class WrongDiscovery(DiscoveryError):
-    """What answers at the URL of a discovery is the discovery of another network: to ask it again is no use."""
+    """The discovery at this URL belongs to another network; asking again is useless."""
 
 
 class EntryNotFound(DiscoveryError, NobodyThere):
@@ -304,5 +304,5 @@ class EntryError(DmsgError, ValueError):
 
 
 def needs_extra(extra: str) -> str:
-    """How to get what an extra of setup.cfg brings, for an error's one line."""
+    """Return how to install an extra of setup.cfg, for an error message."""
     return f"needs what an extra brings; in dmsg's directory: pip install -e '.[{extra}]'"

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS, errno.EINVAL})
-"""What file systems say that have no locks."""
+"""Error numbers of file systems without locks."""
 
 
 class NoLocks(OSError):
@@ -32,7 +32,7 @@ def take_lock(descriptor: int, *, share: bool = False) -> bool:
 
 
 def lock_if_can(descriptor: int) -> bool:
-    """As :func:`take_lock`, and true where the file system has no locks: there one goes on without."""
+    """Take a lock as :func:`take_lock` does; return True also where the file system has no locks."""
     try:
         return take_lock(descriptor)
     except NoLocks:

@@ -1,4 +1,4 @@
-"""One program at a time uses a key file on this machine; who comes second is told who has it.
+"""Locks on key files: one program at a time uses a key on this machine; a second one is told which program has it.
 
 Two programs with one key disturb each other: servers hand what comes to the
 newest, and each takes the other's entry out of discovery.  The lock is
@@ -23,7 +23,7 @@ _WHO_SIZE = 256
 KEY_ADVICE = (
     "stop that, or use another key (dmsg key new FILE); with --share both run, and others reach only the newest"
 )
-"""What to do when a key file is in use."""
+"""Advice for a key file that is in use."""
 _held: dict[str, list[KeyLock]] = {}
 
 
@@ -32,7 +32,7 @@ class KeyInUse(KeyFileError):
 
 
 class KeyLock:
-    """That a key file is in use; :meth:`release` when it is no more."""
+    """Lock on a key file; :meth:`release` ends it."""
 
     def __init__(self, path: str, descriptor: int | None, beside: str | None) -> None:
         self._path = path
@@ -130,5 +130,5 @@ def _in_use(real: str, who: str, advice: str) -> str:
 
 
 def this_program(*words: str) -> str:
-    """What this process is called, for who finds the key in use: never its other arguments."""
+    """Return the name of this process for programs that find the key in use; other arguments are never shown."""
     return " ".join((Path(sys.argv[0]).name or "python", *words))

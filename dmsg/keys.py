@@ -189,7 +189,7 @@ class Signature(bytes):
 
 
 class _PrivateKey(coincurve.PrivateKey):
-    """Without the x-only key of Schnorr signatures, which doubles the cost of making one."""
+    """Private key without the x-only key of Schnorr signatures, which would double the cost of its construction."""
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret

@@ -1,4 +1,4 @@
-"""One process that holds a key and its connections (``dmsg up``), and programs of this user that work through it."""
+"""Agent (``dmsg up``): a process that holds a key and its connections for the programs of this user."""
 
 from __future__ import annotations
 

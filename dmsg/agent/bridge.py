@@ -1,4 +1,4 @@
-"""One stream of the agent's client, joined to the program that uses it."""
+"""Bridge between a stream of the agent's client and the program that uses the stream."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Line(Interface):
         """The stream is open."""
 
     def write(self, data: bytes) -> None:
-        """To the program."""
+        """Send bytes to the program."""
 
     def finish(self) -> None:
         """Nothing more is written: let it go, and the program end it."""
@@ -52,7 +52,7 @@ class Line(Interface):
 
 
 class Shared:
-    """What the streams of an agent hold for programs that do not read, in all.
+    """Account of the bytes that all streams of an agent buffer for programs that do not read.
 
     :ivar unread: bytes.
     """
@@ -142,7 +142,7 @@ class Bridge(Protocol):
 
     @property
     def peer(self) -> DmsgAddress:
-        """Whom it leads to, and at which port."""
+        """Address of the peer, with its port."""
         address = self.transport.getPeer()
         assert isinstance(address, DmsgAddress)
         return address
@@ -174,7 +174,7 @@ class Bridge(Protocol):
             line.finish()
 
     def describe(self) -> dict[str, object]:
-        """What a program is told of a stream that it gets."""
+        """Return the description of the stream that the program receives with it."""
         host = self.transport.getHost()
         assert isinstance(host, DmsgAddress)
         binding = self.transport.binding
@@ -277,7 +277,7 @@ class Bridge(Protocol):
 
     @property
     def away(self) -> float | None:
-        """For how many seconds nothing carries it."""
+        """Seconds since the stream lost its transport; None while a transport carries it."""
         since = self.transport.away_since
         return None if since is None else self._reactor.seconds() - since
 

@@ -63,7 +63,7 @@ class AgentClient:
     # --- as a service ---
 
     def startService(self) -> None:
-        """There is nothing to start: the agent runs."""
+        """Do nothing: the agent runs already."""
 
     async def _stop(self) -> None:
         for one in list(self._services):
@@ -75,7 +75,7 @@ class AgentClient:
             await over
 
     def stopService(self) -> Deferred[None]:
-        """Its services go, and its streams say first what was written to them."""
+        """Stop the services of this program, and close its streams after sending what was written to them."""
         return Deferred.fromCoroutine(self._stop())
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
@@ -103,7 +103,7 @@ class AgentClient:
         via: PubKey | None = None,
         resumable: bool = True,
     ) -> Deferred[IProtocol]:
-        """As :meth:`dmsg.v2019.client.Client.connect`; an agent that is away is waited for as long as that."""
+        """Open a stream as :meth:`dmsg.v2019.client.Client.connect` does; also wait that long for an absent agent."""
         address = DmsgAddress.of(remote, port)
         request: dict[str, object] = {
             "do": "connect",

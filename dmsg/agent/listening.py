@@ -29,7 +29,7 @@ _log = Logger()
 
 
 def described(factory: IProtocolFactory) -> dict[str, object]:
-    """What the agent is told of a service: who may come, and what they get; see :meth:`AgentClient.listen`."""
+    """Return the description of a service for the agent: allowed peers and port; see :meth:`AgentClient.listen`."""
     told: dict[str, object] = {"offers": str(getattr(factory, "offers", ""))[:OFFERS_SIZE]}
     admits = getattr(factory, "admits", None)
     if admits is None:
@@ -75,7 +75,7 @@ class Listening:
         self._lines = lines
 
     def watch(self) -> None:
-        """From now on the service comes back when the agent does."""
+        """Register the service again whenever the agent has been restarted."""
         self._again.start()
         self._watch()
 
@@ -143,7 +143,7 @@ class Listening:
         return min(MAX_AGENT_DELAY, retry_delay(failures, SystemRandom()))
 
     def startListening(self) -> None:
-        """It does already."""
+        """Do nothing: the port listens already."""
 
     def stopListening(self) -> Deferred[None]:
         self._again.stop()

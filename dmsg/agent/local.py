@@ -54,7 +54,7 @@ class LocalStream(StreamTransport):
         return not self.secure and super()._may_have_all()
 
     def away(self, seconds: float | None) -> None:
-        """For how long nothing has carried it, as the agent says; None: something does."""
+        """Seconds since the stream lost its transport, as the agent says; None while a transport carries it."""
         self.away_since = None if seconds is None else self._reactor.seconds() - seconds
 
 
@@ -81,7 +81,7 @@ class LocalCarrier:
         self._transport.write(END_FRAME if ticket.__class__ is EndOfData else frame(Kind.DATA, data))
 
     def flush(self) -> None:
-        """What was written has gone to the system already."""
+        """Do nothing: written data has already been passed to the operating system."""
 
     def in_flight(self) -> int:
         return len(self._in_flight)
@@ -102,7 +102,7 @@ class LocalCarrier:
     # --- what the agent says ---
 
     def received(self, kind: Kind, payload: bytes) -> None:
-        """One of its frames.  :raises WireError: it may not send that."""
+        """Handle a frame from the agent.  :raises WireError: the agent may not send this frame."""
         if kind is Kind.DATA:
             self.stream.data_received(payload)
         elif kind is Kind.TAKEN:
@@ -134,7 +134,7 @@ class LocalCarrier:
 
     @property
     def closed(self) -> bool:
-        """One of both ends has said CLOSE: nothing counts that comes behind it."""
+        """Handle a CLOSE of either end; later frames are ignored."""
         return self._closed
 
     def ended(self, reason: int) -> None:
@@ -172,4 +172,4 @@ class Opened:
 
 
 LOST = CloseReason.PEER_DISCONNECTED
-"""What a stream ends with when its agent is gone."""
+"""Reason with which a stream ends when its agent has stopped."""

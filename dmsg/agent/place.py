@@ -1,4 +1,4 @@
-"""Where the agent's socket is, and whether an agent is behind it; without a reactor, for programs that start.
+"""Path of the agent's socket, and a check whether an agent answers there; without a reactor, for programs that start.
 
 ``$DMSG_AGENT`` (``off``: there is no agent for this program), else ``dmsg/agent.sock`` in ``$XDG_RUNTIME_DIR`` or,
 without one, in ``$XDG_CACHE_HOME`` or ``~/.cache``.
@@ -28,7 +28,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class AgentError(DmsgError):
-    """There is an agent, and it cannot be used."""
+    """An agent exists but cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Found:
 
 
 def agent_path() -> Path | None:
-    """Where the socket is, or would be; None: this program is to work without an agent."""
+    """Return the path of the socket, which need not exist; None if this program has to work without an agent."""
     named = os.environ.get("DMSG_AGENT", "")
     if named.lower() == "off":
         return None
@@ -102,7 +102,11 @@ def is_socket(path: Path) -> bool:
 
 
 def ask(path: Path, request: dict[str, object], *, patience: float = PATIENCE) -> Answer:
-    """One answer.  :raises OSError: there is none.  :raises DmsgError: it says that it failed."""
+    """Send a request and return its answer.
+
+    :raises OSError: no answer came.
+    :raises DmsgError: the agent reports a failure.
+    """
     for answer in lines(path, request, patience=patience, limit=MAX_STATUS):
         return answer
     raise ConnectionResetError(None, "ended without an answer")
@@ -111,7 +115,7 @@ def ask(path: Path, request: dict[str, object], *, patience: float = PATIENCE) -
 def lines(
     path: Path, request: dict[str, object], *, patience: float = PATIENCE, limit: int = MAX_LINE
 ) -> Iterator[Answer]:
-    """What the agent says, line by line, until it ends.
+    """Yield the lines of the agent's answer until the connection ends.
 
     :param patience: seconds without a line.
     :raises OSError: it is not there, or says nothing for so long.

@@ -29,7 +29,7 @@ from dmsg.v2019.client import Client
 MAX_PROGRAMS = 4096
 """Connections of programs at a time; each stream of a program is one."""
 RESERVE = 64
-"""As many more, which may only ask ``hello``, ``status`` and ``down``."""
+"""Connections beyond the limit that may only ask ``hello``, ``status`` and ``down``."""
 MAX_OF_SERVICE = 1024
 """Streams of one service, taken or not; one more is refused."""
 END_TIME = 60.0
@@ -45,9 +45,9 @@ MAX_TIMEOUT = 3600.0
 MAX_COUNT = 10**6
 """Round trips that one request measures."""
 REQUESTS = frozenset({"hello", "status", "down", "wait", "connect", "ping", "listen", "accept"})
-"""What a program may ask; each is a method of its connection."""
+"""Requests that a program may make; each is a method of its connection."""
 RESERVED = frozenset({"hello", "status", "down"})
-"""What may be asked of an agent that has too many connections."""
+"""Requests that an agent with too many connections still accepts."""
 STATUS_ALLOW = 8
 """Keys of those whom a service admits that ``status`` lists; of more it says how many there are."""
 NAME_SIZE = 80
@@ -67,10 +67,10 @@ class Serving(Interface):
 
     @property
     def full(self) -> bool:
-        """There is only place for who asks what it does, or stops it."""
+        """Whether the agent is at its program limit and only accepts ``status``, ``hello`` and ``down``."""
 
     def hello(self) -> Answer:
-        """Who it is."""
+        """Return the description of the agent: its key and its process."""
 
     def status(self) -> Answer:
         """All that it tells of itself."""
@@ -81,7 +81,7 @@ class Serving(Interface):
 
 @dataclass(frozen=True)
 class Offered:
-    """What a program says of its service.
+    """Description of a service, as its program sends it.
 
     :ivar anyone: whether anyone may come; None: it does not say.
     :ivar keys: who may come alone; None: the agent does not know all of them.
@@ -113,7 +113,7 @@ def offered(request: dict[str, object]) -> Offered:
 
 
 class Service(Factory):
-    """One port of the client, and the program that takes what is opened to it."""
+    """Service: a port of the client, and the program that accepts its streams."""
 
     noisy = False
 
@@ -183,7 +183,7 @@ class Service(Factory):
 
 
 class ProgramConnection(Protocol):
-    """One connection: a request, its answer, and what follows."""
+    """Connection of a program: a request, its answer, and the frames or lines that follow."""
 
     def __init__(self, agent: Serving, reactor: Reactor, numbers: Callable[[], int]) -> None:
         self._agent = agent
@@ -257,7 +257,7 @@ class ProgramConnection(Protocol):
             _log.info("port {port}: {program} has gone", port=self.service.port, program=self.service.program)
 
     def say(self, content: Mapping[str, object]) -> None:
-        """One line to the program."""
+        """Send one line to the program."""
         self.write(line(content))
 
     def _end(self) -> None:
@@ -302,7 +302,7 @@ class ProgramConnection(Protocol):
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
 
     def _forget(self) -> None:
-        """It carries its stream no longer."""
+        """Forget the stream of this connection."""
         bridge, self._bridge = self._bridge, None
         if bridge is not None:
             self._agent.bridges.discard(bridge)
@@ -329,7 +329,7 @@ class ProgramConnection(Protocol):
         getattr(self, f"on_{do}")(request)
 
     def on_hello(self, request: dict[str, object]) -> None:
-        """Who the agent is."""
+        """Answer with the description of the agent."""
         self.say(self._agent.hello())
         self._end()
 
@@ -339,7 +339,7 @@ class ProgramConnection(Protocol):
         self._end()
 
     def on_down(self, request: dict[str, object]) -> None:
-        """It is to stop; this connection ends when it has."""
+        """Stop the agent; this connection ends when the agent has stopped."""
         self.say({"pid": self._agent.hello()["pid"]})
         self._agent.down()
 
@@ -464,7 +464,7 @@ class _Unread:
         self._bridge.congested(False)
 
     def stopProducing(self) -> None:
-        """Its connection is lost: the protocol hears of it."""
+        """Tell the protocol that the connection was lost."""
 
 
 def _seconds(request: dict[str, object], name: str, default: float) -> float:

@@ -26,14 +26,14 @@ PATIENCE = 10.0
 CLOSING = 2.0
 """Seconds that a program which ends waits for streams that it closes."""
 AWAY = (ConnectError, ConnectionDone, OSError)
-"""What a connection to the agent fails with while it is away."""
+"""Errors with which a connection to an absent agent fails."""
 
 _log = Logger()
 _T = TypeVar("_T")
 
 
 class Road:
-    """Where the agent is, and what this program has open there.
+    """Connections of this program to the agent.
 
     :param program: what it is called in ``dmsg status``.
     :ivar streams: connections that carry one.
@@ -59,7 +59,7 @@ class Road:
         return opened.addCallback(ask)
 
     async def ask(self, request: Mapping[str, object], patience: float = PATIENCE) -> Answer:
-        """One answer.  :raises DmsgError: it says that it failed, or there is none."""
+        """Send a request and return its answer.  :raises DmsgError: the agent reports a failure, or no answer came."""
         connection = Lines()
         try:
             await self.open(connection, request)

@@ -130,7 +130,7 @@ class Agent(TwistedService):
 
     @property
     def full(self) -> bool:
-        """There is only place for who asks what it does, or stops it."""
+        """Whether the agent is at its program limit and only accepts ``status``, ``hello`` and ``down``."""
         return self._factory.open > MAX_PROGRAMS
 
     def hello(self) -> Answer:

@@ -1,4 +1,4 @@
-"""What a program and the agent say over the agent's socket; no I/O.
+"""Protocol between a program and the agent over the agent's socket. No I/O.
 
 A connection begins with one request of the program, an object of JSON in one line, whose ``do`` says what is asked.
 The agent answers with one line: an object without ``error``, or ``{"error": NAME, "text": ...}``.  What follows
@@ -62,19 +62,19 @@ _COUNT = struct.Struct("!I")
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Type of a frame."""
 
     DATA = 0
     """Bytes of the stream; none at all measure the way to the peer, whose dmsg acknowledges them."""
     TAKEN = 1
-    """To the program: so many of its DATA frames (4 bytes, big-endian) are acknowledged by the peer."""
+    """Number of DATA frames (4 bytes, big-endian) that the peer has acknowledged; agent to program."""
     CLOSE = 2
     """The stream is over, for this :class:`~dmsg.errors.CloseReason` (1 byte, or up to
     ``MAX_REASON`` where the number needs them); the last frame of its sender."""
     WAY = 3
-    """To the program: by which server it goes (``server``), and for how many seconds by none (``away``), as JSON."""
+    """Path of the stream as JSON, agent to program: ``server``, and ``away``, the seconds without one."""
     READ = 4
-    """To the agent: so many bytes (4 bytes, big-endian) are read, and as many more may come."""
+    """Number of bytes (4 bytes, big-endian) that the program has read and the agent may send more; to the agent."""
     END = 5
     """No DATA of its sender follows; the other direction goes on.  From a program it is acknowledged as DATA is.
     Sent only where the program's request and the agent's answer both have ``half_close``."""
@@ -89,7 +89,7 @@ class WireError(DmsgError):
 
 
 def line(content: Mapping[str, object]) -> bytes:
-    """One object as it stands on the wire."""
+    """Encode an object as a line."""
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
@@ -125,7 +125,7 @@ END_FRAME = HEADER.pack(Kind.END, 0)
 
 
 def parse_count(payload: bytes) -> int:
-    """How many.  :raises WireError: it is not a number."""
+    """Decode a number.  :raises WireError: it is not a number."""
     if len(payload) != _COUNT.size:
         raise WireError("TAKEN or READ without a number")
     return int(_COUNT.unpack(payload)[0])
@@ -203,7 +203,7 @@ _ERRORS: tuple[type[DmsgError], ...] = (
     TransportRefused,
     DmsgTimeout,
 )
-"""Those that a program is told by name, the more special ones first; others are a DmsgError."""
+"""Errors that the protocol names, most specific first; other errors become DmsgError."""
 
 
 def error_line(error: BaseException) -> dict[str, object]:

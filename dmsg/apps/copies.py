@@ -35,7 +35,7 @@ PUT, GET = "put-tree", "get-tree"
 REFUSED = "refused by the other side"
 """Text in front of the reason of a peer that does not give or take something."""
 OLD_LISTENERS = ("files are not fetched here", "there is no directory")
-"""What a listener of dmsg 0.1 says to both operations, and one of a later version to ``get-tree`` of a file."""
+"""Refusals by which a listener of dmsg 0.1 is recognised."""
 
 Started = Callable[[str, int, int], Callable[[int], None]]
 """Called with name, size and offset when bytes begin to flow; returns what is called with the number of bytes there."""

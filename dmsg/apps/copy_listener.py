@@ -32,7 +32,7 @@ OLD_PROGRAM = "this dmsg does not know the copies of dmsg 0.1: update the progra
 
 
 class Peer(Protocol):
-    """One connection to a listener; ``done`` fires with a :class:`~dmsg.apps.transfer.Transferred`.
+    """Connection of a peer to a listener; ``done`` fires with a :class:`~dmsg.apps.transfer.Transferred`.
 
     :param root: the directory that peers see.
     :param writable: whether files may be sent; they may always be fetched.
@@ -150,7 +150,7 @@ class Peer(Protocol):
         self._claim(self._path)
 
     def _claim(self, path: Path) -> None:
-        """From now on this is this connection's, until it ends.
+        """Reserve a target for this connection until the connection ends.
 
         :raises TransferError: another one writes it, and lives.
         """
@@ -171,7 +171,7 @@ class Peer(Protocol):
         return same or self._reactor.seconds() - since > LEFT_AFTER
 
     def give_way(self) -> None:
-        """Its part is another's from now on."""
+        """Give the partial file of this connection to a newer connection."""
         self.transport.abortConnection()  # type: ignore[union-attr]
         self.connectionLost(Failure(ConnectionAborted()))  # at once: the other one begins now
 

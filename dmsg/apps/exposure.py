@@ -1,4 +1,4 @@
-"""What of this machine peers may see, and what may be written here for them: three rules, which both sides ask.
+"""Rules for the files that peers may see and write on this machine; both sides of a transfer apply them.
 
 * Names that begin with a dot (``.ssh``, ``.bash_profile``) are neither given nor taken, unless somebody says so.
 * Files of dmsg itself are neither given nor taken, whatever anybody says: key files wherever they are, the directories
@@ -33,7 +33,7 @@ NAMED_FILES = ("DMSG_CONFIG", "DMSG_NAMES", "DMSG_AGENT", "DMSG_KEY_FILE", "RMB_
 OWN_AGE = 1.0
 """Seconds for which what :func:`own_files` found is taken for true; a directory of many files asks for each."""
 NEED_HIDDEN = "names that begin with a dot are refused, unless both ends say --hidden"
-"""By this both sides know why."""
+"""Reason of a refusal, which both sides recognise."""
 _PLACES = (*NAMED_FILES, "HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
 _SECRET = re.compile(
     rb"^[ \t]*secret[ \t]+[0-9a-f]{64}[ \t\r]*$|^# the secret of a twin:|^type (sr25519|ed25519)[ \t\r]*$",

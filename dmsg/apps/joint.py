@@ -32,11 +32,11 @@ _log = Logger()
 
 @implementer(IHalfCloseableProtocol)
 class Half(Protocol):
-    """One of the two; ``other`` is there when both are connected."""
+    """Connection that is joined with another; ``other`` is set when both are connected."""
 
     other: Half | None = None
     reading_ended = False
-    """What is at this connection has said that it sends no more."""
+    """Handle the end of the data that this connection receives."""
     _writing_ended = False
 
     def __init__(self, connected: Callable[[Half], None] | None = None, lost: Callable[[], None] | None = None) -> None:
@@ -53,7 +53,7 @@ class Half(Protocol):
             write_now(self.other.transport, data)
 
     def readConnectionLost(self) -> None:
-        """What is at this connection sends no more: pass that on, and go on with the other direction."""
+        """Handle a half-close: pass it on to the other connection, and keep the other direction open."""
         if self.reading_ended:
             return  # TCP says it again when it is read on
         self.reading_ended = True
@@ -104,7 +104,7 @@ def _end(transport: ApplicationTransport, reason: Failure) -> None:
 
 @implementer(IPushProducer)
 class _Source:
-    """One end as what the other is fed from.
+    """Producer that feeds one connection from the other.
 
     When the other can take no more, this one is still read: else who is there
     waits for ever with what it writes, and takes nothing of what is left for it.
@@ -187,7 +187,7 @@ class JointFactory(Factory):
         return len(self._halves)
 
     def _make_room(self) -> bool:
-        """One that has lost its way to the other end, and waits for another, makes room for one that is here."""
+        """Close a connection whose stream waits for another transport, to make room for a new connection."""
         away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
         # or one that is over, and is only not read to its end
         over = next((half for half in self._halves if getattr(half.transport, "over", False)), None)

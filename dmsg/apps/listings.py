@@ -136,7 +136,7 @@ class Contained(File):
         return source
 
     def getFileSize(self) -> int:
-        """Of the file that was opened: what the system says without opening it may be wrong."""
+        """Return the size of the opened file; the size by path may belong to another file."""
         return super().getFileSize() if self._size is None else self._size  # type: ignore[no-untyped-call]
 
     def makeProducer(self, request: Request, fileForReading: Source) -> StaticProducer:
@@ -195,7 +195,7 @@ class _Row:
 
 
 class Listing(Resource):
-    """What is in one directory, as a page: names, sizes, times, sorted by any of them."""
+    """Page that lists a directory: names, sizes and times, sortable by each."""
 
     isLeaf = True
 

@@ -1,4 +1,4 @@
-"""Where a thing lies until it is whole, and that one transfer at a time writes it.
+"""Partial files: names of incomplete files, and a lock that lets only one transfer write each.
 
 ``NAME`` is made as ``.NAME.dmsg-part`` beside it.  Who writes a part holds a lock on it, in this process or another:
 a listener's two connections, or two commands in two terminals, would else write one file by turns, or take each
@@ -25,11 +25,11 @@ PART_SUFFIX = ".dmsg-part"
 NAME_LIMIT = 255
 """Bytes of a name."""
 IS_BUSY = "is being received from another connection"
-"""By this the one that sends knows it."""
+"""Reason of a refusal that the sender recognises."""
 
 
 def part_name(name: str) -> str:
-    """What a thing is called until it is whole."""
+    """Return the name of the partial file for a name."""
     part = f".{name}{PART_SUFFIX}"
     if len(os.fsencode(part)) <= NAME_LIMIT:
         return part
@@ -37,7 +37,7 @@ def part_name(name: str) -> str:
 
 
 def part_of(path: Path) -> Path:
-    """Where a thing lies until it is whole."""
+    """Return the path of the partial file for a path."""
     return path.with_name(part_name(path.name))
 
 

@@ -53,7 +53,7 @@ def regular_size(path: Path) -> int:
 
 
 def umask() -> int:
-    """What this user gives nobody."""
+    """Return the umask of this process."""
     found = os.umask(0)
     os.umask(found)
     return found

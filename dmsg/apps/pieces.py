@@ -22,7 +22,7 @@ def piece(data: bytes) -> bytes:
 
 
 def error_of(message: dict[str, object], before: str) -> TransferError:
-    """What the other side says of its end, as an error of this one.
+    """Return the error that the other side reports at the end of a file.
 
     :param before: what stands before the reason if the source is not it.
     """
@@ -37,7 +37,7 @@ class PieceReader:
         self._left = 0
 
     def take(self, buffer: bytearray, left: int) -> bytes | None:
-        """Some bytes of the file, taken out of the buffer.
+        """Take bytes of the file out of the buffer.
 
         :param left: bytes of the file that are still missing.
         :returns: empty: more has to come first; None: the pieces are over, and a message is next.
@@ -75,6 +75,6 @@ def digest_of(message: dict[str, object], left: int) -> bytes:
 
 
 def end(digest: bytes, *, changed: bool) -> bytes:
-    """What follows the last piece of a whole file."""
+    """Return the bytes that follow the last piece of a complete file."""
     body = b'{"sha256":"%s"%s}' % (digest.hex().encode(), b',"changed":true' if changed else b"")
     return END + len(body).to_bytes(4, "big") + body

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Event(TypedDict, total=False):
-    """What happened while round trips were measured; see :func:`ping`."""
+    """Event while round trips are measured; see :func:`ping`."""
 
     connected: str
     number: int

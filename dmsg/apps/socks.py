@@ -97,7 +97,7 @@ class SocksRequest:
 
 
 class SocksProtocol(Half):
-    """One connection of a program to the proxy.
+    """Protocol of a program's connection to the proxy.
 
     :param dial: gets host, port and the half to connect; fires when it is connected.
     """

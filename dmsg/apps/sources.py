@@ -26,7 +26,7 @@ class SourceChanged(TransferError):
 
 
 def changed_text(name: str) -> str:
-    """What both sides say of a file that has arrived, and was written to while it was on its way."""
+    """Return the text about a file that arrived but was modified during the transfer."""
     return f"{name} was written to while it was sent: what has arrived is what was read"
 
 
@@ -66,7 +66,7 @@ def open_pipe(path: str) -> tuple[int, str]:
 
 
 def named(path: Path) -> Path:
-    """Where a file is that is named by a link of ``/proc``, as ``/dev/stdin`` is, if it is anywhere."""
+    """Return the path behind a link of ``/proc``, such as ``/dev/stdin``, if the file has a path."""
     if _descriptor(os.fspath(path)) is None:
         return path
     real = Path(os.path.realpath(path))
@@ -117,7 +117,7 @@ def open_regular(
 
 
 def content_of_unmeasured(file: IO[bytes], status: os.stat_result, name: str) -> bytes | None:
-    """What an open file has whose size the system does not say; None: it says it.
+    """Read an open file whose size is unknown; return None if its size is known.
 
     :raises TransferError: that is more than can be read in advance.
     """
@@ -135,7 +135,7 @@ def content_of_unmeasured(file: IO[bytes], status: os.stat_result, name: str) ->
 
 
 class Source:
-    """One file, open from when it is offered until it has been sent.
+    """File to send, kept open from the offer until it has been sent.
 
     :ivar size: bytes that are offered, and sent.
     """
@@ -163,7 +163,7 @@ class Source:
         self._left = self.size - offset
 
     seek = go_to
-    """By this name it is a file to who only reads."""
+    """Name of :meth:`go_to` in the interface of files."""
 
     def read(self, count: int) -> bytes:
         """The next bytes, no more than were offered; none at the end.

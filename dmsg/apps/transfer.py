@@ -1,4 +1,4 @@
-"""What all transfers of files share: their errors, their results, and the framing of their messages."""
+"""Errors, results and message framing that all file transfers share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lost_text(reason: Failure) -> str:
 
 @dataclass(frozen=True)
 class Transferred:
-    """What has arrived.
+    """Result of a transfer.
 
     :ivar seconds: from the first byte to the answer.
     :ivar changed: the source was written to while it was sent.
@@ -57,7 +57,7 @@ def _message(value: dict[str, object]) -> bytes:
 
 
 def take_framed(buffer: bytearray, limit: int, what: str) -> bytes | None:
-    """What stands behind its length at the start of the buffer, taken out; None while it is not whole.
+    """Take a length-prefixed message from the start of the buffer; return None while it is incomplete.
 
     :param what: is spoken, as an error says it.
     :raises TransferError: it is longer than ``limit``.

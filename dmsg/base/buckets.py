@@ -80,7 +80,7 @@ class RateLimit:
         return wait
 
     def owes(self, address: str, now: float) -> bool:
-        """It has no request left."""
+        """Whether the limit has no request left."""
         return bool(self._rate) and any(self._left(name, factor, now) < 1.0 for name, factor in self._blocks(address))
 
     def _left(self, name: str, factor: int, now: float) -> float:

@@ -17,7 +17,7 @@ NO_TABLE: dict[Any, Any] = cast(Any, MappingProxyType({}))
 
 
 def count_equal(buffer: bytearray, position: int, step: int, most: int, size: int) -> int:
-    """How many of the pieces that lie ``step`` apart from ``position`` on begin with the same ``size`` bytes.
+    """Count the pieces, ``step`` bytes apart from ``position`` on, that begin with the same ``size`` bytes.
 
     Each of those bytes is one strided slice, compared at the speed of C.
 
@@ -64,7 +64,7 @@ class PrefixedBuffer:
         return message
 
     def rest(self) -> bytes:
-        """What is left, and forget it."""
+        """Return the unparsed rest and forget it."""
         data = bytes(self._data)
         self._data = bytearray()
         return data

@@ -16,7 +16,7 @@ from dmsg.errors import DropReason
 
 
 class Counted(Protocol):
-    """What is told apart and counted here.
+    """Connection that can be told apart and counted.
 
     :ivar closing: it ends already.
     :ivar frames_in: frames that came from it, ``bytes_in``: their bytes.
@@ -28,7 +28,7 @@ class Counted(Protocol):
 
     @property
     def key(self) -> bytes:
-        """Whose it is."""
+        """Key of the connection's owner."""
 
 
 class Connected(Counted, Protocol):
@@ -60,7 +60,7 @@ class Connections(Generic[P]):
         self._bytes_gone = 0
 
     def add(self, connection: P) -> P | None:
-        """One is there; it is the newest of its key from now on.
+        """Add a connection, which becomes the newest of its key.
 
         :returns: one that is to be ended, because its key has too many: the oldest that does not end already.
         """
@@ -73,7 +73,7 @@ class Connections(Generic[P]):
         return next((one for one in same if not one.closing), None)
 
     def remove(self, connection: P) -> None:
-        """One is gone; what it has sent stays counted.
+        """Remove a connection; its counters are kept.
 
         :raises KeyError: it was not here.
         """
@@ -88,7 +88,7 @@ class Connections(Generic[P]):
         self._bytes_gone += connection.bytes_in
 
     def of_key(self, key: bytes) -> Sequence[P]:
-        """Those of one key, the oldest first."""
+        """Return the connections of a key, oldest first."""
         return self._of_key.get(key, ())
 
     @property

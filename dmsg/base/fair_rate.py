@@ -33,7 +33,7 @@ START_SECONDS = 0.1
 
 
 class _Source:
-    """One name of a path.
+    """Bucket of one source.
 
     :ivar bucket: what is left of its part.
     :ivar seen: seconds, when it asked last.
@@ -154,7 +154,7 @@ class Crowds:
         return len(self._rates)
 
     def take(self, rate: FairRate, path: Sequence[Hashable], per_second: float, burst: float, now: float) -> bool:
-        """As :meth:`FairRate.take` of ``rate``."""
+        """Take a token as :meth:`FairRate.take` of ``rate`` does."""
         may = rate.take(path, per_second, burst, now)
         self._rates.pop(rate, None)
         if rate.remembered:

@@ -1,4 +1,4 @@
-"""One account of the memory that a process holds for others, and who gives when it is too much.  No I/O, no clock.
+"""Account of the memory that a process holds for others, and who loses when it is too much.  No I/O, no clock.
 
 Every queue has a limit of its own; this is the limit of their sum.  Whoever holds
 something for others is a *source*: asked from time to time, it says what it
@@ -28,7 +28,7 @@ OLD = 2.0
 ENOUGH = 0.8
 """Part of the limit to which what is old is brought down; others give only what is above it."""
 SHARE = 4
-"""By default so much of the machine's memory: a quarter."""
+"""Default limit, as a part of the machine's memory."""
 LEAST = 64 * 1024 * 1024
 """Bytes of the smallest limit."""
 
@@ -81,7 +81,7 @@ def resident() -> int:
 
 
 class Memory:
-    """What a process holds.
+    """Account of the memory that a process holds for others.
 
     :ivar limit: bytes.
     :ivar held: bytes by kind, at the last look.
@@ -139,11 +139,11 @@ class Memory:
 
 
 CLIENTS = Memory()
-"""Of the clients of this process."""
+"""Account that the clients of this process share."""
 
 
 class _Sizes:
-    """What is held for each owner, and in each place."""
+    """Bytes that are held for each owner and for each block of addresses."""
 
     def __init__(self, group: list[Holding]) -> None:
         self._sizes: Counter[tuple[Hashable, ...]] = Counter()
@@ -160,14 +160,14 @@ class _Sizes:
             self._wide[name] += size
 
     def rank(self, owner: tuple[Hashable, ...]) -> tuple[float, ...]:
-        """By what its place has for its width, then by what it has itself."""
+        """Return the sort key of an owner: the bytes of its block of addresses by width, then its own bytes."""
         own = [self._sizes[owner[:depth]] for depth in range(1, len(owner) + 1)]
         around = [self._wide[name] / factor for name, factor in self._around[owner[0]]]
         return max([own[0], *around]), *own
 
 
 def _in_order(holdings: list[Holding]) -> Iterator[Holding]:
-    """Who gives first: of the place that has most for its width, the owner who has most."""
+    """Return the owners in the order in which they lose memory: largest of the fullest block first."""
     for group in ([one for one in holdings if one.age >= OLD], [one for one in holdings if one.age < OLD]):
         left: dict[tuple[Hashable, ...], list[Holding]] = {}
         for one in sorted(group, key=_size):

@@ -69,7 +69,7 @@ class Number:
 
     @property
     def takes(self) -> str:
-        """What the text is, for the documentation."""
+        """Description of the accepted text, for the documentation."""
         return f"{self.low} to {self.high} {self.unit}".rstrip()
 
     def read(self, text: str) -> float:
@@ -107,7 +107,7 @@ class Choice:
 
     @property
     def takes(self) -> str:
-        """What the text is, for the documentation."""
+        """Description of the accepted text, for the documentation."""
         return _alternatives([f"`{word}`" for word in self.values])
 
     def read(self, text: str) -> object:

@@ -1,4 +1,4 @@
-"""How much one client may ask of a server: token buckets for each kind of frame.
+"""Limits on what one client may ask of a server: token buckets for each kind of frame.
 
 A frame over its rate is refused with a reason; a client that goes on regardless loses its connection.  Frames that
 others provoke from a client are not counted against it: see :class:`Provoked`.
@@ -18,7 +18,7 @@ from dmsg.errors import DropReason, RemoteProtocolError
 BURST_SECONDS = 2.0
 """Seconds of its rate that a client may use at once."""
 ANSWER_FACTOR = 4.0
-"""What answers others has this many times the rate of what asks them."""
+"""Factor between the allowed rate of answers and that of requests."""
 FLOOD_FACTOR = 4.0
 """Refused frames have a bucket of their own, so many times as large: who empties it is disconnected."""
 PROVOKED_LASTS = 30.0

@@ -18,10 +18,10 @@ class BufferPool:
         self._kept: list[bytearray] = []
 
     def take(self) -> bytearray:
-        """One of them; what is in it means nothing."""
+        """Take a buffer; its content is undefined."""
         return self._kept.pop() if self._kept else bytearray(self.size)
 
     def give_back(self, buffer: bytearray) -> None:
-        """Nobody looks at it any more."""
+        """Return a buffer that nobody uses any more."""
         if len(self._kept) < self._most:
             self._kept.append(buffer)

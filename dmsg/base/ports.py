@@ -1,4 +1,4 @@
-"""How a relay without I/O reaches the other end of a connection."""
+"""Interface by which a relay without I/O reaches the other end of a connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dmsg.errors import DropReason
 
 
 class Port(Protocol):
-    """What bytes for a client leave through, and where it is paused or ended."""
+    """Output of a connection to a client, with the means to pause and close the connection."""
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Queue whole frames; the data is copied or used before this returns."""

@@ -10,7 +10,7 @@ MAX_WORDS_OF_STRANGERS = 300
 """Characters of what a peer or a server says in its own words."""
 _USERINFO = re.compile(r"://[^/?#\s]*@")
 UNPRINTABLE = "\ufffd"
-"""What stands for a character that a terminal might act upon."""
+"""Replacement for a character that a terminal might act upon."""
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -44,7 +44,7 @@ class Ranked(Generic[Name]):
         self._tidy()
 
     def remove(self, name: Name) -> None:
-        """Without ``name``, if it is there."""
+        """Remove ``name`` if present."""
         self._ranks.pop(name, None)
         self._tidy()
 

@@ -24,7 +24,7 @@ class Seldom:
         self._told: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
     def left_out(self, kind: Hashable = "") -> int | None:
-        """How many lines of that kind were left out since the last; None: this one is, too."""
+        """Return the number of lines suppressed since the last one; None if this line is suppressed, too."""
         now = self._now()
         while self._told and next(iter(self._told.values()))[0] <= now - self._every * MAX_KINDS:
             self._told.popitem(last=False)
@@ -39,7 +39,7 @@ class Seldom:
         return count
 
     def more(self, kind: Hashable = "") -> str | None:
-        """As :meth:`left_out`, as words for the end of a line."""
+        """Return the result of :meth:`left_out` as words for the end of a line."""
         count = self.left_out(kind)
         if count is None:
             return None

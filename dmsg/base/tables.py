@@ -28,7 +28,7 @@ def uncount(counter: Counter[Key], key: Key, number: int = 1) -> None:
 
 
 def remember(known: OrderedDict[Key, Value], key: Key, value: Value, most: int) -> None:
-    """As the newest; of more than ``most`` the oldest is forgotten."""
+    """Insert an entry as the newest; evict the oldest beyond ``most``."""
     known[key] = value
     known.move_to_end(key)
     if len(known) > most:

@@ -149,7 +149,7 @@ class Lab:
         self.clients.pop(name, None)
 
     def result(self, deferred: Deferred[Any], patience: float = 60.0) -> Any:
-        """What the Deferred fires with, after as much time as it takes; raises its failure."""
+        """Advance the time until a Deferred fires, and return its result or raise its failure."""
         results: list[object] = []
         deferred.addBoth(results.append)
         self.network.run_until(lambda: results, patience)

@@ -198,7 +198,7 @@ class NamespaceLab:
         self.path(one, two, cut=1)
 
     def heal(self, one: str, two: str) -> None:
-        """It passes again."""
+        """Let traffic pass again."""
         self.path(one, two, cut=0)
 
     def reset(self, host: str, seconds: float = 0.5) -> None:

@@ -76,7 +76,7 @@ class Network:
         return self.path(one, two), self.path(two, one)
 
     def by_address(self, address: str) -> Host | None:
-        """Whose address that is."""
+        """Return the host that has an address."""
         return next((host for host in self.hosts.values() if host.address == address), None)
 
     def run(self, seconds: float, step: float = 0.05) -> None:
@@ -239,7 +239,7 @@ class _Resolution:
         self.name = name
 
     def cancel(self) -> None:
-        """It is over already."""
+        """Do nothing: the resolution has ended."""
 
 
 @implementer(IHostnameResolver)
@@ -341,7 +341,7 @@ class Host:
     # --- faults ---
 
     def kill(self) -> None:
-        """As ``kill -9``: nothing here is told, the others get a reset."""
+        """Kill the host's process as ``kill -9`` does: the process is not told, and its peers get a reset."""
         self.alive = False
         self.life += 1
         self._paused = None
@@ -356,12 +356,12 @@ class Host:
         self.alive = True
 
     def pause(self) -> None:
-        """As ``SIGSTOP``: connections stay, nothing is done."""
+        """Pause the host's process as ``SIGSTOP`` does: connections stay, but nothing runs."""
         if self._paused is None:
             self._paused = []
 
     def resume(self) -> None:
-        """As ``SIGCONT``."""
+        """Resume the host's process as ``SIGCONT`` does."""
         waiting, self._paused = self._paused or [], None
         for action in waiting:
             self.do(action)

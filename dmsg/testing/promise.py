@@ -45,7 +45,7 @@ class Pattern:
 
 
 class Talker(Protocol):
-    """One end of a stream under test: sends one pattern, checks another.
+    """End of a stream under test: sends one pattern and checks another.
 
     :ivar acknowledged: bytes that the transport said had arrived.
     :ivar received: bytes that came and were right.

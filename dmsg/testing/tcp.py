@@ -36,7 +36,7 @@ USER_TIMEOUT = 30.0
 
 
 class Path:
-    """One direction between two hosts.
+    """Path of one direction between two hosts.
 
     :ivar delay: seconds.  :ivar rate: bytes a second, 0 for as fast as you like.
     :ivar loss: share of segments that TCP has to send again.
@@ -55,7 +55,7 @@ class Path:
         self._free_at = 0.0
 
     def arrival(self, size: int) -> float:
-        """When a segment that is sent now is there."""
+        """Return the time at which a segment that is sent now arrives."""
         start = max(self.clock.seconds(), self._free_at)
         self._free_at = start + (size / self.rate if self.rate else 0.0)
         late = RETRANSMIT if self.loss and self._random.random() < self.loss else 0.0
@@ -77,7 +77,7 @@ class Machine(Protocol):
 
 @implementer(ITCPTransport)
 class End:
-    """One end of a connection."""
+    """End of a connection."""
 
     disconnecting = False
     disconnected = False

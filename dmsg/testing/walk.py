@@ -31,7 +31,7 @@ PATIENCE = 400.0
 
 
 class Walk:
-    """One walk.
+    """Random walk of a network under faults.
 
     :param seed: all that happens follows from it.
     :ivar faults: what was done, in order.
@@ -101,7 +101,7 @@ class Walk:
                 raise AssertionError(f"a stream was lost: {talker.lost.value}")
 
     def _state(self) -> str:
-        """Where it stands still."""
+        """Return the state of a walk that makes no progress."""
         talkers = [(talker.sent, talker.acknowledged, talker.received) for talker in self._streams]
         clients = [
             (client.status, len(client.servers), client.last_error, client.streams.suspended)
@@ -214,7 +214,7 @@ class Walk:
 
 
 class _Poisoner:
-    """In place of a relay's port, until something is sent through it."""
+    """Stand-in for a relay's port until something is sent through it."""
 
     def __init__(self, peer: Any) -> None:
         self._peer = peer

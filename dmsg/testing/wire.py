@@ -70,7 +70,7 @@ def open_tun(namespace: str, device: str, address: str) -> int:
 
 
 class Path:
-    """One direction between two addresses."""
+    """Path of one direction between two addresses."""
 
     def __init__(self) -> None:
         self.delay = 0.0
@@ -82,7 +82,7 @@ class Path:
         self._free_at = 0.0
 
     def departure(self, now: float, size: int, random: Random) -> float | None:
-        """When a packet is at the other end; None: never."""
+        """Return the time at which a packet arrives, or None if it is lost."""
         if self.cut or self.waiting + size > QUEUE or (self.loss and random.random() < self.loss):
             return None
         start = max(now, self._free_at)

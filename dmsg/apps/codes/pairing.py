@@ -31,15 +31,16 @@ class PairingError(DmsgError):
 
 
 def signed(role: Role, binding: bytes, key: PubKey) -> bytes:
-    """What a lasting key signs.  :param role: whose key it is."""
+    """Return the bytes that a lasting key signs.  :param role: role of the key's owner."""
     return PROTOCOL + (b"sender " if role is Role.SENDER else b"receiver ") + binding + bytes(key)
 
 
 class Pairing(Protocol):
-    """One end; ``key`` fires with the other's lasting key when it has proved it, ``done`` when both have kept it;
-    the one that comes next fails with :class:`PairingError`.
+    """End of a pairing.
 
-    Who waits for ``key`` calls :meth:`keep` when it is kept, or :meth:`refuse`.
+    ``key`` fires with the other's lasting key once the other side has proved it, ``done`` once both sides have stored
+    the keys.  After a failure the next of the two fails with :class:`PairingError`.  The caller that gets ``key``
+    calls :meth:`keep` when it has stored the key, or :meth:`refuse`.
     """
 
     def __init__(self, reactor: IReactorTime, role: Role, key: SecKey) -> None:
@@ -102,7 +103,7 @@ class Pairing(Protocol):
         self._look()
 
     def refuse(self, why: str) -> None:
-        """It is not."""
+        """Refuse the other side's key."""
         cancel_call(self._timer)
         self._given_up = True
         self._say(error=why)
@@ -127,7 +128,7 @@ class Pairing(Protocol):
         self._lost(why)
 
     def _lost(self, why: str) -> None:
-        """Who waits for the key hears of it; else who waits for the end."""
+        """Fail the Deferred of the key or, if the key has come, the Deferred of the end."""
         waiting: Deferred[None] | Deferred[PubKey] = self.done if self.key.called else self.key
         if not waiting.called and not self._given_up:
             self._given_up = True

@@ -27,7 +27,7 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 PROTOCOL = b"dmsg code 1"
-"""What every key that is made here is for begins so."""
+"""Prefix of the purpose of every key that is derived here."""
 VERSION = 1
 PAKE, CONFIRM, WRONG = 1, 2, 3
 HEAD_SIZE = 3
@@ -45,18 +45,18 @@ class WrongCode(DmsgError):
 
 
 class CodeProtocolError(DmsgError):
-    """What the other end sent is not of this protocol, or of a version that is not known."""
+    """The other end does not speak this protocol, or speaks an unknown version of it."""
 
 
 class Role(Enum):
-    """Who made the code is the sender, who typed it the receiver, whatever they send each other then."""
+    """Role in the agreement: the side that made the code is the sender, the side that typed it the receiver."""
 
     SENDER = auto()
     RECEIVER = auto()
 
 
 class Agreement:
-    """One end of one run; whoever made the code counts the runs that guess wrong.
+    """End of one key agreement; the side that made the code counts wrong guesses.
 
     :param password: of :class:`~dmsg.apps.codes.words.Code`.
     :param local: this end's key, which the stream has proved; ``remote``: the other's.
@@ -104,7 +104,7 @@ class Agreement:
         return self._key is not None and not self.done
 
     def data_to_send(self) -> bytes:
-        """What is to be sent now; also before an exception of :meth:`receive_data` is acted on."""
+        """Return the bytes to send now; send them also before handling an exception of :meth:`receive_data`."""
         outgoing, self._outgoing = self._outgoing, b""
         return outgoing
 

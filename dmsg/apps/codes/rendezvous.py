@@ -133,7 +133,7 @@ class OfferedCode:
 
 
 def _used_up(failure: Failure) -> Failure:
-    """What the person who offers a code is told of the last wrong guess."""
+    """Return the error for the person who offers a code after the last wrong guess."""
     if failure.check(WrongCode) is None:
         return failure
     return Failure(CodeUsedUp(f"wrong codes were tried {TRIES} times: this one is used up, make another"))

@@ -22,7 +22,7 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import stream_of
 
 PORT = 25
-"""Where who made a code listens."""
+"""Port on which the side that made a code listens."""
 AGREE_TIMEOUT = 30.0
 """Seconds for the messages of one run."""
 EARLY_LIMIT = 512 * 1024
@@ -58,7 +58,7 @@ class Agreed:
 
 
 class CodeEnd(Protocol):
-    """One end of one run.
+    """Protocol of one end of one key agreement.
 
     :ivar agreed: fires with :class:`Agreed`; fails with :class:`~dmsg.apps.codes.pake.WrongCode`,
         :class:`~dmsg.apps.codes.pake.CodeProtocolError` or :class:`CodeUsedUp`.
@@ -244,7 +244,7 @@ class CodeFactory(Factory):
             agreed.callback(result)
 
     def _end(self) -> None:
-        """There is no other guess."""
+        """Accept no further guess."""
         running, self._running = list(self._running), {}
         for one in running:
             one.agreed.cancel()

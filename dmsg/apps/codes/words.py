@@ -26,7 +26,7 @@ MIN_WORDS = 3
 CHECK_BITS = 7
 """Bits of the words that follow from the number and the other words: of 128 mistyped codes 127 are told at once."""
 CHECK = b"dmsg code check 1 "
-"""What the hash of the check begins with."""
+"""Prefix of the hash from which the check digits are taken."""
 MAX_DIGITS = 8
 """Digits of a nameplate at most."""
 EXAMPLE = "5274-guitar-alpha-juice"
@@ -38,7 +38,7 @@ DISTINCT = 4
 
 
 class CodeError(DmsgError):
-    """What was typed is no code."""
+    """The typed text is not a code."""
 
 
 @cache
@@ -70,7 +70,7 @@ class Code:
 
     @classmethod
     def parse(cls, text: str) -> Code:
-        """What somebody typed: blanks or any dashes, capitals, and words cut after four letters are understood.
+        """Parse a typed code; blanks, any dashes, capitals, and words cut after four letters are understood.
 
         :raises CodeError: it is no code; says which word is none, and which was meant perhaps, or that words and number
             do not fit each other.
@@ -98,7 +98,7 @@ class Code:
 
     @property
     def password(self) -> bytes:
-        """What proves that one knows the code: the words alone, in lower case with dashes between them, ASCII."""
+        """Secret of the code: its words in lower case with dashes between them, ASCII."""
         return "-".join(self.words).encode()
 
     def __str__(self) -> str:

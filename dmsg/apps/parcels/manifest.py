@@ -1,4 +1,4 @@
-"""What a parcel has: what the sender says of it, and how the receiver checks that.
+"""Manifest of a parcel, as the sender writes it and the receiver checks it.
 
 A path is relative, with ``/`` between its parts; the first part is the name of one of the things that are sent.  Names
 are bytes on both sides: what is no UTF-8 travels as surrogates (PEP 383).
@@ -24,12 +24,12 @@ PATH_LIMIT = 4096
 DEPTH_LIMIT = 200
 """Parts of a path."""
 MODE_MASK = 0o777
-"""Of a mode: no bit by which a program gets the rights of somebody else."""
+"""Bits of a file mode that travel; set-user-id, set-group-id and sticky do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing of a parcel.
+    """Entry of a manifest: a file, a directory or a symbolic link.
 
     :ivar kind: ``FILE``, ``DIRECTORY`` or ``LINK``.
     :ivar size: bytes of a file, else 0.
@@ -51,7 +51,7 @@ class Item:
         return replace(self, path=f"{name}{slash}{rest}")
 
     def to_list(self) -> list[object]:
-        """As it travels."""
+        """Return the entry as a list for the wire."""
         fields = [self.path, self.kind, self.size, self.mode, self.mtime]
         return [*fields, self.target] if self.kind == LINK else fields
 
@@ -90,7 +90,7 @@ def stays_inside(path: str, target: object) -> bool:
 
 
 def decode_item(value: object) -> Item:
-    """What the other side says of one thing.
+    """Decode an entry that the other side sent.
 
     :raises TransferError: it is malformed, or not to be had.
     """
@@ -111,7 +111,7 @@ def decode_item(value: object) -> Item:
 
 
 class Top(TypedDict):
-    """One thing that is sent, with the number of its bytes, files and directories."""
+    """Summary of one sent file or directory: its bytes, files and directories."""
 
     name: str
     kind: str
@@ -156,7 +156,7 @@ class CheckedItems:
 
     @property
     def tops(self) -> list[Top]:
-        """What a person is asked about: name, kind, bytes, files and directories of each thing that is sent."""
+        """Summaries to show to a person: name, kind, bytes, files and directories of each sent file or directory."""
         return list(self._tops.values())
 
 

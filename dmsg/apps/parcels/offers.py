@@ -1,4 +1,4 @@
-"""What somebody offers, as the other side is told of it before it is taken."""
+"""Offers: what a sender tells the receiver before the receiver accepts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmsg.apps.transfer import TransferError
 
 @dataclass(frozen=True)
 class Offer:
-    """What somebody offers; nothing of it has been looked at by anybody.
+    """Offer of a sender; nothing in it has been verified.
 
     :ivar kind: ``files``, ``text`` or ``pipe``.
     :ivar things: of files: names and kinds, bytes, files and directories of each.

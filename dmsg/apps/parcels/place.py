@@ -1,4 +1,4 @@
-"""Where a parcel comes to be: nothing of it is outside, and nothing has its name before it is whole.
+"""Destination of a parcel: files stay inside its directory, and get their names only when they are complete.
 
 A thing ``NAME`` is made as ``.NAME.dmsg-part`` beside it.  What an earlier transfer left there is gone on with; what
 belongs to another one is taken away.  No part of a path is followed where it is a link, and what another user has made
@@ -57,7 +57,7 @@ class Place:
         self._same: str | None = None
         """The name of a file that is there already, as far as the sender has not said otherwise."""
         self._mask = ~umask()
-        """What this user gives others, whatever the sender gave his."""
+        """Umask of this user, which limits the modes that the sender asks for."""
         self._held: list[HeldPart] = []
         self._tops: dict[str, tuple[int, int]] = {}
         """Device and inode of each part that was made or looked at, by its name."""
@@ -101,7 +101,7 @@ class Place:
             return free_bytes(self._base)
 
     def has_begun(self, names: Sequence[str]) -> bool:
-        """Some of these things are here already, as an earlier transfer left them, or whole."""
+        """Whether some of these files exist already, partially or completely."""
         for name in (*map(part_name, names), *names):
             with suppress(FileNotFoundError):
                 os.stat(name, dir_fd=self._opened(), follow_symlinks=False)
@@ -248,7 +248,7 @@ class Place:
         return file
 
     def finish_file(self, entry: Item, file: FileIO) -> None:
-        """It is whole: give it its mode and time, see that the disk has it, and close it."""
+        """Complete a file: set its mode and time, sync it to disk, and close it."""
         with file:
             if entry.path == self._same:
                 return
@@ -308,7 +308,7 @@ class Place:
             os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)
 
     def path_of(self, name: str) -> Path:
-        """Where a thing is when it is whole."""
+        """Return the final path of an entry."""
         return self._directory / name
 
     @contextmanager
@@ -325,7 +325,7 @@ class Place:
             os.close(inside)
 
     def _take_away_others(self, entry: Item, inside: int, known: set[str]) -> Iterator[object]:
-        """What an earlier transfer of another tree left in this directory."""
+        """Remove partial files that an earlier transfer of another tree left in this directory."""
         for other in os.listdir(inside):
             if f"{entry.path}/{other}" not in known:
                 yield take_away(other, inside)

@@ -51,7 +51,7 @@ ENTRIES_SLICE = 50
 
 @dataclass(frozen=True)
 class Taken:
-    """What has come.
+    """Result of a received parcel.
 
     :ivar size: bytes that came, which is less than there are where some were here already.
     :ivar paths: of files: what is there now.
@@ -126,7 +126,7 @@ class ParcelReceiver(Protocol):
         self._changed: list[str] = []
         self._sha256 = ""
         self._pausing = False
-        """Others have their turn; nothing else keeps this side from reading on."""
+        """Whether reading is paused only to give other connections their turn."""
         self._task: CooperativeTask[Iterator[object]] | None = None
         self.done: Deferred[Taken] = Deferred(lambda _: self._give_up())
         self.closed: Deferred[None] = Deferred()
@@ -290,7 +290,7 @@ class ParcelReceiver(Protocol):
         self._wait(task.whenDone(), lambda _: then())
 
     def _look_at_place(self) -> None:
-        """What a person has taken is what comes; and how much of it is here."""
+        """Check that the manifest matches the accepted offer, and find out which parts exist already."""
         if [thing_of(top) for top in self._checked.tops] != self._offer.things:
             raise TransferError("the data differs from the offer")
         self._work(self._look(), self._looked)
@@ -482,7 +482,7 @@ class ParcelReceiver(Protocol):
         self._place.release()
 
     def _take_last_words(self) -> None:
-        """What came before the end, and was not looked at because this side was busy."""
+        """Process data that came before the end of the stream while this side was busy."""
         if self._pausing:
             self._waits = self._pausing = False
             self._go_on(math.inf)

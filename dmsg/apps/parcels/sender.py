@@ -35,7 +35,7 @@ CHUNK = 256 * 1024
 
 @dataclass(frozen=True)
 class Sent:
-    """What the other side has.
+    """Result of a sent parcel.
 
     :ivar size: bytes that were sent, which is less than there are where it had some of them.
     :ivar seconds: from when it was taken to the answer.
@@ -88,7 +88,7 @@ class SenderOptions(TypedDict, total=False):
 
 
 class ParcelSender(Protocol):
-    """What all kinds of parcels share; ``done`` fires with :class:`Sent`.
+    """Base class of all senders of parcels; ``done`` fires with :class:`Sent`.
 
     :param taken: told when the other side has said that it takes it.
     :param progress: told how many bytes of all are with the other side's stream.
@@ -96,7 +96,7 @@ class ParcelSender(Protocol):
     """
 
     _resumes = False
-    """What has arrived is not sent again by another parcel of the same."""
+    """Whether a later parcel of the same files resumes this one."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ParcelSender(Protocol):
         raise NotImplementedError
 
     def _begin(self) -> None:
-        """It is wanted."""
+        """Start to send after the receiver has accepted."""
         raise NotImplementedError
 
     def _say(self, **message: object) -> None:
@@ -272,7 +272,7 @@ class PipeSender(ParcelSender):
         self._progress(self._size)
 
     def end(self) -> None:
-        """That was all."""
+        """Handle the end of the input."""
         if not self.done.called:
             self._said_all = True
             self.transport.write(END + self._hash.digest())  # type: ignore[union-attr]
@@ -328,7 +328,7 @@ class FilesSender(ParcelSender):
             self._have[index] = size, digest
 
     def _rest(self) -> Iterator[None]:
-        """Where files go on, and then the rest of each."""
+        """Send the offsets at which files resume, and then the rest of each file."""
         digests: dict[int, HASH] = {}
         some: list[list[int]] = []
         for index, (size, digest) in sorted(self._have.items()):

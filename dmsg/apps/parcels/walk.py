@@ -1,4 +1,4 @@
-"""What is to be sent: the sender's files and directories, walked once and opened again when their turn comes.
+"""Walk over the files and directories to send; files are opened again when their turn comes.
 
 Both by descriptors, so that no link is followed that was put in the place of a directory meanwhile; what a file is
 then, is compared with what was offered.
@@ -29,7 +29,7 @@ _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass
 class Walked:
-    """What is to be sent.
+    """Result of a walk: the entries to send.
 
     :ivar tops: where each thing is on this machine, by the name that it is sent under.
     :ivar inodes: of the entries, in their order.
@@ -71,7 +71,7 @@ class Walked:
             os.close(at)
 
     def add(self, entry: Item, inode: int, content: bytes | None = None) -> None:
-        """One more entry.
+        """Add an entry.
 
         :raises TransferError: it does not fit to those before, or is too much.
         """

@@ -1,4 +1,4 @@
-"""What the two sides of a parcel say.
+"""Messages between the sender and the receiver of a parcel.
 
 Messages are ``length(4) || JSON``, big endian.  The sender offers::
 
@@ -41,7 +41,7 @@ CHANGED_LIMIT = 20
 DIGEST_SIZE = 32
 GAVE_UP = "the other side gave up"
 WHAT = "parcels"
-"""What is spoken here, as errors say it."""
+"""Name of the protocol in error messages."""
 
 
 class ParcelCut(TransferError):
@@ -53,7 +53,7 @@ class GivenUp(ParcelCut, Unwanted):
 
 
 class PartKept(ParcelCut, CutShort):
-    """Some of it has arrived: the same parcel, sent again, goes on from there."""
+    """A part of the parcel has arrived; the same parcel, sent again, resumes there."""
 
 
 def lost(reason: Failure, moved: int) -> TransferError:
@@ -111,7 +111,7 @@ class Messages:
         return reader.take(self._buffer, left)
 
     def some(self, most: int) -> bytes:
-        """At most so many bytes of what there is."""
+        """Take at most this many bytes from the buffer."""
         data = bytes(self._buffer[:most])
         del self._buffer[:most]
         return data
