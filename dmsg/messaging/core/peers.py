@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dmsg.base.fair_rate import FairRate
@@ -55,6 +56,7 @@ class End:
         return self.peer.two_ids is True and not (self.open or self.opener)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RelayPeer:
     """One link, as the relay sees it.
 
@@ -67,55 +69,33 @@ class RelayPeer:
     :ivar progress_at: when it took something last, or something began to wait for it.
     """
 
-    __slots__ = (
-        "answers_due",
-        "bytes_in",
-        "closing",
-        "congested",
-        "doubtful",
-        "draining",
-        "ends",
-        "frames_in",
-        "free_until",
-        "held",
-        "held_at",
-        "ids",
-        "key",
-        "police",
-        "port",
-        "progress_at",
-        "provoked",
-        "requests",
-        "served",
-        "slow",
-        "two_ids",
-        "waiting",
-    )
-
-    def __init__(self, key: PubKey, port: LinkPort) -> None:
-        self.key = key
-        self.port = port
-        self.ends: dict[int, End] = {}
-        self.ids = deque(range(ID_COUNT - 1, ID_COUNT // 2 - 1, -1))
-        """Upper ids in the order in which to take them: the one that was used last comes last."""
-        self.doubtful: dict[int, None] = {}
-        """Ids that the client refused: it may believe that they are in use, and is asked with others first."""
-        self.answers_due: dict[int, None] = {}
-        """Ids of channels that are over, whose CloseChannel the client has not answered: taken if no other is free."""
-        self.congested = self.slow = False
-        self.waiting: deque[End] = deque()
-        self.draining: dict[int, End] = {}
-        self.held = self.served = False
-        self.held_at = self.free_until = self.progress_at = 0.0
-        self.closing = False
-        self.frames_in = 0
-        self.bytes_in = 0
-        self.police = Police()
-        self.provoked = Provoked()
-        """Frames that others have provoked from it."""
-        self.requests = FairRate()
-        """The rate of OpenChannels to it."""
-        self.two_ids: bool | None = None
+    key: PubKey
+    port: LinkPort
+    ends: dict[int, End] = field(default_factory=dict)
+    ids: deque[int] = field(default_factory=lambda: deque(range(ID_COUNT - 1, ID_COUNT // 2 - 1, -1)))
+    """Upper ids in the order in which to take them: the one that was used last comes last."""
+    doubtful: dict[int, None] = field(default_factory=dict)
+    """Ids that the client refused: it may believe that they are in use, and is asked with others first."""
+    answers_due: dict[int, None] = field(default_factory=dict)
+    """Ids of channels that are over, whose CloseChannel the client has not answered: taken if no other is free."""
+    congested: bool = False
+    slow: bool = False
+    waiting: deque[End] = field(default_factory=deque)
+    draining: dict[int, End] = field(default_factory=dict)
+    held: bool = False
+    served: bool = False
+    held_at: float = 0.0
+    free_until: float = 0.0
+    progress_at: float = 0.0
+    closing: bool = False
+    frames_in: int = 0
+    bytes_in: int = 0
+    police: Police = field(default_factory=Police)
+    provoked: Provoked = field(default_factory=Provoked)
+    """Frames that others have provoked from it."""
+    requests: FairRate = field(default_factory=FairRate)
+    """The rate of OpenChannels to it."""
+    two_ids: bool | None = None
 
 
 def descending(peer: RelayPeer) -> int | None:

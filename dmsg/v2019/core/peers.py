@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dmsg.base.fair_rate import FairRate
@@ -27,53 +28,35 @@ class ConnectionPort(Port, Protocol):
     left_behind: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Route:
     """One direction of one transport, kept at its source under the source's id."""
 
-    __slots__ = (
-        "accepted",
-        "ack_wire",
-        "acks",
-        "asked_at",
-        "back",
-        "carried",
-        "dropped",
-        "frames",
-        "mark",
-        "peer",
-        "queued",
-        "seen",
-        "tick",
-        "to_id",
-        "wire",
-    )
-
-    def __init__(self, peer: RelayPeer, to_id: int) -> None:
-        self.peer = peer
-        self.to_id = to_id
-        self.back: Route
-        self.accepted = False
-        """The responder has sent ACCEPT."""
-        self.carried: Carried | None = None
-        """What an observer keeps of the transport."""
-        self.frames = 0
-        """FWD and ACK frames that went this way; ``wire``: their bytes, headers and all."""
-        self.acks = 0
-        """ACKs among them; ``ack_wire``: the bytes of those."""
-        self.wire = 0
-        self.ack_wire = 0
-        self.dropped = 0
-        """Bytes of user data, of those that were counted, which did not leave; for the observer."""
-        self.tick = 0
-        """The observer is told of frames when this is not the relay's."""
-        self.seen = 0
-        """The tick in which frames went this way last, for the observer."""
-        self.asked_at: float | None = None
-        """When the FWD passed whose ACK the observer waits for."""
-        self.queued = 0
-        """Bytes queued over this route since ``mark``, which moves on when all that was queued before it has left:
-        what the route really has in the peer's queue is at most ``ROUTE_QUEUE_LIMIT`` more than that."""
-        self.mark = 0
+    peer: RelayPeer
+    to_id: int
+    back: Route = field(init=False)
+    accepted: bool = False
+    """The responder has sent ACCEPT."""
+    carried: Carried | None = None
+    """What an observer keeps of the transport."""
+    frames: int = 0
+    """FWD and ACK frames that went this way; ``wire``: their bytes, headers and all."""
+    acks: int = 0
+    """ACKs among them; ``ack_wire``: the bytes of those."""
+    wire: int = 0
+    ack_wire: int = 0
+    dropped: int = 0
+    """Bytes of user data, of those that were counted, which did not leave; for the observer."""
+    tick: int = 0
+    """The observer is told of frames when this is not the relay's."""
+    seen: int = 0
+    """The tick in which frames went this way last, for the observer."""
+    asked_at: float | None = None
+    """When the FWD passed whose ACK the observer waits for."""
+    queued: int = 0
+    """Bytes queued over this route since ``mark``, which moves on when all that was queued before it has left:
+    what the route really has in the peer's queue is at most ``ROUTE_QUEUE_LIMIT`` more than that."""
+    mark: int = 0
 
     def user_data(self, secure: bool) -> int:
         """Bytes of user data that went this way."""
@@ -82,62 +65,39 @@ class Route:
         return max(0, self.wire - self.ack_wire - frames * around)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RelayPeer:
     """One connection, as the relay sees it."""
 
-    __slots__ = (
-        "bytes_in",
-        "closing",
-        "congested",
-        "destinations",
-        "frames_in",
-        "instance",
-        "key",
-        "next_id",
-        "paused_by",
-        "pausing",
-        "police",
-        "port",
-        "provoked",
-        "requests",
-        "routes",
-        "sent",
-        "since",
-        "speaks_drain",
-        "stalled",
-        "told_of",
-    )
-
-    def __init__(self, key: PubKey, port: ConnectionPort, first_id: int, since: float = 0.0) -> None:
-        self.key = key
-        self.port = port
-        self.routes: dict[int, Route] = {}
-        self.next_id = first_id
-        self.destinations: dict[RelayPeer, int] = {}
-        """How many routes lead to which peer."""
-        self.congested = False
-        self.stalled = False
-        """Congested for so long that sources are no longer paused for it."""
-        self.sent = 0
-        """Bytes queued for it since it became congested."""
-        self.paused_by: RelayPeer | None = None
-        self.pausing: set[RelayPeer] = set()
-        self.closing = False
-        self.frames_in = 0
-        self.bytes_in = 0
-        self.police = Police()
-        self.provoked = Provoked()
-        """Frames that others have provoked from it."""
-        self.requests = FairRate()
-        """The rate of REQUESTs to it."""
-        self.speaks_drain = False
-        """It has sent a PING, so it knows DRAIN."""
-        self.since = since
-        """When it connected."""
-        self.instance = b""
-        """Which program it is, if its PINGs say so."""
-        self.told_of = False
-        """It was told of another program with its key."""
+    key: PubKey
+    port: ConnectionPort
+    next_id: int
+    since: float = 0.0
+    """When it connected."""
+    routes: dict[int, Route] = field(default_factory=dict)
+    destinations: dict[RelayPeer, int] = field(default_factory=dict)
+    """How many routes lead to which peer."""
+    congested: bool = False
+    stalled: bool = False
+    """Congested for so long that sources are no longer paused for it."""
+    sent: int = 0
+    """Bytes queued for it since it became congested."""
+    paused_by: RelayPeer | None = None
+    pausing: set[RelayPeer] = field(default_factory=set)
+    closing: bool = False
+    frames_in: int = 0
+    bytes_in: int = 0
+    police: Police = field(default_factory=Police)
+    provoked: Provoked = field(default_factory=Provoked)
+    """Frames that others have provoked from it."""
+    requests: FairRate = field(default_factory=FairRate)
+    """The rate of REQUESTs to it."""
+    speaks_drain: bool = False
+    """It has sent a PING, so it knows DRAIN."""
+    instance: bytes = b""
+    """Which program it is, if its PINGs say so."""
+    told_of: bool = False
+    """It was told of another program with its key."""
 
 
 def data_in(run: memoryview, secure: bool) -> int:

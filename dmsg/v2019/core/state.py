@@ -37,6 +37,7 @@ for a used id ends the connection::
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -104,6 +105,7 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
 }
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ClientTransport:
     """One end of a transport.
 
@@ -120,56 +122,29 @@ class ClientTransport:
     :ivar delivered: bytes out and in that it had delivered when its stream left it.
     """
 
-    __slots__ = (
-        "ack_due",
-        "answer",
-        "carrier",
-        "delivered",
-        "held_acks",
-        "held_size",
-        "id",
-        "identity",
-        "in_flight",
-        "in_flight_bytes",
-        "initiator",
-        "is_secure",
-        "next_sequence",
-        "offer",
-        "payload",
-        "prefaced",
-        "proposal",
-        "remote",
-        "secure",
-        "state",
-        "told_window",
-        "unread",
-        "upgrade",
-    )
-
-    def __init__(self, transport_id: int, remote: PubKey, payload: bytes, initiator: bool, sequence: int) -> None:
-        self.id = transport_id
-        self.remote = remote
-        self.payload = payload
-        self.initiator = initiator
-        self.state: State | None = None
-        self.carrier: Any = None
-        self.unread = 0
-        self.held_size = 0
-        self.held_acks: list[int] = []
-        self.in_flight: dict[int, tuple[int, object]] = {}
-        self.in_flight_bytes = 0
-        self.next_sequence = sequence
-        self.is_secure = False
-        self.secure: SecureEnd | None = None
-        self.answer: Answer | None = None
-        self.proposal: Proposal | None = None
-        self.offer: Offer | None = None
-        self.told_window = 0
-        self.upgrade = False
-        self.prefaced: int | None = None
-        self.ack_due = False
-        self.identity: bytes | None = None
-        self.delivered = (0, 0)
+    id: int
+    remote: PubKey
+    payload: bytes
+    initiator: bool
+    next_sequence: int
+    state: State | None = None
+    carrier: Any = None
+    unread: int = 0
+    held_size: int = 0
+    held_acks: list[int] = field(default_factory=list)
+    in_flight: dict[int, tuple[int, object]] = field(default_factory=dict)
+    in_flight_bytes: int = 0
+    is_secure: bool = False
+    secure: SecureEnd | None = None
+    answer: Answer | None = None
+    proposal: Proposal | None = None
+    offer: Offer | None = None
+    told_window: int = 0
+    upgrade: bool = False
+    prefaced: int | None = None
+    ack_due: bool = False
+    identity: bytes | None = None
+    delivered: tuple[int, int] = (0, 0)
 
     @property
     def says_delivered(self) -> tuple[int, int]:
