@@ -226,6 +226,23 @@ class NetworkCommandTests(CommandCase):
         self.assertRegex(connecting.err.decode(), "before all of the input had arrived|lost|aborted|ended")
 
     @asynchronous
+    async def test_ctrl_c_is_no_end_of_input(self) -> None:
+        """The other side hears of it, although everything that was written so far has arrived."""
+        url = await self.network()
+        for interrupted in ("listener", "caller"):
+            listening = self.start("listen", "-w", "60", "--min-servers", "1", DMSG_DISCOVERY=url)
+            key = (await self.said(listening, r"listening: ([a-z2-7]{53})"))[1]
+            connecting = self.start("connect", key, "--min-servers", "1", DMSG_DISCOVERY=url)
+            for one, other in ((listening, connecting), (connecting, listening)):
+                await self.said(one, "connected:")
+                one.transport.write(b"hello")  # type: ignore[union-attr]
+                await self.until(lambda other=other: other.out == b"hello")
+            first, second = (listening, connecting) if interrupted == "listener" else (connecting, listening)
+            first.transport.signalProcess("INT")  # type: ignore[union-attr]
+            self.assertEqual((await first.ended, await second.ended), (130, 1), interrupted)
+            self.assertIn("dmsg: the remote ended it early", second.err.decode())
+
+    @asynchronous
     async def test_a_full_disk_is_told_to_both(self) -> None:
         url = await self.network()
         full = os.open("/dev/full", os.O_WRONLY)

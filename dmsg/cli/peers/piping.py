@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol
 from twisted.internet.protocol import Factory, Protocol
@@ -134,6 +134,12 @@ class _Stream(Protocol):
         self.output_lost()
         self.transport.abortConnection()  # type: ignore[attr-defined]
 
+    def interrupt(self) -> None:
+        """End the stream early, for example after Ctrl-C."""
+        if not self._over and self.transport is not None:
+            self._ending = True
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+
     def output_lost(self) -> None:
         """Note that some received data was not written."""
         self._failure = Failure(cannot_write())
@@ -194,7 +200,13 @@ class Once(Factory):
     async def over(self, client: object) -> None:
         """Wait until the stream has ended; whoever is away meanwhile is named."""
         with watched(self._reactor, lambda: getattr(self._stream, "transport", None), patience_of(client), notice):
-            await self.done
+            try:
+                await self.done
+            except CancelledError:
+                # The client would close the stream, which tells the other side that everything was sent and taken.
+                if self._stream is not None:
+                    self._stream.interrupt()
+                raise
 
 
 async def take_one(reactor: Reactor, client: AnyClient, wait: float | None, access: Access, port: int = 0) -> None:
