@@ -25,7 +25,7 @@ from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
 from dmsg.net.flush import TurnFlush
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.net.streams.outbox import EndOfData
+from dmsg.net.streams.outbox import EndOfData, Ticket
 from dmsg.net.streams.stream import StreamTransport
 
 MAX_FRAME = 32768
@@ -68,14 +68,14 @@ class LocalCarrier:
         self._turn = turn
         self.server = server
         self.stream: LocalStream
-        self._in_flight: deque[tuple[int, object]] = deque()
+        self._in_flight: deque[tuple[int, Ticket | None]] = deque()
         self.bytes_in_flight = self.acknowledged = 0
         self._closed = False
 
     def may_send(self) -> bool:
         return not self._closed and self.bytes_in_flight < WINDOW and len(self._in_flight) < WINDOW_FRAMES
 
-    def send(self, data: bytes | memoryview, ticket: object) -> None:
+    def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
         self._in_flight.append((len(data), ticket))
         self.bytes_in_flight += len(data)
         self._transport.write(END_FRAME if ticket.__class__ is EndOfData else frame(Kind.DATA, data))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from dmsg.messaging.core.acks import ACK_INTERVAL, GAP, AckLayer, looks_acknowledged
+from dmsg.net.streams.outbox import Ticket
 
 UNDECIDED_LIMIT = 2.0
 """Seconds that what is written waits for a first word of the remote, where only that says whether it acknowledges."""
@@ -28,7 +28,7 @@ class AckedEnd:
         reactor: IReactorTime,
         decided: bool,
         send: Callable[[bytes], None],
-        acknowledged: Callable[[Any], None],
+        acknowledged: Callable[[Ticket | None], None],
         ready: Callable[[], None],
         undecided: Callable[[], None],
     ) -> None:
@@ -38,7 +38,7 @@ class AckedEnd:
         self._acknowledged = acknowledged
         self._ready = ready
         self._undecided = undecided
-        self._ticket: Any = None
+        self._ticket: Ticket | None = None
         self._free_at = 0.0
         self._payload_last = False
         self._first = True
@@ -64,7 +64,7 @@ class AckedEnd:
             return False
         return True
 
-    def send(self, data: bytes | memoryview, ticket: Any) -> None:
+    def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
         """A payload."""
         self._ticket = ticket
         self._send(self._layer.payload(data))

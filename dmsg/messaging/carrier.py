@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from dmsg.messaging.core.state import ClientChannel, State
 from dmsg.messaging.core.table import ClientConnection
 from dmsg.messaging.streams import ChannelStream
 from dmsg.net.streams import carrier
+from dmsg.net.streams.outbox import Ticket
 
 
 class CarryingSession(carrier.CarryingSession, Protocol):
@@ -41,7 +42,7 @@ class ChannelCarrier(carrier.SessionCarrier[CarryingSession, ChannelStream]):
         acks = self.stream.acks
         return acks is None or acks.may_send()
 
-    def send(self, data: bytes | memoryview, ticket: Any) -> None:
+    def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
         stream = self.stream
         stream.sent += len(data)
         if stream.acks is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactory, IReactorTime
@@ -269,7 +268,7 @@ class ClientSession(Session):
         if channel in self._holding:
             self._let_go(channel)
 
-    _handle: dict[type[Event], Callable[[Any, Any], None]] = {
+    _handle: dict[type[Event], Callable[..., None]] = {
         Requested: _on_requested,
         Opened: _on_opened,
         Rejected: _on_rejected,

@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 
 from dmsg.net.streams import carrier
 from dmsg.net.streams.carrier import EndedCarrier, SessionCarrier
-from dmsg.net.streams.outbox import EndOfData
+from dmsg.net.streams.outbox import EndOfData, Ticket
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.streams.core import resumption
 from dmsg.streams.core.secure import SecureEnd
@@ -130,7 +130,7 @@ class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream]
     def may_send(self) -> bool:
         return self.session.writable and self.writable and self.transport.window_open
 
-    def send(self, data: bytes | memoryview, ticket: object) -> None:
+    def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
         if ticket.__class__ is EndOfData:
             self._core.send_end(self.transport, ticket)
         else:
@@ -177,7 +177,7 @@ class NoCarrier:
     def may_send(self) -> bool:
         return False
 
-    def send(self, data: bytes | memoryview, ticket: object) -> None:
+    def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
         raise AssertionError("not reached")  # pragma: no cover
 
     def flush(self) -> None:

@@ -15,6 +15,7 @@ from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
 from dmsg.net.isolate import isolated
 from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.outbox import tickets_among
 from dmsg.streams.carrier import CarryingSession, ClientStream, TransportCarrier
 from dmsg.streams.core.agreement import FEATURE, UPGRADE_FEATURE, Hello
 from dmsg.streams.core.resumption import INITIAL_WINDOW
@@ -273,4 +274,4 @@ class Incoming:
         stream.requeue(event.unsent)
         self._session.carry(stream, event.transport)
         # last: who is told may do anything, also end the stream
-        stream.acknowledged_all(event.tickets, len(event.tickets))
+        stream.acknowledged_all(tickets_among(event.tickets), len(event.tickets))

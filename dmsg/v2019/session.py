@@ -27,6 +27,7 @@ from dmsg.keys import PubKey
 from dmsg.net.flush import TurnFlush
 from dmsg.net.isolate import isolated
 from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.outbox import tickets_among
 from dmsg.streams.carrier import ClientStream, TransportCarrier
 from dmsg.streams.core.secure import MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.events import (
@@ -326,7 +327,7 @@ class ClientSession(Session):
         if not stream.over:
             stream.requeue(event.unsent)
             # last: who is told may do anything, also end the stream
-            stream.acknowledged_all(event.tickets, len(event.tickets))
+            stream.acknowledged_all(tickets_among(event.tickets), len(event.tickets))
             stream.window_opened()
 
     _handle: dict[type[Event], Callable[..., None]] = {

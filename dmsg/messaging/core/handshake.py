@@ -22,7 +22,6 @@ import json
 import os
 import re
 from collections.abc import Callable
-from typing import Any
 
 from dmsg.errors import HandshakeError, KeyFormatError, SignatureError
 from dmsg.keys import SIGNATURE_SIZE, PubKey, SecKey, Signature
@@ -93,7 +92,7 @@ class _Scanner:
         if (self.end or len(buffer)) > MAX_FRAME:
             raise HandshakeError(f"handshake frame is longer than {MAX_FRAME} bytes")
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> dict[str, object]:
         """The object; what follows stays in :attr:`data`.
 
         :raises HandshakeError: not JSON.
@@ -185,7 +184,7 @@ class JSONHandshake:
 
     # --- frames ---
 
-    def _receive(self, frame: dict[str, Any]) -> None:
+    def _receive(self, frame: dict[str, object]) -> None:
         self._frames_read += 1
         first = self._frames_read == 1
         if self._is_initiator:
@@ -214,7 +213,7 @@ class JSONHandshake:
             self._write(accepted=True)
             self.remote = self._initiator
 
-    def _take_first(self, frame: dict[str, Any]) -> None:
+    def _take_first(self, frame: dict[str, object]) -> None:
         self._check_version(frame)
         self._initiator = _key(frame, "initiator")
         if _key(frame, "responder") != self._responder:
@@ -223,11 +222,11 @@ class JSONHandshake:
         # a signature that is set here would enter what this side signs
         self._absent(frame, "sig1", "sig2", "accepted")
 
-    def _check_version(self, frame: dict[str, Any]) -> None:
+    def _check_version(self, frame: dict[str, object]) -> None:
         if frame.get("version") != VERSION:
             raise HandshakeError(f"handshake is of another version than {VERSION}")
 
-    def _check_repeated(self, frame: dict[str, Any]) -> None:
+    def _check_repeated(self, frame: dict[str, object]) -> None:
         """What is agreed already has to come back as it was."""
         self._check_version(frame)
         assert self._initiator is not None
@@ -240,20 +239,20 @@ class JSONHandshake:
                 raise HandshakeError(f"{name} is another one than before")
 
     @staticmethod
-    def _absent(frame: dict[str, Any], *names: str) -> None:
+    def _absent(frame: dict[str, object], *names: str) -> None:
         for name in names:
             value = frame.get(name)
             if value not in (None, False, _ZERO_SIGNATURE):
                 raise HandshakeError(f"{name} is set too early")
 
     @staticmethod
-    def _same_signature(frame: dict[str, Any], name: str, mine: Signature | None) -> None:
+    def _same_signature(frame: dict[str, object], name: str, mine: Signature | None) -> None:
         assert mine is not None
         if _hex(frame, name, SIGNATURE_SIZE) != mine:
             raise HandshakeError(f"{name} is another one than before")
 
     @staticmethod
-    def _take_signature(frame: dict[str, Any], name: str, by: PubKey, payload: bytes) -> Signature:
+    def _take_signature(frame: dict[str, object], name: str, by: PubKey, payload: bytes) -> Signature:
         signature = Signature(_hex(frame, name, SIGNATURE_SIZE))
         try:
             by.verify(payload, signature)
@@ -282,7 +281,7 @@ class JSONHandshake:
         self._outgoing += text.encode()
 
 
-def _hex(frame: dict[str, Any], name: str, size: int) -> bytes:
+def _hex(frame: dict[str, object], name: str, size: int) -> bytes:
     value = frame.get(name)
     if not isinstance(value, str) or len(value) != 2 * size or not value.isalnum():
         raise HandshakeError(f"{name} is not {2 * size} hexadecimal characters")
@@ -292,7 +291,7 @@ def _hex(frame: dict[str, Any], name: str, size: int) -> bytes:
         raise HandshakeError(f"{name} is not hexadecimal") from None
 
 
-def _key(frame: dict[str, Any], name: str) -> PubKey:
+def _key(frame: dict[str, object], name: str) -> PubKey:
     try:
         return PubKey(_hex(frame, name, 33))
     except KeyFormatError as error:

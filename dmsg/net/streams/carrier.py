@@ -13,6 +13,7 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.interfaces import StreamCarrier
 
 if TYPE_CHECKING:
+    from dmsg.net.streams.outbox import Ticket
     from dmsg.net.streams.stream import StreamTransport
 
 
@@ -89,7 +90,7 @@ class EndedCarrier:
     def may_send(self) -> bool:
         return False
 
-    def send(self, data: bytes | memoryview, ticket: object) -> None:
+    def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
         raise AssertionError("a stream that is over sends nothing")  # pragma: no cover
 
     def flush(self) -> None:

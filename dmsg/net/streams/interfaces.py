@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from dmsg.keys import PubKey
+from dmsg.net.streams.outbox import Ticket
 
 
 class StreamCarrier(Protocol):
@@ -21,7 +22,7 @@ class StreamCarrier(Protocol):
     def may_send(self) -> bool:
         """Another frame may be sent now."""
 
-    def send(self, data: bytes | memoryview, ticket: object) -> None:
+    def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
         """Send one frame of at most ``max_frame`` bytes of the stream; its ``acknowledged`` follows."""
 
     def flush(self) -> None:

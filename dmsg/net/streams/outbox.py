@@ -40,6 +40,15 @@ class EndOfData(Ticket):
     __slots__ = ()
 
 
+def tickets_among(kept: Iterable[object]) -> list[Ticket | None]:
+    """Return the tickets that come back from a core, which does not know what they are."""
+    tickets: list[Ticket | None] = []
+    for one in kept:
+        assert one is None or isinstance(one, Ticket)
+        tickets.append(one)
+    return tickets
+
+
 class Outbox:
     """The queue of one stream, in the order of its writes.
 
@@ -80,16 +89,13 @@ class Outbox:
             self.tickets = {}
         self.tickets[ticket] = None
 
-    def put_back(self, frames: Iterable[tuple[bytes | memoryview, object]]) -> None:
+    def put_back(self, frames: Iterable[tuple[bytes | memoryview, Ticket | None]]) -> None:
         """What was taken and has not arrived goes before everything else."""
         if self._offset:
             data, ticket = self.waiting.popleft()
             self.waiting.appendleft((memoryview(data)[self._offset :], ticket))
             self._offset = 0
-        again: list[tuple[bytes | memoryview, Ticket | None]] = []
-        for piece, waits in frames:
-            assert waits is None or isinstance(waits, Ticket)
-            again.append((piece, waits))
+        again = list(frames)
         self.size += sum(len(data) for data, _ in again)
         self.waiting = deque([*again, *self.waiting])
 
@@ -142,11 +148,10 @@ class Outbox:
             size += room
         return parts[0] if len(parts) == 1 else b"".join(parts), size
 
-    def acknowledged(self, tickets: Iterable[object]) -> None:
+    def acknowledged(self, tickets: Iterable[Ticket | None]) -> None:
         """Frames of these callers have arrived."""
         for ticket in tickets:
             if ticket is not None:
-                assert isinstance(ticket, Ticket)
                 ticket.frames -= 1
                 if not ticket.frames:
                     if self.tickets:

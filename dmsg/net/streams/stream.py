@@ -8,7 +8,7 @@ turn leaves at its end; frames are as large as they may be.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -36,7 +36,7 @@ from dmsg.net.streams.address import StreamLost, StreamTimeout
 from dmsg.net.streams.deadlines import Deadlined
 from dmsg.net.streams.half_close import HalfClosing
 from dmsg.net.streams.interfaces import StreamCarrier
-from dmsg.net.streams.outbox import Outbox, Ticket
+from dmsg.net.streams.outbox import Outbox, Ticket, tickets_among
 from dmsg.net.streams.producing import Producing
 
 SEND_LIMIT = 64 * 1024 * 1024
@@ -123,11 +123,11 @@ class StreamTransport(HalfClosing, Deadlined):
             if self._unread or self._remote_ended:  # came while the application was busy with this
                 self.resume_if_unpaused()
 
-    def acknowledged(self, ticket: object) -> None:
+    def acknowledged(self, ticket: Ticket | None) -> None:
         """The remote has one of the frames."""
         self.acknowledged_all((ticket,))
 
-    def acknowledged_all(self, tickets: Iterable[object], count: int = 1) -> None:
+    def acknowledged_all(self, tickets: Iterable[Ticket | None], count: int = 1) -> None:
         """The remote has frames, those of ``tickets`` among them.
 
         :param count: how many; it may only have said again what it has, and has room for more.
@@ -152,9 +152,10 @@ class StreamTransport(HalfClosing, Deadlined):
             self._linger.cancel()
             self._linger = None
 
-    def requeue(self, frames: Iterable[tuple[bytes | memoryview, object]]) -> None:
+    def requeue(self, frames: Sequence[tuple[bytes | memoryview, object]]) -> None:
         """What was sent and has not arrived is sent again, before everything else."""
-        self._outbox.put_back(frames)
+        tickets = tickets_among(ticket for _, ticket in frames)
+        self._outbox.put_back(zip((data for data, _ in frames), tickets, strict=True))
 
     def move(self, carrier: StreamCarrier) -> None:
         """The stream goes on over ``carrier``."""
