@@ -121,50 +121,50 @@ SILVER = {
     for table in (
         Table(
             "transports",
-            "what happened to transports: opened, progress, closed",
+            "Transport events: opened, progress, closed.",
             "server string, boot string, at timestamp, hour int, what string, transport string, src string, dst string,"
             f" secure boolean, reason string, by string, duration_ms long, accept_ms long, {_SIDES}, rtt array<int>,"
             " total_ab long, total_ba long, dropped_ab long, dropped_ba long, accept_us long, dt date",
         ),
         Table(
             "sessions",
-            "a client's connection, put together from its opening and its end",
+            "Connections of clients, joined from their open and close events.",
             "server string, boot string, session long, peer string, opened_at timestamp, closed_at timestamp,"
             " duration_ms long, reason string, handshake_ms long, frames long, bytes long, dt date",
         ),
         Table(
             "heartbeats",
-            "a minute of a process; covers_from is the heartbeat before, if none that is missing lies more than "
-            "10 minutes back",
+            "Heartbeats of processes, one per minute. covers_from: time of the heartbeat before, unless one is "
+            "missing or it is more than 10 minutes older.",
             "producer string, role string, boot string, at timestamp, covers_from timestamp, sessions long,"
             " transports long, capacity long, handshakes long, frames long, bytes long, entries long, requests long,"
             " lag_ms long, cpu_ms long, rss_kb long, registered boolean, lost long, dt date",
         ),
         Table(
             "refusals",
-            "what was refused or dropped, to whom",
+            "Refused or dropped requests, and their senders.",
             "producer string, at timestamp, hour int, what string, who string, reason string, n long, targets long,"
             " dt date",
         ),
         Table(
             "entries",
-            "an entry that discovery took",
+            "Entries that discovery accepted.",
             "producer string, at timestamp, hour int, subject string, is_server boolean, result string,"
             " sequence long, available long, delegated long, clock_ms long, dt date",
         ),
         Table(
             "receipts",
-            "what a client signed, once for each end of a transport; of several words the smallest; former: handed in"
-            " after the server had started again, which knows the signer as peer and not whether it was an end",
+            "Signed receipts, one for each end of a transport; of several, the smallest counts. former: handed in "
+            "after the server restarted; the server knows the signer as peer, but not whether it was an end.",
             "server string, transport string, signer string, partner string, initiator boolean, delivered_out long,"
             " delivered_in long, words long, former boolean, peer string, at timestamp, dt date",
         ),
         Table(
             "verdicts",
-            "what three words say of a transport: the server's and its ends'; sure: what is claimed, and what it should"
-            " be, the ways on which nothing can have been on its way; left: the other ways; initiator: who has signed,"
-            " as a number; the words themselves only where they conflict or"
-            " the server says nothing, signers and partners as numbers",
+            "Comparison of the three counts of a transport: the server's and its ends'. sure: claimed and expected "
+            "bytes in directions in which nothing can have been in transit. left: the other directions. initiator: "
+            "number of the signer that requested the transport. The counts themselves are given only where they "
+            "conflict or the server reports nothing; signers and partners are numbers.",
             "server string, claimed long, credited long, sure_claimed long, sure_word long, left_claimed long,"
             " left_word long, initiator long, state string, word string,"
             " transport string, relay_ab long,"
@@ -173,16 +173,16 @@ SILVER = {
         ),
         Table(
             "unfinished",
-            "what of a day belongs to transports that were not opened and closed on it: what the server told, told_ab"
-            " and told_ba since their opening; or, without a process, receipts of one of which it told nothing then, by"
-            " whom the server knows as peer",
+            "Parts of a day that belong to transports not opened and closed on it. told_ab, told_ba: what the "
+            "server reported since their opening. Rows without a process: receipts of a transport that the server "
+            "did not report then, by the client that the server knows as peer.",
             "server string, boot string, transport string, src string, dst string, opened_at timestamp, closed boolean,"
             " told_ab long, told_ba long, peer string, a_out long, a_in long, b_out long, b_in long, a_signer long,"
             " a_partner long, b_signer long, b_partner long, dt date",
         ),
         Table(
             "boots",
-            "a process on a day: its first and last event, and whether it began and ended there in order",
+            "Processes on a day: first and last event, and whether the process started and stopped in order on it.",
             "producer string, role string, boot string, first_at timestamp, last_at timestamp, starts long, stops long,"
             " names string, dt date",
         ),
@@ -210,31 +210,32 @@ DAILY = {
         ),
         Table(
             "latency_hour",
-            "How fast do clients answer over a server (rtt), how long does opening take (accept)? In ms; the arrays are"
-            " counts by bucket, which may be added.",
+            "How fast do clients answer over a server (rtt), and how long does opening take (accept)? In ms. The "
+            "arrays are counts per bucket, which may be added.",
             f"server string, dt date, hour int, {_LATENCY}",
         ),
         Table(
             "latency_day",
-            "The same of a day.",
+            "The same per day.",
             f"server string, dt date, {_LATENCY}",
         ),
         Table(
             "server_hour",
-            "Was it up, by its own word and by discovery's, and how loaded?",
+            "Was the server up, by its own report and by discovery's, and how loaded was it?",
             "server string, dt date, hour int, alive_minutes int, seen_minutes int, agreed_minutes int,"
             " peak_sessions long, peak_transports long, capacity long, frames long, bytes long, max_lag_ms long,"
             " cpu_ms long, max_rss_kb long, lost_events long",
         ),
         Table(
             "minute_day",
-            "In how many minutes of a day was it there, by its own word and by discovery's? Days that have any.",
+            "In how many minutes of a day was the server up, by its own report and by discovery's? Only days with "
+            "such minutes.",
             "server string, dt date, alive_minutes long, seen_minutes long, agreed_minutes long, observed_minutes long",
         ),
         Table(
             "clock_day",
-            "Whose clock is wrong? skew: the time that a server's entries name, less that of the discovery that took"
-            " them, where the way there was shortest.",
+            "Whose clock is wrong? skew: time of a server's entries minus the clock of the discovery that accepted "
+            "them, where the delay was shortest.",
             "server string, dt date, posts long, skew_ms long, least_ms long, witnesses long",
         ),
         Table(
@@ -244,7 +245,7 @@ DAILY = {
         ),
         Table(
             "settlement_day",
-            "What did a server deliver by the word of both ends, and what does it claim?",
+            "What did a server deliver by the receipts of both ends, and what does it claim?",
             "server string, dt date, transports long, claimed_bytes long, credited_bytes long, matched long,"
             " cut long, uncertain_bytes long, conflict long, one_sided long, relay_only long, unclaimed long,"
             " inflated_bytes long, inflation double, witnesses long, accusers long, sided_with_one long,"
@@ -252,7 +253,7 @@ DAILY = {
         ),
         Table(
             "settlement_conflict_day",
-            "The transports about which three words disagree, with the words.",
+            "Transports whose three counts disagree, with the counts.",
             "server string, dt date, transport string, state string, signer_a string, signer_b string,"
             " relay_ab long, a_out long, b_in long, relay_ba long, b_out long, a_in long, credited long, claimed long,"
             " word string",
@@ -264,18 +265,19 @@ DAILY = {
         ),
         Table(
             "abuse_day",
-            "Who floods, scans, churns? Score 100 is the limit of what is usual; the evidence says why.",
+            "Who floods, scans, churns? Score 100 is the daily limit; evidence gives the reason.",
             "producer string, dt date, who string, kind string, requests long, refused long, targets long, posts long,"
             " score double, evidence string",
         ),
         Table(
             "refusal_day",
-            "What was refused in all, and how many did it? who: by each that tells of it, so that one may count twice.",
+            "What was refused in all, and by how many senders? who: summed over reporting entities, so one sender "
+            "may count twice.",
             "dt date, what string, reason string, n long, who long, producers long",
         ),
         Table(
             "discovery_hour",
-            "What does discovery take and refuse? absent: look-ups of entries that are not there.",
+            "What does discovery accept and refuse? absent: look-ups of entries that do not exist.",
             "producer string, dt date, hour int, first long, next long, deleted long, refused long, servers long,"
             " absent long",
         ),
@@ -299,56 +301,57 @@ OVERALL = {
     for table in (
         Table(
             "boot",
-            "Every process that wrote: from when, until when, and how it ended. down: until the next one began. lost:"
-            " transports that ended with it, bytes as in lost_transport; witnessed: those with the words of both ends.",
+            "When did each process write, and how did it end? down: seconds until the next process started. lost: "
+            "transports that ended with the process, bytes as in lost_transport. witnessed: those with receipts of "
+            "both ends.",
             "producer string, role string, boot string, first_at timestamp, last_at timestamp, ended string,"
             " next_at timestamp, down_seconds double, lost_transports long, lost_witnessed long,"
             " lost_counted_bytes long, lost_least_bytes long, lost_most_bytes long",
         ),
         Table(
             "uptime_day",
-            "What share of the day was it up? Also of days of which nothing came. agreed: minutes that its heartbeats"
-            " and a discovery both have.",
+            "What share of the day was the server up? Includes days without any events. agreed: minutes that both "
+            "its heartbeats and a discovery have.",
             "server string, dt date, state string, alive_minutes long, seen_minutes long, agreed_minutes long,"
             " observed_minutes long, uptime double, availability double, starts long, clean_stops long, crashes long,"
             " flags string",
         ),
         Table(
             "quality_day",
-            "How much of what was written has arrived? Numbers of a process go on over days, from 0.",
+            "How much of what was written has arrived? Numbers of a process continue over days, from 0.",
             "producer string, dt date, events long, distinct_events long, duplicates long, expected long,"
             " missing long, completeness double, clock_steps_ms long",
         ),
         Table(
             "lost_transport",
-            "Which transports ended with their server's process, that was killed? counted: by the server, until it last"
-            " said so; least, most: by the words of both ends, which they hand in later; of so many words.",
+            "Which transports ended with a server process that was killed? counted: the server's last reported "
+            "bytes. least, most: bounds by the receipts that both ends hand in later. words: number of receipts.",
             "server string, dt date, boot string, transport string, src string, dst string, opened_at timestamp,"
             " lost_at timestamp, counted_bytes long, least_bytes long, most_bytes long, words long",
         ),
         Table(
             "actor",
-            "Who floods, scans, churns, over all days and servers? Only servers that name clients alike can be put"
-            " together: names says which; without it a client is another one at each. The score is of the worst day,"
-            " most_at where it was highest.",
+            "Who floods, scans, churns, over all days and servers? Only servers that use the same pseudonyms can be "
+            "joined: names says which. Without it, a client has another pseudonym at each server. The score is that "
+            "of the worst day; most_at is where it was highest.",
             "who string, kind string, names string, servers long, most_at string, days long, first_day date,"
             " last_day date, requests long, refused long, targets long, posts long, score double",
         ),
         Table(
             "capacity_forecast",
-            "When does a server reach its limit, if it goes on as in the last four weeks?",
+            "When does a server reach its limit, if the trend of the last four weeks continues?",
             "server string, days long, peak_sessions long, capacity long, growth_per_day double, fit double,"
             " days_left double, full_on date",
         ),
         Table(
             "placement",
-            "Where should clients be sent? weight is what discovery draws by.",
+            "Where should clients be sent? Discovery draws servers in proportion to weight.",
             "server string, weight double, availability double, headroom double, latency_ms double,"
             " latency_factor double, honesty double, days long, reasons string",
         ),
         Table(
             "public_day",
-            "What may be published: sums of the network, no cell of few clients.",
+            "Which sums of the network may be published? No cell covers few clients.",
             "dt date, servers long, clients long, transports long, sessions long, gigabytes double,"
             " rtt_p50 double, rtt_p90 double, withheld string",
         ),

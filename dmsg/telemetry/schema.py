@@ -57,50 +57,58 @@ BOUNDS = tuple(FIRST_BOUND * 2 ** (index / 2) for index in range(BUCKETS - 1))
 # --- the envelope ------------------------------------------------------------
 
 ENVELOPE = (
-    Field("v", Type.LONG, "version of the schema, 1"),
-    Field("type", Type.STRING, "which event it is"),
-    Field("producer", Type.STRING, "who writes: a server's public key (66 hex digits), a discovery's name"),
+    Field("v", Type.LONG, "schema version, 1"),
+    Field("type", Type.STRING, "type of the event"),
+    Field("producer", Type.STRING, "writer of the event: a server's public key (66 hex digits), or a discovery's name"),
     Field("role", Type.STRING, "server or discovery"),
-    Field("boot", Type.STRING, "32 hex digits, chosen at random when the process starts"),
-    Field("seq", Type.LONG, "0, 1, 2 ... without gaps within a boot: with producer and boot the event's identity"),
-    Field("ts", Type.LONG, "when, in ms since 1970, UTC, by the machine's clock"),
-    Field("mono", Type.LONG, "ms since the process started, by a clock that nobody sets"),
+    Field("boot", Type.STRING, "random id of the process, 32 hex digits"),
+    Field(
+        "seq",
+        Type.LONG,
+        "number of the event within the boot: 0, 1, 2 ... without gaps; identifies the event with producer and boot",
+    ),
+    Field("ts", Type.LONG, "time of the event in ms since 1970, UTC, by the machine's clock"),
+    Field("mono", Type.LONG, "ms since the process started, by a monotonic clock"),
 )
 
 # --- fields that several events have -----------------------------------------
 
-_PEER = Field("peer", Type.STRING, "the client, a pseudonym of 16 hex digits, or its key if the operator says so")
-_SRC = Field("src", Type.STRING, "the client that asked for the transport, as peer")
-_DST = Field("dst", Type.STRING, "the client that it asked for, as peer")
-_FORMER = Field(
-    "former", Type.BOOLEAN, "of a transport from before the server's start, which it does not know; absent if it does"
+_PEER = Field(
+    "peer", Type.STRING, "the client: a pseudonym of 16 hex digits, or its key if the operator chose clear keys"
 )
-_REASON = Field("reason", Type.STRING, "why: a close or drop reason in small letters (docs/protocol)")
-_SOURCE = Field("source", Type.STRING, "where from: a pseudonym, changed each day, of the network (/24, /48)")
-_COUNT = Field("n", Type.LONG, "how many such occurrences the event stands for")
+_SRC = Field("src", Type.STRING, "the client that requested the transport, named as peer")
+_DST = Field("dst", Type.STRING, "the client that was requested, named as peer")
+_FORMER = Field(
+    "former",
+    Type.BOOLEAN,
+    "true if the transport is from before the server's start and unknown to the server; otherwise absent",
+)
+_REASON = Field("reason", Type.STRING, "close or drop reason in lower case (docs/protocol)")
+_SOURCE = Field("source", Type.STRING, "pseudonym of the source network (/24, /48), which changes every day")
+_COUNT = Field("n", Type.LONG, "number of occurrences that the event stands for")
 _SESSION = Field("session", Type.LONG, "number of the connection within the boot")
 _TRANSPORT = Field(
     "transport",
     Type.STRING,
-    "32 hex digits: the first half of SHA-256 over 'dmsg transport 1', REQUEST and ACCEPT payload, which both "
-    "clients know too; absent before ACCEPT",
+    "id of the transport, 32 hex digits: the first half of SHA-256 over 'dmsg transport 1', REQUEST and ACCEPT "
+    "payload, which both clients know too; absent before ACCEPT",
 )
-_SECURE = Field("secure", Type.BOOLEAN, "the transport is encrypted from end to end")
-_DURATION = Field("duration_ms", Type.LONG, "how long it was there")
-_ACCEPT = Field("accept_ms", Type.LONG, "from REQUEST to ACCEPT; absent if it was never accepted")
-_ACCEPT_US = Field("accept_us", Type.LONG, "the same in microseconds: of small times a millisecond says little")
+_SECURE = Field("secure", Type.BOOLEAN, "true if the transport is encrypted end to end")
+_DURATION = Field("duration_ms", Type.LONG, "duration in ms")
+_ACCEPT = Field("accept_ms", Type.LONG, "time from REQUEST to ACCEPT in ms; absent if the transport was never accepted")
+_ACCEPT_US = Field("accept_us", Type.LONG, "the same time in microseconds, because milliseconds are too coarse")
 _COUNTERS = (
-    Field("data_ab", Type.LONG, "bytes of user data taken from src for dst since the transport's last event"),
-    Field("data_ba", Type.LONG, "the other way"),
+    Field("data_ab", Type.LONG, "bytes of user data received from src for dst since the transport's last event"),
+    Field("data_ba", Type.LONG, "the same in the other direction"),
     Field("frames_ab", Type.LONG, "FWD frames from src to dst since the last event"),
-    Field("frames_ba", Type.LONG, "the other way"),
-    Field("acks_ab", Type.LONG, "ACK frames of dst for what src sent, since the last event"),
-    Field("acks_ba", Type.LONG, "the other way"),
+    Field("frames_ba", Type.LONG, "the same in the other direction"),
+    Field("acks_ab", Type.LONG, "ACK frames from dst for data of src since the last event"),
+    Field("acks_ba", Type.LONG, "the same in the other direction"),
     Field(
         "rtt",
         Type.HISTOGRAM,
-        "samples of the time from a FWD to its ACK at the relay, since the last event; absent without samples. A "
-        "sample is taken when a direction was silent for a second or more: only then is it certain what an ACK is for",
+        "times from a FWD to its ACK at the relay since the last event; absent without samples. A sample is taken when "
+        "a direction was silent for a second or more, because only then is the ACK's FWD certain",
     ),
 )
 
@@ -121,59 +129,64 @@ EVENTS = (
     EventType(
         "start",
         "all",
-        "The process begins to write.",
+        "The process starts to write events.",
         (
-            Field("version", Type.STRING, "of dmsg"),
-            Field("capacity", Type.LONG, "clients that a server takes"),
-            Field("keys", Type.STRING, "hashed or clear: how clients are named"),
-            Field("names", Type.STRING, "8 hex digits: who has the same names clients alike; clear, if by their keys"),
+            Field("version", Type.STRING, "version of dmsg"),
+            Field("capacity", Type.LONG, "maximum number of clients of a server"),
+            Field("keys", Type.STRING, "naming of clients: hashed or clear"),
+            Field(
+                "names",
+                Type.STRING,
+                "id of the naming, 8 hex digits: writers with the same value use the same pseudonyms; clear if they "
+                "write keys",
+            ),
         ),
     ),
-    EventType("stop", "all", "The process ends in order; without it, it was killed.", ()),
+    EventType("stop", "all", "The process ends in order. A process without this event was killed.", ()),
     EventType(
         "heartbeat",
         "all",
-        "Once a minute. Counts are of the interval, not since the start.",
+        "Written once a minute. Counts cover the interval, not the time since the start.",
         (
-            Field("interval_ms", Type.LONG, "since the last heartbeat, or since the start"),
+            Field("interval_ms", Type.LONG, "ms since the last heartbeat, or since the start"),
             Field("sessions", Type.LONG, "connected clients"),
             Field("transports", Type.LONG, "open transports"),
-            Field("capacity", Type.LONG, "clients that a server takes"),
-            Field("handshakes", Type.LONG, "handshakes under way"),
+            Field("capacity", Type.LONG, "maximum number of clients of a server"),
+            Field("handshakes", Type.LONG, "handshakes in progress"),
             Field("frames", Type.LONG, "frames received"),
             Field("bytes", Type.LONG, "bytes of frames received"),
-            Field("entries", Type.LONG, "entries that a discovery has"),
+            Field("entries", Type.LONG, "entries that a discovery stores"),
             Field("requests", Type.LONG, "requests that a discovery answered"),
-            Field("lag_ms", Type.LONG, "the longest that a timer of the process was late"),
-            Field("cpu_ms", Type.LONG, "processor time used"),
-            Field("rss_kb", Type.LONG, "memory, in KiB"),
-            Field("registered", Type.BOOLEAN, "discovery has taken the server's last entry"),
+            Field("lag_ms", Type.LONG, "longest delay of a timer of the process, in ms"),
+            Field("cpu_ms", Type.LONG, "processor time used, in ms"),
+            Field("rss_kb", Type.LONG, "resident memory in KiB"),
+            Field("registered", Type.BOOLEAN, "true if discovery accepted the server's last entry"),
             Field("lost", Type.LONG, "events that could not be written"),
         ),
     ),
     EventType(
         "session_open",
         "server",
-        "A client is connected.",
-        (_PEER, _SESSION, Field("handshake_ms", Type.LONG, "how long its handshake took")),
+        "A client has connected.",
+        (_PEER, _SESSION, Field("handshake_ms", Type.LONG, "duration of its handshake in ms")),
     ),
     EventType(
         "session_close",
         "server",
-        "A client is gone.",
+        "A client has disconnected.",
         (
             _PEER,
             _SESSION,
             _REASON,
             _DURATION,
-            Field("frames", Type.LONG, "frames received from it"),
-            Field("bytes", Type.LONG, "bytes of frames received from it"),
+            Field("frames", Type.LONG, "frames received from the client"),
+            Field("bytes", Type.LONG, "bytes of frames received from the client"),
         ),
     ),
     EventType(
         "handshake_fail",
         "server",
-        "A connection ended before its client was known. What repeats within a minute is one event.",
+        "A connection ended before its client was known. Repetitions within a minute are one event.",
         (_REASON, _SOURCE, _COUNT),
     ),
     EventType(
@@ -185,59 +198,60 @@ EVENTS = (
     EventType(
         "transport_refuse",
         "server",
-        "A REQUEST was refused by the server. What repeats within a minute is one event.",
+        "The server refused a REQUEST. Repetitions within a minute are one event.",
         (
             _SRC,
             _DST,
             _REASON,
             _COUNT,
-            Field("targets", Type.LONG, "how many different clients were asked for, counted up to 1024"),
+            Field("targets", Type.LONG, "number of different clients requested, counted up to 1024"),
         ),
     ),
     EventType(
         "transport_progress",
         "server",
-        "A transport that is open for long, every 5 minutes if anything passed.",
+        "State of an open transport, every 5 minutes if any data passed.",
         (_TRANSPORT, _SRC, _DST, _SECURE, *_COUNTERS),
     ),
     EventType(
         "transport_close",
         "server",
-        "A transport, or a REQUEST for one, is over.",
+        "A transport, or a REQUEST for one, has ended.",
         (
             _TRANSPORT,
             _SRC,
             _DST,
             _SECURE,
             _REASON,
-            Field("by", Type.STRING, "src, dst, or server: who ended it"),
+            Field("by", Type.STRING, "side that ended it: src, dst or server"),
             _DURATION,
             _ACCEPT,
             _ACCEPT_US,
             *_COUNTERS,
-            Field("total_ab", Type.LONG, "bytes of user data taken from src for dst, of its whole life"),
-            Field("total_ba", Type.LONG, "the other way"),
+            Field("total_ab", Type.LONG, "bytes of user data received from src for dst in the transport's whole life"),
+            Field("total_ba", Type.LONG, "the same in the other direction"),
             Field(
                 "dropped_ab",
                 Type.LONG,
-                "bytes of those that were not handed on: for them there was no room, or they were in dst's queue when "
-                "its connection ended, and then a share of what was there; absent if there are none",
+                "bytes of total_ab that were not handed on: dropped for lack of room, or a share of the data in dst's "
+                "queue when its connection ended; absent if there are none",
             ),
-            Field("dropped_ba", Type.LONG, "the other way"),
+            Field("dropped_ba", Type.LONG, "the same in the other direction"),
         ),
     ),
     EventType(
         "drop",
         "server",
-        "How often something was refused or ended since the last heartbeat, one event a reason.",
+        "Number of refusals and forced ends since the last heartbeat, one event per reason.",
         (_REASON, _COUNT),
     ),
     EventType(
         "receipt",
         "server",
-        "What a client says was delivered to and from it, signed (docs/pipeline/receipts.md). In files of their own.",
+        "A client's signed statement about the bytes delivered to and from it (docs/pipeline/receipts.md). Receipts "
+        "have files of their own.",
         (
-            Field("receipt", Type.STRING, "the signed bytes, in hex"),
+            Field("receipt", Type.STRING, "the signed bytes in hex"),
             _PEER,
             _FORMER,
         ),
@@ -245,17 +259,17 @@ EVENTS = (
     EventType(
         "receipt_checked",
         "verifier",
-        "A receipt whose signature was checked, as `dmsg analytics verify` writes it; identity and time are the "
-        "receipt's.",
+        "A receipt with its signature checked, written by `dmsg analytics verify`. Identity and time are those of the "
+        "receipt.",
         (
-            Field("reason", Type.STRING, "why it is not believed; absent if it is"),
+            Field("reason", Type.STRING, "why the receipt is not believed; absent if it is believed"),
             _TRANSPORT,
-            Field("server", Type.STRING, "over which server, its key in hex"),
-            Field("signer", Type.STRING, "whose word it is: a pseudonym of the pipeline, or the key"),
-            Field("partner", Type.STRING, "the other end, as signer"),
-            Field("initiator", Type.BOOLEAN, "the signer asked for the transport"),
-            Field("delivered_out", Type.LONG, "bytes that the other end has acknowledged to the signer"),
-            Field("delivered_in", Type.LONG, "bytes that the signer has received"),
+            Field("server", Type.STRING, "key of the server that carried the transport, in hex"),
+            Field("signer", Type.STRING, "the client that signed: a pseudonym of the pipeline, or the key"),
+            Field("partner", Type.STRING, "the other end, named as signer"),
+            Field("initiator", Type.BOOLEAN, "true if the signer requested the transport"),
+            Field("delivered_out", Type.LONG, "bytes that the other end acknowledged to the signer"),
+            Field("delivered_in", Type.LONG, "bytes that the signer received"),
             _PEER,
             _FORMER,
         ),
@@ -265,29 +279,29 @@ EVENTS = (
         "discovery",
         "An entry was posted or deleted.",
         (
-            Field("subject", Type.STRING, "whose: a server's key, a client's pseudonym"),
-            Field("is_server", Type.BOOLEAN, "it is a server's entry"),
-            Field("result", Type.STRING, "first, next or deleted"),
-            Field("sequence", Type.LONG, "of the entry"),
-            Field("available", Type.LONG, "connections that the server still takes"),
-            Field("clock_ms", Type.LONG, "of a server's: the time that it names, less that of this machine"),
-            Field("delegated", Type.LONG, "servers that a client names"),
+            Field("subject", Type.STRING, "owner of the entry: a server's key, or a client's pseudonym"),
+            Field("is_server", Type.BOOLEAN, "true if the entry is a server's"),
+            Field("result", Type.STRING, "result of the post: first, next or deleted"),
+            Field("sequence", Type.LONG, "sequence number of the entry"),
+            Field("available", Type.LONG, "free places of the server"),
+            Field("clock_ms", Type.LONG, "for a server's entry: its time minus the time of this machine, in ms"),
+            Field("delegated", Type.LONG, "number of servers that a client's entry names"),
         ),
     ),
     EventType(
         "entry_refuse",
         "discovery",
-        "A request was refused. What repeats within a minute is one event.",
+        "A request was refused. Repetitions within a minute are one event.",
         (_REASON, _SOURCE, _COUNT),
     ),
     EventType(
         "lookup_fail",
         "discovery",
-        "Somebody asked for an entry that is not there. What repeats within a minute is one event.",
+        "A requested entry does not exist. Repetitions within a minute are one event.",
         (
             _SOURCE,
             _COUNT,
-            Field("targets", Type.LONG, "how many different clients were asked for, counted up to 1024"),
+            Field("targets", Type.LONG, "number of different clients requested, counted up to 1024"),
         ),
     ),
     EventType(
@@ -295,9 +309,13 @@ EVENTS = (
         "all",
         "The last line of a file.",
         (
-            Field("lines", Type.LONG, "lines before this one"),
-            Field("sha256", Type.STRING, "of their bytes, hex"),
-            Field("recovered", Type.BOOLEAN, "the process that wrote them was killed; this line is of the next one"),
+            Field("lines", Type.LONG, "number of lines before this one"),
+            Field("sha256", Type.STRING, "SHA-256 of the bytes of those lines, in hex"),
+            Field(
+                "recovered",
+                Type.BOOLEAN,
+                "true if the process that wrote those lines was killed, and the next process wrote this line",
+            ),
         ),
     ),
 )
@@ -330,4 +348,4 @@ def markdown() -> str:
 
 def _table(fields: tuple[Field, ...]) -> str:
     rows = [f"| `{field.name}` | {field.type} | {field.text} |" for field in fields]
-    return "\n".join(["| field | type | what |", "|---|---|---|", *rows]) + "\n"
+    return "\n".join(["| field | type | meaning |", "|---|---|---|", *rows]) + "\n"
