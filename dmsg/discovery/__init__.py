@@ -1,1 +1,1 @@
-"""The REST service and client that say which key is reached through which servers."""
+"""Discovery: the REST service that says through which servers a key is reached, and its client."""

@@ -1,1 +1,1 @@
-"""Checks of listed servers: which are made, when, and how much they may ask of others."""
+"""Checks of listed servers: which checks are made, when, and how much load they may put on others."""

@@ -1,19 +1,16 @@
-"""Whether servers are there: discovery connects to them before it lists them, and from time to time.
+"""Reachability checks: discovery connects to servers before it lists them, and periodically afterwards.
 
-What is connected to is what strangers write into entries, so: few at a time; an
-address is resolved once and then connected to as a number; each once in a while,
-however many entries name it.  What is not public is looked at only for who
-posted from the same kind of network (:func:`may_look`), or anybody could ask
-this machine what is beside it.
+Strangers choose the addresses that discovery connects to by writing them into entries. So few checks run at a time; a
+name is resolved once and then connected to by number; an address is checked once in a while, however many
+entries name it. Addresses that are not public are checked only for posters in the same kind of network
+(:func:`may_look`). Otherwise anybody could use discovery to scan the network beside it.
 
-A server has to prove its key (:mod:`dmsg.discovery.checks.proof`) when it comes, and
-once an hour.  Programs of 2019 post their entry once: between proofs a TCP
-connection says whether they are still there.
+A server has to prove its key (:mod:`dmsg.discovery.checks.proof`) when it is posted, and once an hour. Programs of 2019
+post their entry only once: between proofs, a TCP connection tells whether they are still there.
 
-A server that takes connections and says nothing keeps a place for seconds, and
-who has many such servers would keep all of them.  So servers that are listed
-have places of their own, blocks of addresses have turns, and whoever posted
-silent ones waits with the others who did.
+A server that accepts connections and says nothing occupies a slot for seconds. An attacker with many such
+servers could occupy all slots. So listed servers have slots of their own, blocks of addresses take turns, and
+posters of silent servers queue with each other only.
 """
 
 from __future__ import annotations
@@ -49,55 +46,61 @@ from dmsg.net.fair_queue import Crowded, FairQueue
 LOOK_EVERY = 5.0
 """Seconds between rounds."""
 SOON = 0.05
-"""Seconds after which a server is looked at whose entry came just now."""
+"""Seconds after which a server is checked whose entry was just posted."""
 AT_ONCE, AT_ONCE_OWN = 32, 32
-"""Servers that are looked at at a time; and of those that are listed, and of those posted from where they are, each."""
+"""Concurrent checks: of servers in general; and of listed servers, and of servers posted from their own address,
+each."""
 AT_ONCE_SILENT = 16
-"""Servers that are looked at at a time for blocks of addresses that have posted too many silent ones."""
+"""Concurrent checks for address blocks that have posted too many silent servers."""
 AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE = 8, 16
-"""Of each kind, for entries that are posted from one place, and from a block of addresses around it."""
+"""Concurrent checks in each queue for one poster's address block, and for the wider block around it."""
 WAITING, WAITING_OF_PLACE = 1024, 32
-"""Servers of each kind that wait for their turn; of these, for one place.  Others are postponed."""
+"""Servers that may wait in each queue: in all, and for one poster's address block. Others are postponed."""
 PATIENCE, SHORT_PATIENCE = 8.0, 1.5
-"""Seconds that a server has to answer; and when others wait, unless it is listed."""
+"""Seconds that a server has to answer: normally; and while others wait, unless the server is listed."""
 SILENT_BURST, SILENT_RATE = 4.0, 1 / 60
-"""Silent servers that a place may post before it waits with others who did; and how many are forgotten in a second."""
+"""Budget of silent servers for an address block, before it has to queue with other posters of silent servers; and how
+many are forgiven per second.
+"""
 NO_ANSWER = "no answer"
-"""What is said of a server that is silent begins so."""
+"""Beginning of the text about a silent server."""
 IN_ROUND = 4096
-"""Servers that are looked at, or wait for it, at a time; the kinds have fewer."""
+"""Most servers that are being checked or wait for a check."""
 IN_SLICE = 32
-"""Servers whose looks begin in one turn of the reactor: a millisecond each."""
+"""Most checks that begin in one reactor turn, because each takes about a millisecond."""
 POSTPONED_FOR = 20.0
-"""Seconds after which a server is looked at again for which there was no room; longer when there are many such."""
+"""Seconds after which a postponed server is tried again; longer if many are postponed."""
 POSTPONED_RATE = 300.0
-"""Servers a second, at most, that are looked for again because they were postponed."""
+"""Most postponed servers that are tried again per second."""
 LOST_AFTER = 120.0
-"""Seconds after which a server is looked at again whose look never ended: the process did."""
+"""Seconds after which a check counts as lost, because the process that made it has ended."""
 PROVED_FOR = 3600.0
-"""Seconds for which a proof is good."""
+"""Seconds for which a proof is valid."""
 UNLISTED_AFTER = 3
-"""Looks in a row after which a server is not listed any more that was not there."""
+"""Number of consecutive failed checks after which a server is no longer listed."""
 TRIES = 6
-"""Looks in a row after which a quiet server is not looked at any more before its entry is posted again."""
+"""Number of consecutive failed checks after which a quiet server is not checked again before its entry is posted
+again."""
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 LOOKS_IN_TTL = 3
-"""How often a quiet server is looked at in the time after which it is no longer listed."""
+"""Number of checks of a quiet server in the time after which it would no longer be listed."""
 LONGEST = 3600.0
-"""Seconds between looks at a quiet one that is never there, at most."""
+"""Longest interval in seconds between checks of a quiet server that keeps failing."""
 LONGEST_REFRESHING = 300.0
-"""Seconds between looks at one that is never there and posts again and again, at most."""
+"""Longest interval in seconds between checks of a failing server that posts its entry regularly."""
 MAX_REMEMBERED = 10_000
-"""Results, and failures in a row, that are remembered."""
+"""Most results, and most counts of failures, that are remembered."""
 
 _log = Logger()
 
 
 def may_look(address: str, poster: str, anywhere: bool = False) -> bool:
-    """Whether a server at ``address`` is looked at whose entry was posted from ``poster``; a name is decided later.
+    """Whether to check a server at ``address`` whose entry was posted from ``poster``; for names always True.
 
-    :param poster: an address, or a block of them.
-    :param anywhere: what is private, too, whoever posted it.
+    A name is decided on once it has been resolved.
+
+    :param poster: an address, or a block of addresses.
+    :param anywhere: check private addresses whoever posted them.
     """
     found = _read(address)
     if found is None:
@@ -107,7 +110,7 @@ def may_look(address: str, poster: str, anywhere: bool = False) -> bool:
 
 
 def _kinds(poster: str, anywhere: bool) -> frozenset[str]:
-    """Of networks in which what somebody posts is looked at."""
+    """Return the kinds of networks in which servers of this poster are checked."""
     source = literal(poster.partition("/")[0])
     kind = "public" if source is None else kind_of(source)
     kinds = {"public"} if kind == "none" else {"public", kind}
@@ -115,7 +118,7 @@ def _kinds(poster: str, anywhere: bool) -> frozenset[str]:
 
 
 def _read(address: str) -> tuple[Address | None, str, int] | None:
-    """The number that an entry's address is (None for a name), its host and port; None: nothing to look at."""
+    """Parse an entry's address into its number (None for a name), host and port; None if it cannot be checked."""
     try:
         host, port = parse_address(address)
     except DmsgError:
@@ -127,7 +130,8 @@ def _read(address: str) -> tuple[Address | None, str, int] | None:
 
 
 class _Way(NamedTuple):
-    """An address as a number, a port, who has posted it, and whether it is listed."""
+    """Target of a check: an address as a number, a port, the poster's address block, and whether the server is
+    listed."""
 
     number: str
     port: int
@@ -136,21 +140,21 @@ class _Way(NamedTuple):
 
 
 _Target = tuple[str, int, str]
-"""An address as a number, a port, and the key whose proof is asked for; empty: whoever is there."""
+"""Address as a number, port, and the key to be proved; an empty key stands for a mere connection."""
 
 
 class Looks:
-    """Looks at the servers of a store.
+    """Checker of the servers in a store.
 
     :param store: provides :class:`~dmsg.discovery.store.IEntryStore`.
-    :param now: seconds since 1970.
-    :param ttl: seconds after which a quiet server is not listed that was not seen.
-    :param lasts: seconds for which a quiet one that was there is kept.
-    :param openings: how servers are asked for a proof.
-    :param anywhere: private addresses are looked at, too, whoever posted them.
-    :param reach: connects to a host and a port, with an opening or none; fires when what is there is right, and fails
-        when not.
-    :ivar looked: connections that were tried.
+    :param now: clock, in seconds since 1970.
+    :param ttl: seconds after which a quiet server is no longer listed unless a check has found it.
+    :param lasts: seconds for which the entry of a quiet server is kept after a successful check.
+    :param openings: handshakes by which servers can prove their keys.
+    :param anywhere: check private addresses whoever posted them.
+    :param reach: connects to a host and a port, with an opening or None. Its deferred fires if the server is right, and
+        fails otherwise.
+    :ivar looked: number of connections attempted.
     """
 
     def __init__(
@@ -194,17 +198,17 @@ class Looks:
         self.looked = 0
 
     def start(self) -> None:
-        """Look from now on."""
+        """Start checking."""
         self._stopped = False
         self._again.start()
         self._again.soon(LOOK_EVERY)
 
     def soon(self) -> None:
-        """A server has come: look at it."""
+        """Schedule a round now, because a server was posted."""
         self._again.soon(SOON)
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop checking, and cancel the checks under way."""
         self._stopped = True
         self._again.stop()
         for look in list(self._under_way):
@@ -217,7 +221,7 @@ class Looks:
             now = self._now()
             try:
                 due = await self._store.due(room, now, now + LOST_AFTER)
-            except Exception as error:  # the store is away; who asks discovery something has it logged
+            except Exception as error:  # the store is down; its failures are logged where requests hit them
                 _log.info("servers are not checked: {error}", error=str(error))
             for one in due:
                 self._begin(one)
@@ -267,23 +271,24 @@ class Looks:
         await self._store.seen(entry.static, address, None, now + delay, listed=listed)
 
     def _postpone(self) -> float:
-        """Seconds after which a server is looked at for which there is no room.
+        """Return the seconds after which a postponed server is tried again.
 
-        What is postponed comes again and again, and must not take the time of the store from what is listed.
+        Postponed servers come again and again, and must not take the store's time from listed servers.
         """
         now = self._reactor.seconds()
         while self._postponed and self._postponed[0] <= now:
             self._postponed.popleft()
         seconds = max(POSTPONED_FOR, len(self._postponed) / POSTPONED_RATE)
-        # by chance: those that came together would come back together, and keep a newcomer waiting
+        # The random factor spreads servers that were postponed together; together again, they would keep newcomers
+        # waiting.
         seconds *= self._random.uniform(0.5, 1.5)
         self._postponed.append(now + seconds)
         return seconds
 
     async def _why_not(self, entry: Entry, place: str, refreshes: bool, listed: bool = False) -> str:
-        """Why a server is not there; empty: it is.
+        """Check a server; return an empty string if it is there, else the reason why not.
 
-        :raises Postponed: it cannot be looked at now.
+        :raises Postponed: the server cannot be checked now.
         """
         assert entry.server is not None
         found = _read(entry.server.address)
@@ -291,7 +296,8 @@ class Looks:
             return "its address cannot be read"
         number, host, port = found
         kinds = _kinds(place, self._anywhere)
-        # what is connected to is the number, never a text that somebody wrote
+        # Connections go to a number only, never to a text that a stranger wrote: a second resolution could lead
+        # elsewhere.
         candidates = [number] if number is not None else await self._names.resolve(host, place)
         numbers = [one for one in candidates if kind_of(one) in kinds]
         if not numbers:
@@ -306,7 +312,7 @@ class Looks:
         return why
 
     async def _ask(self, way: _Way, entry: Entry, refreshes: bool) -> str:
-        """By a proof, if one is due, or by a connection."""
+        """Check by a proof if one is due, else by a connection."""
         target = way.number, way.port, entry.static
         now = self._reactor.seconds()
         proved = self._proved.get(target)
@@ -321,15 +327,16 @@ class Looks:
         return why
 
     async def _once(self, target: _Target, way: _Way, known: bool, ask: Callable[[], Awaitable[str]]) -> str:
-        """As an earlier look, or one under way, found it, or by a new one.
+        """Return the result of an earlier check or of one under way, or make a new check.
 
-        :param known: it has proved its key there before.
+        :param known: whether the server has proved its key there before.
         """
         now = self._reactor.seconds()
         anybody = way.number, way.port, ""
         for one in (target, anybody):
             at, why = self._results.get(one, (-self._ttl, ""))
-            # that somebody is there does not say that it is who is looked for
+            # A successful connection does not say that the right server is there, so only its failure counts for other
+            # keys.
             if now - at < self._ttl / LOOKS_IN_TTL and (one == target or why):
                 return why
         waiting = self._pending.get(target)
@@ -352,7 +359,7 @@ class Looks:
         return found
 
     def _queue(self, way: _Way) -> FairQueue:
-        """Where a server waits for its turn."""
+        """Return the queue in which a server waits for its check."""
         if way.listed:
             return self._listed
         if self._silences.owes(way.place, self._reactor.seconds()):
@@ -360,7 +367,7 @@ class Looks:
         return self._own if block_of(way.number) == way.place else self._others
 
     async def _in_turn(self, way: _Way, ask: Callable[[], Awaitable[str]]) -> str:
-        """Few at a time; of who posts from one place, and from the blocks around it, fewer."""
+        """Run a check when its turn comes; charge the poster if the server stays silent."""
         queue = self._queue(way)
         try:
             await queue.acquire(way.place)
@@ -375,12 +382,12 @@ class Looks:
             queue.release(way.place)
 
     def _is_short(self, way: _Way) -> bool:
-        """Whether others wait for the place that a server has, which nobody has met yet."""
+        """Whether other servers wait for the slot of this unlisted server."""
         return not way.listed and self._queue(way).is_scarce
 
     async def _prove(self, way: _Way, entry: Entry) -> str:
         openings = openings_of(entry, self._openings)
-        if len(openings) > 1 and self._is_short(way):  # one after the other a silent server has its time for each
+        if len(openings) > 1 and self._is_short(way):  # tried in turn, each would cost a silent server's full timeout
             tries = [Deferred.fromCoroutine(self._try(way, opening(entry.key))) for opening in openings]
             found = await gatherResults(tries, consumeErrors=True)
             return "" if "" in found else found[0]
@@ -404,7 +411,7 @@ class Looks:
             return NO_ANSWER
         except HandshakeError as error:
             return f"{number}:{port} does not prove its key: {error}"
-        except Exception as error:  # whatever a connection can die of: it is not there
+        except Exception as error:  # a connection can fail with any error: the server is not there
             _log.debug("{host}:{port} is not there: {error!r}", host=number, port=port, error=error)
             why = f"{number}:{port}: {str(error) or type(error).__name__}"
             if isinstance(error, TimeoutError | ConnectTimeout):

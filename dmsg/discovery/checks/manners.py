@@ -1,8 +1,7 @@
-"""How much discovery does to others because of what strangers write into entries.
+"""Limits on the load that discovery puts on others because of what strangers write into entries.
 
-Whoever posts an entry names an address: connections to it, and questions for its
-name, are counted by address and by who posted.  What cannot be done now is
-postponed, which says nothing of the server.
+The poster of an entry chooses an address: connections to it, and resolutions of its name, are counted by target and by
+poster. A check that exceeds a limit is postponed, which says nothing about the server.
 """
 
 from __future__ import annotations
@@ -27,26 +26,29 @@ from dmsg.net.addresses import Address, block_of, is_public, literal
 from dmsg.net.blocks import BlockCounts, blocks_of
 
 PORTS, PORTS_OF_PLACE = 16, 4
-"""Ports of one address that are looked at in a window, in all, and for who posts from one place: nobody has discovery
-look for open ones.  For who posts from the blocks around a place: half of all."""
+"""Ports of one address that are checked per window: in all, and for one poster's address block, so that nobody can scan
+ports through discovery. The blocks around a poster get half of the total.
+"""
 PROOFS, PROOFS_OF_PLACE = 32, 8
-"""Looks at one address in a window, in all, and for who posts from one place, with blocks around each as there; at
-servers in the blocks around an address as many times as much as the factor of the block."""
+"""Checks of one address per window: in all, and for one poster's address block; the blocks around a poster get half of
+the total. The blocks around the target are limited as well, to the total times the factor of the block.
+"""
 OWN_LOOKS = 16
-"""Looks in a window at servers that are posted from that very address."""
+"""Checks per window of servers that were posted from their own address block."""
 OF_HOST = 32
-"""Servers that may be listed at one public address; in the blocks around it as many times as many as their factor."""
+"""Servers listed at one public address; the blocks around it may have this number times their factor."""
 RESOLVING, RESOLVING_OF_PLACE = 8, 2
-"""Names that are resolved at a time, in all, and for who posts from one place (from a block around it: half of all):
-each keeps a thread until it is over."""
+"""Concurrent resolutions of names: in all, and for one poster's address block (half of all for a block around it). Each
+resolution occupies a thread until it ends.
+"""
 NAME_TIMEOUT = 3.0
-"""Seconds for a name."""
+"""Seconds to wait for the resolution of a name."""
 MAX_REMEMBERED = 10_000
-"""Addresses, and names that led to servers."""
+"""Most addresses, and most names that led to servers, that are remembered."""
 
 
 class Postponed(Exception):
-    """Nothing is known of the server: it is looked at later.  The text says why."""
+    """The server could not be checked and is checked later; the text says why."""
 
 
 @define
@@ -60,9 +62,9 @@ class _Window:
 
 
 class Allowance:
-    """Looks at addresses.
+    """Budget of checks for each target address.
 
-    :param seconds: of a window.
+    :param seconds: length of a window.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -70,13 +72,13 @@ class Allowance:
         self._windows: OrderedDict[str, _Window] = OrderedDict()
 
     def take(self, number: str, port: int, place: str, *, known: bool, now: float) -> None:
-        """One look more.
+        """Take one check from the budget.
 
-        :param place: who posted the entry.
-        :param known: the server has proved its key there before.
-        :raises Postponed: in this window there were enough.
+        :param place: address block of the poster.
+        :param known: whether the server has proved its key there before.
+        :raises Postponed: the budget of this window is used up.
         """
-        if known:  # of these there are few at one address: OF_HOST
+        if known:  # few at one address: OF_HOST limits them
             return
         windows = [(self._window(name, now), factor) for name, factor in blocks_of(number)]
         window, _ = windows[0]
@@ -111,7 +113,7 @@ class Allowance:
 
 
 class Names:
-    """Names of servers, as few at a time as do not keep the resolver's threads from others."""
+    """Resolver of servers' names, limited so that others still get the resolver's threads."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
@@ -120,13 +122,15 @@ class Names:
         self._good: OrderedDict[str, list[Address]] = OrderedDict()
 
     def led_to_a_server(self, host: str, addresses: list[Address]) -> None:
-        """While there is no room its server is looked for there."""
+        """Remember the addresses of a name that led to a server; :meth:`resolve` falls back on them."""
         remember(self._good, host, addresses, MAX_REMEMBERED)
 
     async def resolve(self, host: str, place: str) -> list[Address]:
-        """The addresses of a name; none: there is no such name.
+        """Resolve a name; an empty list means that the name does not exist.
 
-        :raises Postponed: there is no room for another, or it takes long.
+        If too many resolutions are under way, or this one takes too long, return the addresses that worked before.
+
+        :raises Postponed: no resolution is possible now, and no addresses are known.
         """
         if self._running >= RESOLVING or self._resolving.crowded(place, RESOLVING_OF_PLACE, RESOLVING // 2):
             known = self._good.get(host)
@@ -145,14 +149,14 @@ class Names:
         @implementer(IResolutionReceiver)
         class Receiver:
             def resolutionBegan(self, resolution: IHostResolution) -> None:
-                """The addresses follow."""
+                """Ignore the start; the addresses follow."""
 
             def addressResolved(self, address: IAddress) -> None:
                 if isinstance(address, IPv4Address | IPv6Address):
                     found.append(address.host)
 
             def resolutionComplete(self) -> None:
-                over()  # also of one that nobody waits for any more: its thread was busy until now
+                over()  # even if nobody waits any more: the thread was busy until now
                 if not done.called:
                     done.callback(None)
 
@@ -172,15 +176,19 @@ class Names:
 
 
 class Hosts:
-    """How many servers have proved their keys at one public address: clients are all sent there."""
+    """Number of servers that have proved their keys at each public address. Limited, because clients are all sent
+    there."""
 
     def __init__(self, seconds: float) -> None:
-        """:param seconds: after which a server that proved nothing again is forgotten."""
+        """Start empty.
+
+        :param seconds: time after which a server without a new proof is forgotten.
+        """
         self._seconds = seconds
         self._at: OrderedDict[str, dict[str, float]] = OrderedDict()
 
     def has_room(self, number: str, static: str, now: float) -> bool:
-        """Whether a server that has proved its key there is not one too many; it is counted then."""
+        """Whether one more server may be listed at this address; if so, count it."""
         if not is_public(number):
             return True
         blocks = blocks_of(number)

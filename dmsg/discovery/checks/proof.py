@@ -1,8 +1,7 @@
-"""Whether whoever answers at an address has the key that an entry names: a handshake as far as the server's proof.
+"""Proof of a server's key: a handshake up to the server's first answer.
 
-In the handshakes of all families the server proves its key in its first answer.
-What a client would say then is not said: the connection ends there, and a server
-sees one that was not finished, once an hour.
+In the handshakes of all families the server proves its key in its first answer. The client's next message is
+not sent: the connection ends there. So a server sees one unfinished handshake per hour.
 """
 
 from __future__ import annotations
@@ -22,23 +21,26 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.noise.xk import XKHandshake
 
 CONNECT_TIMEOUT = 3.0
-"""Seconds for a connection."""
+"""Seconds to wait for the connection."""
 PROOF_TIMEOUT = 5.0
-"""Seconds for the server's answer."""
+"""Seconds to wait for the server's answer."""
 
 
 class Opening(Protocol):
-    """A client's side of a handshake over bytes."""
+    """Interface to the client's side of a handshake over bytes."""
 
     def data_to_send(self) -> bytes:
-        """What has to go to the server now."""
+        """Return the bytes to send to the server now."""
 
     def receive_data(self, data: bytes) -> None:
-        """:raises HandshakeError: the server does not have the key."""
+        """Take bytes from the server.
+
+        :raises HandshakeError: the server does not have the key.
+        """
 
 
 Openings = Mapping[str, Callable[[PubKey], Opening]]
-"""How a handshake begins with the server of a key, by the feature that servers name that speak it."""
+"""Handshakes by the feature that a server's entry names; each is made from the server's public key."""
 
 RELAY = "relay1"
 
@@ -48,11 +50,12 @@ def _xk(remote: PubKey) -> Opening:
 
 
 OPENINGS: Openings = {RELAY: _xk}
-"""Those of the main family; others stand above discovery, and are told to it."""
+"""Handshakes of the main family. Those of other families are passed in, because they are in packages above
+discovery."""
 
 
 def openings_of(entry: Entry, known: Openings) -> list[Callable[[PubKey], Opening]]:
-    """How a server may speak: as it says, or, when it says nothing, in any way that is known."""
+    """Return the handshakes to try: those of the features that the entry names, or all known ones if it names none."""
     said = features(entry.version) & known.keys()
     return [opening for feature, opening in known.items() if not said or feature in said]
 
@@ -77,7 +80,7 @@ class _Prover(protocol.Protocol):
         except HandshakeError as error:
             self._over(error)
             return
-        # it goes on only when the proof was good
+        # The handshake produces its next message only if the proof was valid.
         if self._opening.data_to_send():
             self._over(None)
 
@@ -108,11 +111,11 @@ class _Factory(protocol.Factory):
 
 
 async def reach(reactor: IReactorTime, host: str, port: int, opening: Opening | None) -> None:
-    """Returns when the server proved its key, or, without an opening, when a connection could be made.
+    """Return once the server has proved its key, or, without an opening, once a connection is made.
 
-    :param host: an address, no name.
-    :raises HandshakeError: whoever is there does not have the key.
-    :raises Exception: Twisted's errors of connections, TimeoutError.
+    :param host: IP address, not a name.
+    :raises HandshakeError: the server does not have the key.
+    :raises Exception: Twisted's connection errors, and TimeoutError.
     """
     kind = TCP6ClientEndpoint if ":" in host else TCP4ClientEndpoint
     prover = await kind(reactor, host, port, timeout=CONNECT_TIMEOUT).connect(_Factory(opening))

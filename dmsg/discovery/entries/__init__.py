@@ -1,1 +1,1 @@
-"""What entries and nameplates are, and by which rules they are taken and replaced.  No I/O."""
+"""Entries and nameplates, and the rules for accepting and replacing them. No I/O."""

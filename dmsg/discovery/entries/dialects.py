@@ -1,8 +1,7 @@
-"""What is taken from whom: the JSON of entries as two generations of programs post it.  No I/O.
+"""Dialects of discovery: the JSON of entries as two generations of programs post it. No I/O.
 
-The seed documents ask for strict JSON, and do not say whether ``port`` is
-signed.  The service of 2019 decodes as Go does and always writes ``port``
-(``""`` by default) between the address and available_connections.
+The seed documents require strict JSON, and do not say whether ``port`` is signed. The service of 2019
+decodes as Go does, and always writes ``port`` (``""`` by default) between ``address`` and ``available_connections``.
 """
 
 from __future__ import annotations
@@ -43,20 +42,19 @@ _SUCCESSOR = frozenset({"static", "signature"})
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one generation of programs speaks to discovery.
+    """Dialect of one generation of programs.
 
-    :cvar SEED: that of the seed documents, and of this implementation.
-    :cvar GO2019: that of the service of 2019.
-    :ivar entries: the paths of entries.
-    :ivar available: the paths of available servers.
-    :ivar reader: which JSON is taken.
-    :ivar spelling: what members are called.
-    :ivar port_optional: a server's entry may be signed without ``port``.
-    :ivar successors: it knows keys that follow others.
-    :ivar marks: the words behind ``+`` in a version count as what the entry's
-        owner can do.  A program of 2019 may post an entry again with the words that
-        a newer one with its key put there.
-    :ivar null_is_empty: the value ``null`` is an entry without members.
+    :cvar SEED: dialect of the seed documents and of this implementation.
+    :cvar GO2019: dialect of the service of 2019.
+    :ivar entries: URL paths of entries.
+    :ivar available: URL paths of the available servers.
+    :ivar reader: parser of the JSON that is accepted.
+    :ivar spelling: names of the members.
+    :ivar port_optional: whether a server's entry may be signed without ``port``.
+    :ivar successors: whether entries may name a successor key.
+    :ivar marks: whether the words after ``+`` in a version count as features of the entry's owner. They do not count in
+        the dialect of 2019: such a program may post an entry again with the words that a newer program put there.
+    :ivar null_is_empty: whether the value ``null`` is an entry without members.
     """
 
     SEED: ClassVar[Dialect]
@@ -72,10 +70,10 @@ class Dialect:
     null_is_empty: bool
 
     def decode(self, body: bytes) -> Sequence[Entry]:
-        """An entry from posted JSON, not yet validated, in each way in which it may have been signed.
+        """Parse posted JSON into entries that are not validated yet, one for each form that may have been signed.
 
         :returns: one entry, or two that differ in whether ``port`` is written.
-        :raises EntryDecodeError: malformed.
+        :raises EntryDecodeError: the JSON is malformed.
         """
         reader = self.reader
         value = reader.parse(body)
@@ -114,7 +112,7 @@ class Dialect:
         if not isinstance(listed, list) or isinstance(listed, Members):
             raise EntryDecodeError("delegated_servers is not a list")
         if len(listed) > MAX_DELEGATED:
-            # each is a key that would be looked at before the signature
+            # Each delegated key would be parsed before the signature is verified, so the number is limited first.
             raise EntryInvalid(f"entry has more than {MAX_DELEGATED} delegated servers")
         return ClientMeta(tuple(self.reader.key(one, "delegated server") for one in listed))
 
@@ -129,7 +127,7 @@ class Dialect:
         return meta, port in fields
 
     def decode_signed(self, body: bytes) -> Entry:
-        """An entry from JSON whose rules and signature hold, written as it was signed.
+        """Parse an entry and check its rules and signature; return it in the form that was signed.
 
         :raises EntryDecodeError, EntryInvalid, EntrySignatureError: in the
             reference's order of checks.
@@ -139,9 +137,10 @@ class Dialect:
         return signed_one(ways)
 
     def decode_verified(self, body: bytes) -> Entry:
-        """As :meth:`decode_signed`, and the servers that it names have keys, as one that is posted must.
+        """Do the same as :meth:`decode_signed`, and check that the delegated servers are public keys, as a post
+        requires.
 
-        :raises EntryDecodeError, EntryInvalid, EntrySignatureError: as there.
+        :raises EntryDecodeError, EntryInvalid, EntrySignatureError: as :meth:`decode_signed`.
         """
         entry = self.decode_signed(body)
         for server in (entry.client.delegated_servers if entry.client is not None else None) or ():
@@ -153,14 +152,14 @@ class Dialect:
         return entry
 
     def features(self, entry: Entry) -> frozenset[str]:
-        """What the owner of an entry that was posted in this dialect says that it can do."""
+        """Return the features that the owner of an entry announces, in this dialect."""
         return features(entry.version) if self.marks else frozenset()
 
 
 def signed_one(ways: Sequence[Entry]) -> Entry:
-    """Which of them the signature covers.
+    """Return the form of the entry that the signature covers.
 
-    :raises EntrySignatureError: none.
+    :raises EntrySignatureError: the signature covers none of them.
     """
     for entry in ways[:-1]:
         try:
@@ -196,13 +195,13 @@ DIALECTS = (Dialect.SEED, Dialect.GO2019)
 
 
 def decode(body: bytes, dialect: Dialect = Dialect.SEED) -> Entry:
-    """An entry from posted JSON, neither validated nor verified.
+    """Parse posted JSON into an entry that is neither validated nor verified.
 
-    :raises EntryDecodeError: malformed.
+    :raises EntryDecodeError: the JSON is malformed.
     """
     return dialect.decode(body)[0]
 
 
 def decode_verified(body: bytes, dialect: Dialect = Dialect.SEED) -> Entry:
-    """As :meth:`Dialect.decode_verified`."""
+    """Parse and check an entry, see :meth:`Dialect.decode_verified`."""
     return dialect.decode_verified(body)

@@ -1,8 +1,7 @@
-"""Entries of discovery: what they say, and who signed it.  No I/O.
+"""Entries of discovery: their content, their signature, and their JSON. No I/O.
 
-An entry is signed over its JSON without the signature, byte for byte;
-:class:`Spelling` writes that JSON.  :mod:`dmsg.discovery.entries.dialects`
-decides which entries are accepted from whom.
+An entry is signed over its JSON without the signature, byte for byte; :class:`Spelling` writes that
+JSON. :mod:`dmsg.discovery.entries.dialects` decides which entries are accepted.
 """
 
 from __future__ import annotations
@@ -16,46 +15,46 @@ from dmsg.keys import PubKey, SecKey, Signature
 
 VERSION = "0.0.1"
 MAX_ENTRY_SIZE = 64 * 1024
-"""Bytes of a posted entry; a few hundred are usual."""
+"""Largest posted entry in bytes; usual entries have a few hundred."""
 MAX_VERSION = 256
-"""Characters of a version; features are looked for in no more of it."""
+"""Longest version in characters; features beyond are ignored."""
 SUCCEED_ACT = "succeed"
 
 
 class EntryInvalid(EntryError):
-    """An entry that breaks a rule; the text is the reference's."""
+    """The entry breaks a rule; the text is the reference's."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"entry validation error: {text}")
 
 
 class EntrySignatureError(EntryError):
-    """The signature is not that of the entry's key over its fields."""
+    """The signature was not made by the entry's key over its fields."""
 
     def __init__(self, text: str = "invalid signature") -> None:
         super().__init__(text)
 
 
 MAX_DELEGATED = 64
-"""Servers that a client's entry names."""
+"""Most servers that a client's entry may name."""
 REFRESH = "refresh1"
-"""What versions say of clients that post their entry again and again."""
+"""Feature of clients that post their entry regularly."""
 REFRESHING = frozenset({"relay1", "messaging-seed", "messaging-skywire"})
-"""What versions say of servers that post their entry again and again; others may be of 2019, which post it once."""
+"""Features of servers that post their entry regularly. Servers without one may be of 2019 and post only once."""
 
 
 def features(version: str) -> frozenset[str]:
-    """What the version of an entry says that its owner can do: the words after ``+``.
+    """Return the features that a version announces: the words after ``+``.
 
-    As in ``0.0.1+secure1.relay1``, which is a version with build metadata of
-    semver.org.  The 2019 service looks at no version, and the signature covers it.
+    ``0.0.1+secure1.relay1`` is a version with build metadata, as of semver.org. The service of 2019 ignores the
+    version, and the signature covers it.
     """
     words = version[:MAX_VERSION].partition("+")[2]
     return frozenset(word for word in words.split(".") if word)
 
 
 def with_feature(version: str, feature: str, present: bool = True) -> str:
-    """``version`` with one feature more, or, if it is not ``present``, without it."""
+    """Return ``version`` with a feature added, or removed if it is not ``present``."""
     known = features(version) | {feature} if present else features(version) - {feature}
     base = version.partition("+")[0] or VERSION
     return f"{base}+{'.'.join(sorted(known))}" if known else base
@@ -63,14 +62,21 @@ def with_feature(version: str, feature: str, present: bool = True) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClientMeta:
-    """:ivar delegated_servers: 66 hexadecimal characters each; None is Go's nil, written ``null``."""
+    """Client part of an entry.
+
+    :ivar delegated_servers: 66 hexadecimal characters each; None is Go's nil, written ``null``.
+    """
 
     delegated_servers: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMeta:
-    """:ivar address: ``host:port``.  :ivar port: None when the field is not in the signed form."""
+    """Server part of an entry.
+
+    :ivar address: ``host:port``.
+    :ivar port: None if the field is not in the signed form.
+    """
 
     address: str
     available_connections: int
@@ -79,11 +85,11 @@ class ServerMeta:
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """The key that follows another, which says that it agrees.
+    """Successor key named in an entry, with the successor's consent.
 
-    :ivar static: 66 hexadecimal characters, of the new key.
-    :ivar signature: 130 hexadecimal characters, by the new key over
-        :meth:`signing_json`; the entry's own signature is the old key's word.
+    :ivar static: the new key, 66 hexadecimal characters.
+    :ivar signature: signature of the new key over :meth:`signing_json`, 130 hexadecimal characters. The entry's own
+        signature is the consent of the old key.
     """
 
     static: str
@@ -91,22 +97,28 @@ class Successor:
 
     @staticmethod
     def signing_json(old: str, new: str) -> bytes:
-        """What the new key signs: which key it follows."""
+        """Return the text that the new key signs; it names the key that is succeeded."""
         return f'{{"act":"{SUCCEED_ACT}","static":"{old}","successor":"{new}"}}'.encode()
 
     @classmethod
     def make(cls, old: PubKey, new: SecKey) -> Successor:
-        """``new`` follows ``old``."""
+        """Make ``new`` the successor of ``old``."""
         static = new.public.hex()
         return cls(static, new.sign(cls.signing_json(old.hex(), static)).hex())
 
     @property
     def key(self) -> PubKey:
-        """:raises KeyFormatError: it is none."""
+        """Public key of the successor.
+
+        :raises KeyFormatError: the text is not a public key.
+        """
         return PubKey.from_hex(self.static)
 
     def verify(self, old: str) -> None:
-        """:raises EntrySignatureError: the new key did not sign that it follows ``old``."""
+        """Check the consent of the new key.
+
+        :raises EntrySignatureError: the new key has not signed that it succeeds ``old``.
+        """
         try:
             self.key.verify(self.signing_json(old, self.static), Signature.from_hex(self.signature))
         except (KeyFormatError, SignatureError) as error:
@@ -115,14 +127,13 @@ class Successor:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """The members of entries as one generation of programs calls them, in their order on the wire.
+    """Names and order of an entry's JSON members in one generation of programs.
 
-    What another generation calls otherwise is another instance; entries carry
-    the one that they were signed in (``Entry.spelling``).
+    Each generation has an instance of its own. Entries carry the one that they were signed in (``Entry.spelling``).
 
-    :ivar delegated_servers: the member of ``client``.
-    :ivar server: the members of ``server``: address, port, free connections.
-    :ivar string: a string with its quotes and escapes.
+    :ivar delegated_servers: name of the member of ``client``.
+    :ivar server: names of the members of ``server``: address, port, free connections.
+    :ivar string: writes a string with quotes and escapes.
     """
 
     delegated_servers: str
@@ -130,9 +141,9 @@ class Spelling:
     string: Callable[[str], str]
 
     def write(self, entry: Entry, *, signed: bool) -> bytes:
-        """The JSON of an entry without white space.
+        """Return the JSON of an entry without white space.
 
-        :param signed: with its signature; without, it is what is signed.
+        :param signed: include the signature; without it, the result is the text to sign.
         """
         parts = [
             f'{{"version":{self.string(entry.version)},"sequence":{entry.sequence}'
@@ -156,7 +167,7 @@ class Spelling:
 
     def _server(self, server: ServerMeta) -> str:
         address, port, connections = self.server
-        # who leaves the field out signs without it
+        # A program that leaves the field out also signs without it.
         optional = "" if server.port is None else f'"{port}":{self.string(server.port)},'
         return (
             f',"server":{{"{address}":{self.string(server.address)},{optional}'
@@ -168,17 +179,18 @@ class Spelling:
 
 
 SPELLING = Spelling("delegated_servers", ("address", "port", "available_connections"), go_string)
-"""That of the seed documents and of 2019."""
+"""Spelling of the seed documents and of 2019."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What discovery stores of a key.
+    """Entry: what discovery stores about a key.
 
-    :ivar sequence: uint64.  :ivar timestamp: int64, nanoseconds since 1970.
-    :ivar static: 66 hexadecimal characters, lower case.
+    :ivar sequence: uint64.
+    :ivar timestamp: int64, nanoseconds since 1970.
+    :ivar static: public key, 66 hexadecimal characters in lower case.
     :ivar signature: 130 hexadecimal characters, or empty.
-    :ivar spelling: how it was written when it was signed; it is kept and served like that.
+    :ivar spelling: form in which the entry was signed; it is kept and served in the same form.
     """
 
     version: str
@@ -193,27 +205,31 @@ class Entry:
 
     @property
     def key(self) -> PubKey:
-        """:raises KeyFormatError: the null key."""
+        """Public key of the entry.
+
+        :raises KeyFormatError: the entry has the null key.
+        """
         return PubKey.from_hex(self.static)
 
     def offers(self, feature: str) -> bool:
-        """Whether its owner says, in the signed version, that it speaks this."""
+        """Whether the owner announces this feature in the signed version."""
         return feature in features(self.version)
 
     def signing_json(self) -> bytes:
-        """What is signed."""
+        """Return the JSON to sign."""
         return self.spelling.write(self, signed=False)
 
     def to_json(self) -> bytes:
-        """The entry on the wire."""
+        """Return the JSON with the signature."""
         return self.spelling.write(self, signed=True)
 
     def sign(self, key: SecKey) -> Entry:
-        """This entry with the signature of ``key``, which must be its own."""
+        """Return the entry signed with ``key``, which must be the entry's own."""
         return replace(self, signature=key.sign(self.signing_json()).hex())
 
     def validate(self) -> None:
-        """The reference's ``Validate``: version, signature, client or server, key; in that order.
+        """Check that the entry has a version, a signature, a client or server, and a key; in the order of the
+        reference.
 
         :raises EntryInvalid: one is missing.
         """
@@ -227,12 +243,15 @@ class Entry:
             raise EntryInvalid("entry Keys is nil")
 
     def verify(self) -> None:
-        """:raises EntrySignatureError: not signed by its own key."""
+        """Verify the signature, and the successor's if there is one.
+
+        :raises EntrySignatureError: the entry was not signed by its own key.
+        """
         try:
             signer = Signature.from_hex(self.signature).recover(self.signing_json())
         except (KeyFormatError, SignatureError) as error:
             raise EntrySignatureError from error
-        # what is recovered is a point of the curve: that of the entry need not be looked at
+        # A recovered key is always a point of the curve, so equality proves that the entry's key is one as well.
         if signer.hex() != self.static:
             raise EntrySignatureError
         if self.successor is not None:

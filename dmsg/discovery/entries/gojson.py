@@ -1,7 +1,7 @@
-"""JSON as Go's ``encoding/json`` reads and writes it, where entries depend on it; and strict JSON.
+"""JSON as Go's ``encoding/json`` reads and writes it, as far as entries depend on it; and strict JSON.
 
-Signatures are over bytes, so every escape counts; and what Go takes that is no
-strict JSON, a server of 2019 has signed and posted.
+Signatures are over bytes, so every escape counts. Go accepts some text that is not strict JSON, and
+servers of 2019 have signed and posted such text.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ NULL_KEY = "00" * PUBKEY_SIZE
 UINT64 = 2**64
 INT64 = 2**63
 _DIGITS = 20
-"""Of the largest number here."""
+"""Number of digits of the largest integer."""
 
 
 class EntryDecodeError(EntryError):
-    """Not JSON of an entry: wrong types, malformed keys, numbers out of range."""
+    """The text is not the JSON of an entry: malformed, a wrong type, a bad key, or a number out of range."""
 
 
 _SPECIAL = re.compile('[\x00-\x1f"\\\\<>&\u2028\u2029]')
@@ -30,12 +30,12 @@ _SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def go_string(text: str) -> str:
-    """A JSON string with the escapes of Go before 1.22: ``\\b`` and ``\\f`` are \\u0008, \\u000c."""
+    """Return a JSON string with the escapes of Go before 1.22: ``\\b`` and ``\\f`` are \\u0008, \\u000c."""
     return '"' + _SPECIAL.sub(lambda m: _SHORT.get(m[0]) or f"\\u{ord(m[0]):04x}", text) + '"'
 
 
 class Members(list[tuple[str, object]]):
-    """The members of a JSON object in order, duplicates kept."""
+    """Members of a JSON object in order, with duplicates."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -49,35 +49,34 @@ _KEY = re.compile("0[23][0-9a-fA-F]{64}")
 
 
 def is_key_text(text: str) -> bool:
-    """It looks like a public key, whether or not it is a point of the curve."""
+    """Whether a text looks like a public key; whether it is a point of the curve is not checked."""
     return _KEY.fullmatch(text) is not None
 
 
 def string_of(value: object, what: str) -> str:
-    """A string, ``""`` where there is none.
+    """Return a string; ``""`` for None.
 
-    :raises EntryDecodeError: it is something else.
+    :raises EntryDecodeError: the value is no string.
     """
     if value is None:
         return ""
     if not isinstance(value, str):
         raise EntryDecodeError(f"{what} is not a string")
-    # a lone surrogate, written as \ud800, is U+FFFD to Go
+    # Go replaces a lone surrogate, as \ud800, by U+FFFD.
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Reader:
-    """How posted JSON is taken: ``STRICT`` or ``AS_GO``.
+    """Parser of posted JSON: ``STRICT`` or ``AS_GO``. This base class has what both have in common.
 
-    What both do is here.  All methods raise :class:`EntryDecodeError`, with
-    ``what`` in its text, for what they do not take.
+    All methods raise :class:`EntryDecodeError` for values that they reject, with ``what`` in its text.
     """
 
     encoding_errors = "strict"
-    """What becomes of bytes that are no UTF-8, as :meth:`bytes.decode` calls it."""
+    """Error handler of :meth:`bytes.decode` for bytes that are not UTF-8."""
 
     def parse(self, body: bytes) -> object:
-        """The JSON value; objects are :class:`Members`, numbers with a fraction or exponent are decimals."""
+        """Return the JSON value. Objects are :class:`Members`; numbers with a fraction or exponent are decimals."""
         try:
             text = body.decode("utf-8", self.encoding_errors).lstrip(" \t\r\n")
             value: object
@@ -90,15 +89,18 @@ class Reader:
         return value
 
     def check_rest(self, rest: str) -> None:
-        """:raises ValueError: this must not stand behind the value."""
+        """Check the text after the value.
+
+        :raises ValueError: this text is not allowed there.
+        """
         raise NotImplementedError
 
     def members(self, value: object, known: frozenset[str], what: str) -> dict[str, object]:
-        """The members of an object by their names."""
+        """Return the members of an object by name."""
         raise NotImplementedError
 
     def integer(self, value: object, low: int, high: int, what: str) -> int:
-        """A whole number, ``low <= number < high``; 0 where there is none."""
+        """Return an integer with ``low <= number < high``; 0 for None."""
         if value is None:
             return 0
         if isinstance(value, bool) or not isinstance(value, int):
@@ -108,24 +110,25 @@ class Reader:
         return value
 
     def key(self, value: object, what: str) -> str:
-        """66 hexadecimal characters of a public key; zeros of any length are the null key, as in the reference."""
+        """Return the 66 hexadecimal characters of a public key; zeros of any length are the null key, as in the
+        reference."""
         text = string_of(value, what)
         return self.key_of_text(text, what) if text.strip("0") else NULL_KEY
 
     def key_of_text(self, text: str, what: str) -> str:
-        """A key that is not null, in lower case."""
+        """Return a key that is not null, in lower case."""
         raise NotImplementedError
 
 
 class _Strict(Reader):
-    """RFC 8259 without what it leaves open: UTF-8, each member once, nothing behind the value."""
+    """Parser of RFC 8259 JSON with its open questions settled: UTF-8, no duplicate members, nothing after the value."""
 
     def check_rest(self, rest: str) -> None:
         if rest.strip(" \t\r\n"):
             raise ValueError("there is something after the JSON value")
 
     def members(self, value: object, known: frozenset[str], what: str) -> dict[str, object]:
-        """All of them, known or not."""
+        """Return all members, known or not."""
         members: dict[str, object] = {}
         for name, member in _object(value, what):
             if name in members:
@@ -134,20 +137,20 @@ class _Strict(Reader):
         return members
 
     def integer(self, value: object, low: int, high: int, what: str) -> int:
-        """``1.0`` is one: JSON Schema calls it an integer."""
+        """Return an integer; ``1.0`` counts as one, as in JSON Schema."""
         if isinstance(value, Decimal) and value.adjusted() < _DIGITS and value == int(value):
             value = int(value)
         return super().integer(value, low, high, what)
 
     def key_of_text(self, text: str, what: str) -> str:
-        """Whether it is a point of the curve is asked together with the signature."""
+        """Return the key in lower case. The check of the signature also shows whether it is a point of the curve."""
         if not is_key_text(text):
             raise EntryDecodeError(f"{what} is not 66 hexadecimal characters of a public key")
         return text.lower()
 
 
 class _AsGo(Reader):
-    """As Go's decoder: bytes that are no UTF-8 become U+FFFD, and what stands behind the value is not looked at."""
+    """Parser with the behaviour of Go's decoder: invalid UTF-8 becomes U+FFFD, and text after the value is ignored."""
 
     encoding_errors = "replace"
 
@@ -155,7 +158,7 @@ class _AsGo(Reader):
         pass
 
     def members(self, value: object, known: frozenset[str], what: str) -> dict[str, object]:
-        """The known ones: Go folds the case of names, and lets the last of a name win."""
+        """Return the known members. Go ignores the case of names, and the last of several duplicates wins."""
         members: dict[str, object] = {}
         for given, member in _object(value, what):
             name = given if given in known else given.casefold()
@@ -164,7 +167,8 @@ class _AsGo(Reader):
         return members
 
     def key_of_text(self, text: str, what: str) -> str:
-        """The reference's type is a point of the curve, so it is asked at once."""
+        """Return the key in lower case. As in the reference, a text that is no point of the curve is an error at
+        once."""
         try:
             return PubKey.from_hex(text).hex()
         except KeyFormatError as error:

@@ -1,7 +1,7 @@
-"""Nameplates: short numbers for keys that somebody is to be told by voice.  No I/O.
+"""Nameplates: short numbers for keys that people tell each other by voice. No I/O.
 
-A nameplate is a number that leads to a key for some minutes.  Nothing in it is secret, and nobody need believe it: who
-takes a number for the wrong key finds out by the words of the code (``docs/protocol/word-codes.md``).
+A nameplate is a number that leads to a key for some minutes. It is not secret, and nobody has to trust it: a person who
+gets the wrong key for a number finds out by the words of the code (``docs/protocol/word-codes.md``).
 """
 
 from __future__ import annotations
@@ -16,33 +16,37 @@ from dmsg.errors import EntryNotFound, KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
 
 LARGEST = 99_999_999
-"""Nameplates are numbers from 1 on."""
+"""Largest nameplate; the smallest is 1."""
 MAX_NAMEPLATES = 100_000
-"""Nameplates that one discovery gives at a time."""
+"""Most nameplates that one discovery holds."""
 LASTS = 600.0
-"""Seconds for which a nameplate is kept; who claims it again keeps it for as long again."""
+"""Seconds for which a nameplate is kept; a new claim of its key extends it by the same time."""
 OF_PLACE = 32
-"""Nameplates that one public address may have at a time; blocks around it as many times as many as their factor."""
+"""Most nameplates of one public address; the blocks around it may have this number times their factor."""
 MISSED = 20
-"""Requests that a look counts for where no nameplate is: who tries one number after the other would find them all."""
+"""Cost, in requests, of a look-up that finds nothing, so that nobody can find all nameplates by trying numbers."""
 LOOK_BURST, LOOK_RATE = 20.0, 0.1
-"""Looks of one public address at once, and in a second, whether they find something or not: a person looks once."""
+"""Rate limit of look-ups of one public address, successful or not: burst, and number per second. A person looks
+once."""
 BESIDE = 10
-"""How many times as often an address may look that is not public: all may come from there."""
+"""Factor of this rate limit for addresses that are not public, because many clients may share one."""
 DIGITS = (4, 6, 8)
-"""Digits of numbers."""
+"""Possible numbers of digits."""
 TRIED = 16
-"""Numbers of each length that are tried, by chance: the first of them that is free is given."""
+"""Random numbers of each length that are tried; the first free one is given."""
 DENSE = 0.05
-"""Part of the numbers of one length that are in use, from which new ones are longer: who looks at numbers finds few."""
+"""Share of the numbers of one length in use above which new numbers are longer, so that guessing finds few."""
 ATTACK_MISSES, ATTACK_FORGOTTEN = 50.0, 0.5
-"""Looks in vain from which new numbers are longer, for ten minutes at most; so many a second are forgotten."""
+"""Failed look-ups after which new numbers are longer, and how many are forgotten per second. The effect lasts ten
+minutes
+at most.
+"""
 
 RELEASE_ACT = "release"
 NONE_FREE = 0
-"""Instead of a number: all that were tried are in use."""
+"""Result in place of a number: all numbers that were tried are in use."""
 TOO_MANY = -1
-"""Instead of a number: the place has as many as it may."""
+"""Result in place of a number: the address block has as many as it may."""
 
 
 def length(in_use: int, is_attacked: bool) -> int:
@@ -54,7 +58,7 @@ def length(in_use: int, is_attacked: bool) -> int:
 
 
 def candidates(random: Random, at_least: int = 0) -> list[int]:
-    """Numbers to try, all by chance; those of the length ``DIGITS[at_least]`` first."""
+    """Return random numbers to try; those with ``DIGITS[at_least]`` digits come first."""
     return [
         number for digits in DIGITS[at_least:] for number in random.sample(range(10 ** (digits - 1), 10**digits), TRIED)
     ]
@@ -65,7 +69,7 @@ class Kept:
     """Nameplate in a store.
 
     :ivar place: address block of the last claim.
-    :ivar ends: time from which it leads nowhere, in seconds since 1970.
+    :ivar ends: time at which the nameplate expires, in seconds since 1970.
     """
 
     number: int
@@ -87,9 +91,9 @@ def decide_claim(known: Kept | None, place: str, held: int, most: float, free: I
 
 
 def check_kept(kept: Kept | None, now: float, static: str | None = None) -> Kept:
-    """Return ``kept`` if it leads to a key now, and to ``static`` if that is given.
+    """Return ``kept`` if it has not expired, and leads to ``static`` if that is given.
 
-    :raises EntryNotFound: it does not.
+    :raises EntryNotFound: the nameplate is missing, expired or of another key.
     """
     if kept is None or kept.ends <= now or static not in (None, kept.static):
         raise EntryNotFound
@@ -97,11 +101,11 @@ def check_kept(kept: Kept | None, now: float, static: str | None = None) -> Kept
 
 
 def decode_claim(body: bytes) -> str:
-    """The key that a nameplate is wanted for, 66 lower-case hexadecimal characters.
+    """Parse a claim: return the key that a nameplate is wanted for, 66 lower-case hexadecimal characters.
 
-    Whether it is a point of the curve is looked at by who wants to reach it.
+    Whether the key is a point of the curve is left to programs that want to reach it.
 
-    :raises EntryDecodeError, EntryInvalid: there is none.
+    :raises EntryDecodeError, EntryInvalid: the claim has no key.
     """
     members = STRICT.members(STRICT.parse(body), frozenset({"static"}), "claim")
     if members.get("static") is None:
@@ -114,29 +118,30 @@ def decode_claim(body: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A signed statement that a nameplate is needed no more; it names the act, so that nothing else can pass for it."""
+    """Signed statement that a nameplate is no longer needed. It names the act, so that no other signed text can pass
+    for it."""
 
     nameplate: int
     static: str
     signature: str = ""
 
     def signing_json(self) -> bytes:
-        """What is signed."""
+        """Return the JSON to sign."""
         return f'{{"act":"{RELEASE_ACT}","nameplate":{self.nameplate},"static":"{self.static}"}}'.encode()
 
     def to_json(self) -> bytes:
-        """The body of the DELETE request."""
+        """Return the body of the DELETE request."""
         return self.signing_json()[:-1] + f',"signature":"{self.signature}"}}'.encode()
 
     def sign(self, key: SecKey) -> Release:
-        """This statement with the signature of ``key``."""
+        """Return the statement signed with ``key``."""
         return replace(self, signature=key.sign(self.signing_json()).hex())
 
 
 def decode_release(body: bytes) -> Release:
-    """A release whose signature holds.
+    """Parse a release and verify its signature.
 
-    :raises EntryDecodeError, EntryInvalid, EntrySignatureError: it does not.
+    :raises EntryDecodeError, EntryInvalid, EntrySignatureError: the release is malformed or not signed by its key.
     """
     names = ("act", "nameplate", "static", "signature")
     members = STRICT.members(STRICT.parse(body), frozenset(names), "release")

@@ -1,13 +1,13 @@
-"""What answers at the URL of a discovery, or posts to one, told by how it speaks.  No I/O."""
+"""Recognition of other implementations by the way in which they answer or post. No I/O."""
 
 from __future__ import annotations
 
 import json
 
 OTHER_PATH = "/dmsg-discovery/available_servers"
-"""A path that other discoveries have, whose own paths are not ours."""
+"""Path that other implementations of discovery have in common with this one; their other paths differ."""
 NO_SERVERS = "no delegated dmsg servers available for remote"
-"""What a discovery of today's dmsg says when it lists no server."""
+"""Message of a discovery of today's dmsg (version 1) that lists no server."""
 TODAY = (
     "it is a discovery of today's dmsg (version 1), whose network this program cannot join; name one of the network of "
     "2019, as `twistd dmsg-discovery` runs it"
@@ -23,14 +23,14 @@ POSTED_TODAY = (
 
 
 def is_foreign(status: int, body: bytes) -> bool:
-    """Whether an answer may be of something that does not know the path, and not of a discovery without the entry."""
+    """Whether an answer may come from a program that does not know the path, not from a discovery without the entry."""
     return status == 404 and body.lstrip()[:1] not in (b"{", b"[", b"")
 
 
 def recognise(status: int, body: bytes, *, path_is_unknown: bool) -> str:
-    """Say what answers, by its answer to ``OTHER_PATH``; empty when that tells nothing.
+    """Return what kind of program answers, by its answer to ``OTHER_PATH``; empty if the answer does not tell.
 
-    :param path_is_unknown: it does not know a path that every discovery of the seed documents has.
+    :param path_is_unknown: whether the program lacks a path that every discovery of the seed documents has.
     """
     try:
         value = json.loads(body)
@@ -46,7 +46,7 @@ def recognise(status: int, body: bytes, *, path_is_unknown: bool) -> str:
 
 
 def is_posted_today(body: bytes) -> bool:
-    """Whether ``body``, a posted entry whose signature is not valid, has the form of entries of dmsg 1.x."""
+    """Whether ``body``, a posted entry with an invalid signature, has the form of entries of dmsg 1.x."""
     try:
         return _is_of_today(json.loads(body))
     except (ValueError, RecursionError):
@@ -54,7 +54,7 @@ def is_posted_today(body: bytes) -> bool:
 
 
 def _is_of_today(entry: object) -> bool:
-    """Whether an entry has members that those of 2019 lack."""
+    """Whether an entry has members that entries of 2019 lack."""
     if not isinstance(entry, dict):
         return False
     server = entry.get("server")

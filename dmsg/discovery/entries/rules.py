@@ -1,7 +1,7 @@
-"""Rules for replacing and deleting entries.  No I/O.
+"""Rules for replacing and deleting entries. No I/O.
 
-The reference's rules (seed document, "Iteration rules"), and those of deletion, which it does not have.  Every store
-takes its decisions from :func:`decide_post` and :func:`check_deletion`.
+The rules for replacing are the reference's (seed document, "Iteration rules"); those for deleting are our own. Every
+store decides by :func:`decide_post` and :func:`check_deletion`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dmsg.errors import KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
 
 NEVER = 1e18
-"""Seconds since 1970."""
+"""Time that is never reached, in seconds since 1970."""
 DELETE_ACT = "delete"
 _UNIX_TO_YEAR_1 = 62135596800
-"""What Go's ``time.Unix`` adds before it compares, and which overflows."""
+"""Seconds that Go's ``time.Unix`` adds before comparing; this addition overflows."""
 
 WRONG_FIRST_SEQUENCE = "new entry has non-zero sequence"
 WRONG_SEQUENCE = "sequence field of new entry is not sequence of old entry + 1"
@@ -28,47 +28,46 @@ WRONG_DELETE_SEQUENCE = "sequence field of the deletion is not sequence of the e
 
 
 def time_order(timestamp: int) -> str:
-    """20 digits that compare as the reference compares timestamps.
+    """Return 20 digits that sort in the order in which the reference compares timestamps.
 
-    It compares ``time.Unix(ts, 0)``, which adds the seconds from year 1 to
-    1970 in 64 bits: values above 9223371974719179007 wrap and count as older
-    than any present one.  Fixed width, so that a database can compare it.
+    The reference compares ``time.Unix(ts, 0)``, which adds the seconds from year 1 to 1970 in 64 bits. Values
+    above 9223371974719179007 wrap and count as older than any present one. The fixed width lets a database compare
+    them.
     """
     return f"{(timestamp + _UNIX_TO_YEAR_1 + INT64) % UINT64:020d}"
 
 
 def date_of(order: str) -> str:
-    """Return the date behind a ``time_order``, for people."""
+    """Return the date of a ``time_order``, for people."""
     timestamp = (int(order) - _UNIX_TO_YEAR_1) % UINT64 - INT64
     return f"{datetime.fromtimestamp(timestamp / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def next_sequence(sequence: int) -> int:
-    """uint64, wraps."""
+    """Return the sequence that follows: uint64, wrapping."""
     return (sequence + 1) % UINT64
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What is known of a key's newest entry, also after it was deleted.
+    """Tombstone and version of a key: sequence and time of its newest entry, kept after a deletion.
 
-    A deletion leaves it behind, so that an old first entry, which anybody may
-    have kept, cannot be posted again.
+    Without a tombstone anybody could post an old first entry of a deleted key again.
     """
 
     sequence: int
     order: str
     deleted: bool = False
     deletion: bytes | None = None
-    """JSON of the deletion; None when the entry is there, or an earlier version deleted it."""
+    """JSON of the deletion; None if the entry exists, or if an earlier version of dmsg deleted it."""
 
 
 class DeletedLater(EntryInvalid):
-    """A first entry is not later than the deletion of the one before.
+    """A first entry is not newer than the deletion of the previous one.
 
-    Its owner cannot look up when that was: the entry is gone.
+    The error carries the deletion, because its owner cannot look up the time: the entry is gone.
 
-    :ivar deletion: JSON of the deletion, which the owner signed; None if it is not known any more.
+    :ivar deletion: JSON of the deletion, which the owner signed; None if it is no longer known.
     """
 
     def __init__(self, head: Head, entry: Entry) -> None:
@@ -80,10 +79,11 @@ class DeletedLater(EntryInvalid):
 
 
 def check_iteration(head: Head | None, entry: Entry) -> bool:
-    """The iteration rules (seed document, "Iteration rules").
+    """Check the iteration rules (seed document, "Iteration rules").
 
     :returns: True for the first entry of a key.
-    :raises EntryInvalid: sequence or timestamp do not follow; :class:`DeletedLater` of a key that was deleted.
+    :raises EntryInvalid: sequence or timestamp do not follow; :class:`DeletedLater` if the key's entry was deleted
+        later.
     """
     if head is None or head.deleted:
         if entry.sequence != 0:
@@ -100,15 +100,16 @@ def check_iteration(head: Head | None, entry: Entry) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How an entry is kept.
+    """Conditions under which a store keeps an entry.
 
-    :ivar refreshes: a server's owner posts it again and again; else it is *quiet*: listed behind others for as long as
-        it is seen.
-    :ivar checked: a server is listed without anybody having looked at it; else it is looked at first, and listed when
-        it was there.  One that posts again from where it was seen stays listed.
-    :ivar place: the address block that posted it; empty: nobody knows.
-    :ivar most: bytes that the place may have; the blocks of addresses around it as many times as much as their factor.
-    :ivar lasts: seconds after which it is dropped, unless it is posted again.
+    :ivar refreshes: whether the server's owner posts the entry regularly. Otherwise the server is *quiet*: listed after
+        others, as long as checks find it.
+    :ivar checked: whether to list a server without a check. Otherwise it is listed once a check has found it. A server
+        that
+        is posted again with the same address stays listed.
+    :ivar place: address block of the poster; empty if unknown.
+    :ivar most: bytes that the poster's block may have; the blocks around it may have this amount times their factor.
+    :ivar lasts: seconds after which the entry is dropped, unless it is posted again.
     """
 
     refreshes: bool = True
@@ -119,7 +120,7 @@ class Terms:
 
 
 def target(entry: Entry) -> str:
-    """Where a server is; empty: it is none."""
+    """Return the address of a server's entry; empty for other entries."""
     return "" if entry.server is None else entry.server.address
 
 
@@ -127,8 +128,8 @@ def target(entry: Entry) -> str:
 class Present:
     """State of a key in a store before a post.
 
-    :ivar target: address of the entry's server; empty: it is none.
-    :ivar checked: whether the server may be listed without a further look.
+    :ivar target: address of the entry's server; empty for other entries.
+    :ivar checked: whether the server may be listed without a further check.
     """
 
     head: Head
@@ -142,8 +143,8 @@ class Replacement:
 
     :ivar first: whether the key had no entry before.
     :ivar checked: whether the entry's server may be listed at once.
-    :ivar look_at: time of the next look at the server, in seconds since 1970.
-    :ivar keeps_look: whether a look that is already planned is kept instead of ``look_at``.
+    :ivar look_at: time of the next check of the server, in seconds since 1970.
+    :ivar keeps_look: whether a check that is already planned is kept instead of ``look_at``.
     """
 
     first: bool
@@ -167,10 +168,10 @@ def decide_post(present: Present | None, entry: Entry, now: float, terms: Terms)
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """A signed statement that the entry with this sequence is to go.
+    """Signed statement that the entry with this sequence is to be deleted.
 
-    It names the act, so that no entry can pass for it, and its timestamp must
-    be later than the entry's, so that it works once.
+    The statement names the act, so that no entry can pass for it. Its timestamp must be later than the entry's, so
+    that it cannot be replayed against a later entry.
     """
 
     static: str
@@ -179,24 +180,24 @@ class Deletion:
     signature: str = ""
 
     def signing_json(self) -> bytes:
-        """What is signed."""
+        """Return the JSON to sign."""
         return (
             f'{{"act":"{DELETE_ACT}","static":"{self.static}","sequence":{self.sequence},"timestamp":{self.timestamp}}}'
         ).encode()
 
     def to_json(self) -> bytes:
-        """The body of the DELETE request."""
+        """Return the body of the DELETE request."""
         return self.signing_json()[:-1] + f',"signature":"{self.signature}"}}'.encode()
 
     def sign(self, key: SecKey) -> Deletion:
-        """This deletion with the signature of ``key``."""
+        """Return the deletion signed with ``key``."""
         return replace(self, signature=key.sign(self.signing_json()).hex())
 
 
 def decode_deletion(body: bytes) -> Deletion:
-    """A deletion whose signature holds.
+    """Parse a deletion and verify its signature.
 
-    :raises EntryDecodeError, EntryInvalid, EntrySignatureError: it does not.
+    :raises EntryDecodeError, EntryInvalid, EntrySignatureError: the deletion is malformed or not signed by its key.
     """
     known = frozenset({"act", "static", "sequence", "timestamp", "signature"})
     members = STRICT.members(STRICT.parse(body), known, "deletion")
@@ -221,8 +222,9 @@ def decode_deletion(body: bytes) -> Deletion:
 
 
 def check_deletion(head: Head | None, deletion: Deletion) -> None:
-    """:raises EntryInvalid: it names another entry, or is not later than it.
+    """Check that a deletion applies to the newest entry of its key.
 
+    :raises EntryInvalid: the deletion names another sequence, or is not later than the entry.
     :raises KeyError: there is nothing to delete.
     """
     if head is None or head.deleted:
