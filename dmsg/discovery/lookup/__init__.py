@@ -1,1 +1,1 @@
-"""The client of a discovery, and of several."""
+"""Client of discovery: asks one discovery or several."""

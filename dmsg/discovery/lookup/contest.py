@@ -1,19 +1,21 @@
-"""Two programs with one key, each of which posts the entry of that key."""
+"""Limit on posting when two programs with the same key replace each other's entry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 CONTESTED_POSTS = 3
-"""How often an entry that another program replaced is posted again within ``CONTESTED_TIME``."""
+"""Most times within ``CONTESTED_TIME`` that an entry is posted again after another program replaced it."""
 CONTESTED_TIME = 600.0
-"""Seconds."""
+"""Length of this window in seconds."""
 
 
 class Contest:
-    """Two programs with one key replace each other's entry: how often this one answers.
+    """Counter of how often another program with the same key has replaced this program's entry.
 
-    :param now: seconds of a monotonic clock.
+    Without it the two programs would replace each other's entry for ever.
+
+    :param now: monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -21,7 +23,7 @@ class Contest:
         self._posts: list[float] = []
 
     def lost(self) -> bool:
-        """The entry was replaced: whether it is not to be posted again for now."""
+        """Record that the entry was replaced; return True if it should not be posted again for now."""
         now = self._now()
         self._posts = [at for at in self._posts if at > now - CONTESTED_TIME]
         if len(self._posts) >= CONTESTED_POSTS:

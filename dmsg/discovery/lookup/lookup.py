@@ -1,7 +1,7 @@
-"""The client of discovery: what is fetched is verified before it is used.
+"""Client of one discovery; entries are verified before they are used.
 
-:class:`Lookup` talks to one discovery, :class:`~dmsg.discovery.lookup.lookups.Lookups` to several: reads ask
-one after the other until one answers, writes go to all of them.
+:class:`Lookup` talks to one discovery, :class:`~dmsg.discovery.lookup.lookups.Lookups` to several: it reads from
+all of them and takes the newest entry, and writes to all of them.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from dmsg.net.web.fetch import WebClient, cancellable, make_pool, parse_json
 T = TypeVar("T")
 
 TIMEOUT = 10.0
-"""Seconds for one request, by default."""
+"""Default timeout of a request, in seconds."""
 MAX_LISTED = 128
-"""Servers of an answer that are looked at: each is a signature."""
+"""Most servers of an answer that are used, because each costs the verification of a signature."""
 MAX_ANSWER = 1024 * 1024
-"""Bytes of an answer; a longer one is an error."""
+"""Largest answer in bytes; a longer one is an error."""
 UPDATE_ATTEMPTS = 4
-"""How often an update is tried when another writer of the same key was faster."""
+"""Attempts at an update when another writer of the same key was faster."""
 _REFUSED = (400, 401)
-"""What a discovery says of an entry that is signed in another form than it knows."""
+"""Status codes of a discovery that rejects the form in which an entry was signed."""
 
 _log = Logger()
 
 
 def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
-    """An entry from discovery, verified in whichever form it was signed."""
+    """Parse and verify an entry from discovery, in whichever form it was signed."""
     entry = Dialect.SEED.decode_signed(body)
     if key is not None and entry.static != key.hex():
         raise EntryError("the entry belongs to another key")
@@ -62,9 +62,9 @@ def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
 
 
 class _Deleted(DiscoveryError):
-    """The entry of a key was deleted, and the deletion is dated later than the entry that was posted.
+    """The entry of this key was deleted, and the deletion is dated later than the entry that was posted.
 
-    :ivar timestamp: of the deletion, which the key has signed: nobody else can invent one.
+    :ivar timestamp: date of the deletion. The key has signed it, so nobody else can forge one.
     """
 
     def __init__(self, text: str, timestamp: int) -> None:
@@ -73,11 +73,12 @@ class _Deleted(DiscoveryError):
 
 
 class Lookup:
-    """One discovery service.
+    """Client of one discovery service.
 
-    :param url: as in ``http://127.0.0.1:9090``.
+    :param url: base URL, as ``http://127.0.0.1:9090``.
     :param http: a treq client, for tests and for TLS settings of one's own.
-    :param date: nanoseconds since 1970, the date of entries and deletions.
+    :param timeout: seconds for one request.
+    :param date: returns the date of new entries and deletions, in nanoseconds since 1970.
     """
 
     def __init__(
@@ -91,23 +92,26 @@ class Lookup:
     ) -> None:
         self.url = url.rstrip("/")
         self.shown_url = without_userinfo(self.url)
-        """The same, as messages and logs have it."""
+        """URL without credentials, for messages and logs."""
         self._reactor: IReactorTime = reactor
         self._timeout = timeout
         self._date = date
         self._pool = make_pool(reactor) if http is None else None
         self._http = http if self._pool is None else WebClient(reactor, self._pool, timeout)
         self._asked: set[bool] = set()
-        """Whether what answers was asked what it is, after answers that leave it open and after those that do not."""
+        """Cases in which the program that answers was asked to identify itself: True after an answer that proves that
+        it lacks a
+        required path, False after one that leaves this open.
+        """
         self._under_way: set[Deferred[Any]] = set()
         self._closed = False
         self._port_signed = True
-        """Whether entries of servers are signed with the field ``port``; learned from what is refused."""
+        """Whether servers' entries are signed with the field ``port``; learned from refusals."""
         self._posted: dict[PubKey, Entry] = {}
-        """What was posted last of each key."""
+        """Last entry posted of each key."""
 
     def entry(self, key: PubKey) -> Deferred[Entry]:
-        """The entry of ``key``, verified.
+        """Fetch and verify the entry of ``key``.
 
         Fails with :class:`~dmsg.errors.EntryNotFound` or
         :class:`~dmsg.errors.DiscoveryError`.
@@ -115,7 +119,7 @@ class Lookup:
         return self._ask(self._entry(key))
 
     def available_servers(self) -> Deferred[list[Entry]]:
-        """Servers that discovery offers, in random order; those that do not verify are left out."""
+        """Fetch the servers that discovery offers, in random order; those that fail verification are left out."""
         return self._ask(self._available_servers())
 
     def post(self, entry: Entry) -> Deferred[None]:
@@ -123,43 +127,43 @@ class Lookup:
         return self._ask(self._post(entry))
 
     def update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Deferred[Entry]:
-        """Put a new iteration in place of the present entry of ``key``.
+        """Replace the entry of ``key`` by a new iteration.
 
-        :param make: gets an entry with version, sequence, timestamp and key,
-            and what the present one has; returns it with the content wanted.
+        :param make: gets an entry with version, sequence, timestamp and key, and the content of the present entry.
+            Returns the entry with the new content.
         """
         return self._ask(self._update(key, make))
 
     def delete(self, key: SecKey) -> Deferred[None]:
-        """Delete the entry of ``key``, whoever posted it.  Fails with EntryNotFound when there is none."""
+        """Delete the entry of ``key``, whoever posted it. Fails with EntryNotFound if there is none."""
         return self._ask(self._delete(key))
 
     def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[bool]:
         """Take back what :meth:`update` posted here, if it is still there.
 
-        Another program may use the same key: an entry that it posted since is
-        left as it is, and so is the other half of an entry that both wrote.
+        Another program may use the same key. An entry that the other program has posted since stays as it is. So does
+        the other half of an entry that both have written.
 
-        :param half: ``client`` or ``server``, which of the two is taken back.
-        :param features: marks of the version that belong to it.
-        :returns: whether there was something of ours.  Fails with EntryNotFound.
+        :param half: ``client`` or ``server``: the half to take back.
+        :param features: features in the version that belong to this half.
+        :returns: whether there was something of ours. Fails with EntryNotFound.
         """
         return self._ask(self._withdraw(key, half, frozenset(features)))
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> Deferred[object]:
-        """Any other question to this discovery: the JSON of its answer.
+        """Send any other request to this discovery, and return the JSON of its answer.
 
-        Fails with :class:`~dmsg.errors.DiscoveryError`, whose ``status`` is the one of an answer that is not 200.
+        Fails with :class:`~dmsg.errors.DiscoveryError`, whose ``status`` is that of an answer other than 200.
         """
         return self._ask(self._json(method, path, body))
 
     @property
     def reactor(self) -> IReactorTime:
-        """The clock by which it waits."""
+        """Reactor that provides the clock for timeouts."""
         return self._reactor
 
     def is_posted_here(self, entry: Entry) -> bool:
-        """Whether ``entry`` is what :meth:`update` posted last of its key."""
+        """Whether ``entry`` is the last one of its key that :meth:`update` has posted."""
         posted = self._posted.get(entry.key)
         return posted is not None and posted.signature == entry.signature
 
@@ -174,9 +178,9 @@ class Lookup:
         return cancellable(asked.addBoth(done))
 
     def close(self) -> Deferred[None]:
-        """End what is asked and not answered, and close kept connections.
+        """Cancel all requests, and close the pooled connections.
 
-        A connection whose answer comes later would be kept for good.
+        The requests have to be cancelled: a connection whose answer came later would return to the pool and stay open.
         """
         self._closed = True
         for asked in list(self._under_way):
@@ -186,7 +190,7 @@ class Lookup:
         closed: Deferred[None] = self._pool.closeCachedConnections()
         return closed
 
-    # --- one coroutine each ---
+    # --- coroutines of the public methods ---
 
     async def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         headers = {"accept": "application/json"}
@@ -205,14 +209,15 @@ class Lookup:
             why = "it is asked nothing any more" if self._closed else _short(error, self._timeout)
             raise DiscoveryError(f"discovery {self.shown_url}: {why}") from None
         if path != OTHER_PATH and is_foreign(response.code, answer):
-            # that of an entry may be the word of a discovery for one that is not there
+            # A 404 for an entry may be a genuine discovery's answer for an absent entry, so it proves less than other
+            # paths.
             await self._recognise(path_is_unknown=method != "GET" or path == "/discovery/available_servers")
         return response.code, answer
 
     async def _recognise(self, *, path_is_unknown: bool) -> None:
-        """Look what answers.
+        """Find out which program answers at this URL.
 
-        :raises WrongDiscovery: it is known, and of another network.
+        :raises WrongDiscovery: it is a known program of another network.
         """
         if path_is_unknown in self._asked:
             return
@@ -240,7 +245,7 @@ class Lookup:
     async def _entry(self, key: PubKey) -> Entry:
         status, body = await self._request("GET", f"/discovery/entries/{key}")
         if status == 404:
-            # the status decides: other discoveries say it in other words
+            # Only the status counts, because other implementations word the message differently.
             advice = "is its program running, and does it use this discovery?"
             raise EntryNotFound(f"discovery {self.shown_url} has no entry of {key.short}: {advice}", key.hex())
         if status != 200:
@@ -253,7 +258,7 @@ class Lookup:
     async def _available_servers(self) -> list[Entry]:
         status, body = await self._request("GET", "/discovery/available_servers")
         if status == 404 and not is_foreign(status, body):
-            return []  # the status decides; a page in HTML is of no discovery
+            return []  # only the status counts; an HTML page is not from a discovery
         if status != 200:
             raise self._error(status, body)
         try:
@@ -291,8 +296,10 @@ class Lookup:
         attempts = 0
         refused: DiscoveryError | None = None
         deleted = 0
-        """Nanoseconds since 1970 when an earlier entry of the key was deleted."""
-        # what was posted here last is there still, unless somebody else has written since: then the POST says so
+        """Date of the deletion of an earlier entry of the key, in nanoseconds since 1970; 0 if unknown."""
+        # The last entry posted here saves a request for the present one. If somebody else has written since, the POST
+        # fails
+        # and the loop fetches the entry.
         trusts = key.public in self._posted
         while True:
             client: ClientMeta | None = None
@@ -322,11 +329,12 @@ class Lookup:
                     self._port_signed = not self._port_signed
                     raise refused from None
                 if error.status in _REFUSED and entry.server is not None and refused is None:
-                    # a discovery by the seed document, whose servers have no port: the other form, once
+                    # A discovery that follows the seed document signs servers without ``port``: try the other form,
+                    # once.
                     self._port_signed = not self._port_signed
                     refused = error
                     continue
-                # 422: another writer of this key came between, or a deletion did
+                # Status 422: another writer of this key, or a deletion, came between.
                 attempts += 1
                 if error.status != 422 or attempts == UPDATE_ATTEMPTS:
                     raise self._with_clock(error, entry) from None
@@ -351,14 +359,15 @@ class Lookup:
 
     @staticmethod
     def _with_clock(error: DiscoveryError, entry: Entry) -> DiscoveryError:
-        """A discovery of an earlier version does not say when it deleted an entry that was dated later."""
+        """Add advice to an error of an earlier version of discovery, which does not say when it deleted a
+        later-dated entry."""
         if entry.sequence or isinstance(error, _Deleted) or WRONG_TIME not in str(error):
             return error
         why = "an entry of this key was deleted by a clock that was ahead; is the clock of this machine right?"
         return DiscoveryError(f"{error}: {why} Discovery forgets the deletion after a day", error.status)
 
     def _in_form(self, entry: Entry) -> Entry:
-        """``entry`` as this discovery verifies it."""
+        """Return ``entry`` in the form that this discovery verifies."""
         if self._port_signed or entry.server is None:
             return entry
         return replace(entry, server=replace(entry.server, port=None))
@@ -385,7 +394,7 @@ class Lookup:
                 else:
                     await self._post(self._without(present, half, features).sign(key))
             except DiscoveryError as error:
-                # 422: somebody wrote since; look again whose entry it is
+                # Status 422: somebody has written since, so check again whose entry it is.
                 if error.status != 422 or attempt == UPDATE_ATTEMPTS:
                     raise
             else:
@@ -399,7 +408,7 @@ class Lookup:
             return False
         if posted.signature == present.signature:
             return True
-        # a client and a server with one key refresh each other's half with their own
+        # A client and a server that share a key carry over each other's half when they refresh their own.
         if half == "client":
             return present.server is not None and present.client == posted.client
         shared = present.client is not None and present.server is not None and posted.server is not None
@@ -420,7 +429,7 @@ class Lookup:
         return self._in_form(left)
 
     async def _delete_or_empty(self, key: SecKey, present: Entry) -> None:
-        """Delete an entry; where discovery cannot do that, post one by which nobody is reached."""
+        """Delete an entry; if this discovery cannot delete, replace it by one that reaches nobody."""
         try:
             await self._delete(key)
         except DiscoveryError as error:
@@ -450,7 +459,7 @@ async def _nothing() -> None:
 
 
 def _short(error: BaseException, timeout: float) -> str:
-    """One line for what treq and Twisted raise."""
+    """Return one line of text for an error of treq or Twisted."""
     reasons = getattr(error, "reasons", None)
     if reasons:
         error = reasons[0].value

@@ -1,4 +1,4 @@
-"""Several discoveries of one network: the newest entry counts, and one that hangs keeps nobody."""
+"""Client of several discoveries of one network: takes the newest entry, and does not wait for one that hangs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ T = TypeVar("T")
 _log = Logger()
 
 GRACE = 1.0
-"""Seconds after the first answer for which the other discoveries are waited for: one of them may have a newer entry."""
+"""Seconds to wait for the other discoveries after the first answer, because one of them may have a newer entry."""
 HUNG_FOR = 60.0
-"""Seconds for which one that did not answer in time is asked, and not waited for."""
+"""Seconds for which a discovery that did not answer in time is still asked, but no longer waited for."""
 
 
 class Lookups:
-    """Several discoveries that know the same network."""
+    """Client of several discoveries of the same network."""
 
     def __init__(self, lookups: Sequence[Lookup]) -> None:
         if not lookups:
@@ -34,51 +34,53 @@ class Lookups:
         self.lookups = tuple(lookups)
         self._hung: dict[Lookup, float] = {}
         self._changing: dict[tuple[Lookup, PubKey], Deferred[Any]] = {}
-        """Changes of entries that are under way."""
+        """Changes of entries that are under way, by discovery and key."""
 
     def __str__(self) -> str:
         return "discovery " + ", ".join(lookup.shown_url for lookup in self.lookups)
 
     def entry(self, key: PubKey) -> Deferred[Entry]:
-        """As :meth:`Lookup.entry`: the newest that one of the discoveries has."""
+        """Fetch the newest entry that one of the discoveries has, see :meth:`Lookup.entry`."""
         return Deferred.fromCoroutine(self._newest(lambda lookup: lookup.entry(key)))
 
     def available_servers(self) -> Deferred[list[Entry]]:
-        """As :meth:`Lookup.available_servers`, of all discoveries that answer, each key once."""
+        """Fetch the servers of all discoveries that answer, each key once, see :meth:`Lookup.available_servers`."""
         return Deferred.fromCoroutine(self._available_servers())
 
     def update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Deferred[None]:
-        """As :meth:`Lookup.update`, at every discovery; fails when none took it.
+        """Update the entry at every discovery, see :meth:`Lookup.update`; fails if all of them fail.
 
-        Fires ``GRACE`` seconds after the first one took it, whatever the others do; these go on, until the next
-        change of the same key is to be told.
+        The deferred fires ``GRACE`` seconds after the first success. Slower updates continue, but are cancelled by the
+        next
+        change of the same key.
         """
         return Deferred.fromCoroutine(self._all(key.public, lambda lookup: lookup.update(key, make)))
 
     def delete(self, key: SecKey) -> Deferred[None]:
-        """As :meth:`Lookup.delete`, at every discovery; fails when none did it."""
+        """Delete the entry at every discovery, see :meth:`Lookup.delete`; fails if all of them fail."""
         return Deferred.fromCoroutine(self._all(key.public, lambda lookup: lookup.delete(key)))
 
     def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[None]:
-        """As :meth:`Lookup.withdraw`, at every discovery; fails when none could be asked."""
+        """Withdraw the entry at every discovery, see :meth:`Lookup.withdraw`; fails if all of them fail."""
         marks = tuple(features)
         return Deferred.fromCoroutine(self._all(key.public, lambda lookup: lookup.withdraw(key, half, marks)))
 
     def is_posted_here(self, entry: Entry) -> bool:
-        """Whether one of them was told this entry, last of its key, by this program."""
+        """Whether this program posted this entry to one of the discoveries, and no later one of its key."""
         return any(lookup.is_posted_here(entry) for lookup in self.lookups)
 
     def close(self) -> Deferred[None]:
-        """Close kept connections; what is under way is given up."""
+        """Cancel all changes under way, and close the pooled connections."""
         for changing in list(self._changing.values()):
             changing.cancel()
         return DeferredList([lookup.close() for lookup in self.lookups]).addCallback(lambda _: None)
 
-    # Ruff counts the callbacks inside.
     async def _gather(self, ask: Callable[[Lookup], Deferred[T]], *, leave: bool = False) -> list[T | Failure]:
-        """The answers, or Failures, of those that answer; one that hangs is waited for ``GRACE`` beyond the first.
+        """Ask all discoveries, and return answers and failures of those that answer in time.
 
-        :param leave: one that hangs may go on; else it is cancelled.
+        After the first success the others have ``GRACE`` seconds left; those known to hang are not waited for at all.
+
+        :param leave: let late requests continue in the background; otherwise cancel them.
         """
         askings = [ask(lookup) for lookup in self.lookups]
         results: dict[int, T | Failure] = {}
@@ -114,7 +116,8 @@ class Lookups:
             await done
             left = leave
         finally:
-            # who waited may be gone without done having fired: what is cancelled below must not wake it
+            # The caller may have been cancelled before ``done`` fired. ``over`` keeps the cancellations below from
+            # firing it.
             over = True
             cancel_call(timer)
             for number, lookup in enumerate(self.lookups):
@@ -132,19 +135,19 @@ class Lookups:
         answers = await self._gather(ask)
         entries = [one for one in answers if not isinstance(one, Failure)]
         if entries:
-            # each is signed: an older one is stale, or the newer one is withheld from us
+            # All entries are signed, so an older one is merely stale, or that discovery withholds the newer one.
             return max(entries, key=lambda entry: entry.timestamp)
-        # "not found" is the weakest answer: another may have it, or be broken
+        # "Not found" is the weakest failure: another discovery may have the entry, and be unreachable.
         raise _strongest([one for one in answers if isinstance(one, Failure)], EntryNotFound)
 
     async def _all(self, key: PubKey, ask: Callable[[Lookup], Deferred[T]]) -> None:
-        """Change the entry of a key everywhere."""
+        """Change the entry of a key at every discovery."""
 
         def change(lookup: Lookup) -> Deferred[T]:
             place = lookup, key
             before = self._changing.pop(place, None)
             if before is not None:
-                before.cancel()  # what it was to say is no longer so
+                before.cancel()  # superseded by this change
             changing = self._changing[place] = ask(lookup)
 
             def ended(result: T | Failure) -> T | Failure:
@@ -171,7 +174,8 @@ class Lookups:
                     found[entry.static] = entry
         failures = [answer for answer in answers if isinstance(answer, Failure)]
         if not found and len(failures) == len(answers):
-            # one that is away may come back; the wrong one stays wrong
+            # An unreachable discovery may recover, but a wrong one stays wrong: prefer the error that the user has to
+            # act on.
             raise _strongest(failures, WrongDiscovery)
         return list(found.values())
 

@@ -1,4 +1,4 @@
-"""Nameplates as a program asks for them."""
+"""Client of discovery's nameplates."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dmsg.keys import PubKey, SecKey
 
 PATH = "/discovery/nameplates"
 UNKNOWN = (404, 405, 501)
-"""What a discovery answers that has no nameplates, or not this one."""
+"""Status codes of a discovery that has no nameplates, or not this one."""
 RENEWALS = 4
-"""How often a nameplate is claimed again in the time for which it is kept: one or two may fail."""
+"""Claims per lifetime of a nameplate, so that one or two claims may fail."""
 
 
 class NoSuchNameplate(DiscoveryError, NobodyThere):
-    """No discovery that was asked has it."""
+    """No discovery that was asked has the nameplate."""
 
 
 class Nameplate:
-    """A number that leads to a key of this program, at one discovery.
+    """Nameplate at one discovery that leads to a key of this program.
 
-    :ivar number: from 1 on.
+    :ivar number: the number, from 1.
     """
 
     def __init__(self, lookup: Lookup, key: SecKey, number: int, lasts: float) -> None:
@@ -35,22 +35,25 @@ class Nameplate:
 
     @property
     def renew_every(self) -> float:
-        """Seconds."""
+        """Seconds between renewals."""
         return self._lasts / RENEWALS
 
     async def renew(self) -> bool:
-        """Keep it for as long again; False: it was lost, and the number leads elsewhere.
+        """Extend the nameplate; return False if it was lost, and its number no longer leads to the key.
 
-        :raises DiscoveryError: nobody answered.
+        :raises DiscoveryError: the discovery did not answer.
         """
         number, self._lasts = await _claim(self._lookup, self._key.public)
         if number == self.number:
             return True
-        await self._release(number)  # nobody would tell it to anybody
+        await self._release(number)  # a new number is useless: people were told the old one
         return False
 
     async def release(self) -> None:
-        """It is needed no more.  :raises DiscoveryError: nobody answered; it ends by itself."""
+        """Release the nameplate, because it is no longer needed.
+
+        :raises DiscoveryError: the discovery did not answer; the nameplate expires by itself.
+        """
         await self._release(self.number)
 
     async def _release(self, number: int) -> None:
@@ -58,14 +61,14 @@ class Nameplate:
         try:
             await self._lookup.ask("DELETE", f"{PATH}/{number}", release.to_json())
         except DiscoveryError as error:
-            if error.status != 404:  # it has ended already
+            if error.status != 404:  # 404: it has expired already
                 raise
 
 
 async def claim(lookups: Lookups, key: SecKey) -> Nameplate:
-    """A number that leads to ``key``, at the first of the discoveries that gives one.
+    """Claim a number that leads to ``key``, at the first discovery that gives one.
 
-    :raises DiscoveryError: none did.
+    :raises DiscoveryError: no discovery gave one.
     """
     failed: DiscoveryError | None = None
     for lookup in lookups.lookups:
@@ -80,10 +83,10 @@ async def claim(lookups: Lookups, key: SecKey) -> Nameplate:
 
 
 async def find(lookups: Lookups, number: int) -> PubKey:
-    """The key to which a number leads at the first of the discoveries that has it; nothing vouches for it.
+    """Return the key that a number leads to, at the first discovery that has it. Nothing vouches for the key.
 
-    :raises NoSuchNameplate: none has it.
-    :raises DiscoveryError: one of them cannot be asked, and no other has it.
+    :raises NoSuchNameplate: no discovery has the number.
+    :raises DiscoveryError: one of them cannot be asked, and no other has the number.
     """
     failed: DiscoveryError | None = None
     for lookup in lookups.lookups:

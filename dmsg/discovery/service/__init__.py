@@ -1,1 +1,1 @@
-"""The discovery service: its routes, limits, pages and events."""
+"""Discovery service: its routes, limits, status page and events."""

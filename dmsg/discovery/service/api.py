@@ -1,8 +1,7 @@
-"""The HTTP face of discovery: routes and the error map, nothing else.
+"""HTTP interface of discovery: routes and error responses, nothing else.
 
-Two families of paths: those of the seed documents (``/discovery/...``) with
-clear status codes, and those of the 2019 clients (``/messaging-discovery/...``,
-``/dmsg-discovery/...``) with that service's codes and bodies, to the letter.
+There are two families of paths. Those of the seed documents (``/discovery/...``) have clear status codes.
+Those of the 2019 clients (``/messaging-discovery/...``, ``/dmsg-discovery/...``) answer exactly as that service did.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ from dmsg.telemetry.service import Telemetry
 _log = Logger()
 
 MISSED_FOR = 3600.0
-"""Seconds for which the page names a server that was listed and posts no more."""
+"""Seconds for which the page still names a listed server that has stopped posting."""
 NOT_FOUND = "entry of public key is not found"
 BAD_INPUT = "error bad input"
 UNEXPECTED = "something unexpected happened"
@@ -78,7 +77,7 @@ _Route = TypeVar("_Route", bound=Callable[..., bytes | Deferred[bytes]])
 
 
 class TooManyServers(Exception):
-    """Somebody has as many servers listed as he may."""
+    """The poster has as many servers listed as allowed."""
 
 
 def _json(request: IRequest, body: bytes, status: int = 200) -> bytes:
@@ -88,16 +87,16 @@ def _json(request: IRequest, body: bytes, status: int = 200) -> bytes:
 
 
 def _entry(request: IRequest, body: bytes) -> bytes:
-    """An entry as it is kept; nothing, for a client that has this one."""
+    """Return the response with an entry; empty (304) for a client that has this version already."""
     if request.setETag(b'"%s"' % blake2b(body, digest_size=12).hexdigest().encode()) is CACHED:
         return b""
     return _json(request, body)
 
 
 def _path_key(text: str) -> str:
-    """The key in a path, lower case.  One that is no point of the curve has no entry.
+    """Return the key in a path, in lower case. A key that is no point of the curve simply has no entry.
 
-    :raises KeyFormatError: it does not look like a key.
+    :raises KeyFormatError: the text does not look like a key.
     """
     try:
         return PubKey.from_hex(text).hex()
@@ -108,9 +107,9 @@ def _path_key(text: str) -> str:
 
 
 def _check_size(entry: Entry) -> None:
-    """As it is served: characters that JSON escapes are six times as long there.
+    """Check the size of an entry as it will be served: JSON escapes make some characters six times as long.
 
-    :raises EntryInvalid: it is too long.
+    :raises EntryInvalid: the entry is too long.
     """
     if len(entry.version) > MAX_VERSION:
         raise EntryInvalid(f"version has more than {MAX_VERSION} characters")
@@ -121,14 +120,14 @@ def _check_size(entry: Entry) -> None:
 
 _app = QuickKlein()
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-"""What the service of 2019 does not tell apart."""
+"""HTTP methods that the service of 2019 does not distinguish."""
 _SEED_ENTRY = [path + "/<static>" for path in Dialect.SEED.entries]
 
 
 def _on_all(
     paths: Iterable[str], methods: Sequence[str] | None = None, *, branch: bool = False
 ) -> Callable[[_Route], _Route]:
-    """One route for several paths."""
+    """Register one route for several paths."""
 
     def routed(method: _Route) -> _Route:
         for path in paths:
@@ -139,10 +138,10 @@ def _on_all(
 
 
 class DiscoveryAPI:
-    """Maps HTTP onto an entry store.
+    """HTTP interface to an entry store.
 
-    :ivar requests: number of requests that came to a route.
-    :ivar delegations: who relays for how many, of those that posted lately.
+    :ivar requests: number of requests that reached a route.
+    :ivar delegations: number of clients that each server relays for, by recent posts.
     """
 
     _app = _app
@@ -159,10 +158,14 @@ class DiscoveryAPI:
         telemetry: Telemetry | None = None,
         looks: Callable[[], object] | None = None,
     ) -> None:
-        """:param clock: returns seconds since 1970 for what is kept; apart from the
-            reactor's clock because stores outlive the process.
-        :param wall_clock: returns the date, for what others have dated; ``clock`` by default.
-        :param looks: servers are looked at before they are listed; told that one has come.
+        """Set up the interface.
+
+        :param clock: clock of the store, in seconds since 1970. It is not the reactor's clock, because stores outlive
+            the
+            process.
+        :param wall_clock: date, for comparison with dates of others; ``clock`` by default.
+        :param looks: called when a server was posted, if servers are checked before they are listed; None if they are
+            not.
         """
         self._reactor = reactor
         self._entries = store
@@ -184,7 +187,7 @@ class DiscoveryAPI:
         self._openapi = importlib.resources.files("dmsg.discovery.service").joinpath("openapi.json").read_bytes()
 
     def resource(self) -> IResource:
-        """The root resource."""
+        """Return the root resource."""
         return self._app.resource()
 
     def _post(self, request: IRequest, dialect: Dialect) -> Deferred[bytes]:
@@ -213,21 +216,21 @@ class DiscoveryAPI:
         return self._store.ask(self._entries.post, entry, self._now(), terms).addCallback(posted)
 
     def _terms(self, entry: Entry, dialect: Dialect, poster: str) -> Terms:
-        """How an entry is kept: by what its owner says, and where it comes from."""
+        """Return the conditions under which an entry is kept, from its features and its poster."""
         marks = dialect.features(entry)
         refreshes = bool(marks & REFRESHING)
         lasts = 0.0
         if entry.server is not None:
-            # one that is looked at lasts longer when it was seen
+            # If servers are checked, the store extends the entry's life with every successful check.
             lasts = REFRESHING_TTL if refreshes or self._looks is not None else self._settings.entry_ttl
         if entry.client is not None or entry.server is None:
             lasts = max(lasts, CLIENT_TTL if REFRESH in marks else self._settings.entry_ttl)
-        # who is beside discovery may be a proxy, or everybody
+        # An address that is not public may be a reverse proxy that carries everybody's requests, so it has no limit.
         most = self._settings.of_place if is_public(poster) else math.inf
         return Terms(refreshes, self._looks is None, block_of(poster), most, lasts)
 
     def _available(self) -> Deferred[list[bytes]]:
-        """Live servers; behind them those that say nothing and were there at the last look."""
+        """Find live servers, then quiet servers that were there at their last check."""
         self.requests += 1
         return Deferred.fromCoroutine(self._find_available())
 
@@ -237,7 +240,7 @@ class DiscoveryAPI:
         if ranking is None or ranking.current(self._wall_clock()) is None:
             servers = await self._store.ask(self._entries.available, most, since)
         else:
-            # all that are ranked are in the draw, however many strangers are listed beside them
+            # All ranked servers take part in the draw, however many unranked ones strangers have listed.
             servers = await self._store.ask(self._entries.listed, ranking.some(RANKED_POOL, self._wall_clock()), since)
             known = set(servers)
             others = await self._store.ask(self._entries.available, RANKED_POOL, since)
@@ -252,12 +255,12 @@ class DiscoveryAPI:
 
     @_on_all(Dialect.SEED.entries, methods=["POST"])
     def post_entry(self, request: IRequest) -> Deferred[bytes]:
-        """POST Entry."""
+        """Store an entry."""
         return self._post(request, Dialect.SEED)
 
     @_on_all(_SEED_ENTRY, methods=["GET"])
     def get_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
-        """GET Entry."""
+        """Return the entry of a key."""
         self.requests += 1
         return self._get(request, _path_key(static))
 
@@ -271,7 +274,7 @@ class DiscoveryAPI:
 
     @_on_all(_SEED_ENTRY, methods=["DELETE"])
     def delete_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
-        """Delete an entry by a statement that its key signed."""
+        """Delete an entry, by a deletion that its key has signed."""
         key = _path_key(static)
         deletion = decode_deletion(request.content.read())
         if deletion.static != key:
@@ -286,7 +289,7 @@ class DiscoveryAPI:
 
     @_on_all(Dialect.SEED.available, methods=["GET"])
     def get_available_servers(self, request: IRequest) -> Deferred[bytes]:
-        """GET Available Servers."""
+        """Return the available servers."""
 
         def found(servers: list[bytes]) -> bytes:
             if not servers:
@@ -297,19 +300,19 @@ class DiscoveryAPI:
 
     @_app.route("/discovery/nameplates", methods=["POST"])
     def claim_nameplate(self, request: IRequest) -> Deferred[bytes]:
-        """A number that leads to a key, for some minutes."""
+        """Give a key a nameplate for some minutes."""
         self.requests += 1
         return self._nameplates.claim(request, self.client_of(request))
 
     @_app.route("/discovery/nameplates/<number>", methods=["GET"])
     def look_at_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
-        """The key that it leads to."""
+        """Return the key that a nameplate leads to."""
         self.requests += 1
         return self._nameplates.look(request, self.client_of(request), number, self.charge)
 
     @_app.route("/discovery/nameplates/<number>", methods=["DELETE"])
     def release_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
-        """It is needed no more."""
+        """Release a nameplate."""
         self.requests += 1
         return self._nameplates.release(request, number)
 
@@ -317,20 +320,20 @@ class DiscoveryAPI:
 
     @_on_all(Dialect.GO2019.entries, methods=_METHODS)
     def go_redirect(self, request: IRequest) -> bytes:
-        """Go's mux sends those without the slash to the one with it."""
+        """Redirect a path without the final slash to the one with it, as Go's mux does."""
         request.setResponseCode(301)
         request.setHeader(b"location", request.path + b"/")
         return b""
 
     @_on_all([path + "/" for path in Dialect.GO2019.entries], branch=True)
     def go_entry(self, request: IRequest) -> bytes | Deferred[bytes]:
-        """POST is a POST whatever the rest of the path; all else gets the last segment's entry."""
+        """Store an entry, whatever the rest of the path; with any other method return the entry of the last segment."""
         if request.method == b"POST":
             return self._go(request, lambda: self._post(request, Dialect.GO2019))
         text = request.path.rsplit(b"/", 1)[1].decode("latin-1")
 
         def get() -> Deferred[bytes]:
-            # zeros of any length, also none, are the null key, which has no entry
+            # A key of zeros of any length, or an empty one, is the null key, which has no entry.
             key = PubKey.from_hex(text).hex() if text.strip("0") else NULL_KEY
             return self._get(request, key)
 
@@ -338,14 +341,14 @@ class DiscoveryAPI:
 
     @_on_all(Dialect.GO2019.available, methods=_METHODS)
     def go_available_servers(self, request: IRequest) -> bytes | Deferred[bytes]:
-        """``[]`` where the seed documents say 404."""
+        """Return the available servers; ``[]`` where the paths of the seed documents answer 404."""
         return self._go(
             request,
             lambda: self._available().addCallback(lambda servers: _json(request, b"[" + b",".join(servers) + b"]")),
         )
 
     def _go(self, request: IRequest, act: Callable[[], Deferred[bytes]]) -> bytes | Deferred[bytes]:
-        """The 2019 service answers 500 to JSON that it cannot decode."""
+        """Run a request of a 2019 path. That service answers 500 to JSON that it cannot decode."""
         try:
             return act()
         except EntryDecodeError as error:
@@ -359,12 +362,12 @@ class DiscoveryAPI:
 
     @_app.route("/openapi.json", methods=["GET"])
     def openapi(self, request: IRequest) -> bytes:
-        """The description of the paths of the seed documents."""
+        """Return the OpenAPI description of the paths of the seed documents."""
         return _json(request, self._openapi)
 
     @_app.route("/health", methods=["GET"])
     def health(self, request: IRequest) -> Deferred[bytes]:
-        """200 when the store answers, and took what it was given last; numbers for this machine alone."""
+        """Report whether the store answers and accepts writes; only this machine gets numbers as well."""
 
         def told(health: dict[str, object]) -> bytes:
             status = health["status"]
@@ -375,7 +378,7 @@ class DiscoveryAPI:
 
     @_app.route("/metrics", methods=["GET"])
     def metrics(self, request: IRequest) -> Deferred[bytes]:
-        """Prometheus text, for this machine alone: others scrape what ``--metrics`` opens."""
+        """Return metrics for Prometheus to this machine only; others scrape the port of ``--metrics``."""
         if HERE.refuses(request) is not None:
             request.setResponseCode(403)
             request.setHeader(b"content-type", b"text/plain; charset=utf-8")
@@ -387,18 +390,18 @@ class DiscoveryAPI:
 
         return Deferred.fromCoroutine(self.rendered_metrics()).addCallback(rendered)
 
-    # --- what it says of itself ---
+    # --- health, metrics, and numbers for the page ---
 
     async def told_health(self) -> dict[str, object]:
-        """``status`` is ``ok`` when the store answers, and took what it was given last.
+        """Return the content of ``/health``; ``status`` is ``ok`` if the store answers and took the last write.
 
-        :raises StoreUnavailable: it does not answer.
+        :raises StoreUnavailable: the store does not answer.
         """
         count = await self._store.ask(self._entries.count)
         return {"status": "the store takes nothing" if self._store.full else "ok", "entries": count}
 
     async def rendered_metrics(self) -> bytes:
-        """The text that Prometheus scrapes; what is counted here is true while the store is away, too."""
+        """Return the metrics. Counters of this process are correct even while the store is down."""
         try:
             counts = await self._store.ask(self._entries.counts)
             self._metrics.entries.set(sum(counts.values()))
@@ -411,12 +414,17 @@ class DiscoveryAPI:
         return self._metrics.render()
 
     async def counts(self) -> tuple[dict[str, int], int]:
-        """Entries by kind, and their bytes.  :raises StoreUnavailable: the store does not answer."""
+        """Return the number of entries by kind, and their total size in bytes.
+
+        :raises StoreUnavailable: the store does not answer.
+        """
         return await self._store.ask(self._entries.counts), await self._store.ask(self._entries.size)
 
     async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Entries of servers that are listed; of those that say nothing and were seen; and of those that were listed
-        in the last hour and post no more.  At most so many of each.
+        """Return entries of three kinds of servers, at most ``most`` of each.
+
+        The kinds are listed servers, quiet servers that were seen, and servers that stopped posting within the last
+        hour.
         """
         since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
         listed = await self._store.ask(self._entries.available, most, since)
@@ -428,7 +436,11 @@ class DiscoveryAPI:
         return listed, await self._store.ask(self._entries.quiet, most, since), silent
 
     async def entry_of(self, static: str) -> bytes:
-        """:raises EntryNotFound: there is none.  :raises StoreUnavailable: the store does not answer."""
+        """Return the JSON of a key's entry.
+
+        :raises EntryNotFound: the key has no entry.
+        :raises StoreUnavailable: the store does not answer.
+        """
         return await self._store.ask(self._entries.get, static)
 
     # --- errors ---

@@ -1,4 +1,4 @@
-"""Who relays for how many: of the clients that posted an entry to this process lately.  No I/O."""
+"""Number of clients that each server relays for, among clients that recently posted to this process. No I/O."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dmsg.base.tables import uncount
 
 MAX_CLIENTS = 100_000
-"""Clients that are remembered; one more, and the one that posted longest ago is not."""
+"""Most clients that are remembered; beyond that the one that posted longest ago is forgotten."""
 LASTS = 3600.0
-"""Seconds for which a client is remembered that posts no more: they post every half hour."""
+"""Seconds after which a client that stopped posting is forgotten; clients post every half hour."""
 MAX_SERVERS = 8
-"""Servers of one client that count."""
+"""Most servers of one client that count."""
 
 
 class Delegations:
-    """By client, the servers that its last entry names."""
+    """Servers that the last entry of each client names, and how many clients name each."""
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, tuple[float, tuple[str, ...]]] = OrderedDict()
@@ -26,7 +26,7 @@ class Delegations:
         return len(self._clients)
 
     def posted(self, client: str, servers: Sequence[str] | None, now: float) -> None:
-        """Its entry was taken."""
+        """Record an entry that was accepted."""
         self._forget(client)
         named = tuple(dict.fromkeys((servers or ())[:MAX_SERVERS]))
         if named:
@@ -37,7 +37,7 @@ class Delegations:
         self.look(now)
 
     def look(self, now: float) -> None:
-        """Forget who posts no more."""
+        """Forget clients that have stopped posting."""
         while self._clients:
             client = next(iter(self._clients))
             if now - self._clients[client][0] < LASTS:
@@ -45,11 +45,11 @@ class Delegations:
             self._forget(client)
 
     def of(self, server: str) -> int:
-        """Clients that name it."""
+        """Return the number of clients that name this server."""
         return self._of[server]
 
     def most(self, number: int) -> list[tuple[str, int]]:
-        """The servers that most clients name."""
+        """Return the servers that most clients name, with their numbers of clients."""
         return self._of.most_common(number)
 
     def _forget(self, client: str) -> None:

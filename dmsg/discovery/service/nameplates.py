@@ -1,4 +1,4 @@
-"""What discovery answers about nameplates."""
+"""HTTP requests for nameplates: claims, look-ups and releases."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NO_SUCH = "there is no such nameplate"
 
 
 class NameplatesInUse(Exception):
-    """A nameplate cannot be had, or looked at, now; ``status`` says whose fault that is."""
+    """A nameplate cannot be claimed or looked up now; ``status`` is 429 if the client asks too much, else 503."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -53,10 +53,10 @@ class NameplatesInUse(Exception):
 
 
 class Nameplates:
-    """Claims, looks and releases.
+    """Handler of claims, look-ups and releases.
 
-    :param nameplates: where they are kept.
-    :param wall_clock: seconds since 1970.
+    :param nameplates: store of the nameplates.
+    :param wall_clock: clock, in seconds since 1970.
     """
 
     def __init__(
@@ -80,10 +80,13 @@ class Nameplates:
         self._missed = Bucket(ATTACK_MISSES, seconds())
 
     def claim(self, request: IRequest, poster: str) -> Deferred[bytes]:
-        """A number for a key, or the one that it has for longer.  :param poster: the address of who asks."""
+        """Give a key a number, or extend the one that it has.
+
+        :param poster: address of the client.
+        """
         static = decode_claim(request.content.read())
         now = self._now()
-        # who is beside discovery may be a proxy, or everybody
+        # An address that is not public may be a reverse proxy that carries everybody's requests, so it has no limit.
         most = OF_PLACE if is_public(poster) else math.inf
         place = blocks_of(poster)[0].name
         self._forget()
@@ -110,7 +113,7 @@ class Nameplates:
         return asked.addCallback(claimed)
 
     def _forget(self) -> None:
-        """What was claimed longest ago is first, and its time is over first."""
+        """Forget expired claims; the dictionary is ordered by time of claim, and all claims last equally long."""
         now = self._seconds()
         while self._claimed:
             static, (_, ends) = next(iter(self._claimed.items()))
@@ -124,17 +127,17 @@ class Nameplates:
             self._of.remove(place)
 
     def _is_attacked(self) -> bool:
-        """Whether so many numbers were looked at that nobody has that it is no accident."""
+        """Whether recent look-ups of unused numbers are too many to be typing errors."""
         self._missed.fill(ATTACK_FORGOTTEN, ATTACK_MISSES, self._seconds())
         return self._missed.level < 1.0
 
     def look(
         self, request: IRequest, poster: str, text: str, charge: Callable[[IRequest, float], None]
     ) -> Deferred[bytes]:
-        """The key behind a number.
+        """Return the key behind a number.
 
-        :param poster: the address of who asks.
-        :param charge: told how many requests a look counts for that finds nothing.
+        :param poster: address of the client.
+        :param charge: charges the client with a number of requests, for a look-up that finds nothing.
         """
         number = _number(text)
         limit = self._looks if is_public(poster) else self._looks_beside
@@ -154,7 +157,7 @@ class Nameplates:
         return self._store.ask(self._nameplates.look, number, self._now()).addCallbacks(found, missed)
 
     def release(self, request: IRequest, text: str) -> Deferred[bytes]:
-        """A number is needed no more, as its key says."""
+        """Release a number, as its key demands."""
         release = decode_release(request.content.read())
         if release.nameplate != _number(text):
             raise EntryInvalid("nameplate is not that of the path")
@@ -173,7 +176,7 @@ class Nameplates:
 
 
 def _number(text: str) -> int:
-    # one that is too long is none, and is not counted
+    # A text that is too long cannot be a nameplate; it does not count as a failed look-up.
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS[-1]):
         raise EntryInvalid(f"a nameplate is a number of one to {DIGITS[-1]} digits")
     return int(text)

@@ -1,8 +1,7 @@
-"""How many servers somebody may have: whoever can post entries can make as many keys as he likes.
+"""Quota of servers for each poster, because anybody can create any number of keys.
 
-Each server costs discovery a look, and may be one that clients connect to.  It is
-kept in the process: servers post again and again, and what is forgotten at a
-restart is learned again.
+Each server costs discovery checks, and clients may be sent to it. The counts are in memory only: servers post
+regularly, so after a restart the counts are soon complete again.
 """
 
 from __future__ import annotations
@@ -13,25 +12,25 @@ from dmsg.net.addresses import is_public
 from dmsg.net.blocks import BlockCounts, blocks_of
 
 OF_POSTER = 32
-"""Servers whose entries come from one public address; of the blocks around it as many times as many as their factor."""
+"""Most servers whose entries come from one public address; the blocks around it may have this number times their
+factor."""
 REMEMBERED = 16_384
-"""Servers that are remembered; the one that posted longest ago is forgotten."""
+"""Most servers that are remembered; beyond that the one that posted longest ago is forgotten."""
 FORGOTTEN_AFTER = 3600.0
-"""Seconds after its last POST."""
+"""Seconds after its last post when a server is forgotten."""
 
 
 class ServerQuota:
-    """Counts servers by who posts them."""
+    """Counter of servers by the address block of their poster."""
 
     def __init__(self) -> None:
         self._servers: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._counts = BlockCounts()
 
     def refusal(self, static: str, poster: str, now: float) -> str | None:
-        """Why a server is one too many; None: it is not.
+        """Return why a server exceeds the quota, or None if it does not.
 
-        :param poster: the address from which its entry is posted; whoever is beside discovery may have as many as he
-            likes.
+        :param poster: address of the poster. Addresses that are not public have no quota.
         """
         self._forget(now)
         block = _counted_as(poster)
@@ -41,7 +40,11 @@ class ServerQuota:
         return f"too many servers from {crowded}" if crowded else None
 
     def count(self, static: str, poster: str, now: float) -> None:
-        """Its entry was taken: only now, or anybody could say it again in its place and have it counted as his."""
+        """Count a server whose entry was accepted.
+
+        Entries are counted only after acceptance. Otherwise anybody could replay a server's entry and have the server
+        counted for another address.
+        """
         before = self._servers.pop(static, None)
         if before is not None:
             self._uncount(before)
@@ -65,5 +68,5 @@ class ServerQuota:
 
 
 def _counted_as(poster: str) -> str | None:
-    """The block of a public address; None: nobody is counted."""
+    """Return the block of a public address; None for other addresses, which are not counted."""
     return blocks_of(poster)[0].name if is_public(poster) else None

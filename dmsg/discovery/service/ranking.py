@@ -1,10 +1,9 @@
-"""The operator's ranking of servers: which of the live ones to name first.
+"""Operator's ranking of servers: which live servers to name first.
 
-``dmsg analytics rank`` writes it from what the pipeline found, signed; the
-discovery reads it again when the file changes.  It only orders: it can neither
-bring in a server that is not live nor keep one out.  One that is stale, badly
-signed or malformed is ignored, with a word in the log, and servers are drawn
-as if there were none.
+``dmsg analytics rank`` computes the ranking from the pipeline's results and signs it; discovery reads the file again
+when it changes. A ranking only orders: it can neither add a server that is not live nor exclude one. A ranking
+that is expired, malformed or signed by another key is ignored with a log line, and servers are drawn as if there
+were none.
 
 The file is JSON: ``generated_at`` and ``valid_until`` (seconds since 1970),
 ``servers`` (``static``, ``weight``, ``reasons``), ``operator`` (a public key)
@@ -33,11 +32,11 @@ from dmsg.net.isolate import isolated
 LOOK_INTERVAL = 5.0
 """Seconds between looks at the file."""
 FILE_LIMIT = 4 * 1024 * 1024
-"""Bytes of a ranking."""
+"""Largest file in bytes."""
 MAX_RANKED = 10_000
-"""Servers of a ranking."""
+"""Most servers in a ranking."""
 KNOWN_LIMIT = 1024
-"""Entries whose key is remembered."""
+"""Number of entries whose parsed key is cached."""
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
 
 _log = Logger()
@@ -45,14 +44,15 @@ _Drawn = TypeVar("_Drawn")
 
 
 class RankingError(DmsgError):
-    """It is no ranking, or not the operator's."""
+    """The file is malformed, or not signed by the operator."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Weights by server, valid for a time.
+    """Weights of servers, valid for a time.
 
-    :ivar weights: key in hex -> weight, 0.001 to 1000.
+    :ivar weights: weight of each server, 0.001 to 1000, by key in hex.
+    :ivar generated_at: seconds since 1970.
     :ivar valid_until: seconds since 1970.
     """
 
@@ -67,7 +67,10 @@ def _signed(document: Mapping[str, object]) -> bytes:
 
 
 def sign_ranking(servers: Sequence[Mapping[str, object]], key: SecKey, generated_at: int, valid_until: int) -> bytes:
-    """The file's content.  :param servers: ``static``, ``weight``, ``reasons`` each."""
+    """Return the content of a ranking file.
+
+    :param servers: ``static``, ``weight`` and ``reasons`` of each server.
+    """
     document: dict[str, object] = {
         "generated_at": generated_at,
         "valid_until": valid_until,
@@ -79,9 +82,9 @@ def sign_ranking(servers: Sequence[Mapping[str, object]], key: SecKey, generated
 
 
 def read_ranking(data: bytes, operator: PubKey) -> Ranking:
-    """What a file says.
+    """Parse a ranking file and verify its signature.
 
-    :raises RankingError: malformed, or not signed by ``operator``.
+    :raises RankingError: the file is malformed, or not signed by ``operator``.
     """
     try:
         document = json.loads(data)
@@ -103,9 +106,9 @@ def read_ranking(data: bytes, operator: PubKey) -> Ranking:
 
 
 class RankingFile:
-    """A ranking that is read again when it changes.
+    """Ranking that is read again when its file changes.
 
-    :param operator: whose signature is believed.
+    :param operator: key that must have signed the ranking.
     """
 
     def __init__(self, path: Path, operator: PubKey, random: Random | None = None) -> None:
@@ -120,12 +123,12 @@ class RankingFile:
         self._call: IDelayedCall | None = None
 
     def watch(self, reactor: IReactorTime) -> None:
-        """Look at the file now and every few seconds."""
+        """Read the file now, and look every few seconds whether it has changed."""
         self._reactor = reactor
         self._look_again()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching the file."""
         if self._call is not None:
             self._call.cancel()
             self._call = None
@@ -136,7 +139,7 @@ class RankingFile:
         self._call = self._reactor.callLater(LOOK_INTERVAL, self._look_again)
 
     def look(self) -> None:
-        """Read the file if it is another than before."""
+        """Read the file if it has changed."""
         try:
             with open(self._path, "rb") as file:
                 stat = os.fstat(file.fileno())
@@ -163,7 +166,7 @@ class RankingFile:
         self._said = what
 
     def current(self, now: float) -> Ranking | None:
-        """The ranking that holds; None without one.
+        """Return the ranking if there is a valid one, else None.
 
         :param now: seconds since 1970.
         """
@@ -182,18 +185,17 @@ class RankingFile:
         return key
 
     def choose(self, servers: Sequence[bytes], most: int, now: float) -> list[bytes]:
-        """Draw ``most`` of the servers, by their weights, the luckiest first.
+        """Draw ``most`` of the servers at random by their weights, in the order drawn.
 
-        Each gets the key ``u ** (1 / weight)`` (Efraimidis and Spirakis): a
-        server of twice the weight comes first twice as often.  One that is not
-        ranked has the least weight there is: anybody can have many of them.
+        Each server gets the key ``u ** (1 / weight)`` (Efraimidis and Spirakis): a server of twice the weight comes
+        first twice as often. Unranked servers get the lowest weight, because anybody can create many of them.
         """
         ranking = self.current(now)
         weights = {} if ranking is None else ranking.weights
         return self._draw([(weights.get(self._key_of(body), LEAST_WEIGHT), body) for body in servers], most)
 
     def some(self, most: int, now: float) -> list[str]:
-        """Keys of at most ``most`` servers of the ranking, drawn by their weights."""
+        """Draw at most ``most`` keys of servers in the ranking, by their weights."""
         ranking = self.current(now)
         if ranking is None:
             return []

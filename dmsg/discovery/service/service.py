@@ -1,4 +1,4 @@
-"""The discovery entity: a store, the API over it, and ports that listen."""
+"""Discovery entity: a store, the API over it, and its listening ports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = Logger()
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """What is there between start and stop."""
+    """Parts that exist between start and stop."""
 
     store: IEntryStore
     looks: Looks | None
@@ -44,7 +44,7 @@ class _Running:
     watch: ClockWatch | None
 
     async def stop(self) -> None:
-        """All but the store, which is asked to the end."""
+        """Stop all parts but the store, which is needed until the last request has ended."""
         self.site.resource.stop()
         if self.looks is not None:
             await self.looks.stop()
@@ -54,13 +54,13 @@ class _Running:
 
 
 class Discovery(ListeningService):
-    """The discovery service.
+    """Service of a discovery.
 
-    :param listen: Twisted endpoint strings, as in ``tcp:9090`` or ``ssl:9443:...``.
-    :param store: what ``--store`` says, see :func:`~dmsg.discovery.store.opening.open_store`.
-    :param settings: what an operator chooses.
+    :param listen: Twisted endpoint strings, as ``tcp:9090`` or ``ssl:9443:...``.
+    :param store: value of ``--store``, see :func:`~dmsg.discovery.store.opening.open_store`.
+    :param settings: settings of the operator.
     :ivar ready: fires with the listening ports; fails with StoreError or
-        what listening raises.
+        the error of listening.
     """
 
     name = "dmsg-discovery"
@@ -75,9 +75,10 @@ class Discovery(ListeningService):
         *,
         random: Random | None = None,
     ) -> None:
-        """:param random: chooses which servers a store in memory names.
+        """Open the telemetry; everything else is opened on start.
 
-        :raises DmsgError: the directory of telemetry cannot be used.
+        :param random: chooses the servers that a store in memory returns.
+        :raises DmsgError: the telemetry directory cannot be used.
         """
         super().__init__(reactor, listen)
         self._random = random
@@ -125,14 +126,14 @@ class Discovery(ListeningService):
 
     @property
     def metrics_port(self) -> IListeningPort | None:
-        """Where its page is, and ``/metrics`` and ``/health`` beside it."""
+        """Port of the status page, ``/metrics`` and ``/health``; None if there is none."""
         return None if self._status is None else self._status.port
 
     def _make(self, store: IEntryStore, clock: Callable[[], float], moves: bool) -> _Running:
-        """Make what works on an open store.
+        """Create the parts that work on an open store.
 
-        :param clock: seconds since 1970 for what is kept in the store.
-        :param moves: steps of the system's clock move it.
+        :param clock: clock of the store, in seconds since 1970.
+        :param moves: whether the clock follows steps of the system's clock.
         """
         settings, looks = self._settings, None
         if settings.looks and settings.server_ttl > 0:
@@ -165,7 +166,11 @@ class Discovery(ListeningService):
         return _Running(store, looks, sweep, api, make_site(api, self._reactor, self.metrics, settings), watch)
 
     def _clock_was_set(self, step: float, now: float) -> None:
-        """Keep what a store has whose times are the system's."""
+        """Adapt a store that uses the system's clock to a step of that clock.
+
+        After a step forward all entries look old, so sweeping waits until clients have posted again. After a step back,
+        later times in the store are set to the present.
+        """
         assert self._running is not None
         if step > 0:
             self._running.sweep.postpone()
@@ -177,9 +182,9 @@ class Discovery(ListeningService):
         )
 
     def own_url(self) -> str:
-        """Where this machine reaches it, without TLS.
+        """Return the plain HTTP URL by which this machine reaches the service.
 
-        :raises DiscoveryError: it does not listen yet, or only with TLS.
+        :raises DiscoveryError: the service does not listen yet, or only with TLS.
         """
         for description, port in zip(self._descriptions, self.ports, strict=False):
             if description.startswith("tcp:"):
@@ -190,10 +195,10 @@ class Discovery(ListeningService):
                     return f"http://[{'::1' if host.host == '::' else host.host}]:{host.port}"
         raise DiscoveryError("this discovery does not listen yet")
 
-    # --- a heartbeat, for telemetry ---
+    # --- heartbeats of the telemetry ---
 
     def _count_entries(self) -> None:
-        """The store answers later: a heartbeat says what was true at the one before."""
+        """Ask the store for its size. The answer comes later, so a heartbeat reports the count of the previous one."""
         if self._running is not None:
             self._running.store.count().addCallbacks(self._counted, lambda _: None)
 

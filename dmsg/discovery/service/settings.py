@@ -1,4 +1,4 @@
-"""What an operator chooses of discovery, and the limits that nobody chooses."""
+"""Settings of discovery, and its fixed limits."""
 
 from __future__ import annotations
 
@@ -13,33 +13,36 @@ from dmsg.pages.settings import PageSettings
 from dmsg.telemetry.service import TelemetrySettings
 
 OF_PLACE = 64 * 1024 * 1024
-"""Bytes of entries that one public address, or block, may have posted; then its oldest are dropped."""
+"""Most bytes of entries from one public address or block; beyond that its oldest entries are dropped."""
 CLIENT_TTL = 2 * 3600.0
-"""Seconds after its last POST when the entry of a client is dropped that posts it every half hour."""
+"""Seconds after its last post when a client's entry is dropped, if the client posts regularly (every half hour)."""
 REFRESHING_TTL = 86400.0
-"""Seconds after its last POST when the entry of a server is dropped that posts it every half minute."""
+"""Seconds after its last post when a server's entry is dropped, if the server posts regularly (every half minute)."""
 ENTRY_TTL = 90 * 86400.0
-"""Seconds after its last POST when any other entry is dropped, by default; a server's: after it was last seen."""
+"""Default number of seconds after which any other entry is dropped: counted from its last post, or for a server from
+its
+last successful check.
+"""
 MAX_SERVER_SIZE = 16 * 1024
-"""Bytes of an entry with a server: a list of them is to be no longer than clients take."""
+"""Largest entry with a server in bytes, so that a list of servers fits into the answers that clients accept."""
 RANKED_POOL = 512
-"""Live servers of which a ranking chooses."""
+"""Number of live servers from which a ranking chooses."""
 WORTHLESS = 5
-"""Requests that an entry counts for which cannot be read, or is not signed by its key: verifying is what costs."""
+"""Cost, in requests, of an entry that is malformed or not signed by its key, because verifying it takes most time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoverySettings(PageSettings):
-    """What an operator chooses.
+    """Settings of discovery.
 
-    Servers of 2019, which do not refresh their entry, are listed as long as they are there, if ``looks`` is on.  A
-    ``store_limit`` of None is :func:`~dmsg.base.memory.default_limit` in memory, else ``STORE_LIMIT``.  Without
-    ``metrics``, ``/metrics`` and ``/health`` are at its own port.
+    Servers of 2019, which post their entry only once, are listed as long as checks find them, if ``looks`` is on. If
+    ``store_limit`` is None, it is :func:`~dmsg.base.memory.default_limit` for a store in memory, else ``STORE_LIMIT``.
+    Without ``metrics``, ``/metrics`` and ``/health`` are served at discovery's own port.
 
-    :ivar openings: how servers are asked to prove their keys.
-    :ivar of_place: bytes of entries of one public address.
-    :ivar ranking: by which servers are preferred.
-    :ivar telemetry: where to write events for the pipeline.
+    :ivar openings: handshakes by which servers prove their keys.
+    :ivar of_place: most bytes of entries from one public address.
+    :ivar ranking: ranking by which servers are preferred.
+    :ivar telemetry: settings of the events for the pipeline.
     """
 
     rate: float = rate_option(200.0)
@@ -88,9 +91,9 @@ class DiscoverySettings(PageSettings):
     telemetry: TelemetrySettings | None = None
 
     def limit_of(self, store: str) -> float:
-        """Bytes of entries that are kept.
+        """Return the most bytes of entries that are kept.
 
-        :param store: what ``--store`` says.
+        :param store: value of ``--store``.
         """
         if self.store_limit is not None:
             return self.store_limit

@@ -1,4 +1,4 @@
-"""What the page of discovery shows."""
+"""Status page of discovery."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from dmsg.telemetry.metrics import LATENCIES, Metrics
 
 VERSION = version("dmsg")
 SHOWN_SERVERS = 100
-"""Servers in the table, of those that are listed and of those that say nothing each."""
+"""Most servers in the table of each kind: listed, quiet, and missing."""
 SLOW = 5.0
-"""Seconds without an answer of the store from which on the page says so."""
+"""Seconds without an answer of the store after which the page reports it."""
 SHOWN_MISSED = 5
-"""Servers that post no more, among what needs attention."""
+"""Most missing servers among the problems."""
 BEGIN = 8
-"""Digits of a key by which a server that is shown is found."""
+"""Fewest digits of a key by which a server on the page can be searched."""
 SHOWN_RELAYS = 20
-"""Servers in the map of who relays for how many."""
+"""Most servers in the table of clients per server."""
 
 
 _log = Logger()
 
 
 class _Server(TypedDict, total=False):
-    """A server's half of an entry, in either spelling of its fields."""
+    """Server part of an entry, in either spelling of its fields."""
 
     address: str
     available_connections: int
@@ -51,13 +51,13 @@ class _Server(TypedDict, total=False):
 
 
 class _Client(TypedDict, total=False):
-    """A client's half of an entry."""
+    """Client part of an entry."""
 
     delegated_servers: list[str] | None
 
 
 class _Entry(TypedDict, total=False):
-    """The JSON of an entry as the store keeps it."""
+    """JSON of an entry, as the store keeps it."""
 
     version: str
     sequence: int
@@ -68,25 +68,25 @@ class _Entry(TypedDict, total=False):
 
 
 class Answering(Protocol):
-    """The API, as its page asks it."""
+    """Interface to the API for its status page."""
 
     delegations: Delegations
 
     async def counts(self) -> tuple[dict[str, int], int]:
-        """Entries by kind, and their bytes."""
+        """Return the number of entries by kind, and their size in bytes."""
 
     async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Entries of servers: listed ones, those that say nothing and were seen, those that are missed."""
+        """Return entries of listed servers, of quiet servers that were seen, and of servers that stopped posting."""
 
     async def entry_of(self, static: str) -> bytes:
-        """The entry of a key."""
+        """Return the entry of a key."""
 
     async def told_health(self) -> dict[str, object]:
-        """What ``/health`` says."""
+        """Return the content of ``/health``."""
 
 
 class DiscoveryShown(Shown):
-    """Discovery, as :class:`~dmsg.pages.model.Shown`."""
+    """Discovery as the subject of a status page."""
 
     kind = "dmsg discovery"
     asks = "a public key"
@@ -105,7 +105,10 @@ class DiscoveryShown(Shown):
         started: float,
         store_clock: Callable[[], float] = time.time,
     ) -> None:
-        """:param store_clock: the clock by which the store's entries are posted."""
+        """Set up the page.
+
+        :param store_clock: clock of the store.
+        """
         self._clock = clock
         self._store_clock = store_clock
         self._api = api
@@ -120,7 +123,8 @@ class DiscoveryShown(Shown):
         self._asked = 0.0
 
     def look(self) -> None:
-        """The store may answer late, or not at all: the page shows what it said last, and that it says nothing."""
+        """Ask the store, unless a request is under way. If it does not answer, the page shows its last answer and
+        says so."""
         now = time.monotonic()
         if self._asking is None:
             self._asked = now
@@ -170,7 +174,7 @@ class DiscoveryShown(Shown):
         return found
 
     def _missed(self) -> list[bytes]:
-        """Of those that post no more, those that have not said that they leave."""
+        """Return the entries of servers that stopped posting without announcing that they leave."""
         return [body for body in self._servers[2] if _takes_clients(json.loads(body))]
 
     def numbers(self) -> dict[str, float]:
@@ -183,7 +187,7 @@ class DiscoveryShown(Shown):
         }
 
     def _buckets(self) -> list[float]:
-        """Of all paths together."""
+        """Return the counts of the latency buckets, over all paths."""
         sums: dict[str, float] = {}
         for metric in self._metrics.seconds.collect():
             for sample in metric.samples:
@@ -231,7 +235,7 @@ class DiscoveryShown(Shown):
         ]
 
     def _whole(self, text: str) -> str:
-        """The key of a server that is shown by its first digits."""
+        """Return the full key of a server on the page, given its first digits; any other text as it is."""
         if BEGIN <= len(text) < 66:
             keys = {str(json.loads(body).get("static")) for bodies in self._servers for body in bodies}
             keys = {key for key in keys if key.startswith(text.rstrip("….").lower())}
@@ -273,12 +277,12 @@ def _at_least(bodies: list[bytes]) -> str:
 
 
 def _takes_clients(entry: _Entry) -> bool:
-    """One that leaves says that it has no room."""
+    """Whether a server still takes clients; a server that is about to leave says that it has no room."""
     return bool(_free(entry))
 
 
 def _free(entry: _Entry) -> int | str:
-    """Clients that a server still takes, in either spelling; empty: it does not say."""
+    """Return how many clients a server still takes, in either spelling; empty if the entry does not say."""
     server = entry.get("server") or {}
     return server.get("available_connections", server.get("availableConnections", ""))
 

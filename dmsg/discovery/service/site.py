@@ -1,4 +1,4 @@
-"""The site of discovery: what stands before its routes, and what is counted of them."""
+"""HTTP site of discovery: rate limits before its routes, and metrics of its requests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from dmsg.net.web.site import gated_site
 from dmsg.telemetry.metrics import Metrics
 
 GO_PATIENCE = 5.0
-"""Seconds that a request on the paths of 2019 is delayed rather than refused: those clients know no 429, and a server
-of then gives up after 10."""
+"""Seconds by which a request on a path of 2019 is delayed rather than refused. Those clients do not know status 429,
+and
+servers of that time give up after 10 s.
+"""
 
 _GO_PATHS = tuple(f"{path.rpartition('/')[0]}/".encode() for path in Dialect.GO2019.entries)
-"""All that is below the same directories."""
+"""Prefixes of all paths of 2019."""
 _POST_PATHS = tuple(path.encode() for path in (*Dialect.SEED.entries, *(f"{path}/" for path in Dialect.GO2019.entries)))
 _ENTRY_PATHS = tuple(f"{path}/" for dialect in DIALECTS for path in dialect.entries)
 _PATHS = frozenset(
@@ -42,12 +44,12 @@ def make_site(
     metrics: Metrics,
     settings: DiscoverySettings = DEFAULTS,
 ) -> Site:
-    """The factory to listen with, see :func:`dmsg.net.web.site.gated_site`."""
+    """Return the factory to listen with, see :func:`dmsg.net.web.site.gated_site`."""
 
     def refused(reason: str) -> None:
         metrics.refused.labels(reason).inc()
 
-    # labels are looked up anew each time, which costs more than counting; both are few
+    # Looking a label up costs more than counting, and there are few labels, so they are cached.
     requests = cache(lambda path, status: metrics.requests.labels(path, str(status)))
     duration = cache(metrics.seconds.labels)
 
@@ -73,7 +75,8 @@ def make_site(
 
 
 def _path_label(path: bytes) -> str:
-    """A path as metrics name it: strangers make no series of their own."""
+    """Return the name of a path in metrics. Unknown paths share one, or strangers could create any number of time
+    series."""
     text = path.decode("latin-1")
     if text in _PATHS:
         return text

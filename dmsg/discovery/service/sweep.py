@@ -1,4 +1,4 @@
-"""Entries end: what was not posted again in time is dropped, a little at a time; what was dropped is counted."""
+"""Expiry of entries: drops a few at a time, and counts what was dropped."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ from dmsg.telemetry.metrics import Metrics
 SWEEP_EVERY = 30.0
 """Seconds between sweeps when nothing is left to drop."""
 FIRST_SWEEP = 2400.0
-"""Seconds after the start: clients post every half hour, and discovery may have been away for longer than they last."""
+"""Seconds after the start until the first sweep. Clients post every half hour, and discovery may have been down for
+longer
+than entries last.
+"""
 SLICE = 100
-"""Entries that are dropped at a time: in SQLite this takes a few milliseconds of the reactor."""
+"""Entries dropped at a time; with SQLite this takes some milliseconds of the reactor thread."""
 PAUSE = 0.05
-"""Seconds between slices."""
+"""Seconds between batches."""
 TOLD_EVERY = 60.0
-"""Seconds between lines of the log about addresses that lose entries because there are too many."""
+"""Seconds between log lines about addresses that lose entries because a limit is reached."""
 
 _log = Logger()
 
 
 class Drops:
-    """Counts the entries that a store drops, and writes into the log now and then whose they were."""
+    """Counter of dropped entries; logs now and then from which addresses they came."""
 
     def __init__(self, seconds: Callable[[], float], metrics: Metrics) -> None:
-        """:param seconds: of a clock that does not go back."""
+        """Start with no entries counted.
+
+        :param seconds: monotonic clock.
+        """
         self._metrics = metrics
         self._seldom = Seldom(seconds, TOLD_EVERY)
 
@@ -45,9 +51,9 @@ class Drops:
 
 
 class Sweep:
-    """Drops what is over.
+    """Periodic removal of expired entries.
 
-    :param now: seconds since 1970, by the clock of the store.
+    :param now: clock of the store, in seconds since 1970.
     """
 
     def __init__(self, reactor: IReactorTime, store: IEntryStore, now: Callable[[], float]) -> None:
@@ -58,17 +64,18 @@ class Sweep:
         self._again = Again(reactor, self._sweep, lambda failures: SWEEP_EVERY, "dropping old entries")
 
     def start(self) -> None:
-        """From now on."""
+        """Start sweeping, after the initial delay."""
         self._again.start()
         self.postpone()
 
     def postpone(self) -> None:
-        """Drop nothing for as long as clients need to post their entries again: all of them may look old now."""
+        """Drop nothing until clients have had time to post their entries again, because all entries may look old
+        now."""
         self._not_before = self._reactor.seconds() + FIRST_SWEEP
         self._again.soon(FIRST_SWEEP)
 
     def stop(self) -> None:
-        """No more."""
+        """Stop sweeping."""
         self._again.stop()
 
     async def _sweep(self) -> float:
@@ -77,7 +84,7 @@ class Sweep:
             return early
         try:
             swept = await self._store.sweep(self._now(), SLICE)
-        except Exception as error:  # the store is away; who asks discovery something has it logged
+        except Exception as error:  # the store is down; its failures are logged where requests hit them
             _log.info("old entries could not be removed: {error}", error=str(error))
             swept = 0
         return PAUSE if swept == SLICE else SWEEP_EVERY

@@ -1,4 +1,4 @@
-"""What discovery tells, as events: entries that it took, requests that it refused, look-ups in vain."""
+"""Events of discovery: entries accepted, requests refused, and look-ups of absent entries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dmsg.telemetry.service import Telemetry
 
 
 class DiscoveryTelemetry:
-    """Says nothing where there is no telemetry.
+    """Recorder of discovery's events; does nothing without telemetry.
 
-    :param now: seconds since 1970.
+    Networks are named by the addresses that requests come from: behind a proxy all of them look the same.
 
-    Networks are named by the addresses that requests come from: behind a proxy all have one.
+    :param now: clock, in seconds since 1970.
     """
 
     def __init__(self, telemetry: Telemetry | None, now: Callable[[], float]) -> None:
@@ -24,7 +24,7 @@ class DiscoveryTelemetry:
         self._now = now
 
     def posted(self, entry: Entry, result: str) -> None:
-        """An entry was taken.  Servers are public, clients are not."""
+        """Record an accepted entry. Servers are named by their key, because they are public; clients by a pseudonym."""
         if self._telemetry is None:
             return
         fields: dict[str, object] = {
@@ -41,19 +41,19 @@ class DiscoveryTelemetry:
         self._telemetry.record("entry", fields)
 
     def deleted(self, key: str, deletion: Deletion) -> None:
-        """An entry was deleted by its owner."""
+        """Record that an owner deleted an entry."""
         if self._telemetry is not None:
             fields = {"subject": bytes.fromhex(key), "result": "deleted", "sequence": deletion.sequence}
             self._telemetry.record("entry", fields)
 
     def refused(self, address: IAddress | None, reason: str) -> None:
-        """A request was refused."""
+        """Record a refused request."""
         if self._telemetry is not None:
             source = self._source(address)
             self._telemetry.record_repeated("entry_refuse", (reason, source), {"reason": reason, "source": source})
 
     def absent(self, address: IAddress | None, key: str) -> None:
-        """Somebody asked for an entry that is not there."""
+        """Record a look-up of an absent entry."""
         if self._telemetry is not None:
             source = self._source(address)
             self._telemetry.record_repeated("lookup_fail", (source,), {"source": source}, bytes.fromhex(key))

@@ -1,13 +1,11 @@
-"""Where entries are kept: in memory or a file by SQLite, or in Redis; one interface.
+"""Stores of entries: SQLite in memory or in a file, or Redis, behind one interface.
 
-Each store compares and sets in one step, by the rules of
-:func:`dmsg.discovery.entries.rules.decide_post`; for Redis they are a script
-that runs there.  Several discovery processes can share a file, or a Redis.
-Entries come in verified; times come in as arguments.
+Each store compares and sets in one transaction, by the rules of
+:func:`dmsg.discovery.entries.rules.decide_post`; in Redis a script implements them. Several discovery processes can
+share a file, or a Redis. The caller verifies entries and passes the time as an argument.
 
-A stranger can make as many keys as he likes, so what is kept has a size in all
-and of each address block that posts it (a *place*), and every entry ends unless
-it is posted again.
+Strangers can create any number of keys. So the size of a store is limited, in all and for each address block that
+posts (a *place*), and every entry expires unless it is posted again.
 """
 
 from dmsg.discovery.store.base import (

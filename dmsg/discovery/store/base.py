@@ -1,4 +1,4 @@
-"""What every store does, and the rules that do not depend on where it is."""
+"""Interface of stores, and rules that do not depend on the kind of store."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from dmsg.discovery.entries.rules import NEVER, Deletion, Terms
 from dmsg.errors import DmsgError
 
 ROOM_AT_ONCE = 100
-"""Entries that make room at a time, where there is too much in all: the rest in the next sweep, or POST."""
+"""Most entries dropped at a time when the store as a whole is too large; the next sweep or post continues."""
 OVERHEAD = 1536
-"""Bytes that an entry takes beside its JSON, and that a deleted one takes."""
+"""Bytes that an entry counts in addition to its JSON; a tombstone counts this much as well."""
 TOMBSTONE_TTL = 86400.0
-"""Seconds for which it is remembered that an entry was deleted, so that nobody posts it again."""
+"""Seconds for which the tombstone of a deleted entry is kept, so that nobody can post the entry again."""
 LATEST_LOOK = 3600.0
-"""Seconds ahead for which a look at a server is planned at most; one that is planned for later was planned before the
-clock was set back."""
+"""Longest time ahead, in seconds, for which a check of a server is planned. A check planned for later was planned
+before
+the clock was set back.
+"""
 KINDS = ("client", "server", "both")
-"""Of entries: by the halves that they have."""
+"""Kinds of entries, by the parts that they have."""
 
 Dropped = Callable[[str, str, int], object]
-"""Told why entries were dropped (``ended``, ``deleted``, ``address``, ``total``), whose, and how many.
+"""Callback for dropped entries, with a reason, the poster's place, and the number of entries.
 
-``ended``: not posted again in time; ``deleted``: it need not be remembered any more that they were deleted;
-``address``: their place had more than it may have; ``total``: there were too many in all, and their place had most.
+The reason is ``ended`` (not posted again in time), ``deleted`` (an expired tombstone), ``address`` (the place exceeded
+its limit) or ``total`` (the store exceeded its limit, and the place had most).
 """
 
 
@@ -41,12 +43,12 @@ class StoreContended(StoreError):
 
 
 class Due(NamedTuple):
-    """A server that is to be looked at.
+    """Server whose check is due.
 
-    :ivar json: its entry.
-    :ivar place: who posted it.
+    :ivar json: JSON of its entry.
+    :ivar place: address block of the poster.
     :ivar refreshes: see :class:`Terms`.
-    :ivar listed: it was there at the last look, or the ones before that; of others nobody knows anything yet.
+    :ivar listed: whether recent checks have found the server; False for a server that no check has found yet.
     """
 
     json: bytes
@@ -56,7 +58,7 @@ class Due(NamedTuple):
 
 
 class IEntryStore(Interface):
-    """Entries by key."""
+    """Interface of a store of entries by key."""
 
     failures: tuple[type[Exception], ...] = Attribute(
         "A tuple of the exceptions by which it fails that are not a fault of this program."
@@ -64,117 +66,121 @@ class IEntryStore(Interface):
     nameplates: INameplates = Attribute("Provides dmsg.discovery.store.base.INameplates: kept beside the entries.")
 
     def is_full(error: BaseException | None) -> bool:
-        """Whether ``post`` fails with this because nothing can be written, though it can be read."""
+        """Whether ``post`` fails with this error because nothing can be written, while reading still works."""
 
     def post(entry: Entry, now: float, terms: Terms = ...) -> Deferred[bool]:
         """Store a verified entry in place of the key's present one.
 
-        What is too much then, of its place or in all, is dropped, the oldest first.
+        If the poster's place or the whole store exceeds its limit then, the oldest entries are dropped.
 
         Fires with True for the first entry of a key, False for a later one.
-        Fails with EntryInvalid when sequence or timestamp do not follow.
+        Fails with EntryInvalid if sequence or timestamp do not follow.
         """
 
     def get(static: str) -> Deferred[bytes]:
-        """The JSON of a key's entry.  Fails with EntryNotFound."""
+        """Return the JSON of a key's entry. Fails with EntryNotFound."""
 
     def delete(deletion: Deletion, now: float) -> Deferred[None]:
-        """Carry out a verified deletion.  Fails with EntryNotFound or EntryInvalid."""
+        """Carry out a verified deletion. Fails with EntryNotFound or EntryInvalid."""
 
     def available(most: int, since: float) -> Deferred[list[bytes]]:
-        """JSON of at most ``most`` random servers with free connections posted after ``since``, checked."""
+        """Return the JSON of at most ``most`` random checked servers with free connections, posted since ``since``."""
 
     def quiet(most: int, since: float) -> Deferred[list[bytes]]:
-        """JSON of at most ``most`` random quiet servers that were seen after ``since``."""
+        """Return the JSON of at most ``most`` random quiet servers that were seen since ``since``."""
 
     def listed(statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
-        """JSON of those of ``statics`` that are among what ``available`` draws from."""
+        """Return the JSON of those of ``statics`` that ``available`` could return."""
 
     def due(most: int, now: float, next_look: float) -> Deferred[list[Due]]:
-        """At most ``most`` servers that are to be looked at now, those first that wait longest.
+        """Return at most ``most`` servers whose check is due, the longest overdue first.
 
-        It is time for them again at ``next_look``.
+        Their next check is set to ``next_look``, so that a check that is lost is repeated then.
         """
 
     def seen(
         static: str, target: str, at: float | None, next_look: float, lasts: float = ..., listed: bool = ...
     ) -> Deferred[None]:
-        """A server was there at that time, or was not (None); look at it again at ``next_look``.
+        """Record the result of a check, and plan the next one for ``next_look``.
 
-        :param target: the address that was looked at; if its entry has another by now, nothing is done.
-        :param lasts: seconds for which a quiet one that was there is kept at least.
-        :param listed: one that was not there stays listed if it is; else it is not before it was there again.
+        :param target: address that was checked; if the entry has another address by now, nothing is recorded.
+        :param at: time at which the server was found; None if it was not.
+        :param lasts: seconds for which the entry of a quiet server that was found is kept at least.
+        :param listed: whether a server that was not found stays listed; if not, it is listed again once it is found.
         """
 
     def set_back(now: float) -> Deferred[None]:
-        """The clock may have been set back to ``now``: what is kept from later counts as posted and seen now.
+        """Correct times after the clock was set back to ``now``: entries posted or seen later count as posted or seen
+        now.
 
-        Without it a server that has gone stays listed until the clock is where it was, and nobody looks at it.
+        Without this a server that has gone would stay listed, without checks, until the clock reaches the old time
+        again.
         """
 
     def sweep(now: float, most: int) -> Deferred[int]:
-        """Drop at most ``most`` entries whose time is over; fires with how many."""
+        """Drop at most ``most`` expired entries; fires with their number."""
 
     def count() -> Deferred[int]:
-        """Entries that are there."""
+        """Return the number of entries."""
 
     def counts() -> Deferred[dict[str, int]]:
-        """The same by kind: ``client``, ``server``, ``both``."""
+        """Return the number of entries by kind: ``client``, ``server``, ``both``."""
 
     def size() -> Deferred[int]:
-        """Bytes that are kept."""
+        """Return the bytes that are kept."""
 
     def close() -> Deferred[None]:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 def nobody_told(reason: str, place: str, number: int) -> None:
-    """Tell nobody that entries were dropped."""
+    """Ignore dropped entries; the default of :data:`Dropped`."""
 
 
 def listable(entry: Entry) -> bool:
-    """Whether clients are sent there."""
+    """Whether clients may be sent to the entry's server."""
     return entry.server is not None and entry.server.available_connections > 0
 
 
 def kind(entry: Entry) -> str:
-    """One of ``KINDS``."""
+    """Return the kind of an entry, one of ``KINDS``."""
     if entry.server is None:
         return "client"
     return "server" if entry.client is None else "both"
 
 
 def size_of(body: bytes) -> int:
-    """What an entry counts."""
+    """Return the bytes that an entry counts."""
     return len(body) + OVERHEAD
 
 
 def ends(now: float, lasts: float) -> float:
-    """When an entry is dropped; finite, as databases want it."""
+    """Return the time when an entry is dropped; finite, because databases need a number."""
     return min(NEVER, now + lasts)
 
 
 class INameplates(Interface):
-    """Numbers that lead to keys."""
+    """Interface of a store of nameplates."""
 
     failures: tuple[type[Exception], ...] = Attribute(
         "A tuple of the exceptions by which it fails that are not a fault of this program."
     )
 
     def is_full(error: BaseException | None) -> bool:
-        """Whether ``claim`` fails with this because nothing can be written, though it can be read."""
+        """Whether ``claim`` fails with this error because nothing can be written, while reading still works."""
 
     def claim(static: str, numbers: Sequence[int], place: str, most: float, now: float, ends: float) -> Deferred[int]:
-        """Give a key the first of ``numbers`` that is free, until ``ends``; the one that it has is kept until then, and
-        counts for the place of who asked last.
+        """Give a key the first free one of ``numbers``, until ``ends``; a key that has a number keeps that one.
 
-        :param place: the address block of who asks, which may have ``most`` at a time.
+        The number counts for the place of the latest claim.
+
+        :param place: address block of the client, which may have ``most`` numbers at a time.
 
         Fires with the number, ``NONE_FREE`` or ``TOO_MANY``.
         """
 
     def look(number: int, now: float) -> Deferred[str]:
-        """The key of a nameplate.  Fails with EntryNotFound."""
+        """Return the key of a nameplate. Fails with EntryNotFound."""
 
     def release(number: int, static: str, now: float) -> Deferred[None]:
-        """Take a nameplate from a key.  Fails with EntryNotFound when the key does not have it."""
+        """Take a nameplate from a key. Fails with EntryNotFound if the key does not have it."""

@@ -1,4 +1,4 @@
-"""A store as the API asks it: timed, and its failures are said once."""
+"""Access to a store for the API: measures the time of requests, and logs failures once."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ class StoreUnavailable(Exception):
 
 
 class Fallible(Protocol):
-    """What a store of entries and one of nameplates say of their failures."""
+    """Interface that stores of entries and of nameplates have in common: their failures."""
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
         """Exceptions by which the store fails that are not a fault of this program."""
 
     def is_full(self, error: BaseException | None) -> bool:
-        """Whether a write failed with this because nothing can be written, though it can be read."""
+        """Whether a write failed with this error because nothing can be written, while reading still works."""
 
 
 class MeasuredStore:
-    """Questions to a store: times them, and says once that the store fails.
+    """Access to a store that measures each request, and logs once that the store fails.
 
-    :ivar full: it was read and not written when an entry came last.
+    :ivar full: whether the last post failed because nothing can be written.
     """
 
     def __init__(self, reactor: IReactorTime, store: Fallible, metrics: Metrics) -> None:
         self._reactor = reactor
         self._store = store
         self._failing: set[str] = set()
-        # a label is looked up anew each time, which costs more than counting
+        # Looking a label up costs more than counting, so labels are cached.
         self._seconds = cache(metrics.store_seconds.labels)
         self.full = False
 
     def ask(
         self, method: Callable[_Arguments, Deferred[_Answer]], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Deferred[_Answer]:
-        """Call a method of the store; its name is that of the question in metrics and log.
+        """Call a method of the store; the method's name identifies the operation in metrics and log.
 
-        Fails with :class:`StoreUnavailable`, or with what an entry is refused for.
+        Fails with :class:`StoreUnavailable`, or with the error for which an entry was refused.
         """
         operation = method.__name__
         seconds = self._seconds(operation)
@@ -77,10 +77,10 @@ class MeasuredStore:
         return maybeDeferred(method, *args, **kwargs).addCallbacks(answered, failed)
 
     def _failed(self, failure: Failure, operation: str) -> NoReturn:
-        # cancelled: who asked is gone
+        # These are answers, not failures of the store; CancelledError means that the client has gone.
         if failure.check(EntryNotFound, EntryInvalid, StoreContended, CancelledError):
             failure.raiseException()
-        # one line for all requests of a time in which it is away
+        # One log line per outage, not one per request.
         if operation not in self._failing:
             self._failing.add(operation)
             if operation == "post":

@@ -1,4 +1,4 @@
-"""Where nameplates are kept: beside the entries, in SQLite or in Redis."""
+"""Stores of nameplates: beside the entries, in SQLite or in Redis."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dmsg.errors import EntryNotFound
 from dmsg.net.redis import RedisConnection
 
 SWEPT = 100
-"""Nameplates that are dropped at a time, at each claim, because their time is over."""
+"""Most expired nameplates that a claim drops."""
 
 
 @implementer(INameplates)
 class SQLiteNameplates:
-    """In the database of the entries."""
+    """Nameplates in the SQLite database of the entries."""
 
     failures: tuple[type[Exception], ...] = (sqlite3.Error,)
 
@@ -55,7 +55,7 @@ class SQLiteNameplates:
         return number
 
     def _kept(self, column: str, value: int | str) -> Kept | None:
-        """The nameplate with this number, or of this key."""
+        """Return the nameplate with this number, or of this key."""
         row = self._db.execute(
             f"SELECT number, static, place, ends FROM nameplates WHERE {column} = ?",  # noqa: S608  # ours
             (value,),
@@ -78,8 +78,8 @@ class SQLiteNameplates:
         return succeed(None)
 
 
-# "<number>" -> "<key> <place>" in one hash, "<key>" -> number in another, "<place>" -> how many in a third; the
-# numbers by the time when they end in a sorted set
+# Four keys in Redis: a hash from number to "<key> <place>", a hash from key to number, a hash from place to the
+# number of its nameplates, and a sorted set of the numbers by their expiry.
 _DROP = """
 local keys, numbers, places, ends = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local function count(place, by)
@@ -104,7 +104,7 @@ local held = redis.call('HGET', places, ARGV[2]) or '0'
 return {number, kept, held, redis.call('HMGET', keys, unpack(ARGV, 5))}
 """
 )
-# decided before, by what was read: when that has changed since, nothing is written
+# Optimistic transaction: Python has decided by what _READ returned. If that has changed, nothing is written.
 _CLAIM = (
     _DROP
     + """
@@ -132,7 +132,7 @@ return 1
 
 @implementer(INameplates)
 class RedisNameplates:
-    """In the Redis of the entries: ``dmsg:nameplates`` and three keys that begin so."""
+    """Nameplates in the Redis of the entries, under ``dmsg:nameplates`` and three keys with this prefix."""
 
     def __init__(self, connection: RedisConnection, prefix: str) -> None:
         self._redis = connection
@@ -142,8 +142,8 @@ class RedisNameplates:
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """What Redis says, or that it says nothing."""
-        from txredisapi import RedisError  # an extra
+        """Errors of Redis, including timeouts."""
+        from txredisapi import RedisError  # an optional dependency
 
         return (RedisError,)
 
@@ -164,7 +164,7 @@ class RedisNameplates:
             written = await self._redis.eval(_CLAIM, self._keys, [static, place, str(number), repr(ends), *read])
             return None if written is None else number
 
-        # claims of one process would change each other's places
+        # Concurrent claims of one process would invalidate each other's reads of the places, so they are serialised.
         return self._lock.run(lambda: Deferred.fromCoroutine(attempt(change)))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A store from what ``--store`` says."""
+"""Opening of the store that ``--store`` names."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from dmsg.net.clock import SteadyClock
 from dmsg.net.redis import RedisUnavailable, open_redis, without_password
 
 REDIS_PATIENCE = 1.5
-"""Seconds for an answer of Redis: who asks discovery hears within two that it cannot be had now."""
+"""Seconds to wait for an answer of Redis, so that clients of discovery get an error within two seconds."""
 STORE_LIMIT = 4096 * 1024 * 1024
-"""Bytes of entries that a file or Redis has, by default; in memory it is :func:`dmsg.base.memory.default_limit`."""
+"""Default limit of a file or Redis in bytes of entries; in memory it is :func:`dmsg.base.memory.default_limit`."""
 
 _log = Logger()
 
 
 def parse_store(description: str) -> tuple[str, str]:
-    """``memory``, ``sqlite`` or ``redis``, and what follows the colon.
+    """Split a description into ``memory``, ``sqlite`` or ``redis``, and the text after the colon.
 
-    :raises ~dmsg.discovery.store.base.StoreError: it is none of them.
+    :raises ~dmsg.discovery.store.base.StoreError: the description is none of these.
     """
     kind, colon, rest = description.partition(":")
     if not colon or kind not in ("memory", "sqlite", "redis") or bool(rest) == (kind == "memory"):
@@ -38,10 +38,10 @@ def parse_store(description: str) -> tuple[str, str]:
 def clock_of(description: str, reactor: IReactorTime) -> tuple[Callable[[], float], bool]:
     """Return the clock by which the entries of a store are posted, seen and dropped.
 
-    Redis may be shared with processes on other machines, which know only what the system says.  Otherwise no step of
-    the system's clock counts while the process runs: after one forward, all entries would look old.
+    Redis may be shared with processes on other machines, so its times must be the system's. For other stores, steps of
+    the system's clock are ignored while the process runs: after a step forward all entries would look old.
 
-    :returns: a function that returns seconds since 1970, and whether steps of the system's clock move it.
+    :returns: a function that returns seconds since 1970, and whether it follows steps of the system's clock.
     """
     if parse_store(description)[0] == "redis":
         return time.time, True
@@ -56,16 +56,18 @@ async def open_store(
     now: Callable[[], float] = time.time,
     dropped: Dropped = nobody_told,
 ) -> IEntryStore:
-    """A store from what ``--store`` says.
+    """Open the store that ``--store`` names.
 
     :param description: ``memory:``, ``sqlite:PATH`` or
         ``redis://HOST[:PORT][/DATABASE]``; the password of Redis is taken from
         the environment, ``DMSG_REDIS_PASSWORD``.
-    :param limit: bytes that are kept, in all.
-    :param random: chooses which servers a store in memory names.
-    :param now: the clock of the store, see :func:`clock_of`.
-    :param dropped: told of entries that the store lets go of.
-    :raises ~dmsg.discovery.store.base.StoreError: unknown, cannot be opened, or Redis does not answer.
+    :param limit: most bytes of entries that are kept.
+    :param random: chooses the servers that a store in memory returns.
+    :param now: clock of the store, see :func:`clock_of`.
+    :param dropped: called for entries that the store drops.
+    :raises ~dmsg.discovery.store.base.StoreError: the description is unknown, the store cannot be opened, or Redis does
+        not
+        answer.
     """
     kind, rest = parse_store(description)
     if kind == "memory":

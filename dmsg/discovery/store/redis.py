@@ -1,9 +1,8 @@
-"""Entries in Redis; any number of discovery processes may share one.
+"""Store of entries in Redis, which any number of discovery processes may share.
 
-Each step that compares and sets is a script that runs there.  Numbers of entries
-are compared as text: Lua's are doubles, ours have 64 bits.  Scripts decide what
-:func:`~dmsg.discovery.entries.rules.decide_post` decides, and a test compares
-both in every state: reading first, to decide in Python, cost 26 % more CPU for a POST.
+Each compare-and-set is a Lua script. Scripts compare the numbers of entries as text, because Lua's numbers are
+doubles and ours have 64 bits. The scripts implement :func:`~dmsg.discovery.entries.rules.decide_post`, and a test
+compares both in every state. To read first and decide in Python would cost 26 % more CPU per post.
 """
 
 from __future__ import annotations
@@ -64,26 +63,27 @@ _Answer = TypeVar("_Answer")
 _Read = TypeVar("_Read")
 
 _KEYS = ("servers", "quiet", "looks", "entries", "kinds", "places", "ends", "size")
-"""Behind the entry's own, in the order in which scripts know them."""
+"""Keys after the entry's own, in the order in which the scripts use them."""
 
 
 @implementer(IEntryStore)
 class RedisStore:
-    """Entries in Redis.
+    """Store of entries in Redis.
 
-    Keys: ``dmsg:entry:<static>`` a hash, ``dmsg:servers`` a sorted set of server entries by time of posting,
-    ``dmsg:entries`` the number of all, ``dmsg:kinds`` by kind; quiet servers are in ``dmsg:quiet`` by the time when
-    they were seen, in ``dmsg:looks`` by that of the next look.  ``dmsg:places`` has the address blocks by their bytes,
-    ``dmsg:places:<block>`` the entries of one by time of posting, ``dmsg:size`` all bytes, ``dmsg:ends`` the entries
-    by the time when they are dropped.
+    Keys: ``dmsg:entry:<static>`` a hash for each entry; ``dmsg:servers`` a sorted set of servers by time of posting;
+    ``dmsg:entries`` the number of entries; ``dmsg:kinds`` their number by kind; ``dmsg:quiet`` quiet servers by the
+    time
+    when they were last seen; ``dmsg:looks`` servers by the time of their next check; ``dmsg:places`` address blocks by
+    their bytes; ``dmsg:places:<block>`` the entries of a block by time of posting; ``dmsg:size`` the bytes in all;
+    ``dmsg:ends`` entries by the time when they are dropped.
     """
 
     prefix = "dmsg:"
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """What Redis says, or that it says nothing."""
-        from txredisapi import RedisError  # an extra
+        """Errors of Redis, including timeouts."""
+        from txredisapi import RedisError  # an optional dependency
 
         return (RedisError,)
 
@@ -94,11 +94,12 @@ class RedisStore:
         limit: float = math.inf,
         dropped: Dropped = nobody_told,
     ) -> None:
-        """:param connection: of txredisapi, with ``charset=None``;
-            see :func:`~dmsg.discovery.store.opening.open_store`.
+        """Use an open connection.
 
-        :param limit: bytes that are kept, in all.
-        :param dropped: told of entries that the store lets go of.
+        :param connection: of txredisapi, with ``charset=None``;
+            see :func:`~dmsg.discovery.store.opening.open_store`.
+        :param limit: most bytes of entries that are kept.
+        :param dropped: called for entries that the store drops.
         """
         self._redis = connection
         self._random = random or Random()
@@ -109,7 +110,7 @@ class RedisStore:
     def _run(
         self, script: str, keys: list[str], arguments: list[str | bytes], read: Callable[[_Answer], _Read]
     ) -> Deferred[_Read]:
-        """Run a script, and read its answer."""
+        """Run a script, and parse its answer with ``read``."""
         return self._redis.eval(script, [self.prefix + key for key in keys], arguments).addCallback(read)
 
     def _tell(self, answer: list[bytes]) -> None:
@@ -253,9 +254,9 @@ class RedisStore:
 
 
 def _nothing(answer: object) -> None:
-    """Read an answer that says nothing."""
+    """Ignore an answer without content."""
 
 
 def _whole(found: list[bytes | None]) -> list[bytes]:
-    """Without those that went meanwhile."""
+    """Return the bodies that exist; entries may have been dropped meanwhile."""
     return [body for body in found if body]

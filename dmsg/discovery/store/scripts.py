@@ -1,8 +1,9 @@
-"""Lua scripts of the store in Redis: each is one step that no other process sees half of.
+"""Lua scripts of the store in Redis. Each script is atomic.
 
-Their rules for a post and a deletion are those of :mod:`dmsg.discovery.entries.rules`, in which they are explained.
+The scripts implement the rules of :mod:`dmsg.discovery.entries.rules` for posts and deletions; the rules are explained
+there.
 
-The first key is the entry's own, the others are those of :data:`dmsg.discovery.store.redis._KEYS`.
+The first key is that of the entry, the others are those of :data:`dmsg.discovery.store.redis._KEYS`.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ cut(KEYS[1], '(' .. ARGV[1], '+inf')
 cut(KEYS[2], '(' .. ARGV[1], '+inf')
 cut(KEYS[3], '(' .. ARGV[2], '(' .. ARGV[3])
 """
-# the drawing is by rank, so that stale servers, which are at the front, cost nothing
+# Servers are drawn by rank, so that stale ones, which have the lowest ranks, cost nothing.
 AVAILABLE = """
 local live = redis.call('ZCOUNT', KEYS[1], ARGV[1], '+inf')
 local all = redis.call('ZCARD', KEYS[1])

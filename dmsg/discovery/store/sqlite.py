@@ -1,4 +1,4 @@
-"""Entries in SQLite: in a file, or in memory."""
+"""Store of entries in SQLite: in a file, or in memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _ENTRIES = f"""CREATE TABLE IF NOT EXISTS entries (
     ends REAL NOT NULL DEFAULT {NEVER!r}, target TEXT NOT NULL DEFAULT '', checked INTEGER NOT NULL DEFAULT 1,
     deletion BLOB) WITHOUT ROWID"""
 _INDICES = (
-    # with all that a draw asks of a server: else each one that could be drawn is looked up in the table
+    # Covering index: it has all columns that a draw needs, so that candidates need not be looked up in the table.
     "CREATE INDEX IF NOT EXISTS drawn ON entries (posted, listable, quiet, checked) "
     "WHERE listable AND NOT quiet AND checked",
     "CREATE INDEX IF NOT EXISTS drawn_quiet ON entries (seen, listable, quiet, checked) "
@@ -64,7 +64,7 @@ _INDICES = (
     "CREATE INDEX IF NOT EXISTS greediest_in ON around (block, size)",
     "CREATE INDEX IF NOT EXISTS greediest_block ON loads (load)",
 )
-# What is counted is counted by the file itself, also for a process of another version that writes to it.
+# Triggers in the file keep the counts, so that they are right even if a process of another version writes to it.
 _TRIGGERS = (
     "counts_new AFTER INSERT ON entries WHEN NEW.json IS NOT NULL BEGIN "
     "UPDATE counts SET number = number + 1 WHERE kind = NEW.kind; END",
@@ -98,7 +98,7 @@ _TRIGGERS = (
     "around_gone AFTER DELETE ON places BEGIN "
     "DELETE FROM around WHERE place = OLD.place; DELETE FROM loads WHERE load <= 0; END",
 )
-# The entries by kind, the bytes of each place, and all bytes.
+# Tables for the number of entries by kind, the bytes of each place, and the bytes in all.
 _COUNTS = (
     "CREATE TABLE IF NOT EXISTS counts (kind TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
     *(f"INSERT OR IGNORE INTO counts VALUES ('{one}', 0)" for one in KINDS),  # noqa: S608  # ours
@@ -106,7 +106,8 @@ _COUNTS = (
     "CREATE TABLE IF NOT EXISTS total (size INTEGER NOT NULL)",
     "INSERT INTO total SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM total)",
 )
-# The blocks of addresses around each place, with its bytes; and the bytes of each such block by its factor.
+# Tables for the wider address blocks around each place, with the bytes of the place, and for the load of each such
+# block: its bytes divided by its factor.
 _BLOCKS = (
     "CREATE TABLE IF NOT EXISTS around (place TEXT NOT NULL, block TEXT NOT NULL, factor REAL NOT NULL, "
     "size INTEGER NOT NULL, PRIMARY KEY (place, block)) WITHOUT ROWID",
@@ -126,17 +127,17 @@ _POST = (
 
 @implementer(IEntryStore)
 class SQLiteStore:
-    """Entries in a file, write-ahead logged, or in memory.
+    """Store of entries in a file with write-ahead log, or in memory.
 
-    A statement takes some tens of microseconds and none waits for the disk
-    (``synchronous=NORMAL``), so they run in the reactor thread: what is
-    answered survives ``kill -9``; a power cut may take the last seconds, and
-    never leaves a damaged file.
+    A statement takes some tens of microseconds and does not wait for the disk (``synchronous=NORMAL``), so
+    statements run in the reactor thread. Answered changes survive ``kill -9``. A power failure may lose the last
+    seconds,
+    but never damages the file.
 
-    :param path: of the file; ``:memory:`` keeps entries until the store is closed.
-    :param limit: bytes of entries that are kept, in all; the file is about twice as large.
-    :param random: generator that chooses which servers are named, where that has to be repeatable.
-    :param dropped: told of entries that the store lets go of.
+    :param path: path of the file; ``:memory:`` keeps entries until the store is closed.
+    :param limit: most bytes of entries that are kept; the file is about twice as large.
+    :param random: chooses the servers that are returned, if the choice has to be repeatable.
+    :param dropped: called for entries that the store drops.
     """
 
     failures: tuple[type[Exception], ...] = (sqlite3.Error,)
@@ -144,7 +145,10 @@ class SQLiteStore:
     def __init__(
         self, path: str, limit: float = math.inf, random: Random | None = None, dropped: Dropped = nobody_told
     ) -> None:
-        """:raises StoreError: cannot be opened, or is not a database of ours."""
+        """Open or create the file.
+
+        :raises StoreError: the file cannot be opened, or is not a database of discovery.
+        """
         self._limit = limit
         self.dropped = dropped
         try:
@@ -160,7 +164,7 @@ class SQLiteStore:
             raise StoreError(f"{path}: {error}") from None
 
     def _present(self, static: str) -> tuple[Present | None, float | None]:
-        """What is there of a key, and when the next look at its server is planned."""
+        """Return the state of a key, and the time of the next check of its server."""
         row = self._db.execute(
             "SELECT sequence, time_order, json IS NULL, deletion, target, checked, CASE WHEN listable THEN look_at END "
             "FROM entries WHERE static = ?",
@@ -215,7 +219,7 @@ class SQLiteStore:
         return succeed(decision.first)
 
     def _make_room(self) -> list[tuple[str, str]]:
-        """Drop what is too much in all, some of it at a time.
+        """Drop entries while the store exceeds its limit, at most :data:`ROOM_AT_ONCE`.
 
         :returns: reason and place of each.
         """
@@ -227,7 +231,7 @@ class SQLiteStore:
         return dropped
 
     def _know_around(self, place: str) -> list[str]:
-        """The blocks around a place, which are counted from its first entry on."""
+        """Register the wider blocks around a place with its first entry, and return them."""
         blocks = blocks_of(place)[1:]
         if blocks and not self._one("SELECT count(*) FROM around WHERE place = ?", place):
             size = self._one("SELECT size FROM places WHERE place = ?", place)
@@ -240,7 +244,7 @@ class SQLiteStore:
         return [name for name, _ in blocks]
 
     def _greediest(self) -> str:
-        """The place with most, of the block of addresses that has most for its width."""
+        """Return the place to take from: the largest place, or the largest one in the block with the highest load."""
         place, size = self._db.execute("SELECT place, size FROM places ORDER BY size DESC LIMIT 1").fetchone()
         block = self._db.execute("SELECT block, load FROM loads ORDER BY load DESC LIMIT 1").fetchone()
         return str(place) if block is None or block[1] <= size else self._greediest_in(block[0])
@@ -393,7 +397,7 @@ class SQLiteStore:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    """Make the tables, indices and triggers that the file lacks."""
+    """Create the tables, indices and triggers that the file lacks."""
     for statement in (_ENTRIES, *_COUNTS, *_BLOCKS, *_INDICES):
         db.execute(statement)
     for trigger in _TRIGGERS:

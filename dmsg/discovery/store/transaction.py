@@ -1,4 +1,4 @@
-"""Changes of a store that happen whole, or not at all."""
+"""Atomic changes of a store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Result = TypeVar("Result")
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All of it or nothing.  A full disk has SQLite roll back by itself, and the error is to be that one."""
+    """Commit all changes of the block, or none. If the disk is full SQLite rolls back by itself, and its error is
+    kept."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -31,8 +32,8 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 async def attempt(change: Callable[[], Awaitable[Result | None]]) -> Result:
     """Return the result of an optimistic change: read, decide, then write unless what was read has changed.
 
-    :param change: makes one attempt; None means that what it read had changed before it wrote.
-    :raises StoreContended: so it was at each of :data:`ATTEMPTS`.
+    :param change: makes one attempt; returns None if what it read had changed before it wrote.
+    :raises StoreContended: each of :data:`ATTEMPTS` attempts failed.
     """
     for _ in range(ATTEMPTS):
         result = await change()
