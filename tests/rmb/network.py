@@ -19,6 +19,7 @@ from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.relay import presence, rounds, server
 from dmsg.rmb.relay.federation import forward as federation
+from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.server import RmbRelay
 from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.socket.connect import connect
@@ -30,6 +31,13 @@ from dmsg.testing.network import Network
 from tests.support import some
 
 SECRETS = {name: "0x" + (bytes([number]) * 32).hex() for number, name in enumerate(("A", "B", "C", "D"), 1)}
+
+
+def queue_of(relay: RmbRelay) -> SQLiteQueue:
+    """The queue of a relay that keeps its queue in SQLite."""
+    queue = some(relay.switch).queue
+    assert isinstance(queue, SQLiteQueue)
+    return queue
 
 
 class RawTwin:

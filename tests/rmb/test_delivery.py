@@ -888,6 +888,21 @@ class FramesTests(SynchronousTestCase):
         self.assertRaises(FrameTooLarge, list, Frames(False, 10).feed(frames.encode(frames.BINARY, bytes(11))))
 
 
+class Watcher:
+    """A relay to which a queue tells only what it drops."""
+
+    def __init__(self, told: list[tuple[str, int]]) -> None:
+        self.told = told
+
+    def dropped(self, session: str, number: int) -> None:
+        self.told.append((session, number))
+
+    def appended_elsewhere(self, name: str) -> None:
+        raise AssertionError("there is no other process")
+
+    connected_elsewhere = appended_elsewhere
+
+
 class SQLiteQueueTests(SynchronousTestCase):
     """The queue in a file."""
 
@@ -895,7 +910,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.clock = Clock()
         self.queue = SQLiteQueue(":memory:", self.clock, QueueLimits(messages=5, size=100, total=150))
         self.dropped: list[tuple[str, int]] = []
-        self.queue.dropped = lambda session, number: self.dropped.append((session, number))
+        self.queue.watch(Watcher(self.dropped))
 
     def append(self, session: str, data: bytes, until: float = 10.0) -> Deferred[Any]:
         return self.queue.append(session, data, until)

@@ -21,7 +21,7 @@ from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.session.seal import Received
 from dmsg.rmb.session.uplink import Uplink, dealt_with
 from dmsg.rmb.twins.address import Session
-from tests.rmb.test_delivery import FakeSocket
+from tests.rmb.test_delivery import FakeSocket, Watcher
 
 
 class QueueTests(SynchronousTestCase):
@@ -47,10 +47,11 @@ class QueueTests(SynchronousTestCase):
         queue = SQLiteQueue(":memory:", clock, QueueLimits(messages=1))
         self.addCleanup(queue.close)
 
-        def dropped(session: str, number: int) -> None:
-            raise RuntimeError("who is told")
+        class Failing(Watcher):
+            def dropped(self, session: str, number: int) -> None:
+                raise RuntimeError("who is told")
 
-        queue.dropped = dropped
+        queue.watch(Failing([]))
         kept = [queue.append("1", b"%d" % number, 100.0) for number in range(3)]
         clock.advance(0)
         self.assertEqual([self.successResultOf(one) for one in kept], [1, 2, 3])

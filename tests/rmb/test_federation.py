@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, succeed
@@ -13,6 +14,7 @@ from twisted.web.server import NOT_DONE_YET, Site
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
+from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.relay import delivery, limited, presence, switch
 from dmsg.rmb.relay.federation import asking, forward as federation, post as poster
 from dmsg.rmb.relay.federation.asking import Outcome
@@ -27,8 +29,8 @@ from dmsg.rmb.socket.confirm import Message
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin, check_relay
 from tests.ports import port_of
-from tests.rmb.network import MemoryCase, RmbCase
-from tests.support import asynchronous, some
+from tests.rmb.network import MemoryCase, RmbCase, queue_of
+from tests.support import asynchronous
 
 
 class Scripted(Resource):
@@ -226,14 +228,14 @@ class ForwardTests(MemoryFederationCase):
         b = self.twin("B", self.unreachable())
         a = await self.raw("A", first)
         a.send(a.envelope(Session(b)), self.now())
-        await self.until(lambda: len(first.switch.queue) == 1)
+        await self.until(lambda: len(queue_of(first)) == 1)
         await first.stopService()
         self.twin("B", second.domain)
         raw = await self.raw("B", second)
         again = await self.relay(queue=f"sqlite:{path}", domains=first.switch.rules.domains)
         await raw.messages.get()
         self.assertEqual(1, len(raw.raw))
-        await self.until(lambda: not len(some(again.switch).queue))
+        await self.until(lambda: not len(queue_of(again)))
 
     @asynchronous
     async def test_public_relays_do_not_speak_http(self) -> None:
@@ -308,7 +310,7 @@ class HostileTests(FederationCase):
     def test_counters_are_bounded(self) -> None:
         """Of relays that twins list."""
         self.patch(asking, "MAX_COUNTED", 2)
-        one = Federation(Clock(), Answers(), Ranker(), None, None, lambda: 0.0, frozenset())
+        one = make_federation(Clock(), Answers())
         for name in "abcab":
             one.asking._count(one.asking.error, name)
         self.assertEqual({"a": 2, "b": 2, "other": 1}, dict(one.asking.error))
@@ -576,13 +578,31 @@ class Answers:
         return done
 
 
+def make_federation(
+    clock: Clock,
+    answers: Answers,
+    queue: SQLiteQueue | None = None,
+    here: Container[str] = (),
+    finished: Callable[[Mail, str | None], None] = lambda mail, error: None,
+) -> Federation:
+    """With a registry that has no twin."""
+    queue = queue or SQLiteQueue(":memory:", clock)
+    others = Ranker(), TableRegistry(), queue, clock.seconds, frozenset[str]()
+    return Federation(clock, answers, *others, lambda name: name in here, finished)
+
+
 class PassTests(SynchronousTestCase):
     """The passes over relays, by a clock."""
 
     def federation(self, answers: Answers) -> Federation:
         self.clock = Clock()
         self.queue = SQLiteQueue(":memory:", self.clock)
-        return Federation(self.clock, answers, Ranker(), None, self.queue, self.clock.seconds, frozenset(), None)
+        self.here: set[str] = set()
+        self.finished: list[str] = []
+        return make_federation(self.clock, answers, self.queue, self.here, self.note)
+
+    def note(self, mail: Mail, error: str | None) -> None:
+        self.finished.append(mail.header.uid)
 
     def forward(self, federation: Federation, *relays: str) -> list[str | None]:
         envelope = Envelope(uid="u", timestamp=0, expiration=60)
@@ -634,19 +654,18 @@ class PassTests(SynchronousTestCase):
         answers = Answers(slow=[0] * 100, good=[202] * 100)
         one = self.federation(answers)
 
-        class Registry:
+        class Registry(TableRegistry):
             def get(self, twin: int) -> Deferred[Twin]:
                 return succeed(Twin(twin, bytes(32), "good"))
 
         one._registry = Registry()
-        finished: list[str] = []
-        one.finished = lambda mail, error: finished.append(mail.header.uid)
+        finished = self.finished
 
         def forward(uid: str, sender: int, relay: str) -> None:
             envelope = Envelope(uid=uid, timestamp=0, expiration=3000)
             envelope.source.twin, envelope.destination.twin = sender, 9
             data = envelope.SerializeToString()
-            one.forward(Mail(data, 3000.0, None, Header(envelope)), frozenset({relay}), one.finished)
+            one.forward(Mail(data, 3000.0, None, Header(envelope)), frozenset({relay}), self.note)
 
         for number in range(6):
             forward(f"greedy {number}", 1, "slow")
@@ -691,7 +710,7 @@ class PassTests(SynchronousTestCase):
         for number in range(20):
             one.offers.add("5:s", Queued(number, bytes(300)), frozenset({"slow"}), 1000.0)
         self.assertEqual((one.offers.count, one.offers.size), (3, 900))
-        one.offers.is_connected = lambda session: True
+        self.here.add("5:s")
         self.clock.advance(60)
         one.round()
         self.assertEqual((one.offers.count, one.offers.size, one.offers._offers), (0, 0, {}))

@@ -17,6 +17,7 @@ from dmsg.rmb.twins.address import Session
 from tests.redis import RedisServer, redis_server, shared_redis
 from tests.rmb import test_relay
 from tests.rmb.network import RmbCase
+from tests.rmb.test_delivery import Watcher
 from tests.support import asynchronous
 
 
@@ -87,13 +88,13 @@ class QueueTests(RedisCase):
     async def test_overflow(self) -> None:
         """MAXLEN ~: the oldest go in whole nodes, and are counted."""
         queue = await self.queue(messages=100)
-        dropped: list[int] = []
-        queue.dropped = lambda session, number: dropped.append(number)
+        dropped: list[tuple[str, int]] = []
+        queue.watch(Watcher(dropped))
         for _ in range(500):
             await queue.append("7:s", b"x", 1e12)
         length = self.redis.xlen("stream:7:s")
         self.assertTrue(100 <= length <= 200, length)
-        self.assertEqual(500, length + sum(dropped))
+        self.assertEqual(500, length + sum(number for _, number in dropped))
 
     @asynchronous
     async def test_federation(self) -> None:

@@ -22,8 +22,8 @@ from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.socket import frames
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
-from tests.rmb.network import MemoryCase, RawTwin, RmbCase
-from tests.support import asynchronous, some
+from tests.rmb.network import MemoryCase, RawTwin, RmbCase, queue_of
+from tests.support import asynchronous
 
 
 class _Pair(RmbCase):
@@ -507,7 +507,7 @@ class SessionTests(PairCase):
         await ending
         self.assertLess(self.reactor.seconds() - began, 0.5)
         second = await self.relay(queue=f"sqlite:{path}", domains=self.one.switch.rules.domains)
-        self.assertEqual(0, len(some(second.switch).queue))
+        self.assertEqual(0, len(queue_of(second)))
 
     @asynchronous
     async def test_a_queue_is_of_one_process(self) -> None:

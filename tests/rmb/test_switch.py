@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -124,7 +125,7 @@ class SwitchCase(SynchronousTestCase):
         registry = CachedRegistry(cast(Any, self.twins), self.clock)
         domains = frozenset({HERE})
         now = self.clock.seconds
-        federation = Federation(self.clock, self.elsewhere, Ranker(), registry, self.queue, now, domains)
+        federation = partial(Federation, self.clock, self.elsewhere, Ranker(), registry, self.queue, now, domains)
         self.switch = Switch(self.clock, Rules(domains), registry, self.queue, federation, now)
         self.rounds = Rounds(self.clock, self.switch)
         self.intake = Intake(self.switch)

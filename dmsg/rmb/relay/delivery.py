@@ -22,12 +22,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any
 
 from twisted.python.failure import Failure
 
 from dmsg.rmb.relay.ports import Carrier, Store
-from dmsg.rmb.relay.queue.interface import Queued
+from dmsg.rmb.relay.queue.interface import Queued, QueueId
 from dmsg.rmb.socket.confirm import Message
 from dmsg.rmb.socket.parking import Parking
 from dmsg.rmb.twins.address import Session
@@ -103,7 +102,12 @@ class Delivery:
     )
 
     def __init__(
-        self, session: Session, carrier: Carrier, store: Store, line: int = LINE_MESSAGES, size: int | None = None
+        self,
+        session: Session,
+        carrier: Carrier,
+        store: Store[Delivery],
+        line: int = LINE_MESSAGES,
+        size: int | None = None,
     ) -> None:
         self.session = session
         self._carrier = carrier
@@ -117,14 +121,14 @@ class Delivery:
         self._handed = self._handed_size = 0
         self._handing = False
         self._barrier = False
-        self._after: Any = None
+        self._after: QueueId | None = None
         self._reading = False
         self._again = False
         self._inside = False
         self._more = False
         self._keeping = 0
         # ids of what is in the queue only because its confirmation took long
-        self._skip: set[Any] = set()
+        self._skip: set[QueueId] = set()
         self._line: deque[Message] = deque()
         self._line_messages = line
         self._most_size = size
@@ -267,7 +271,7 @@ class Delivery:
     def _put_by(self, message: Message) -> None:
         self._keeping += 1
 
-        def done(result: Any) -> None:
+        def done(result: object) -> None:
             self._keeping -= 1
             self._again = True
             if not self._keeping and not self.closed:
@@ -461,7 +465,7 @@ class Delivery:
         # nothing is read until its id is known: it would be sent a second time
         self._keeping += 1
 
-        def kept(number: Any) -> None:
+        def kept(number: QueueId) -> None:
             message.kept = number
             message.settle()
             if message.confirmed or (message.handed and self.trusted):
@@ -469,7 +473,7 @@ class Delivery:
             else:
                 self._skip.add(number)
 
-        def done(result: Any) -> None:
+        def done(result: object) -> None:
             message.keeping = False
             self._keeping -= 1
             if self.catching_up:

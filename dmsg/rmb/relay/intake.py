@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.mail import Header, Mail
+from dmsg.rmb.relay.queue.interface import QueueId
 from dmsg.rmb.relay.rules import Action, Decision, Refused
 from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.confirm import Ledger
@@ -82,7 +81,7 @@ class Intake:
         """
         switch = self._switch
 
-        def kept(number: Any) -> None:
+        def kept(number: QueueId) -> None:
             switch.kept(mail.destination, mail, number, others)
 
         def failed(failure: Failure) -> None:

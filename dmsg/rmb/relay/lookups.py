@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -83,7 +83,7 @@ class LookupLines:
         def ask() -> None:
             self._registry.get(twin).addBoth(answered)
 
-        def answered(result: Any) -> None:
+        def answered(result: Twin | Failure) -> None:
             away = isinstance(result, Failure) and result.check(RegistryUnavailable)
             if away and self._clock.seconds() - began < LOOKUP_PATIENCE:
                 # a word to the sender is for ever, and the registry may be back in a moment

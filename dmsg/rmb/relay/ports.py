@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from dmsg.rmb.relay.queue.interface import Queued
+from dmsg.rmb.relay.queue.interface import Queued, QueueId
 from dmsg.rmb.socket.confirm import Message
 from dmsg.rmb.twins.address import Session
+
+_Delivery_contra = TypeVar("_Delivery_contra", contravariant=True)
 
 
 class Carrier(Protocol):
@@ -25,29 +27,29 @@ class Carrier(Protocol):
         """Send a ping behind everything that was sent; its answer brings ``number`` back."""
 
 
-class Store(Protocol):
+class Store(Protocol[_Delivery_contra]):
     """What a delivery needs of the relay around it."""
 
-    def keep(self, session: Session, message: Message) -> Deferred[Any]:
+    def keep(self, session: Session, message: Message) -> Deferred[QueueId]:
         """Put a message into the session's queue; fires with its id."""
 
-    def read(self, session: Session, after: Any) -> Deferred[list[Queued]]:
+    def read(self, session: Session, after: QueueId | None) -> Deferred[list[Queued]]:
         """The oldest of the session's queue behind ``after``."""
 
-    def remove(self, session: Session, ids: list[Any]) -> None:
+    def remove(self, session: Session, ids: list[QueueId]) -> None:
         """They were delivered."""
 
     def until(self, queued: Queued) -> float | None:
         """When the life of a queued message ends; None when it has, and was answered."""
 
-    def busy(self, delivery: Any) -> None:
+    def busy(self, delivery: _Delivery_contra) -> None:
         """It has something in its window from now on."""
 
-    def waits(self, delivery: Any) -> None:
+    def waits(self, delivery: _Delivery_contra) -> None:
         """It has something in its line from now on."""
 
-    def ping_later(self, delivery: Any) -> None:
+    def ping_later(self, delivery: _Delivery_contra) -> None:
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` in a while."""
 
-    def hand_later(self, delivery: Any) -> None:
+    def hand_later(self, delivery: _Delivery_contra) -> None:
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.hand` after this turn, and again as long as that says so."""

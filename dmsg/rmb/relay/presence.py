@@ -96,6 +96,10 @@ class Presence:
         except ValueError:
             return None
 
+    def is_here(self, name: str) -> bool:
+        """Whether the session that the queue calls so is connected."""
+        return self.named(name) is not None
+
     def comes_back(self, session: Session) -> Deferred[bool]:
         """Whether a session is there, or comes within :data:`COME_BACK` where this relay has just been started."""
         if session in self.sessions:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import Any
 
 from twisted.internet.interfaces import IListeningPort
 from twisted.internet.task import LoopingCall, deferLater
@@ -21,13 +21,14 @@ from dmsg.pages.port import StatusPort
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, QueueUnavailable
 from dmsg.rmb.registry.cache import CachedRegistry
+from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.relay.federation.forward import MAX_ITEMS_SIZE, Federation
 from dmsg.rmb.relay.federation.post import Poster
 from dmsg.rmb.relay.holdings import SessionHoldings
 from dmsg.rmb.relay.limiter import FixedWindow
 from dmsg.rmb.relay.metrics import RelayMetrics
-from dmsg.rmb.relay.queue.interface import QueueLimits
+from dmsg.rmb.relay.queue.interface import QueueLimits, RelayQueue
 from dmsg.rmb.relay.queue.redis import RedisQueue
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
@@ -52,7 +53,7 @@ LOOK_EVERY = 0.02
 _log = Logger()
 
 
-async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) -> Any:
+async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) -> RelayQueue:
     """A queue from what ``--queue`` says.
 
     :raises DmsgError: unknown, cannot be opened, or Redis does not answer.
@@ -69,7 +70,7 @@ async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) ->
 class _Running:
     """What is there from the start on."""
 
-    queue: Any
+    queue: RelayQueue
     registry: CachedRegistry
     federation: Federation
     switch: Switch
@@ -93,7 +94,7 @@ class RmbRelay(ListeningService):
         reactor: Reactor,
         settings: RelaySettings,
         *,
-        registry: Any = None,
+        registry: TwinRegistry | None = None,
         wall_clock: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
@@ -135,7 +136,7 @@ class RmbRelay(ListeningService):
         """Sessions and messages, once it has started."""
         return None if self._running is None else self._running.switch
 
-    def _make(self, queue: Any) -> _Running:
+    def _make(self, queue: RelayQueue) -> _Running:
         """What works on an open queue."""
         settings = self.settings
         registry = CachedRegistry(
@@ -143,7 +144,8 @@ class RmbRelay(ListeningService):
         )
         # a relay that is reached by http: is one on a developer's machine
         plain = any(domain.startswith("http:") for domain in settings.domains)
-        federation = Federation(
+        make_federation = partial(
+            Federation,
             self._reactor,
             Poster(self._reactor, plain=plain),
             Ranker(settings.ranker_period, self._random),
@@ -151,7 +153,7 @@ class RmbRelay(ListeningService):
             queue,
             self._wall_clock,
             settings.domains,
-            self._random,
+            random=self._random,
             max_size=min(MAX_ITEMS_SIZE, self.memory.limit // PART),
         )
         switch = Switch(
@@ -159,14 +161,16 @@ class RmbRelay(ListeningService):
             Rules(settings.domains, FixedWindow(*settings.limit) if settings.limit else None),
             registry,
             queue,
-            federation,
+            make_federation,
             self._wall_clock,
             durable=settings.durable,
             # two of the largest messages at least, or nobody could send one
             max_unfinished=min(MAX_UNFINISHED, max(2 * MAX_MESSAGE, self.memory.limit // PART)),
         )
         holdings = SessionHoldings(self._reactor, switch, self.memory)
-        return _Running(queue, registry, federation, switch, holdings, LoopingCall(Rounds(self._reactor, switch).round))
+        return _Running(
+            queue, registry, switch.federation, switch, holdings, LoopingCall(Rounds(self._reactor, switch).round)
+        )
 
     @property
     def metrics_port(self) -> IListeningPort | None:
@@ -205,7 +209,7 @@ class RmbRelay(ListeningService):
         session.end(Drop.CROWDED_OUT, TRY_LATER, "this twin has most of the sessions, and another one needs a place")
         return True
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> dict[str, object]:
         """What ``/health`` says."""
         assert self.switch is not None
         trouble = self.switch.queue.trouble

@@ -25,7 +25,7 @@ SMALL = 64 * 1024
 """Bytes of a message that is not whole, below which nobody minds."""
 
 
-class Home(Store, Protocol):
+class Home(Store[Delivery], Protocol):
     """What a session needs of the relay around it.
 
     :ivar durable: what sessions send that will not send it again is written down first.

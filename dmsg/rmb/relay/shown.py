@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Protocol
 
 from dmsg.base.memory import Memory
 from dmsg.base.units import human_count, human_size
@@ -13,6 +13,7 @@ from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
 from dmsg.pages.process import of_process
 from dmsg.pages.samples import Growth
 from dmsg.rmb.errors import Drop
+from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.relay.switch import Switch
 
 VERSION = version("dmsg")
@@ -25,11 +26,11 @@ NEARLY_FULL = 0.9
 class Looked(Protocol):
     """A relay, as its page asks it."""
 
-    settings: Any
+    settings: RelaySettings
     memory: Memory
     started: float
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> dict[str, object]:
         """What ``/health`` says."""
 
 

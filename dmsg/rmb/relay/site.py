@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
@@ -30,7 +29,7 @@ from dmsg.rmb.relay.federation.post import ONLY_CONNECTED
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.relay.switch import Switch
-from dmsg.rmb.socket.door import DoorFactory, Upgrade
+from dmsg.rmb.socket.door import DoorFactory, Upgrade, UpgradeTransport
 from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
@@ -68,7 +67,7 @@ class RelaySite(Resource):
         settings: RelaySettings,
         *,
         metrics: Callable[[], bytes],
-        health: Callable[[], dict[str, Any]],
+        health: Callable[[], dict[str, object]],
         admits: Callable[[], Drop | None],
         make_place: Callable[[int], bool],
     ) -> None:
@@ -105,7 +104,7 @@ class RelaySite(Resource):
     # --- routes ---
 
     # Each route returns.
-    def render(self, request: Request) -> Any:  # noqa: PLR0911
+    def render(self, request: Request) -> bytes | int:  # noqa: PLR0911
         upgrade = (request.getHeader(b"upgrade") or b"").lower()
         if upgrade == b"websocket" and b"upgrade" in (request.getHeader(b"connection") or b"").lower():
             # whatever the path is
@@ -149,7 +148,7 @@ class RelaySite(Resource):
         request.setHeader(b"retry-after", b"%d" % seconds)
         return self._refuse(request, drop, 503, text)
 
-    def _address(self, forwarded: bytes | None, peer: Any) -> str:
+    def _address(self, forwarded: bytes | None, peer: IAddress) -> str:
         """Whose a connection is, as limits count."""
         client = forwarded_client(forwarded) if self._settings.proxied else ""
         return blocks_of(client or str(getattr(peer, "host", "")))[0].name
@@ -157,18 +156,18 @@ class RelaySite(Resource):
     def _address_of(self, request: Request) -> str:
         return self._address(request.getHeader(b"x-forwarded-for"), request.getClientAddress())
 
-    def _finish(self, answer: Deferred[Any], request: Request) -> int:
+    def _finish(self, answer: Deferred[bytes | int], request: Request) -> int:
         """Answer when it is known, if the other side is still there."""
         gone: list[bool] = []
 
-        def left(_: Any) -> None:
+        def left(_: Failure) -> None:
             gone.append(True)
             answer.cancel()
 
         request.notifyFinish().addErrback(left)
 
-        def known(body: Any) -> None:
-            if not gone and body is not NOT_DONE_YET:
+        def known(body: bytes | int) -> None:
+            if not gone and isinstance(body, bytes):
                 finish_with(body, request)
 
         def failed(failure: Failure) -> None:
@@ -182,7 +181,7 @@ class RelaySite(Resource):
 
     # --- sessions ---
 
-    def _authenticate(self, request: Request) -> Any:
+    def _authenticate(self, request: Request) -> bytes | int:
         _, question, query = request.uri.partition(b"?")
         if not question or not query:
             close_after(request)
@@ -202,7 +201,7 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
         return self._finish(Deferred.fromCoroutine(self._upgrade_session(request, parsed)), request)
 
-    def _take(self, upgrade: Upgrade, transport: Any) -> bool:
+    def _take(self, upgrade: Upgrade, transport: UpgradeTransport) -> bool:
         """Let in who need not wait for anything; who has to, or is refused, comes again by :meth:`_authenticate`."""
         address = self._address(upgrade.headers.get(b"x-forwarded-for"), transport.getPeer())
         now = self._reactor.seconds()
@@ -226,7 +225,7 @@ class RelaySite(Resource):
         return True
 
     # Each refusal returns.
-    async def _upgrade_session(self, request: Request, parsed: token.Token) -> Any:  # noqa: PLR0911
+    async def _upgrade_session(self, request: Request, parsed: token.Token) -> bytes | int:  # noqa: PLR0911
         session = parsed.session
         try:
             twin = await self._switch.registry.get(session.twin)
@@ -269,7 +268,7 @@ class RelaySite(Resource):
 
     # --- other relays ---
 
-    def _intake(self, request: Request) -> Any:
+    def _intake(self, request: Request) -> bytes | int:
         """One message, as the reference brings it."""
         request.setHeader(batch.OFFER, b"1")
         address, body = self._address_of(request), self._body_from_relay(request)
@@ -310,7 +309,7 @@ class RelaySite(Resource):
             request.setHeader(b"retry-after", b"%d" % verdict.after)
         return self._text(request, verdict.status, verdict.text)
 
-    def _intake_batch(self, request: Request) -> Any:
+    def _intake_batch(self, request: Request) -> bytes | int:
         """Several messages, see :mod:`dmsg.rmb.relay.federation.batch`."""
         request.setHeader(batch.OFFER, b"1")
         address, body = self._address_of(request), self._body_from_relay(request)
@@ -334,7 +333,7 @@ class BatchAnswer:
         self._request = request
         self._address = address
         self._reactor = reactor
-        self._taking: dict[int, Deferred[Any]] = {}
+        self._taking: dict[int, Deferred[tuple[Verdict, bool]]] = {}
         self._lines: list[bytes] = []
         self._gone = self._soon = False
         self._left = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -32,7 +32,7 @@ from dmsg.rmb.relay.limited import Limited
 from dmsg.rmb.relay.lookups import LookupLines, Waiting
 from dmsg.rmb.relay.mail import Header, Mail, answer
 from dmsg.rmb.relay.presence import Presence
-from dmsg.rmb.relay.queue.interface import FEDERATION, Queued
+from dmsg.rmb.relay.queue.interface import FEDERATION, Queued, QueueId, RelayQueue
 from dmsg.rmb.relay.rules import Action, Refused, Rules
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.socket.confirm import Message
@@ -52,12 +52,16 @@ MAX_UNFINISHED = 256 * 1024 * 1024
 FRAGMENT_RATE, FRAGMENT_BURST = 1000.0, 10_000.0
 """Small fragments a second that one twin may send, and at once; beyond, its session is ended."""
 
+_T = TypeVar("_T")
+
 _log = Logger()
 
 
 class Switch:
     """Sessions of a relay and the messages between them.
 
+    :param make_federation: called with whether a session, by its text, is connected here, and with what to tell of
+        messages that came from the queue.
     :param wall_clock: seconds since 1970.
     :ivar sessions: by their names.
     :ivar counters: for metrics.
@@ -68,8 +72,8 @@ class Switch:
         clock: IReactorTime,
         rules: Rules,
         registry: CachedRegistry,
-        queue: Any,
-        federation: Federation,
+        queue: RelayQueue,
+        make_federation: Callable[[Callable[[str], bool], Callable[[Mail, str | None], None]], Federation],
         wall_clock: Callable[[], float],
         *,
         durable: bool = False,
@@ -89,7 +93,6 @@ class Switch:
         self.rules = rules
         self.registry = registry
         self.queue = queue
-        self.federation = federation
         self.now = wall_clock
         self.presence = Presence(clock)
         self.sessions = self.presence.sessions
@@ -109,10 +112,8 @@ class Switch:
         # what goes from a line into the queue must not make that drop its oldest
         self.line_messages = max(1, min(LINE_MESSAGES, queue.limits.messages // 2))
         self.line_size = queue.limits.size // 2
-        federation.offers.is_connected = lambda name: self.presence.named(name) is not None
-        federation.finished = self._forwarded
-        queue.dropped = self._dropped
-        queue.watch(self.appended_elsewhere, self._connected_elsewhere)
+        self.federation = make_federation(self.presence.is_here, self._forwarded)
+        queue.watch(self)
 
     # --- sessions ---
 
@@ -389,7 +390,7 @@ class Switch:
         if connected is not None:
             connected.delivery.appending += 1
 
-        def ended(result: Any) -> Any:
+        def ended(result: _T) -> _T:
             if connected is not None:
                 connected.delivery.appending -= 1
             return result
@@ -402,7 +403,7 @@ class Switch:
         keeping = self.queue.append(str(session), mail.data, mail.until, mail.sender)
         keeping.addBoth(ended).addCallbacks(lambda number: self.kept(session, mail, number, others), failed)
 
-    def kept(self, session: Session, mail: Message, number: Any, others: frozenset[str]) -> None:
+    def kept(self, session: Session, mail: Message, number: QueueId, others: frozenset[str]) -> None:
         """It is in the queue of ``session``.
 
         :param number: its id there.
@@ -431,17 +432,15 @@ class Switch:
         else:
             mail.lose()
 
-    def keep(self, session: Session, message: Message) -> Deferred[Any]:
+    def keep(self, session: Session, message: Message) -> Deferred[QueueId]:
         """For :class:`~dmsg.rmb.relay.ports.Store`."""
-        result: Deferred[Any] = self.queue.append(str(session), message.data, message.until, message.sender)
-        return result
+        return self.queue.append(str(session), message.data, message.until, message.sender)
 
-    def read(self, session: Session, after: Any) -> Deferred[list[Queued]]:
+    def read(self, session: Session, after: QueueId | None) -> Deferred[list[Queued]]:
         """For :class:`~dmsg.rmb.relay.ports.Store`."""
-        result: Deferred[list[Queued]] = self.queue.read(str(session), after)
-        return result
+        return self.queue.read(str(session), after)
 
-    def remove(self, session: Session, ids: list[Any]) -> None:
+    def remove(self, session: Session, ids: list[QueueId]) -> None:
         """For :class:`~dmsg.rmb.relay.ports.Store`."""
         self.queue.remove(str(session), ids)
 
@@ -457,17 +456,19 @@ class Switch:
             return None
         return header.until(now)
 
-    def _dropped(self, session: str, number: int) -> None:
+    def dropped(self, session: str, number: int) -> None:
+        """For :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         self.rules.drops[Drop.QUEUE_FULL] += number
         self.dropped_oldest += number
 
     def appended_elsewhere(self, name: str) -> None:
-        """Another process put something into the queue of that name."""
+        """For :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`, and for rounds."""
         session = None if name == FEDERATION else self.presence.named(name)
         if session is not None:
             session.delivery.poke()
 
-    def _connected_elsewhere(self, name: str) -> None:
+    def connected_elsewhere(self, name: str) -> None:
+        """For :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         session = self.presence.named(name)
         if session is not None:
             session.end(Drop.REPLACED, GOING_AWAY, "this session connected to another process")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from dmsg.rmb.socket.parking import Parking
 
@@ -29,7 +28,9 @@ class Message:
     __slots__ = ("confirmed", "data", "handed", "keeping", "kept", "owner", "sender", "settled", "until")
     is_answer = False
 
-    def __init__(self, data: bytes, until: float, owner: Ledger | None, kept: Any = None, sender: int = 0) -> None:
+    def __init__(
+        self, data: bytes, until: float, owner: Ledger | None, kept: int | bytes | None = None, sender: int = 0
+    ) -> None:
         self.data = data
         self.until = until
         self.owner = owner

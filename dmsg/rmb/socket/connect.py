@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 from autobahn.twisted.websocket import (
     WebSocketClientFactory,
@@ -10,7 +10,7 @@ from autobahn.twisted.websocket import (
 )
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import wrapClientTLS
-from twisted.internet.interfaces import IAddress, IReactorTime
+from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEndpoint
 from twisted.internet.ssl import optionsForClientTLS
 
 from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
@@ -32,7 +32,7 @@ class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]
         return why
 
 
-def connect(reactor: IReactorTime, url: str, query: str, receiver: Receiver, turn: TurnFlush) -> Deferred[Any]:
+def connect(reactor: IReactorTime, url: str, query: str, receiver: Receiver, turn: TurnFlush) -> Deferred[Socket]:
     """Open ``url`` with a query; ``receiver`` is told of everything.
 
     :param url: ``ws://HOST[:PORT]`` or ``wss://...``.
@@ -49,8 +49,7 @@ def connect(reactor: IReactorTime, url: str, query: str, receiver: Receiver, tur
         return socket
 
     factory.buildProtocol = build  # type: ignore[method-assign]
-    endpoint: Any = host_endpoint(reactor, factory.host, factory.port, HANDSHAKE_TIMEOUT)
+    endpoint: IStreamClientEndpoint = host_endpoint(reactor, factory.host, factory.port, HANDSHAKE_TIMEOUT)
     if factory.isSecure:
         endpoint = wrapClientTLS(optionsForClientTLS(factory.host), endpoint)
-    connecting: Deferred[Any] = endpoint.connect(factory)
-    return connecting
+    return cast("Deferred[Socket]", endpoint.connect(factory))

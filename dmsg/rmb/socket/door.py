@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol as Interface
 
 from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocol, IReactorTime
 from twisted.internet.protocol import Factory, Protocol, connectionDone
@@ -19,6 +19,7 @@ from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.server import Site
 
+from dmsg.net.streams.transports import ApplicationTransport
 from dmsg.net.web.guard import Guard, Guarded
 
 MAX_HEAD = 8192
@@ -41,6 +42,12 @@ class Upgrade(NamedTuple):
     key: bytes
     headers: dict[bytes, bytes]
     rest: bytes
+
+
+class UpgradeTransport(ApplicationTransport, Interface):
+    """TCP transport of a connection that may become a websocket."""
+
+    protocol: IProtocol
 
 
 def is_key(key: bytes) -> bool:
@@ -153,7 +160,12 @@ class DoorFactory(Factory):
     noisy = False
 
     def __init__(
-        self, site: Site, reactor: IReactorTime, take: Callable[[Upgrade, Any], bool], patience: float, guard: Guard
+        self,
+        site: Site,
+        reactor: IReactorTime,
+        take: Callable[[Upgrade, UpgradeTransport], bool],
+        patience: float,
+        guard: Guard,
     ) -> None:
         """:param guard: counts the connections that are not, or not yet, sessions."""
         self.site = site

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any
 
 from dmsg.net.turns import TakesTurns, Turns
 
@@ -54,14 +53,14 @@ class Parking(TakesTurns):
         self,
         message: Callable[[bytes], None],
         ping: Callable[[bytes], None],
-        later: Callable[[Callable[[], None]], Any],
+        later: Callable[[Callable[[], None]], object],
         hold: Callable[[], None],
         release: Callable[[], None],
         confirms: Callable[[], bool],
     ) -> None:
         self._message, self._ping, self._in_next_turn = message, ping, later
         self._hold, self._release, self._confirms = hold, release, confirms
-        self._for: set[Any] = set()
+        self._for: set[object] = set()
         self._waiting: deque[tuple[bool, bytes]] = deque()
         self.size = 0
         self.come = 0
@@ -81,11 +80,11 @@ class Parking(TakesTurns):
         """What comes now has to wait."""
         return bool(self._for or self._waiting)
 
-    def wait_for(self, delivery: Any) -> None:
+    def wait_for(self, delivery: object) -> None:
         """Nothing more is taken until ``delivery`` has caught up."""
         self._for.add(delivery)
 
-    def caught_up(self, delivery: Any) -> None:
+    def caught_up(self, delivery: object) -> None:
         """It has."""
         self._for.discard(delivery)
         self._soon()
@@ -108,7 +107,7 @@ class Parking(TakesTurns):
         if self._waiting and not self._for:
             self._next_turn()
 
-    def _later(self, call: Callable[[], None]) -> Any:
+    def _later(self, call: Callable[[], None]) -> object:
         return self._in_next_turn(call)
 
     def _work(self) -> None:

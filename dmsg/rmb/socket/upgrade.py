@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from autobahn.twisted.resource import WebSocketResource
 from autobahn.twisted.util import peer2str
@@ -12,7 +12,7 @@ from autobahn.twisted.websocket import (
     WebSocketServerFactory,
     WebSocketServerProtocol,
 )
-from twisted.internet.interfaces import IAddress, IReactorTime
+from twisted.internet.interfaces import IAddress, IReactorTime, ITransport
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET, Request
@@ -20,7 +20,9 @@ from twisted.web.server import NOT_DONE_YET, Request
 from dmsg.net.flush import TurnFlush
 from dmsg.net.share import Share
 from dmsg.net.socketopts import tune, write_now
-from dmsg.rmb.socket.door import is_key
+from dmsg.net.streams.transports import ApplicationTransport
+from dmsg.net.web.channel import BoundedChannel
+from dmsg.rmb.socket.door import UpgradeTransport, is_key
 from dmsg.rmb.socket.websocket import OPTIONS, Receiver, Socket
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -45,7 +47,7 @@ class _QuickSocket(_ServerSocket):
     def __init__(self) -> None:
         """Autobahn's own is called when it is woken."""
 
-    def take_over(self, transport: Any, key: bytes) -> None:
+    def take_over(self, transport: ApplicationTransport, key: bytes) -> None:
         """Answer an upgrade with 101 and go on.  :param key: the header Sec-WebSocket-Key."""
         self.transport = transport
         self.connected = 1
@@ -70,15 +72,15 @@ class _QuickSocket(_ServerSocket):
         self._asleep = False
         state = self.state
         WebSocketServerProtocol.__init__(self)
-        self.peer = peer2str(self.transport)
+        self.peer = peer2str(cast(ITransport, self.transport))
         self._connectionMade()
         self.state = state
         self.inside_message = False
         self.current_frame = None  # type: ignore[assignment]  # as autobahn does
         self.websocket_version = 13
         self.websocket_protocols: list[str] = []
-        self.websocket_extensions: list[Any] = []
-        self.websocket_extensions_in_use: list[Any] = []
+        self.websocket_extensions: list[object] = []
+        self.websocket_extensions_in_use: list[object] = []
         self.websocket_protocol_in_use = None
 
     def _ended(self, reason: Failure) -> None:
@@ -114,15 +116,14 @@ class UpgradeResource:
         self._reactor = reactor
         self._share = Share(reactor)
 
-    def upgrade(self, request: Request, receiver: Receiver) -> Any:
+    def upgrade(self, request: Request, receiver: Receiver) -> bytes | int:
         """Answer ``request`` with 101; ``receiver`` gets what comes.  :returns: as ``render`` does."""
 
         if self._is_plain(request):
-            transport: Any = request.channel.transport
+            transport = cast(UpgradeTransport, request.channel.transport)
             getattr(transport, "request_is_taken", _nobody)()
-            channel: Any = request.channel
-            channel.let_go()
-            channel.transport = None
+            self._let_go(request)
+            request.channel.transport = None
             self.take(transport, request.getHeader(b"sec-websocket-key") or b"", receiver)
             transport.resumeProducing()  # the channel had paused it while the request was looked at
             return NOT_DONE_YET
@@ -131,10 +132,16 @@ class UpgradeResource:
             return self._build(_ServerSocket, receiver)
 
         getattr(request.channel.transport, "request_is_taken", _nobody)()
-        channel = request.channel
-        channel.let_go()
+        self._let_go(request)
         self._factory.buildProtocol = build  # type: ignore[method-assign]
-        return self._resource.render(request)
+        rendered: bytes | int = self._resource.render(request)
+        return rendered
+
+    @staticmethod
+    def _let_go(request: Request) -> None:
+        channel = request.channel
+        assert isinstance(channel, BoundedChannel)  # of RelaySite.make_site
+        channel.let_go()
 
     def _build(self, kind: type[_S], receiver: Receiver) -> _S:
         socket = kind()
@@ -143,7 +150,7 @@ class UpgradeResource:
         socket.share = self._share
         return socket
 
-    def take(self, transport: Any, key: bytes, receiver: Receiver) -> None:
+    def take(self, transport: UpgradeTransport, key: bytes, receiver: Receiver) -> None:
         """Answer an upgrade on a TCP transport with 101.  :param key: the header Sec-WebSocket-Key, as it has to be."""
         socket = self._build(self._quick, receiver)
         transport.protocol = socket
@@ -152,7 +159,7 @@ class UpgradeResource:
     @staticmethod
     def _is_plain(request: Request) -> bool:
         """An upgrade about which there is nothing to ask; all others, and those over TLS, are autobahn's."""
-        transport: Any = request.channel.transport
+        transport = cast("UpgradeTransport | None", request.channel.transport)
         if transport is None or any(isinstance(one, ProtocolWrapper) for one in (transport, transport.protocol)):
             return False
         headers = request.requestHeaders

@@ -10,19 +10,21 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from autobahn.twisted.websocket import (
     WebSocketServerProtocol,
 )
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import cancel_call
 from dmsg.net.share import STEPS
 from dmsg.net.socketopts import forget_unsent, queued, tune, write_now
+from dmsg.net.streams.transports import ApplicationTransport
 from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.socket import frames
@@ -79,10 +81,11 @@ class _Silence:
     def __getattr__(self, name: str) -> Callable[..., None]:
         return self._say_nothing
 
-    def _say_nothing(self, *args: Any, **kwargs: Any) -> None:
+    def _say_nothing(self, *args: object, **kwargs: object) -> None:
         pass
 
 
+@implementer(IPushProducer)
 class Socket(HeldReading, TakesTurns):
     """What both ends of a connection can do; mixed into autobahn's protocols.
 
@@ -94,7 +97,7 @@ class Socket(HeldReading, TakesTurns):
     turn: TurnFlush
     state: int
     data: bytes
-    transport: Any
+    transport: ApplicationTransport
     log = _Silence()
     masked_here = False
     """What this end sends is masked: it is a client."""

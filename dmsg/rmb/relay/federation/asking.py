@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from dmsg.base.tables import uncount
+from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.relay.federation.doubts import Doubts
 from dmsg.rmb.relay.federation.slots import Slots
 from dmsg.rmb.relay.ranker import Ranker
@@ -29,6 +30,8 @@ MAX_OFFERS, MAX_OFFERS_OF_TWIN = 128, 16
 MAX_WAITING = 10_000
 """Offers that wait for room; of one more nobody is asked."""
 
+_T = TypeVar("_T")
+
 
 class Outcome(Enum):
     """What one or several relays said."""
@@ -40,6 +43,19 @@ class Outcome(Enum):
     """At least one did not answer, or may say something else later."""
 
 
+class RelayPoster(Protocol):
+    """Sender of messages to other relays, as :class:`~dmsg.rmb.relay.federation.post.Poster`."""
+
+    def takes_many(self, relay: str) -> bool:
+        """Whether several messages for the relay leave in one request."""
+
+    def post(self, relay: str, data: bytes, *, only_connected: bool) -> Awaitable[int]:
+        """Return the status that the relay answers; 0 when the relay does not answer."""
+
+    def close(self) -> Awaitable[object]:
+        """Close the connections that are kept."""
+
+
 class Asking:
     """What all of one relay's messages to others have in common.
 
@@ -47,7 +63,9 @@ class Asking:
     :ivar not_offered: messages that nobody was asked to take, because too many were offered.
     """
 
-    def __init__(self, reactor: IReactorTime, poster: Any, ranker: Ranker, slots: Slots[Any], registry: Any) -> None:
+    def __init__(
+        self, reactor: IReactorTime, poster: RelayPoster, ranker: Ranker, slots: Slots[Any], registry: TwinRegistry
+    ) -> None:
         self._reactor = reactor
         self._poster = poster
         self._ranker = ranker
@@ -61,12 +79,12 @@ class Asking:
         self.success: Counter[str] = Counter()
         self.error: Counter[str] = Counter()
 
-    def run(self, coroutine: Any) -> Deferred[Any]:
+    def run(self, coroutine: Coroutine[Deferred[object], object, _T]) -> Deferred[_T]:
         """Begin something that ends with the relay."""
         running = Deferred.fromCoroutine(coroutine)
         self._under_way.add(running)
 
-        def done(result: Any) -> Any:
+        def done(result: _T) -> _T:
             self._under_way.discard(running)
             return result
 

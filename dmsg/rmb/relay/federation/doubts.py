@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 from dmsg.base.tables import remember
 from dmsg.errors import DmsgError
 from dmsg.rmb.envelope.wire import challenge, decode
 from dmsg.rmb.errors import SignatureInvalid
+from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.identity import verify
 
 UNSIGNED = 401
@@ -31,7 +31,7 @@ class Doubts:
     :param registry: has the keys of twins.
     """
 
-    def __init__(self, seconds: Callable[[], float], registry: Any) -> None:
+    def __init__(self, seconds: Callable[[], float], registry: TwinRegistry) -> None:
         """:param seconds: a clock that does not go back."""
         self._seconds = seconds
         self._registry = registry

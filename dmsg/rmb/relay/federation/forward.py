@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
@@ -23,12 +22,13 @@ from twisted.python.failure import Failure
 from dmsg.base.tables import uncount
 from dmsg.rmb.envelope.texts import EXPIRED, NO_RELAY, OFFLINE, REMOTE
 from dmsg.rmb.errors import EnvelopeError, TwinNotFound
+from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.relay.delivery import SPILL_AFTER
-from dmsg.rmb.relay.federation.asking import PART, RETRY_FIRST, RETRY_MOST, Asking, Outcome
+from dmsg.rmb.relay.federation.asking import PART, RETRY_FIRST, RETRY_MOST, Asking, Outcome, RelayPoster
 from dmsg.rmb.relay.federation.offers import Offers
 from dmsg.rmb.relay.federation.slots import Slots
 from dmsg.rmb.relay.mail import Header, Mail
-from dmsg.rmb.relay.queue.interface import BATCH, FEDERATION, Queued
+from dmsg.rmb.relay.queue.interface import BATCH, FEDERATION, Queued, QueueId, RelayQueue
 from dmsg.rmb.relay.ranker import Ranker
 
 PASSES = 3
@@ -58,7 +58,7 @@ class _Item:
     relays: frozenset[str]
     done: Callable[[Mail, str | None], None]
     since: float
-    kept: Any = None
+    kept: QueueId | None = None
     keeping: bool = False
     running: bool = False
     asked: bool = False
@@ -76,18 +76,21 @@ class Federation:
     """The way to other relays.
 
     :ivar asking: how relays are asked, also for what is kept here.
-    :ivar finished: told of a message that came from the queue, and what became of it.
+    :param is_connected: whether a session, by its text, is connected here by now.
+    :param finished: told of a message that came from the queue, and what became of it.
     """
 
     def __init__(
         self,
         reactor: IReactorTime,
-        poster: Any,
+        poster: RelayPoster,
         ranker: Ranker,
-        registry: Any,
-        queue: Any,
+        registry: TwinRegistry,
+        queue: RelayQueue,
         wall_clock: Callable[[], float],
         domains: frozenset[str],
+        is_connected: Callable[[str], bool],
+        finished: Callable[[Mail, str | None], None],
         random: Random | None = None,
         max_size: int = MAX_ITEMS_SIZE,
     ) -> None:
@@ -98,10 +101,11 @@ class Federation:
         self._queue = queue
         self._now = wall_clock
         self._domains = domains
+        self._finished = finished
         self._random = random or Random()
         self._slots: Slots[_Item] = Slots(poster.takes_many)
         self.asking = Asking(reactor, poster, ranker, self._slots, registry)
-        self.offers = Offers(reactor, self.asking, queue, wall_clock, max_size // PART)
+        self.offers = Offers(reactor, self.asking, queue, wall_clock, max_size // PART, is_connected)
         self._size = 0
         self._items_of: Counter[int] = Counter()
         self._size_of: Counter[int] = Counter()
@@ -111,12 +115,11 @@ class Federation:
         self._over = self._over_before = 0
         """Messages that were under way and are over; and how many were when the whole queue was looked through last."""
         self._items: dict[_Item, None] = {}
-        self._kept: dict[Any, _Item] = {}
-        self._finished_ids: deque[Any] = deque(maxlen=REMEMBERED)
+        self._kept: dict[QueueId, _Item] = {}
+        self._finished_ids: deque[QueueId] = deque(maxlen=REMEMBERED)
         self._taking = False
         self._behind = False
         """There may be more in the queue that could be under way."""
-        self.finished: Callable[[Mail, str | None], None] = lambda mail, error: None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -147,7 +150,7 @@ class Federation:
 
         mail = item.mail
 
-        def kept(number: Any) -> None:
+        def kept(number: QueueId) -> None:
             self._behind = True
             mail.settle()
 
@@ -200,7 +203,7 @@ class Federation:
             else:
                 self._slots.cancel(item)
 
-    def _attempted(self, result: Any, item: _Item) -> None:
+    def _attempted(self, result: object, item: _Item) -> None:
         if item.asked:
             self._slots.done(item, item.answered)
         else:
@@ -266,7 +269,7 @@ class Federation:
         item.keeping = True
         mail = item.mail
 
-        def kept(number: Any) -> None:
+        def kept(number: QueueId) -> None:
             item.kept = number
             if item in self._items:
                 self._kept[number] = item
@@ -275,7 +278,7 @@ class Federation:
                 self._queue.remove(FEDERATION, [number])
             mail.settle()
 
-        def done(result: Any) -> None:
+        def done(result: object) -> None:
             item.keeping = False
 
         keeping = self._queue.append(FEDERATION, mail.data, mail.until, mail.sender)
@@ -328,7 +331,7 @@ class Federation:
                 self._queue.remove(FEDERATION, [queued.id])
                 continue
             mail = Mail(queued.data, header.until(self._now()), None, header)
-            item = _Item(mail, frozenset(), self.finished, self._reactor.seconds())
+            item = _Item(mail, frozenset(), self._finished, self._reactor.seconds())
             item.kept = queued.id
             if self._has_room(item):
                 self._hold(item)
@@ -337,7 +340,7 @@ class Federation:
             else:
                 self._passed_over = True
 
-    def _took(self, result: Any) -> None:
+    def _took(self, result: object) -> None:
         self._taking = False
 
     # --- the end ---

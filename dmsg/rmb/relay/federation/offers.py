@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.rmb.relay.federation.asking import PART, RETRY_FIRST, RETRY_MOST, Asking, Outcome
-from dmsg.rmb.relay.queue.interface import Queued
+from dmsg.rmb.relay.queue.interface import Queued, QueueId, RelayQueue
 from dmsg.rmb.twins.address import Session
 
 MAX_OFFERED = 10_000
@@ -24,7 +23,7 @@ class _Offers:
 
     def __init__(self, relays: frozenset[str]) -> None:
         self.relays = relays
-        self.items: OrderedDict[Any, tuple[bytes, float]] = OrderedDict()
+        self.items: OrderedDict[QueueId, tuple[bytes, float]] = OrderedDict()
         self.next = 0.0
         self.delay = RETRY_FIRST
         self.running = False
@@ -33,16 +32,17 @@ class _Offers:
 class Offers:
     """Those of one relay.
 
-    :ivar is_connected: whether a session, by its text, is connected here by now.
+    :param is_connected: whether a session, by its text, is connected here by now.
     """
 
     def __init__(
         self,
         reactor: IReactorTime,
         asking: Asking,
-        queue: Any,
+        queue: RelayQueue,
         wall_clock: Callable[[], float],
         max_size: int,
+        is_connected: Callable[[str], bool],
     ) -> None:
         """:param max_size: bytes of the messages that are offered."""
         self._reactor = reactor
@@ -53,7 +53,7 @@ class Offers:
         self._offers: dict[str, _Offers] = {}
         self.count = 0
         self.size = 0
-        self.is_connected: Callable[[str], bool] = lambda session: False
+        self._is_connected = is_connected
 
     def round(self) -> None:
         """Every second: the next of each session that waited long enough."""
@@ -85,7 +85,7 @@ class Offers:
             return
         while offers.items and next(iter(offers.items.values()))[1] <= self._now():
             self._forget_offer(offers, next(iter(offers.items)))
-        if not offers.items or self.is_connected(session):
+        if not offers.items or self._is_connected(session):
             # delivered from the queue, where all of this is too
             for number in list(offers.items):
                 self._forget_offer(offers, number)
@@ -108,7 +108,7 @@ class Offers:
 
         self._asking.offer(data, offers.relays, Session.parse(session).twin).addBoth(done)
 
-    def _forget_offer(self, offers: _Offers, number: Any) -> None:
+    def _forget_offer(self, offers: _Offers, number: QueueId) -> None:
         offered = offers.items.pop(number, None)
         if offered is not None:
             self.count -= 1

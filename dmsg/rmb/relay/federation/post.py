@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
 
 from attrs import define, field
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -13,6 +12,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.client import Agent
 from twisted.web.http_headers import Headers
+from twisted.web.iweb import IResponse
 
 from dmsg.base.tables import remember
 from dmsg.net.web.body import drop, read_body
@@ -136,7 +136,7 @@ class Poster:
         await self._read(response, url)
         return code
 
-    async def _ask(self, url: str, headers: Headers, data: bytes) -> Any:
+    async def _ask(self, url: str, headers: Headers, data: bytes) -> IResponse | None:
         """The response, whose body is still to come; None when there is none."""
         try:
             request = self._agent.request(b"POST", url.encode("ascii"), headers, Body(data))
@@ -149,7 +149,7 @@ class Poster:
             _log.debug("relay {relay}: {error!r}", relay=url, error=error)
             return None
 
-    async def _read(self, response: Any, url: str) -> None:
+    async def _read(self, response: IResponse, url: str) -> None:
         """It says nothing, and is only read so that the connection can be used again."""
         try:
             await cancellable(read_body(response, MAX_ANSWER).addTimeout(POST_TIMEOUT, self._reactor))
@@ -199,7 +199,7 @@ class Poster:
         def failed(failure: Failure) -> None:
             _log.failure("a batch for {relay} failed", failure, relay=url)
 
-        def over(_: Any) -> None:
+        def over(_: object) -> None:
             line.under_way -= 1
             for posted in part:
                 posted.tell(0)
@@ -232,7 +232,7 @@ class Poster:
             posted.tell(503 if response.code == 503 else None)
         await self._read(response, url)
 
-    def close(self) -> Deferred[Any]:
+    def close(self) -> Deferred[object]:
         """End the connections that are kept."""
-        result: Deferred[Any] = self._pool.closeCachedConnections()
+        result: Deferred[object] = self._pool.closeCachedConnections()
         return result

@@ -5,9 +5,9 @@ Every session has a queue of its own; what is for other relays is in one more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias
 
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
@@ -62,20 +62,38 @@ class QueueLimits:
         return max(self.total // PART, 2 * self.size)
 
 
+QueueId: TypeAlias = int | bytes
+"""Id of a message in a queue: a number in SQLite, an id of a stream in Redis."""
+
+
 class Queued(NamedTuple):
     """A message that is kept.  Ids grow along a queue."""
 
-    id: Any
+    id: QueueId
     data: bytes
+
+
+class QueueWatcher(Protocol):
+    """Callbacks of a queue to the relay that uses it."""
+
+    def dropped(self, session: str, number: int) -> None:
+        """The oldest ``number`` messages of a session were deleted, because its queue was full."""
+
+    def appended_elsewhere(self, name: str) -> None:
+        """Another process appended a message to the queue of that name."""
+
+    def connected_elsewhere(self, name: str) -> None:
+        """The session of that name connected to another process."""
 
 
 class RelayQueue(Interface):
     """Messages by session."""
 
-    trouble = Attribute("Why nothing can be added now, as on a full disk; None when it can.")
-    forgotten = Attribute("Number of delivered messages that the queue could not delete and will deliver again.")
+    limits: QueueLimits = Attribute("How much is kept.")
+    trouble: str | None = Attribute("Why nothing can be added now, as on a full disk; None when it can.")
+    forgotten: int = Attribute("Number of delivered messages that the queue could not delete and will deliver again.")
 
-    def append(session: str, data: bytes, until: float, sender: int = ...) -> Deferred[Any]:
+    def append(session: str, data: bytes, until: float, sender: int = ...) -> Deferred[QueueId]:
         """Keep a message until a time.  Fires with its id once it survives the process.
 
         Fails with QueueUnavailable.
@@ -83,20 +101,20 @@ class RelayQueue(Interface):
         :param sender: the twin that sent it; 0: the relay.
         """
 
-    def read(session: str, after: Any) -> Deferred[list[Queued]]:
+    def read(session: str, after: QueueId | None) -> Deferred[list[Queued]]:
         """The oldest messages whose id is above ``after``; None means all."""
 
     def poll(sessions: Sequence[str]) -> Deferred[list[str]]:
         """Those of some sessions in whose queue is something that nobody told of."""
 
-    def remove(session: str, ids: Sequence[Any]) -> None:
+    def remove(session: str, ids: Sequence[QueueId]) -> None:
         """They are delivered: not read again, and deleted now, or as soon as that can be."""
 
     def expired(now: float) -> Deferred[list[tuple[str, bytes]]]:
         """Take out some messages whose time has passed."""
 
-    def watch(appended: Callable[[str], None], connected: Callable[[str], None]) -> None:
-        """Tell what other processes on the same queue do: a message was appended, a session connected there."""
+    def watch(watcher: QueueWatcher) -> None:
+        """Call ``watcher`` from now on."""
 
     def present(sessions: Sequence[str]) -> None:
         """These sessions are connected to this process; said again every half minute."""

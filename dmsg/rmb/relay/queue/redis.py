@@ -10,7 +10,7 @@ and a channel, ``rmb.queue``, on which processes tell each other what they appen
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -24,7 +24,16 @@ from zope.interface import implementer
 from dmsg.net.isolate import isolated
 from dmsg.net.redis import open_redis, patience, subscribe, without_password
 from dmsg.rmb.errors import QueueUnavailable
-from dmsg.rmb.relay.queue.interface import BATCH, BATCH_BYTES, FEDERATION, REFUSALS, Queued, QueueLimits, RelayQueue
+from dmsg.rmb.relay.queue.interface import (
+    BATCH,
+    BATCH_BYTES,
+    FEDERATION,
+    REFUSALS,
+    Queued,
+    QueueLimits,
+    QueueWatcher,
+    RelayQueue,
+)
 from dmsg.rmb.relay.queue.removals import Removals
 from dmsg.rmb.relay.queue.sqlite import EXPIRED
 from dmsg.rmb.twins.address import STREAM_PREFIX
@@ -190,7 +199,6 @@ class RedisQueue:
     What was delivered and could not be deleted, because Redis was away or took
     nothing, is remembered, not read again, and deleted as soon as that works.
 
-    :ivar dropped: called with a session and a number when the oldest had to go.
     :ivar trouble: why Redis took nothing when something was appended last, or None.
     """
 
@@ -199,7 +207,7 @@ class RedisQueue:
         self._redis = connection
         self._shown = without_password(url)
         self.limits = limits or QueueLimits()
-        self.dropped: Callable[[str, int], None] = lambda session, number: None
+        self._watcher: QueueWatcher | None = None
         self.trouble: str | None = None
         self._removals = Removals()
         self._removing = False
@@ -208,8 +216,6 @@ class RedisQueue:
         self._appending: set[Deferred[Any]] = set()
         self._closed = False
         self._grouped = False
-        self._appended: Callable[[str], None] = lambda session: None
-        self._connected: Callable[[str], None] = lambda session: None
         self._url = url
         self._subscription: Any = None
 
@@ -285,8 +291,8 @@ class RedisQueue:
             if not number:
                 one.appended.errback(QueueUnavailable(REFUSALS[int(dropped)].format(sender=one.sender)))
                 continue
-            if int(dropped) > 0:
-                isolated(self.dropped, one.session, int(dropped))
+            if int(dropped) > 0 and self._watcher is not None:
+                isolated(self._watcher.dropped, one.session, int(dropped))
             one.appended.callback(bytes(number))
 
     def read(self, session: str, after: Any) -> Deferred[list[Queued]]:
@@ -385,20 +391,21 @@ class RedisQueue:
 
     # --- other processes ---
 
-    def watch(self, appended: Callable[[str], None], connected: Callable[[str], None]) -> None:
-        self._appended, self._connected = appended, connected
+    def watch(self, watcher: QueueWatcher) -> None:
+        self._watcher = watcher
         if self._subscription is None:
             self._subscription = subscribe(self._reactor, self._url, CHANNEL, self._told)
 
     def _told(self, message: bytes) -> None:
         name, _, rest = message.decode(errors="replace").partition(" ")
         what, _, session = rest.partition(" ")
-        if name == self._name:
+        watcher = self._watcher
+        if name == self._name or watcher is None:
             return
         if what == "+":
-            self._appended(session)
+            watcher.appended_elsewhere(session)
         elif what == "=":
-            self._connected(session)
+            watcher.connected_elsewhere(session)
 
     def _quietly(self, *command: Any) -> None:
         self._redis.execute_command(*command).addErrback(lambda _: None)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from dmsg.rmb.relay.queue.interface import Queued
+from dmsg.rmb.relay.queue.interface import Queued, QueueId
 
 MAX_REMOVALS = 200_000
 """Ids that are remembered; beyond, the oldest are forgotten, and delivered a second time."""
@@ -20,13 +19,13 @@ class Removals:
     """
 
     def __init__(self) -> None:
-        self._ids: dict[tuple[str, Any], None] = {}
+        self._ids: dict[tuple[str, QueueId], None] = {}
         self.forgotten = 0
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def add(self, session: str, ids: Iterable[Any]) -> None:
+    def add(self, session: str, ids: Iterable[QueueId]) -> None:
         """These could not be deleted, or are being deleted."""
         for number in ids:
             self._ids[session, number] = None
@@ -34,18 +33,18 @@ class Removals:
             del self._ids[next(iter(self._ids))]
             self.forgotten += 1
 
-    def has(self, session: str, number: Any) -> bool:
+    def has(self, session: str, number: QueueId) -> bool:
         """Whether it is one of them."""
         return (session, number) in self._ids
 
-    def done(self, session: str, ids: Iterable[Any]) -> None:
+    def done(self, session: str, ids: Iterable[QueueId]) -> None:
         """These are deleted."""
         for number in ids:
             self._ids.pop((session, number), None)
 
-    def some(self) -> dict[str, list[Any]]:
+    def some(self) -> dict[str, list[QueueId]]:
         """The oldest of them, by session."""
-        found: dict[str, list[Any]] = {}
+        found: dict[str, list[QueueId]] = {}
         for (session, number), _ in zip(self._ids, range(AT_ONCE), strict=False):
             found.setdefault(session, []).append(number)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,17 @@ from dmsg.base.tables import uncount
 from dmsg.net.isolate import isolated
 from dmsg.net.reactor import cancel_call
 from dmsg.rmb.errors import QueueUnavailable
-from dmsg.rmb.relay.queue.interface import BATCH, BATCH_BYTES, FEDERATION, REFUSALS, Queued, QueueLimits, RelayQueue
+from dmsg.rmb.relay.queue.interface import (
+    BATCH,
+    BATCH_BYTES,
+    FEDERATION,
+    REFUSALS,
+    Queued,
+    QueueId,
+    QueueLimits,
+    QueueWatcher,
+    RelayQueue,
+)
 from dmsg.rmb.relay.queue.removals import Removals
 from dmsg.rmb.relay.queue.reserve import Reserve
 
@@ -54,7 +64,6 @@ class SQLiteQueue:
     until it can.  What was delivered meanwhile is remembered, not read again, and
     deleted as soon as that works; for that there is room in reserve.
 
-    :ivar dropped: called with a session and a number when the oldest had to go.
     :ivar trouble: why nothing is added now, or None.
     """
 
@@ -63,7 +72,7 @@ class SQLiteQueue:
         self._path = path
         self._clock = clock
         self.limits = limits or QueueLimits()
-        self.dropped: Callable[[str, int], None] = lambda session, number: None
+        self._watcher: QueueWatcher | None = None
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=1.0)
             # one process only: a second one would deliver everything twice
@@ -87,12 +96,12 @@ class SQLiteQueue:
             self._count()
         except sqlite3.Error as error:
             raise QueueUnavailable(f"{path}: {error}") from None
-        self._waiting: list[tuple[Deferred[Any], int]] = []
+        self._waiting: list[tuple[Deferred[QueueId], int]] = []
         self._open = False
-        self._taken: Any = None
+        self._taken: QueueId | None = None
         self.trouble: str | None = None
         self._removals = Removals()
-        self._deleting: list[tuple[str, Sequence[int]]] = []
+        self._deleting: list[tuple[str, Sequence[QueueId]]] = []
         self._retrying: IDelayedCall | None = None
         self._reserve = None if path == ":memory:" else Reserve(path)
         if self._reserve is not None and not self._reserve.take():
@@ -218,7 +227,7 @@ class SQLiteQueue:
             return REFUSALS[1].format(sender=sender)
         return None
 
-    def append(self, session: str, data: bytes, until: float, sender: int = 0) -> Deferred[Any]:
+    def append(self, session: str, data: bytes, until: float, sender: int = 0) -> Deferred[QueueId]:
         refusal = self._refusal(len(data), sender)
         if refusal is not None:
             return fail(QueueUnavailable(refusal))
@@ -239,7 +248,7 @@ class SQLiteQueue:
         self.total += len(data)
         if sender:
             self._from[sender] += len(data)
-        deferred: Deferred[Any] = Deferred()
+        deferred: Deferred[QueueId] = Deferred()
         self._waiting.append((deferred, cursor.lastrowid or 0))
         if session != FEDERATION and (sizes[0] > self.limits.messages or sizes[1] > self.limits.size):
             # it is kept, whatever comes of making room
@@ -248,7 +257,7 @@ class SQLiteQueue:
 
     def _drop_oldest(self, session: str, sizes: list[int]) -> None:
         rows = self._db.execute("SELECT id, length(data) FROM messages WHERE session = ? ORDER BY id", (session,))
-        ids: list[int] = []
+        ids: list[QueueId] = []
         over, size = sizes[0] - self.limits.messages, sizes[1]
         for number, length in rows:
             if len(ids) >= over and size <= self.limits.size:
@@ -256,9 +265,10 @@ class SQLiteQueue:
             ids.append(number)
             size -= length
         self._delete(session, ids)
-        self.dropped(session, len(ids))
+        if self._watcher is not None:
+            self._watcher.dropped(session, len(ids))
 
-    def _delete(self, session: str, ids: Sequence[int]) -> None:
+    def _delete(self, session: str, ids: Sequence[QueueId]) -> None:
         for number in ids:
             row = self._db.execute(
                 "DELETE FROM messages WHERE id = ? RETURNING length(data), sender", (number,)
@@ -278,7 +288,7 @@ class SQLiteQueue:
         if not sizes[0]:
             del self._sizes[session]
 
-    def read(self, session: str, after: Any) -> Deferred[list[Queued]]:
+    def read(self, session: str, after: QueueId | None) -> Deferred[list[Queued]]:
         if session not in self._sizes:
             return succeed([])
         try:
@@ -298,7 +308,7 @@ class SQLiteQueue:
     def poll(self, sessions: Sequence[str]) -> Deferred[list[str]]:
         return succeed([])
 
-    def remove(self, session: str, ids: Sequence[Any]) -> None:
+    def remove(self, session: str, ids: Sequence[QueueId]) -> None:
         self._removals.add(session, ids)
         if self.trouble is not None:
             return  # all that could not be deleted comes together
@@ -321,8 +331,8 @@ class SQLiteQueue:
             self.remove(session, [number])
         return succeed([(session, data) for _, session, data in rows])
 
-    def watch(self, appended: Callable[[str], None], connected: Callable[[str], None]) -> None:
-        """There are no other processes."""
+    def watch(self, watcher: QueueWatcher) -> None:
+        self._watcher = watcher
 
     def present(self, sessions: Sequence[str]) -> None:
         """Nobody asks."""
