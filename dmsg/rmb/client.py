@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import TypedDict, Unpack
 from uuid import uuid4
 
 from twisted.application.service import Service
-from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -30,6 +30,7 @@ from dmsg.rmb.envelope.texts import EXPIRED, OFFLINE
 from dmsg.rmb.envelope.wire import FAIL_FAST, JSON, SENT_EXPIRATION, set_address
 from dmsg.rmb.errors import CallTimeout, Drop, RemoteError, RmbError, TwinOffline
 from dmsg.rmb.registry.cache import CachedRegistry
+from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.session.handlers import Handler, Handlers
 from dmsg.rmb.session.participant import Participant, Profile, encryption_of
@@ -59,6 +60,16 @@ class Reply:
     schema: str | None
 
 
+class CallOptions(TypedDict, total=False):
+    """Keyword arguments of :meth:`RmbClient.call`."""
+
+    timeout: float
+    schema: str | None
+    session: str | None
+    keep: bool
+    tags: str
+
+
 class RmbClient(Service):
     """A session of a twin.
 
@@ -78,7 +89,7 @@ class RmbClient(Service):
         self,
         reactor: Reactor,
         secret: str,
-        registry: Any,
+        registry: str | TwinRegistry,
         relays: Sequence[str],
         *,
         key_type: str = "sr25519",
@@ -165,7 +176,7 @@ class RmbClient(Service):
         if not self.ready.called:
             waiting: Deferred[None] = Deferred()
 
-            def pass_on(result: Any) -> Any:
+            def pass_on(result: Failure | None) -> Failure | None:
                 if not waiting.called:
                     waiting.callback(result)
                 return result
@@ -253,15 +264,19 @@ class RmbClient(Service):
             self._calls.pop(uid, None)
 
     async def call_all(
-        self, twins: Iterable[int], command: str, payload: bytes = b"", **options: Any
+        self, twins: Iterable[int], command: str, payload: bytes = b"", **options: Unpack[CallOptions]
     ) -> dict[int, Reply | Exception]:
         """Ask several twins at once: twin -> its answer, or the error of that one."""
         numbers = list(dict.fromkeys(twins))
-        calls = [Deferred.fromCoroutine(self.call(number, command, payload, **options)) for number in numbers]
-        results: list[tuple[bool, Any]] = await DeferredList(calls, consumeErrors=True)
-        return {
-            number: result if good else result.value for number, (good, result) in zip(numbers, results, strict=True)
-        }
+
+        async def call(number: int) -> Reply | Exception:
+            try:
+                return await self.call(number, command, payload, **options)
+            except Exception as error:
+                return error
+
+        answers = await gatherResults([Deferred.fromCoroutine(call(number)) for number in numbers])
+        return dict(zip(numbers, answers, strict=True))
 
     async def ping(self, timeout: float = 10.0) -> float:
         """Seconds to the relay and back, as an envelope."""

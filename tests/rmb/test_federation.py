@@ -586,7 +586,7 @@ def make_federation(
     finished: Callable[[Mail, str | None], None] = lambda mail, error: None,
 ) -> Federation:
     """With a registry that has no twin."""
-    queue = queue or SQLiteQueue(":memory:", clock)
+    queue = SQLiteQueue(":memory:", clock) if queue is None else queue
     others = Ranker(), TableRegistry(), queue, clock.seconds, frozenset[str]()
     return Federation(clock, answers, *others, lambda name: name in here, finished)
 

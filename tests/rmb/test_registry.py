@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import treq
 from twisted.internet import reactor
@@ -282,7 +282,7 @@ class CacheTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.behind = Counting()
-        self.cache = CachedRegistry(self.behind, self.clock, most=3)
+        self.cache = CachedRegistry(cast(Any, self.behind), self.clock, most=3)
 
     def known(self, number: int = 1) -> Twin:
         twin = replace(statement(), id=number)

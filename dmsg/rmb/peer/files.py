@@ -17,10 +17,10 @@ import os
 import re
 import stat
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 from uuid import uuid4
 
 from twisted.internet.defer import Deferred, TimeoutError
@@ -122,6 +122,10 @@ def _has_bytes(path: str) -> bool:
         return False  # which is said when it is sent
 
 
+Ask: TypeAlias = Callable[[str, LocalRequest, int, int, str], Coroutine[Deferred[object], object, None]]
+"""Sends a request: under a uid, with its time, its life in seconds, and the module that its answers are for."""
+
+
 class FileUploads:
     """Both ends of uploads.
 
@@ -130,7 +134,7 @@ class FileUploads:
     """
 
     def __init__(
-        self, reactor: IReactorTime, directory: Path | None, ask: Any, store: PeerStore, now: Callable[[], float]
+        self, reactor: IReactorTime, directory: Path | None, ask: Ask, store: PeerStore, now: Callable[[], float]
     ) -> None:
         self._reactor = reactor
         self._directory = directory
@@ -204,7 +208,7 @@ class FileUploads:
         )
         await self._store.hand_over(request.reply_to, started, once=(upload, "started"))
         with path.open("rb") as file:
-            under_way: list[Deferred[Any]] = []
+            under_way: list[Deferred[None]] = []
             for offset in range(0, size, CHUNK):
                 data = file.read(min(CHUNK, size - offset))
                 if len(data) < min(CHUNK, size - offset):

@@ -12,7 +12,6 @@ import binascii
 import json
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
-from typing import Any
 
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.twins.address import MAX_TWIN, Session
@@ -98,7 +97,7 @@ class _Members:
             json.dumps(content, ensure_ascii=False).encode()
         except (UnicodeEncodeError, RecursionError):
             raise LocalError("a text with half a character in it") from None
-        self._content: dict[str, Any] = content
+        self._content: dict[str, object] = content
         for name in ("ret", "ref"):
             value = content.get(name)
             if isinstance(value, str) and value:
@@ -132,7 +131,7 @@ class _Members:
         except (binascii.Error, ValueError):
             raise self.wrong("dat is not base64") from None
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> object:
         return self._content.get(name)
 
 
@@ -192,7 +191,7 @@ def parse_response(raw: bytes) -> LocalResponse:
     )
 
 
-def _encode(content: dict[str, Any]) -> bytes:
+def _encode(content: dict[str, object]) -> bytes:
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -278,7 +277,9 @@ def outgoing_request(
     )
 
 
-def outgoing_response(request: dict[str, Any], data: bytes, *, now: int, error: tuple[int, str] | None = None) -> bytes:
+def outgoing_response(
+    request: dict[str, object], data: bytes, *, now: int, error: tuple[int, str] | None = None
+) -> bytes:
     """What a service pushes to ``msgbus.system.reply``.  :param request: as it was read."""
     return _encode(
         {

@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 from uuid import uuid4
 
 from twisted.application.service import Service
@@ -38,6 +37,7 @@ from dmsg.rmb.peer.local import (
 from dmsg.rmb.peer.store import LOCAL, QUEUE_TTL, REPLY, REQUESTS, RESPONSES, PeerStore
 from dmsg.rmb.peer.version import version_text
 from dmsg.rmb.registry.cache import CachedRegistry
+from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.session.participant import Participant, Profile, encryption_of
 from dmsg.rmb.session.seal import E2E, OTHER, UNKNOWN_TWIN, VALIDATION, Received, Rejected
@@ -136,7 +136,7 @@ class RmbPeer(Service):
         reactor: Reactor,
         settings: PeerSettings,
         *,
-        registry: Any = None,
+        registry: TwinRegistry | None = None,
         wall_clock: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
@@ -266,7 +266,7 @@ class RmbPeer(Service):
             self._under_way[uid] = REQUESTS
             self.bus.run(self._deal_with(REQUESTS, uid, self._request(uid, at, raw)))
 
-    async def _deal_with(self, outgoing: str, uid: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _deal_with(self, outgoing: str, uid: str, work: Coroutine[Deferred[object], object, None]) -> None:
         """Whatever a message does, it is dealt with once: one that cannot be is not there again after a restart."""
         try:
             await work

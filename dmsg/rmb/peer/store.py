@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -20,6 +20,9 @@ from twisted.logger import Logger
 
 from dmsg.net.redis import RedisUnavailable, lazy_redis, open_redis
 from dmsg.rmb.envelope.envelope_pb2 import Backlog
+
+if TYPE_CHECKING:
+    from txredisapi import ConnectionHandler
 
 LOCAL, REPLY = "msgbus.system.local", "msgbus.system.reply"
 REQUESTS, RESPONSES = "msgbus.outgoing.requests", "msgbus.outgoing.responses"
@@ -89,6 +92,7 @@ _LATER = (
 """What Redis says now and will not say for ever."""
 
 _log = Logger()
+_T = TypeVar("_T")
 
 
 class PeerStore:
@@ -100,8 +104,8 @@ class PeerStore:
     def __init__(self, reactor: IReactorTime, url: str) -> None:
         self._reactor = reactor
         self._url = url
-        self._redis: Any = None
-        self._blocking: list[Any] = []
+        self._redis: ConnectionHandler
+        self._connections: list[ConnectionHandler] = []
         self._loops: list[Deferred[None]] = []
         self._closed = False
         self.dropped = 0
@@ -109,6 +113,7 @@ class PeerStore:
     async def open(self) -> None:
         """:raises RedisUnavailable: no URL, or it does not answer."""
         self._redis = await open_redis(self._url, self._reactor)
+        self._connections.append(self._redis)
 
     # --- from local programs ---
 
@@ -129,7 +134,7 @@ class PeerStore:
         """
         # a connection that is silent for longer than a read waits is a dead one
         blocking = lazy_redis(self._url, reply_timeout=BLOCK + 10)
-        self._blocking.append(blocking)
+        self._connections.append(blocking)
         held = f"{name}.taken"
 
         async def take() -> None:
@@ -204,7 +209,7 @@ class PeerStore:
         backlog.ParseFromString(value)
         return backlog
 
-    async def _insist(self, call: Callable[[], Deferred[Any]]) -> Any:
+    async def _insist(self, call: Callable[[], Deferred[_T]]) -> _T:
         """Try until Redis answers.  Every call that is made so may be made twice."""
         from txredisapi import ResponseError
 
@@ -235,6 +240,5 @@ class PeerStore:
         for loop in self._loops:
             loop.addErrback(lambda _: None)
             loop.cancel()
-        for connection in [*self._blocking, self._redis]:
-            if connection is not None:
-                await connection.disconnect()
+        for connection in reversed(self._connections):
+            await connection.disconnect()

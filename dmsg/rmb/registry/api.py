@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -20,6 +19,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource
+from twisted.web.server import Request
 from werkzeug.exceptions import HTTPException
 
 from dmsg.net.reactor import cancel_call
@@ -81,7 +81,7 @@ class RegistryAPI:
         for one in waiting:
             one.callback(None)
 
-    def _json(self, request: IRequest, content: Any) -> bytes:
+    def _json(self, request: IRequest, content: object) -> bytes:
         request.setHeader(b"content-type", b"application/json")
         return json.dumps(content, separators=(",", ":")).encode()
 
@@ -121,7 +121,7 @@ class RegistryAPI:
         return self._table.put(Twin.from_dict(content)).addCallback(lambda twin: self._json(request, twin.as_dict()))
 
     @_app.route("/changes", methods=["GET"])
-    async def changes(self, request: IRequest) -> bytes:
+    async def changes(self, request: Request) -> bytes:
         """The change feed."""
         self.requests += 1
         if b"since" not in request.args:
@@ -136,7 +136,7 @@ class RegistryAPI:
             twins, following = self._table.changes(since)
         return self._json(request, {"twins": [twin.as_dict() for twin in twins], "next": following})
 
-    def _wait(self, request: Any, seconds: float) -> Deferred[None]:
+    def _wait(self, request: Request, seconds: float) -> Deferred[None]:
         if len(self._waiting) >= MAX_WAITING:
             oldest = next(iter(self._waiting))
             del self._waiting[oldest]
@@ -144,7 +144,7 @@ class RegistryAPI:
         waiting: Deferred[None] = Deferred()
         self._waiting[waiting] = None
 
-        def over(result: Any = None) -> None:
+        def over(result: object = None) -> None:
             cancel_call(call)
             if self._waiting.pop(waiting, self) is None and not waiting.called:
                 waiting.callback(None)

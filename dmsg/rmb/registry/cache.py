@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -46,7 +45,7 @@ class CachedRegistry:
 
     def __init__(
         self,
-        registry: Any,
+        registry: TwinRegistry,
         clock: IReactorTime,
         *,
         ttl: float = TTL,
@@ -148,24 +147,20 @@ class CachedRegistry:
         self.flushes += 1
 
     def id_by_account(self, account: bytes) -> Deferred[int]:
-        result: Deferred[int] = self.registry.id_by_account(account)
-        return result
+        return self.registry.id_by_account(account)
 
     def put(self, statement: Twin) -> Deferred[Twin]:
         def stored(twin: Twin) -> Twin:
             self._remember(twin.id, twin)
             return twin
 
-        result: Deferred[Twin] = self.registry.put(statement).addCallback(stored)
-        return result
+        return self.registry.put(statement).addCallback(stored)
 
     def twins(self, after: int, most: int) -> Deferred[list[Twin]]:
-        result: Deferred[list[Twin]] = self.registry.twins(after, most)
-        return result
+        return self.registry.twins(after, most)
 
     def watch(self, changed: Callable[[Twin], None]) -> None:
         self.registry.watch(changed)
 
     def close(self) -> Deferred[None]:
-        result: Deferred[None] = self.registry.close()
-        return result
+        return self.registry.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
 from urllib.parse import urlencode
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -68,7 +67,7 @@ class HTTPRegistry:
 
     async def _ask(
         self, method: str, path: str, body: bytes | None = None, timeout: float = TIMEOUT, most: int = MAX_TWIN_ANSWER
-    ) -> Any:
+    ) -> dict[str, object]:
         headers = Headers({"content-type": ["application/json"]} if body is not None else {})
         try:
             request = self._http.request(method, f"{self.url}{path}", data=body, headers=headers)
@@ -98,7 +97,7 @@ class HTTPRegistry:
             raise RegistryUnavailable(f"{self.shown_url}: answered {response.code}")
         return content
 
-    def _checked(self, content: Any) -> Twin:
+    def _checked(self, content: object) -> Twin:
         try:
             twin = Twin.from_dict(content)
             twin.check()
@@ -193,6 +192,6 @@ class HTTPRegistry:
         return Deferred.fromCoroutine(self._close())
 
 
-def _list(content: dict[str, Any]) -> list[Any]:
+def _list(content: dict[str, object]) -> list[object]:
     twins = content.get("twins")
     return twins[:PAGE] if isinstance(twins, list) else []

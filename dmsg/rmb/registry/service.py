@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
@@ -25,6 +24,7 @@ from dmsg.rmb.errors import RegistryUnavailable
 from dmsg.rmb.registry.api import MAX_BODY, RegistryAPI
 from dmsg.rmb.registry.client import HTTPRegistry
 from dmsg.rmb.registry.file import FileRegistry
+from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.registry.tfchain import TfchainRegistry, node_url
 
@@ -60,7 +60,7 @@ def check_registry(description: str) -> str:
 REGISTRY = Text("registry", checked_by(check_registry))
 
 
-def open_registry(description: str, reactor: IReactorTime) -> Any:
+def open_registry(description: str, reactor: IReactorTime) -> TwinRegistry:
     """A registry from what ``--registry`` says.
 
     :param description: ``file:PATH``, ``http://HOST:PORT`` or ``https://...``,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
@@ -19,7 +18,7 @@ from dmsg.rmb.twins.twin import Twin
 _COLUMNS = "id, account, relay, pk, strict, counter, signature"
 
 
-def _twin(row: Any) -> Twin:
+def _twin(row: tuple[int, bytes, str | None, bytes | None, int, int, bytes]) -> Twin:
     return Twin(row[0], row[1], row[2], row[3], bool(row[4]), row[5], row[6])
 
 
@@ -47,7 +46,7 @@ class TableRegistry:
             raise RegistryUnavailable(f"{path}: {error}") from None
         self._watchers: list[Callable[[Twin], None]] = []
 
-    def _one(self, where: str, value: Any) -> Twin | None:
+    def _one(self, where: str, value: int | bytes) -> Twin | None:
         row = self._db.execute(f"SELECT {_COLUMNS} FROM twins WHERE {where} = ?", (value,)).fetchone()  # noqa: S608
         return None if row is None else _twin(row)
 

@@ -29,7 +29,7 @@ from dmsg.rmb.relay.federation.post import ONLY_CONNECTED
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.relay.switch import Switch
-from dmsg.rmb.socket.door import DoorFactory, Upgrade, UpgradeTransport
+from dmsg.rmb.socket.door import DoorFactory, SocketTransport, Upgrade
 from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
@@ -201,7 +201,7 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
         return self._finish(Deferred.fromCoroutine(self._upgrade_session(request, parsed)), request)
 
-    def _take(self, upgrade: Upgrade, transport: UpgradeTransport) -> bool:
+    def _take(self, upgrade: Upgrade, transport: SocketTransport) -> bool:
         """Let in who need not wait for anything; who has to, or is refused, comes again by :meth:`_authenticate`."""
         address = self._address(upgrade.headers.get(b"x-forwarded-for"), transport.getPeer())
         now = self._reactor.seconds()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from inspect import iscoroutine
-from typing import Any
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import Logger
@@ -116,14 +115,16 @@ class Handlers:
         )
         self._handling += 1
 
-        def ended(result: Any) -> None:
+        def ended(result: bytes | Failure | None) -> None:
             self._handling -= 1
-            if isinstance(result, Failure):
-                if not result.check(RmbError):
-                    _log.failure("handler of {command!r} failed", result, command=request.command)
-                value = result.value
-                result = value if isinstance(value, HandlerError) else HandlerError(str(value) or type(value).__name__)
-            self._reply(envelope, result)
+            if not isinstance(result, Failure):
+                self._reply(envelope, result)
+                return
+            if not result.check(RmbError):
+                _log.failure("handler of {command!r} failed", result, command=request.command)
+            value = result.value
+            error = value if isinstance(value, HandlerError) else HandlerError(str(value) or type(value).__name__)
+            self._reply(envelope, error)
 
         maybeDeferred(_run, handler, request).addBoth(ended)
 
@@ -159,6 +160,6 @@ class Handlers:
             _log.info("an answer to twin {twin} was not sent: {error}", twin=to.twin, error=str(error))
 
 
-def _run(handler: Handler, request: Request) -> Any:
-    result: Any = handler(request)
+def _run(handler: Handler, request: Request) -> bytes | Awaitable[bytes | None] | None:
+    result = handler(request)
     return Deferred.fromCoroutine(result) if iscoroutine(result) else result

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -77,8 +76,8 @@ class Participant:
         random: Random,
         *,
         drops: Counter[Drop],
-        taken: Callable[[Received], Coroutine[Any, Any, None]],
-        rejected: Callable[[Rejected], Coroutine[Any, Any, None]],
+        taken: Callable[[Received], Coroutine[Deferred[object], object, None]],
+        rejected: Callable[[Rejected], Coroutine[Deferred[object], object, None]],
     ) -> None:
         self._reactor = reactor
         self._profile = profile
@@ -87,7 +86,7 @@ class Participant:
         self._random = random
         self._taken = taken
         self._rejected = rejected
-        self._running: set[Deferred[Any]] = set()
+        self._running: set[Deferred[None]] = set()
         self.drops = drops
         self.twin: Twin
         self.seal: Seal
@@ -152,19 +151,21 @@ class Participant:
             running.addErrback(lambda _: None)
             running.cancel()
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Deferred[Any]:
+    def run(self, coroutine: Coroutine[Deferred[object], object, None]) -> Deferred[None]:
         """Something that goes on beside all else, and ends with this participant."""
-        running: Deferred[Any] = Deferred.fromCoroutine(coroutine)
+        running: Deferred[None] = Deferred.fromCoroutine(coroutine)
         self._running.add(running)
 
-        def done(result: Any) -> None:
+        def done(result: Failure | None) -> None:
             self._running.discard(running)
             if isinstance(result, Failure) and not result.check(CancelledError):
                 _log.failure("a message was not dealt with", result)
 
         return running.addBoth(done)
 
-    def ask(self, question: Callable[[], Awaitable[Twin]], until: float | None = None) -> Coroutine[Any, Any, Twin]:
+    def ask(
+        self, question: Callable[[], Awaitable[Twin]], until: float | None = None
+    ) -> Coroutine[Deferred[object], object, Twin]:
         """Ask the registry, again and again while it is away.
 
         :param until: seconds since 1970, after which its being away is an error.

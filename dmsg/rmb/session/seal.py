@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
 from dmsg.base.tables import remember
 from dmsg.rmb.envelope.cipher import Encryption
@@ -31,6 +30,7 @@ from dmsg.rmb.envelope.wire import (
     times_error,
 )
 from dmsg.rmb.errors import CipherError, Drop, EnvelopeError, RmbError, SignatureInvalid, TwinNotFound
+from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Signer, verify
 from dmsg.rmb.twins.twin import Twin
@@ -148,7 +148,13 @@ class Seal:
     """
 
     def __init__(
-        self, signer: Signer, session: Session, registry: Any, encryption: Encryption | None, *, strict: bool = True
+        self,
+        signer: Signer,
+        session: Session,
+        registry: TwinRegistry,
+        encryption: Encryption | None,
+        *,
+        strict: bool = True,
     ) -> None:
         self._signer = signer
         self.session = session

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
@@ -14,13 +13,14 @@ from twisted.logger import Logger
 from dmsg.net.retry import retry_delay
 from dmsg.rmb.envelope.cipher import Encryption
 from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
+from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.identity import Signer
 from dmsg.rmb.twins.twin import MAX_RELAYS, Twin, relay_of_websocket
 
 _log = Logger()
 
 
-async def find_twin(registry: Any, signer: Signer) -> Twin:
+async def find_twin(registry: TwinRegistry, signer: Signer) -> Twin:
     """The twin of a key.
 
     :raises TwinNotFound: it has none.
@@ -29,8 +29,7 @@ async def find_twin(registry: Any, signer: Signer) -> Twin:
         number = await registry.id_by_account(signer.account)
     except TwinNotFound:
         raise TwinNotFound("no twin found on this network with given key") from None
-    twin: Twin = await registry.get(number)
-    return twin
+    return await registry.get(number)
 
 
 def relay_text(urls: Sequence[str]) -> str:
@@ -44,7 +43,7 @@ def relay_text(urls: Sequence[str]) -> str:
 
 
 async def publish(
-    registry: Any,
+    registry: TwinRegistry,
     signer: Signer,
     twin: Twin,
     urls: Sequence[str],
@@ -69,7 +68,7 @@ async def publish(
     for _ in range(3):
         statement = replace(wanted, counter=twin.counter + 1).sign(signer)
         try:
-            updated: Twin = await registry.put(statement)
+            updated = await registry.put(statement)
         except RegistryConflict:  # another program of the same twin was faster
             twin = await registry.get(twin.id)
             continue

@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from random import Random
-from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -94,14 +93,14 @@ class RelayLink:
         self._barrier = False
         self._ledger = Ledger(lambda payload: None)
         self._call: IDelayedCall | None = None
-        self._connecting: Deferred[Any] | None = None
+        self._connecting: Deferred[Socket] | None = None
         self._failures = 0
         self._since = 0.0
         self._heard_at = 0.0
         self._spoke_at = 0.0
         self._asked_at = 0.0
         self._stopped = True
-        self._half: Any = None
+        self._half: Socket | None = None
         self.error: str | None = None
         """Why it is not connected."""
 
@@ -146,7 +145,7 @@ class RelayLink:
             self._again(str(error))
             return
 
-        def done(result: Any) -> None:
+        def done(result: Socket | Failure) -> None:
             self._connecting = None
             if isinstance(result, Failure):
                 if not result.check(CancelledError):
@@ -277,7 +276,9 @@ class RelayLink:
             socket.ping(b"")
 
 
-async def dealt_with(taking: Coroutine[Any, Any, None], done: Callable[[bool], None], drops: Counter[Drop]) -> None:
+async def dealt_with(
+    taking: Coroutine[Deferred[object], object, None], done: Callable[[bool], None], drops: Counter[Drop]
+) -> None:
     """Take a message, and say whether it was: what failed only now comes again; a fault of ours would fail again."""
     taken = False
     try:

@@ -11,15 +11,23 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections.abc import Callable
-from typing import NamedTuple, Protocol as Interface
+from typing import NamedTuple
 
-from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocol, IReactorTime
+from twisted.internet.interfaces import (
+    IAddress,
+    IConsumer,
+    IDelayedCall,
+    IProtocol,
+    IPushProducer,
+    IReactorTime,
+    ITCPTransport,
+)
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.server import Site
+from zope.interface import Attribute
 
-from dmsg.net.streams.transports import ApplicationTransport
 from dmsg.net.web.guard import Guard, Guarded
 
 MAX_HEAD = 8192
@@ -44,10 +52,10 @@ class Upgrade(NamedTuple):
     rest: bytes
 
 
-class UpgradeTransport(ApplicationTransport, Interface):
-    """TCP transport of a connection that may become a websocket."""
+class SocketTransport(ITCPTransport, IConsumer, IPushProducer):
+    """TCP transport of a websocket, or of a connection that may become one."""
 
-    protocol: IProtocol
+    protocol: IProtocol = Attribute("Protocol that receives what comes.")
 
 
 def is_key(key: bytes) -> bool:
@@ -163,7 +171,7 @@ class DoorFactory(Factory):
         self,
         site: Site,
         reactor: IReactorTime,
-        take: Callable[[Upgrade, UpgradeTransport], bool],
+        take: Callable[[Upgrade, SocketTransport], bool],
         patience: float,
         guard: Guard,
     ) -> None:

@@ -12,7 +12,7 @@ from autobahn.twisted.websocket import (
     WebSocketServerFactory,
     WebSocketServerProtocol,
 )
-from twisted.internet.interfaces import IAddress, IReactorTime, ITransport
+from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET, Request
@@ -20,9 +20,8 @@ from twisted.web.server import NOT_DONE_YET, Request
 from dmsg.net.flush import TurnFlush
 from dmsg.net.share import Share
 from dmsg.net.socketopts import tune, write_now
-from dmsg.net.streams.transports import ApplicationTransport
 from dmsg.net.web.channel import BoundedChannel
-from dmsg.rmb.socket.door import UpgradeTransport, is_key
+from dmsg.rmb.socket.door import SocketTransport, is_key
 from dmsg.rmb.socket.websocket import OPTIONS, Receiver, Socket
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -47,7 +46,7 @@ class _QuickSocket(_ServerSocket):
     def __init__(self) -> None:
         """Autobahn's own is called when it is woken."""
 
-    def take_over(self, transport: ApplicationTransport, key: bytes) -> None:
+    def take_over(self, transport: SocketTransport, key: bytes) -> None:
         """Answer an upgrade with 101 and go on.  :param key: the header Sec-WebSocket-Key."""
         self.transport = transport
         self.connected = 1
@@ -72,7 +71,7 @@ class _QuickSocket(_ServerSocket):
         self._asleep = False
         state = self.state
         WebSocketServerProtocol.__init__(self)
-        self.peer = peer2str(cast(ITransport, self.transport))
+        self.peer = peer2str(self.transport)
         self._connectionMade()
         self.state = state
         self.inside_message = False
@@ -120,7 +119,7 @@ class UpgradeResource:
         """Answer ``request`` with 101; ``receiver`` gets what comes.  :returns: as ``render`` does."""
 
         if self._is_plain(request):
-            transport = cast(UpgradeTransport, request.channel.transport)
+            transport = cast(SocketTransport, request.channel.transport)
             getattr(transport, "request_is_taken", _nobody)()
             self._let_go(request)
             request.channel.transport = None
@@ -150,7 +149,7 @@ class UpgradeResource:
         socket.share = self._share
         return socket
 
-    def take(self, transport: UpgradeTransport, key: bytes, receiver: Receiver) -> None:
+    def take(self, transport: SocketTransport, key: bytes, receiver: Receiver) -> None:
         """Answer an upgrade on a TCP transport with 101.  :param key: the header Sec-WebSocket-Key, as it has to be."""
         socket = self._build(self._quick, receiver)
         transport.protocol = socket
@@ -159,7 +158,7 @@ class UpgradeResource:
     @staticmethod
     def _is_plain(request: Request) -> bool:
         """An upgrade about which there is nothing to ask; all others, and those over TLS, are autobahn's."""
-        transport = cast("UpgradeTransport | None", request.channel.transport)
+        transport = cast("SocketTransport | None", request.channel.transport)
         if transport is None or any(isinstance(one, ProtocolWrapper) for one in (transport, transport.protocol)):
             return False
         headers = request.requestHeaders

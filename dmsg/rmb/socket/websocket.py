@@ -24,10 +24,10 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import cancel_call
 from dmsg.net.share import STEPS
 from dmsg.net.socketopts import forget_unsent, queued, tune, write_now
-from dmsg.net.streams.transports import ApplicationTransport
 from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.socket import frames
+from dmsg.rmb.socket.door import SocketTransport
 from dmsg.rmb.socket.fragments import FragmentError, Fragments
 
 HANDSHAKE_TIMEOUT = 10
@@ -97,7 +97,7 @@ class Socket(HeldReading, TakesTurns):
     turn: TurnFlush
     state: int
     data: bytes
-    transport: ApplicationTransport
+    transport: SocketTransport
     log = _Silence()
     masked_here = False
     """What this end sends is masked: it is a client."""

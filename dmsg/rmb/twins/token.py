@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from dmsg.base.ranked import Ranked
 from dmsg.rmb.errors import SignatureInvalid, TokenError
@@ -81,7 +80,7 @@ def _decode(part: bytes) -> bytes:
         raise TokenError("jwt: Invalid base64") from None
 
 
-def _object(part: bytes) -> dict[str, Any]:
+def _object(part: bytes) -> dict[str, object]:
     try:
         content = json.loads(_decode(part))
     except (ValueError, RecursionError) as error:
@@ -94,7 +93,7 @@ def _object(part: bytes) -> dict[str, Any]:
 
 
 @lru_cache(64)
-def _header(part: bytes) -> Mapping[str, Any]:
+def _header(part: bytes) -> Mapping[str, object]:
     """What is before the claims; nearly all tokens begin alike."""
     return _object(part)
 
@@ -106,7 +105,7 @@ def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: 
     :param asks: a claim ``ack`` says that the session sends again what is not confirmed.  Relays of the reference
         ignore it.
     """
-    claims: dict[str, Any] = {"sub": session.twin, "sid": session.sid, "iat": now, "exp": now + ttl}
+    claims: dict[str, object] = {"sub": session.twin, "sid": session.sid, "iat": now, "exp": now + ttl}
     if asks:
         claims["ack"] = True
     if unique:
@@ -125,7 +124,7 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _number(claims: dict[str, Any], name: str, most: int) -> int:
+def _number(claims: dict[str, object], name: str, most: int) -> int:
     value = claims.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise TokenError(f"jwt: {name} is missing or no number")

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
-from typing import Any
 from urllib.parse import urlsplit
 
 from dmsg.base.printable import without_userinfo
@@ -144,7 +143,7 @@ class Twin:
         except SignatureInvalid as error:
             raise NotTheOwner(f"not the owner's statement: {error}") from None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
             "id": self.id,
@@ -161,7 +160,7 @@ class Twin:
         return json.dumps(self.as_dict(), separators=(",", ":")).encode()
 
     @classmethod
-    def from_dict(cls, content: Any) -> Twin:
+    def from_dict(cls, content: object) -> Twin:
         """:raises RegistryRefused: members are missing or of the wrong kind."""
         if not isinstance(content, dict):
             raise RegistryRefused("not a JSON object")

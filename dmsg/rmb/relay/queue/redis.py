@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -30,6 +30,7 @@ from dmsg.rmb.relay.queue.interface import (
     FEDERATION,
     REFUSALS,
     Queued,
+    QueueId,
     QueueLimits,
     QueueWatcher,
     RelayQueue,
@@ -37,6 +38,9 @@ from dmsg.rmb.relay.queue.interface import (
 from dmsg.rmb.relay.queue.removals import Removals
 from dmsg.rmb.relay.queue.sqlite import EXPIRED
 from dmsg.rmb.twins.address import STREAM_PREFIX
+
+if TYPE_CHECKING:
+    from txredisapi import ConnectionHandler, RedisFactory
 
 FEDERATION_STREAM = "relay.federation.stream"
 CHANNEL = "rmb.queue"
@@ -187,7 +191,7 @@ class _Append(NamedTuple):
     data: bytes
     until: float
     sender: int
-    appended: Deferred[Any]
+    appended: Deferred[QueueId]
 
 
 @implementer(RelayQueue)
@@ -202,7 +206,9 @@ class RedisQueue:
     :ivar trouble: why Redis took nothing when something was appended last, or None.
     """
 
-    def __init__(self, reactor: IReactorTime, connection: Any, url: str, limits: QueueLimits | None = None) -> None:
+    def __init__(
+        self, reactor: IReactorTime, connection: ConnectionHandler, url: str, limits: QueueLimits | None = None
+    ) -> None:
         self._reactor: IReactorTime = reactor
         self._redis = connection
         self._shown = without_password(url)
@@ -213,11 +219,11 @@ class RedisQueue:
         self._removing = False
         self._name = uuid4().hex
         self._batch: list[_Append] = []
-        self._appending: set[Deferred[Any]] = set()
+        self._appending: set[Deferred[None]] = set()
         self._closed = False
         self._grouped = False
         self._url = url
-        self._subscription: Any = None
+        self._subscription: RedisFactory | None = None
 
     @classmethod
     async def open(cls, reactor: IReactorTime, url: str, limits: QueueLimits | None = None) -> RedisQueue:
@@ -233,9 +239,9 @@ class RedisQueue:
 
     # --- messages ---
 
-    def append(self, session: str, data: bytes, until: float, sender: int = 0) -> Deferred[Any]:
+    def append(self, session: str, data: bytes, until: float, sender: int = 0) -> Deferred[QueueId]:
         # what a reactor turn appends goes in one call: a call costs more than all that Redis does for it
-        appended: Deferred[Any] = Deferred()
+        appended: Deferred[QueueId] = Deferred()
         if not self._batch:
             self._reactor.callLater(0, self._flush)
         self._batch.append(_Append(session, data, until, sender, appended))
@@ -253,7 +259,7 @@ class RedisQueue:
             self._appending.add(appending)
             appending.addErrback(self._not_appended, some).addBoth(self._ended, appending)
 
-    def _ended(self, result: Any, appending: Deferred[None]) -> None:
+    def _ended(self, result: object, appending: Deferred[None]) -> None:
         self._appending.discard(appending)
 
     def _not_appended(self, failure: Failure, batch: list[_Append]) -> None:
@@ -269,7 +275,7 @@ class RedisQueue:
         # what is the same for all is said once: writing the call costs as much as Redis takes to carry it out
         limits = self.limits
         common = limits.total, limits.part, self._name, STREAM_PREFIX, limits.messages, EXPIRE
-        arguments: list[Any] = [*(str(one) for one in common), str(FEDERATION_LENGTH), FEDERATION]
+        arguments: list[str | bytes] = [*(str(one) for one in common), str(FEDERATION_LENGTH), FEDERATION]
         for one in batch:
             arguments += one.data, repr(one.until), str(one.sender)
         keys = [*(self._key(one.session) for one in batch), UNTIL, KEPT, CHANNEL, FEDERATION_STREAM]
@@ -295,12 +301,12 @@ class RedisQueue:
                 isolated(self._watcher.dropped, one.session, int(dropped))
             one.appended.callback(bytes(number))
 
-    def read(self, session: str, after: Any) -> Deferred[list[Queued]]:
+    def read(self, session: str, after: QueueId | None) -> Deferred[list[Queued]]:
         return Deferred.fromCoroutine(self._read(session, after))
 
-    async def _read(self, session: str, after: Any) -> list[Queued]:
+    async def _read(self, session: str, after: QueueId | None) -> list[Queued]:
         while True:
-            start = b"-" if after is None else b"(" + after
+            start = b"(" + after if isinstance(after, bytes) else b"-"
             try:
                 entries = await self._redis.eval(_READ, [self._key(session)], [start, str(BATCH), str(BATCH_BYTES)])
             except Exception as error:
@@ -340,10 +346,10 @@ class RedisQueue:
 
     def poll(self, sessions: Sequence[str]) -> Deferred[list[str]]:
         keys = [self._key(session) for session in sessions[:POLLED]]
-        result: Deferred[Any] = self._redis.eval(_NOT_EMPTY, keys, [])
+        result: Deferred[list[int]] = self._redis.eval(_NOT_EMPTY, keys, [])
         return result.addCallbacks(lambda found: [sessions[int(index) - 1] for index in found], lambda _: [])
 
-    def remove(self, session: str, ids: Sequence[Any]) -> None:
+    def remove(self, session: str, ids: Sequence[QueueId]) -> None:
         def failed(failure: Failure) -> None:
             if not self._removals:
                 _log.info("delivered messages stay in the queue for now: {error}", error=failure.value)
@@ -351,10 +357,10 @@ class RedisQueue:
 
         self._remove(session, ids).addErrback(failed)
 
-    def _remove(self, session: str, ids: Sequence[Any]) -> Deferred[Any]:
+    def _remove(self, session: str, ids: Sequence[QueueId]) -> Deferred[object]:
         if session == FEDERATION:
             self._quietly("XACK", FEDERATION_STREAM, GROUP, *ids)
-        removing: Deferred[Any] = self._redis.eval(_REMOVE, [self._key(session), UNTIL, KEPT], list(ids))
+        removing: Deferred[object] = self._redis.eval(_REMOVE, [self._key(session), UNTIL, KEPT], list(ids))
         return removing
 
     async def _remove_again(self) -> None:
@@ -407,7 +413,7 @@ class RedisQueue:
         elif what == "=":
             watcher.connected_elsewhere(session)
 
-    def _quietly(self, *command: Any) -> None:
+    def _quietly(self, *command: str | QueueId) -> None:
         self._redis.execute_command(*command).addErrback(lambda _: None)
 
     def connected_here(self, session: str) -> None:
@@ -428,7 +434,7 @@ class RedisQueue:
         """It is another process's after a while, or this one's again."""
 
     def elsewhere(self, session: str) -> Deferred[bool]:
-        result: Deferred[Any] = self._redis.execute_command("GET", PRESENT + session)
+        result: Deferred[bytes | None] = self._redis.execute_command("GET", PRESENT + session)
         return result.addCallbacks(lambda name: name not in (None, self._name.encode()), lambda _: False)
 
     async def _close(self) -> None:
