@@ -134,8 +134,8 @@ SILVER = {
         ),
         Table(
             "heartbeats",
-            "Heartbeats of processes, one per minute. covers_from: time of the heartbeat before, unless one is "
-            "missing or it is more than 10 minutes older.",
+            "Heartbeats of processes, one per minute. covers_from: start of the time that the heartbeat covers; gaps "
+            "of up to 10 minutes are closed.",
             "producer string, role string, boot string, at timestamp, covers_from timestamp, sessions long,"
             " transports long, capacity long, handshakes long, frames long, bytes long, entries long, requests long,"
             " lag_ms long, cpu_ms long, rss_kb long, registered boolean, lost long, dt date",
