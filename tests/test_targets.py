@@ -10,10 +10,17 @@ from unittest import skipUnless
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.mutation.equivalent import EQUIVALENT
+
 ROOT = Path(__file__).parents[1]
 
 
 class TargetTests(SynchronousTestCase):
+    def test_equivalent_mutants_are_of_lines_that_are_there(self) -> None:
+        for file, before, _ in EQUIVALENT:
+            lines = {line.strip() for line in (ROOT / file).read_text().splitlines()}
+            self.assertIn(before, lines, file)
+
     @skipUnless(shutil.which("make"), "there is no make here")
     def test_every_long_test_is_reached(self) -> None:
         """Modules that ``make test`` does not find are named in a part of ``make long``, or in ``make lint``."""

@@ -2,5 +2,98 @@
 
 from __future__ import annotations
 
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
-"""Reason by file, line as it is, and line as the mutant has it."""
+_CODES = "dmsg/apps/codes"
+_MESSAGING = "dmsg/messaging/core"
+_NOISE = "dmsg/noise"
+_V2019 = "dmsg/v2019/core"
+
+ANY = "*"
+"""In place of the changed line: whatever the change of the line is."""
+_ONLY_SPEED = "both branches give the same bytes; one of them is quicker"
+_AT_MOST = "the number is never larger"
+_SET_BEFORE = "the value is set before it is read"
+_LEAST_KIND = "the kind compared with has the smallest number of its enumeration"
+
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        f"{_CODES}/words.py",
+        "if at < len(words) and (words[at] == text or (len(text) >= DISTINCT and words[at].startswith(text))):",
+        "if at != len(words) and (words[at] == text or (len(text) >= DISTINCT and words[at].startswith(text))):",
+    ): _AT_MOST,
+    (
+        f"{_CODES}/words.py",
+        "return found[0] >> 8 - CHECK_BITS == 0",
+        "return found[0] >> 8 - CHECK_BITS <= 0",
+    ): "a byte is never negative",
+    (f"{_CODES}/words.py", "@cache", ""): "the list is read from its file again",
+    (
+        "dmsg/discovery/entries/nameplates.py",
+        "while found < len(DIGITS) - 1 and in_use > DENSE * 10 ** DIGITS[found]:",
+        "while found < len(DIGITS) ^ 1 and in_use > DENSE * 10 ** DIGITS[found]:",
+    ): "there are three lengths, and 3 ^ 1 is 3 - 1",
+    (
+        "dmsg/discovery/entries/rules.py",
+        'return f"{(timestamp + _UNIX_TO_YEAR_1 + INT64) % UINT64:020d}"',
+        'return f"{(timestamp + _UNIX_TO_YEAR_1 - INT64) % UINT64:020d}"',
+    ): "INT64 is half of UINT64",
+    (
+        "dmsg/discovery/entries/dialects.py",
+        "for entry in ways[:-1]:",
+        "for entry in ways[:1]:",
+    ): "there are two ways at most",
+    (
+        f"{_MESSAGING}/congestion.py",
+        "end.backlog.append(bytearray(data) if len(data) < SMALL else data)",
+        ANY,
+    ): "a piece that may not be joined is sent as it is: the same bytes",
+    (
+        f"{_MESSAGING}/policing.py",
+        "return self.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)",
+        "return self.open_rate * (1.0 if kind <= Kind.OPEN else ANSWER_FACTOR)",
+    ): _LEAST_KIND,
+    (f"{_MESSAGING}/relay.py", "if step == last:", ANY): _ONLY_SPEED,
+    (f"{_MESSAGING}/relay.py", "burst = burst * 2 if count == most else FIRST_BURST", ANY): _ONLY_SPEED,
+    (
+        f"{_MESSAGING}/handshake.py",
+        "if not position and (flat := _FLAT.match(buffer)):",
+        "if  position and (flat := _FLAT.match(buffer)):",
+    ): _ONLY_SPEED,
+    (f"{_NOISE}/records.py", "if size <= COPY_LIMIT:", ANY): _ONLY_SPEED,
+    (f"{_NOISE}/records.py", "if length <= COPY_LIMIT:", ANY): _ONLY_SPEED,
+    (
+        f"{_NOISE}/records.py",
+        "while position <= last:",
+        "while position < last:",
+    ): "a header at the very end has no record behind it",
+    (f"{_NOISE}/records.py", "self._wanted = 0", ANY): _SET_BEFORE,
+    (
+        f"{_NOISE}/nonces.py",
+        "self._seen = 0",
+        "self._seen = -1",
+    ): "its bits stand for nonces below 1, which are refused",
+    (
+        f"{_NOISE}/nonces.py",
+        "kept = self._seen << above if above < self.size else 0",
+        "kept = self._seen << above if above < self.size else 1",
+    ): "the bit is set in the next line",
+    (f"{_NOISE}/records8.py", "if self.nonce >= MAX_NONCE:", "if self.nonce == MAX_NONCE:"): _AT_MOST,
+    (f"{_NOISE}/suite.py", "if num_outputs != 2:", "if num_outputs > 2:"): "the library asks for two or three",
+    (f"{_NOISE}/handshake.py", "initiator = True", "initiator = False"): "what is chosen by it is dropped",
+    (
+        f"{_V2019}/policing.py",
+        "return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR",
+        "return self.request_rate if kind <= Kind.REQUEST else self.request_rate * ANSWER_FACTOR",
+    ): _LEAST_KIND,
+    (f"{_V2019}/relay.py", "burst = burst * 2 if count == most else FIRST_BURST", ANY): _ONLY_SPEED,
+    (
+        f"{_V2019}/relay.py",
+        "elif peer.destinations.get(responder, 0) >= self.limits.max_per_pair:",
+        "elif peer.destinations.get(responder, -1) >= self.limits.max_per_pair:",
+    ): "the limit is 1 at least",
+}
+"""Reason by file, line as it is, and line as the mutant has it, without white space around them."""
+
+
+def is_equivalent(file: str, before: str, after: str) -> bool:
+    """Whether no test can notice that change of a line."""
+    return (file, before, after) in EQUIVALENT or (file, before, ANY) in EQUIVALENT

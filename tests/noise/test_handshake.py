@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DropReason, HandshakeError, LocalProtocolError
 from dmsg.keys import SecKey, sha256
-from dmsg.noise.handshake import MAX_FRAMED_MESSAGE, Handshake, Pattern
+from dmsg.noise.handshake import MAX_FRAMED_MESSAGE, MAX_HANDSHAKE_MESSAGE, Handshake, Pattern
 from dmsg.noise.records import RecordOpener, RecordSealer
 from dmsg.noise.xk import MAX_LINK_MESSAGE, XKHandshake
 from tests.support import SERVER_KEY, ciphers, vectors
@@ -211,3 +211,31 @@ class LinkTests(SynchronousTestCase):
         self.assertRaises(LocalProtocolError, Handshake, Pattern.XK, CLIENT_KEY, initiator=True)
         responder = Handshake(Pattern.XK, SERVER_KEY, initiator=False)
         self.assertRaises(LocalProtocolError, responder.write_message)
+
+
+class TurnTests(SynchronousTestCase):
+    """Messages out of turn, and the longest one."""
+
+    def test_whose_turn_it_is(self) -> None:
+        for pattern in Pattern:
+            client = Handshake(pattern, CLIENT_KEY, initiator=True, remote=SERVER_KEY.public)
+            server = Handshake(
+                pattern, SERVER_KEY, initiator=False, remote=CLIENT_KEY.public if pattern is Pattern.KK else None
+            )
+            error = self.assertRaises(LocalProtocolError, server.write_message)
+            self.assertIn("the other side's turn", str(error))
+            message = client.write_message()
+            server.read_message(message)
+            error = self.assertRaises(LocalProtocolError, server.read_message, message)
+            self.assertIn("this side's turn", str(error))
+
+    def test_the_longest_message(self) -> None:
+        around = len(Handshake(Pattern.XK, CLIENT_KEY, initiator=True, remote=SERVER_KEY.public).write_message())
+        for more, error in ((0, None), (1, "too long")):
+            client = Handshake(Pattern.XK, CLIENT_KEY, initiator=True, remote=SERVER_KEY.public)
+            server = Handshake(Pattern.XK, SERVER_KEY, initiator=False)
+            message = client.write_message(bytes(MAX_HANDSHAKE_MESSAGE - around)) + bytes(more)
+            if error is None:
+                self.assertEqual(len(server.read_message(message)), MAX_HANDSHAKE_MESSAGE - around)
+            else:
+                self.assertIn(error, str(self.assertRaises(HandshakeError, server.read_message, message)))

@@ -55,6 +55,17 @@ class RecordTests(SynchronousTestCase):
         self.assertEqual(opened(stream, [1, 40_000]), plain)
         self.assertRaises(LocalProtocolError, RecordSealer(KEY).seal, plain + b"x")
 
+    def test_a_record_into_a_buffer(self) -> None:
+        """The same bytes, and the same limits."""
+        for size in (0, COPY_LIMIT, COPY_LIMIT + 1, MAX_PLAINTEXT):
+            buffer = bytearray(MAX_PLAINTEXT + 100)
+            end = RecordSealer(KEY).seal_into(bytes(size), memoryview(buffer))
+            self.assertEqual(buffer[:end], RecordSealer(KEY).seal(bytes(size)))
+        room = memoryview(bytearray(MAX_PLAINTEXT + 100))
+        self.assertRaises(LocalProtocolError, RecordSealer(KEY).seal_into, bytes(MAX_PLAINTEXT + 1), room)
+        self.assertRaises(LocalProtocolError, RecordSealer(KEY, MAX_SEQUENCE).seal_into, b"x", room)
+        RecordSealer(KEY, MAX_SEQUENCE - 1).seal_into(b"x", room)
+
     def test_empty_records_are_nothing(self) -> None:
         self.assertEqual(opened(bytes(RecordSealer(KEY).seal(b"")), []), b"")
 

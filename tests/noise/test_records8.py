@@ -95,7 +95,7 @@ class RecordTests(SynchronousTestCase):
 
 
 class NonceTests(SynchronousTestCase):
-    @given(st.lists(st.integers(0, 3 * 16), max_size=80))
+    @given(st.lists(st.integers(-1, 3 * 16), max_size=80))
     def test_a_window_is_a_set_with_a_lower_end(self, numbers: list[int]) -> None:
         window = NonceWindow(16)
         seen: set[int] = set()
@@ -105,6 +105,8 @@ class NonceTests(SynchronousTestCase):
             if new:
                 window.took(number)
                 seen.add(number)
+            self.assertEqual(window.highest, max(seen, default=0))
+            self.assertLessEqual(window._seen.bit_length(), 16)
 
     def test_its_edges(self) -> None:
         window = NonceWindow()

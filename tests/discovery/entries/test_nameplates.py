@@ -66,6 +66,19 @@ class RuleTests(SynchronousTestCase):
         stolen = release.to_json().replace(b'"nameplate":7', b'"nameplate":8')
         self.assertRaises(EntrySignatureError, decode_release, stolen)
 
+    def test_numbers_and_members_of_a_release(self) -> None:
+        for number in (0, LARGEST):
+            release = Release(number, ONE).sign(KEY)
+            self.assertEqual(decode_release(release.to_json()), release)
+        for number in (-1, LARGEST + 1):
+            body = Release(number, ONE).sign(KEY).to_json()
+            self.assertIn("out of range", str(self.assertRaises(EntryDecodeError, decode_release, body)))
+        members = json.loads(Release(7, ONE).sign(KEY).to_json())
+        for name in members:
+            rest = json.dumps({other: value for other, value in members.items() if other != name}).encode()
+            error = self.assertRaises(EntryDecodeError, decode_release, rest)
+            self.assertIn(f"has no {name}", str(error))
+
     @given(st.binary(max_size=80))
     def test_what_is_no_claim(self, body: bytes) -> None:
         for decode in (decode_claim, decode_release):
@@ -112,5 +125,5 @@ class RuleTests(SynchronousTestCase):
         kept = Kept(7, ONE, "p", 9.0)
         self.assertEqual(check_kept(kept, 8.9), kept)
         self.assertEqual(check_kept(kept, 8.9, ONE), kept)
-        for gone in ((None, 0.0), (kept, 9.0), (kept, 8.9, TWO), (kept, 9.0, ONE)):
+        for gone in ((None, 0.0), (kept, 9.0), (kept, 8.9, TWO), (kept, 9.0, ONE), (kept, 9.1)):
             self.assertRaises(EntryNotFound, check_kept, *gone)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.discovery.entries.entry import ClientMeta, Entry, EntryInvalid, ServerMeta
+from dmsg.discovery.entries.dialects import Dialect, decode, signed_one
+from dmsg.discovery.entries.entry import ClientMeta, Entry, EntryInvalid, EntrySignatureError, ServerMeta, Successor
+from dmsg.discovery.entries.gojson import STRICT
 from dmsg.discovery.entries.rules import (
     NEVER,
     WRONG_FIRST_SEQUENCE,
@@ -21,6 +25,7 @@ from dmsg.discovery.entries.rules import (
     next_sequence,
     time_order,
 )
+from dmsg.keys import SecKey
 
 STATIC = "02" + "ab" * 32
 UNCHECKED, QUIET = Terms(checked=False), Terms(checked=False, refreshes=False)
@@ -44,6 +49,30 @@ def entry(sequence: int, timestamp: int = 9, address: str = "h:1") -> Entry:
 
 def present(sequence: int = 0, timestamp: int = 1, address: str = "h:1", checked: bool = True) -> Present:
     return Present(Head(sequence, time_order(timestamp)), address, checked)
+
+
+class SignedTests(SynchronousTestCase):
+    """An entry that can be read in several ways is the one that its signature covers."""
+
+    def test_whichever_it_is(self) -> None:
+        key = SecKey.from_seed(b"ways")
+        plain = [Entry("0.0.1", number, 9, key.public.hex(), ClientMeta(())) for number in range(3)]
+        for signed in range(3):
+            ways = [one.sign(key) if number == signed else one for number, one in enumerate(plain)]
+            self.assertEqual(signed_one(ways).sequence, signed)
+        self.assertRaises(EntrySignatureError, signed_one, plain)
+
+    def test_a_key_that_follows(self) -> None:
+        """The seed's dialect knows it, that of 2019 ignores it."""
+        one = entry(0)
+        members = json.loads(one.to_json())
+        members["successor"] = {"static": STATIC, "signature": "AB"}
+        body = json.dumps(members).encode()
+        self.assertEqual(decode(body).successor, Successor(STATIC, "ab"))
+        self.assertIsNone(decode(body, Dialect.GO2019).successor)
+
+    def test_a_number_that_is_not_there(self) -> None:
+        self.assertEqual(STRICT.integer(None, 5, 9, "number"), 0)
 
 
 class PostTests(SynchronousTestCase):
