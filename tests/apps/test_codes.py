@@ -119,6 +119,30 @@ class WordTests(SynchronousTestCase):
         for text in ("film.mkv", "02" + "ab" * 32, "7", "", "123456789-zoo"):
             self.assertFalse(looks_like_code(text), text)
 
+    def test_the_largest_codes(self) -> None:
+        """Twelve words and eight digits are a code; one more of either is told by its own message."""
+        for code in (Code.make(99_999_999), Code.make(7, 12)):
+            self.assertEqual(Code.parse(str(code)), code)
+        one_more = str(Code.make(7, 13))
+        self.assertIn("three words or more", str(self.assertRaises(CodeError, Code.parse, one_more)))
+        for number in ("123456789", "0", "\u0667", "guitar"):
+            error = self.assertRaises(CodeError, Code.parse, f"{number} guitar alpha juice")
+            self.assertIn("begins with a number", str(error), number)
+
+    def test_messages_repeat_the_start_of_what_was_typed(self) -> None:
+        long = "x" * 81
+        for text, shown in (
+            (long, long[:80]),
+            ("5274 " + long, "5274 " + long[:75]),
+            ("5247-guitar-alpha-juice" + " " * 80, "5247-guitar-alpha-juice" + " " * 57),
+            ("5274-guitar-alpha-" + long, long[:40]),
+        ):
+            self.assertIn(f"{shown!r} is ", str(self.assertRaises(CodeError, Code.parse, text)))
+
+    def test_the_password(self) -> None:
+        """Both ends derive their keys from these bytes."""
+        self.assertEqual(CODE.password, b"guitar-alpha-juice")
+
     def test_completions(self) -> None:
         self.assertEqual(completions("7-gui"), ["7-guide-", "7-guilt-", "7-guitar-"])
         self.assertEqual(completions("7-guitar-zo"), ["7-guitar-zone-", "7-guitar-zoo-"])
@@ -201,6 +225,32 @@ class PakeTests(SynchronousTestCase):
         self.assertRaises(CodeProtocolError, sender.receive_data, b"\x03\x00\x00")
         receiver.receive_data(sender.data_to_send())
         self.assertRaises(WrongCode, receiver.receive_data, b"\x03\x00\x00")
+
+    def test_messages_out_of_turn(self) -> None:
+        receiver, sender = ends()
+        first = receiver.data_to_send()
+        for early in (b"\x02\x00\x22" + first[3:], first[:3] + b"\x02" + first[4:], b"\x01\x00\x21" + first[3:-1]):
+            error = self.assertRaises(CodeProtocolError, ends()[1].receive_data, early)
+            said = "does not speak dmsg's codes" if early[0] == 2 else "another version"
+            self.assertIn(said, str(error))
+        sender.receive_data(first)
+        self.assertIn("does not speak", str(self.assertRaises(CodeProtocolError, sender.receive_data, first)))
+
+    def test_byte_by_byte(self) -> None:
+        receiver, sender = ends()
+        self.assertFalse(receiver.judges or sender.judges)
+        for here, there in ((receiver, sender), (sender, receiver), (receiver, sender), (sender, receiver)):
+            data = here.data_to_send()
+            for at in range(len(data)):
+                self.assertFalse(there.done)
+                self.assertEqual(there.receive_data(data[at : at + 1]), b"")
+            self.assertIs(there.judges, not there.done)
+        self.assertTrue(receiver.done and sender.done)
+
+    def test_a_binding_of_another_size(self) -> None:
+        for size in (31, 33):
+            with self.assertRaises(ValueError):
+                ends(binding=bytes(size))
 
     def test_what_comes_behind_is_given_back(self) -> None:
         receiver, sender = ends()

@@ -80,7 +80,7 @@ def score(family: str, number: int, seed: int, jobs: int) -> float:
     took = time.monotonic() - began
     _say(
         f"{family}: {noticed} of {len(mutants)} mutants noticed, {percent:.1f} %, seed {seed}"
-        f" ({stopped} never ended; {len(runner.quick)} tests, {took:.0f} s)"
+        f" ({stopped} never ended; {len(runner.tests)} tests, {took:.0f} s)"
     )
     return percent
 

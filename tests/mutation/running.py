@@ -27,8 +27,8 @@ from unittest import TestCase, TestResult
 
 from tests.mutation.mutants import ROOT, Mutant, mutated
 
-SLOW = 0.5
-"""Seconds of a test that is too slow to be run for each mutant."""
+SLOW = 1.0
+"""Seconds of the processor of a test that is run only for mutants that no quicker test reaches."""
 LONGEST_MEASURED = 300
 """Seconds after which measuring the tests is given up."""
 MORE_TIME = 10
@@ -44,7 +44,7 @@ KEPT = ("tests.mutation", "tests.forking", "tests.durations")
 
 @dataclass(slots=True)
 class Measured:
-    """A test by its name: seconds it takes, and the lines of each file that it reaches."""
+    """A test by its name: seconds of the processor, and the lines of each file that it reaches."""
 
     name: str
     seconds: float = 0.0
@@ -137,10 +137,10 @@ def measure(tests: list[TestCase], files: list[str]) -> list[Measured]:
         measuring.start()
         for number, test in enumerate(tests):
             measuring.switch_context(str(number))
-            result, began = TestResult(), time.perf_counter()
+            result, began = TestResult(), time.process_time()
             test.run(result)
             said = "".join(text for _, text in [*result.failures, *result.errors])
-            found.append(Measured(test.id(), time.perf_counter() - began, said, bool(result.skipped)))
+            found.append(Measured(test.id(), time.process_time() - began, said, bool(result.skipped)))
         measuring.stop()
         data = measuring.get_data()
         for file in files:
@@ -204,7 +204,7 @@ class Runner:
         gc.freeze()
         self.measured = measure(self.tests, files)
         ended = sorted((one.seconds, number) for number, one in enumerate(self.measured) if not one.skipped)
-        self.quick = [number for seconds, number in ended if seconds <= SLOW]
+        self.by_time = [number for _, number in ended]
 
     def check(self) -> None:
         """Run the tests in the same way as for a mutant, but without one.  :raises RuntimeError: one fails."""
@@ -212,7 +212,9 @@ class Runner:
             if one.failed:
                 raise RuntimeError(f"{one.name} fails without a mutant:\n{one.failed}")
         for file in self.files:
-            numbers = [number for number in self.quick if file in self.measured[number].lines]
+            numbers = [
+                number for number in self.by_time if file in self.measured[number].lines and self._is_quick(number)
+            ]
             fork(partial(self.run, None, file, numbers), self.seconds(numbers))
             _, status = wait()
             if status != SURVIVED:
@@ -228,10 +230,14 @@ class Runner:
         A statement that runs when its module is imported counts as reached by all tests of the module.
         """
         lines, within = _statement(self._trees[mutant.file], mutant.place[0])
-        of_file = [number for number in self.quick if mutant.file in self.measured[number].lines]
+        reaching = [number for number in self.by_time if mutant.file in self.measured[number].lines]
         if within:
-            return [number for number in of_file if not self.measured[number].lines[mutant.file].isdisjoint(lines)]
-        return of_file or self.quick
+            reaching = [number for number in reaching if not self.measured[number].lines[mutant.file].isdisjoint(lines)]
+        quick = [number for number in reaching or ([] if within else self.by_time) if self._is_quick(number)]
+        return quick or reaching
+
+    def _is_quick(self, number: int) -> bool:
+        return self.measured[number].seconds <= SLOW
 
     def run(self, mutant: Mutant | None, file: str, numbers: list[int]) -> int:
         """Run tests in this fork, with a mutant or for comparison without one; return ``NOTICED`` or ``SURVIVED``."""

@@ -162,7 +162,7 @@ class Agreement:
             raise WrongCode("the code is wrong")
         if self._role is Role.SENDER:
             self._outgoing += _message(CONFIRM, self._derive(b"confirm sender"))
-        digits = str(int.from_bytes(self._derive(b"verifier", VERIFIER_SIZE), "big")).rjust(13, "0")[-12:]
+        digits = f"{int.from_bytes(self._derive(b'verifier', VERIFIER_SIZE), 'big') % 10**12:012}"
         self.verifier = " ".join(digits[at : at + 4] for at in (0, 4, 8))
 
     def _derive(self, what: bytes, size: int = MAC_SIZE) -> bytes:

@@ -75,7 +75,7 @@ class Code:
         :raises CodeError: it is no code; says which word is none, and which was meant perhaps, or that words and number
             do not fit each other.
         """
-        number, *words = _as_typed(text).lower().replace("-", " ").split()[: MAX_WORDS + 2] or [""]
+        number, *words = _as_typed(text).lower().replace("-", " ").split() or [""]
         if not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and int(number)):
             raise CodeError(f"{text[:80]!r} is not a code: a code begins with a number, like {EXAMPLE}")
         if not MIN_WORDS <= len(words) <= MAX_WORDS:
