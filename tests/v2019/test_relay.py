@@ -325,6 +325,16 @@ class CongestionTests(RelayCase):
         self.assertGreater(self.peers[0].routes[2].queued, PEER_QUEUE_LIMIT // 10)
         self.assertEqual((len(self.peers[0].routes), self.relay.drops), (10, {}))
 
+    def test_one_of_many_has_its_share_when_there_is_little_room(self) -> None:
+        """Above the limit of a peer's queue a route that has more than its share ends; one that has less goes on."""
+        for own_id in range(2, 34, 2):
+            self.open(0, 1, own_id)
+        self.ports[1].waiting = PEER_QUEUE_LIMIT + 1
+        for queued in (PEER_QUEUE_LIMIT // 16, PEER_QUEUE_LIMIT // 16 + 1):
+            there = self.peers[0].routes[2]
+            there.queued, there.mark = queued - 10, self.peers[1].sent
+            self.assertIs(self.relay.congestion.takes(there, 10), queued * 16 <= PEER_QUEUE_LIMIT)
+
     def test_the_queue_of_a_peer_is_bounded_whatever_comes(self) -> None:
         for number in range(40):
             self.open(0, 1, 2 * number)

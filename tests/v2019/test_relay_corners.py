@@ -10,7 +10,7 @@ from dmsg.telemetry.receipts import RECEIPT_SIZE
 from dmsg.telemetry.transports import Carried
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import STRANGER_AFTER, Relay
-from dmsg.v2019.core.routes import MAX_CONNECTIONS_PER_KEY
+from dmsg.v2019.core.routes import IN_FLIGHT, LATE_ANSWERS, MAX_CONNECTIONS_PER_KEY
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -20,6 +20,7 @@ from dmsg.v2019.core.wire import (
     HEADER_SIZE,
     ID_COUNT,
     INSTANCE_SIZE,
+    MAX_PING,
     NOTICE,
     PING,
     PING_NAME,
@@ -119,6 +120,56 @@ class CountTests(RelayCase):
         feed(self.relay, self.peers[0], Frame(PING, 0, b"n" * PING_NAME + b"i" * INSTANCE_SIZE + b"rest"))
         self.assertEqual(self.peers[0].instance, b"i" * INSTANCE_SIZE)
 
+    def test_bytes_of_a_run_that_a_control_frame_ends(self) -> None:
+        there = self.open(0, 1, 2)
+        fwd, ack = Frame(FWD, 2, b"\0\0data"), Frame(ACK, 2, b"\0\0")
+        before = Frame(FWD, 4, b"\0\0")  # of no transport, so that the run does not begin at 0
+        feed(self.relay, self.peers[0], before, fwd, ack, Frame(PING, 0, b""), fwd)
+        route = self.peers[0].routes[2]
+        self.assertEqual((route.frames, route.acks), (3, 1))
+        self.assertEqual((route.wire, route.ack_wire), (2 * len(fwd.encode()) + len(ack.encode()), len(ack.encode())))
+        self.assertEqual([frame.id for frame in self.ports[1].take()], [there] * 3)
+
+    def test_frames_before_the_accept(self) -> None:
+        """Each is counted as what it is."""
+        feed(self.relay, self.peers[0], Frame(REQUEST, 2, bytes(KEYS[0] + KEYS[1])))
+        fwd, ack = Frame(FWD, 2, b"\0\0data"), Frame(ACK, 2, b"\0\0")
+        feed(self.relay, self.peers[0], fwd, ack, fwd)
+        route = self.peers[0].routes[2]
+        self.assertEqual((route.frames, route.acks, route.ack_wire), (3, 1, len(ack.encode())))
+        self.assertEqual(route.wire, len(ack.encode()) + 2 * len(fwd.encode()))
+
+    def test_the_longest_ping(self) -> None:
+        feed(self.relay, self.peers[0], Frame(PING, 0, bytes(MAX_PING)))
+        self.assertEqual(self.ports[0].take(), [Frame(PONG, 0, bytes(MAX_PING))])
+        for own_id, size in ((0, MAX_PING + 1), (2, MAX_PING)):
+            with self.assertRaises(RemoteProtocolError):
+                feed(self.relay, self.peers[0], Frame(PING, own_id, bytes(size)))
+
+    def test_what_has_not_begun(self) -> None:
+        """Before the first frame nothing is counted, and no observer is told."""
+        self.open(0, 1, 2)
+        route, peer = self.peers[0].routes[2], self.peers[0]
+        self.assertEqual((route.tick, self.relay.tick, Relay().steps), (0, 0, 0))
+        self.assertEqual((route.queued, route.mark, route.dropped, peer.sent), (0, 0, 0, 0))
+
+    def test_frames_that_an_end_provokes(self) -> None:
+        """Frames that may come of a transport that is over: those answered, and what is on its way."""
+        there = self.open(0, 1, 2)
+        fwd = Frame(FWD, 2, b"\0\0x")
+        feed(self.relay, self.peers[0], *[fwd] * 5)
+        feed(self.relay, self.peers[1], *[Frame(FWD, there, b"\0\0x")] * 3)
+        added: list[int] = []
+
+        class Adding:
+            def add(self, frames: int, now: float) -> None:
+                added.append(frames)
+
+        self.peers[0].provoked = self.peers[1].provoked = Adding()  # type: ignore[assignment]
+        route = self.peers[0].routes[2]
+        self.relay._drop_route(self.peers[0], 2, route, 0, by_server=True)
+        self.assertEqual(added, [3 + LATE_ANSWERS + IN_FLIGHT, 5 + LATE_ANSWERS + IN_FLIGHT])
+
 
 class StrangeFrameTests(RelayCase):
     """Each is counted once."""
@@ -211,6 +262,7 @@ class Watching:
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.good = True
+        self.marks = False
 
     def requested(self, source: Any, there: Any, back: Any, payload: bytes, target: bytes, secure: bool) -> Carried:
         return Carried(there, back, payload, bytes(source.key), target, secure, 0.0)
@@ -226,6 +278,8 @@ class Watching:
 
     def look(self, carried: Carried, route: Any, data: int, acks: int) -> None:
         self.told.append((data, acks))
+        if self.marks:
+            route.tick += 1
 
     def receipt(self, source: Any, payload: bytes) -> bool:
         self.told.append(len(payload))
@@ -266,6 +320,18 @@ class ObserverTests(RelayCase):
         self.assertFalse(route.accepted or route.back.accepted)
         feed(self.relay, self.peers[1], Frame(ACCEPT, route.to_id, payload))
         self.assertEqual((self.told(), route.accepted, route.back.accepted), (["accepted"], True, True))
+
+    def test_looks_at_each_route_of_a_read(self) -> None:
+        """Once a tick, with what the read had of it until another route came."""
+        self.open(0, 1, 2)
+        self.open(0, 2, 4)
+        self.told()
+        self.relay.tick += 1
+        self.watching.marks = True
+        fwd, ack = Frame(FWD, 2, b"\0\0x"), Frame(ACK, 2, b"\0\0")
+        other = Frame(FWD, 4, b"\0\0x")
+        feed(self.relay, self.peers[0], fwd, ack, fwd, other, fwd, other)
+        self.assertEqual(self.told(), [(2, 1), (1, 0)])
 
     def test_receipts(self) -> None:
         feed(self.relay, self.peers[0], Frame(RECEIPT, 0, bytes(RECEIPT_SIZE)))

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import SecKey
-from dmsg.streams.core.agreement import Hello, Proposal
+from dmsg.streams.core.agreement import Hello, Offer, Proposal
 from dmsg.streams.core.resumption import INITIAL_WINDOW
 from dmsg.streams.core.secure import MAX_SECURE_DATA
 from dmsg.v2019.core import table as client_module
@@ -423,6 +423,42 @@ class SecureTests(SynchronousTestCase):
         self.b.consumed(self.at_b, INITIAL_WINDOW // 4 - 1000)
         self.assertEqual(self.types(self.b), [ACK])
         self.assertEqual(self.types(self.b), [])
+
+    def test_what_is_read_piece_by_piece_is_told_once(self) -> None:
+        """However often the application reads before the ACK goes out."""
+        self.open()
+        for _ in range(3):
+            self.a.send(self.at_a, bytes(INITIAL_WINDOW // 4 - 2000))
+        self.to_b()
+        self.assertEqual(self.types(self.b), [ACK])
+        for _ in range(2):
+            self.b.consumed(self.at_b, INITIAL_WINDOW // 4)
+        self.assertTrue(self.at_b.ack_due)
+        self.assertEqual(self.types(self.b), [ACK])
+
+    def test_the_first_frame_is_a_close(self) -> None:
+        """An authentic one confirms who asked; of another nobody knows who made it."""
+        for authentic in (True, False):
+            self.setUp()
+            self.b.accept_secure(self.at_b, Hello(0, INITIAL_WINDOW))
+            self.to_a()
+            self.at_a.ack_due = False  # the ACK that would come first
+            self.a.close(self.at_a, CloseReason.SHUTTING_DOWN)
+            payload = next(frame.payload for frame in sent(self.a) if frame.type == CLOSE)
+            events = feed(self.b, Frame(CLOSE, 1, payload if authentic else payload[:1]))
+            self.assertEqual([type(event) for event in events], [Confirmed, Closed] if authentic else [Closed])
+            closed = events[-1]
+            assert isinstance(closed, Closed)
+            self.assertEqual((closed.refused, closed.by), (not authentic, By.REMOTE if authentic else By.ANYBODY))
+
+    def test_both_have_to_know_half_closes(self) -> None:
+        for asks, answers in ((False, True), (True, False), (True, True)):
+            one, two = Hello(half_close=asks), Hello(half_close=answers)
+            result = Offer(self.KEYS[1], Proposal(self.KEYS[0], self.KEYS[1].public, Hello()).payload).accept(Hello())[
+                0
+            ]
+            end = self.b._new_end(self.at_b, result, INITIAL_WINDOW, None, one, two)
+            self.assertIs(end.half_close, asks and answers)
 
     def test_what_came_is_acknowledged_before_the_end_and_not_behind_it(self) -> None:
         self.open()
