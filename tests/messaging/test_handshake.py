@@ -71,6 +71,39 @@ class L_HandshakeTests(SynchronousTestCase):
         self.assertEqual((frame["initiator"], frame["responder"]), (A.public.hex(), S.public.hex()))
         self.assertEqual(len(bytes.fromhex(frame["nonce"])), 16)
 
+    def test_a_line_feed_in_a_piece_of_its_own(self) -> None:
+        """One follows a frame, and belongs to no other; a second one is white space."""
+        for feeds in (b"", b"\n", b"\n\n"):
+            initiator, responder = pair()
+            for number in range(4):
+                side, other = ((initiator, responder), (responder, initiator))[number % 2]
+                data = side.data_to_send().rstrip(b"\n") + feeds
+                for at in range(len(data)):
+                    other.receive_data(data[at : at + 1])
+            self.assertEqual((initiator.remote, responder.remote), (S.public, A.public))
+            self.assertEqual(initiator.trailing_data().strip(), b"")
+
+    def test_a_frame_that_follows_at_once(self) -> None:
+        """The first byte of what follows stays, whether a line feed is before it or not."""
+        frames = frames_of()
+        for between in (b"", b"\n"):
+            initiator, responder = pair()
+            responder.receive_data(initiator.data_to_send())
+            initiator.receive_data(responder.data_to_send())
+            responder.receive_data(initiator.data_to_send().rstrip(b"\n") + between + b"\x03rest")
+            self.assertEqual(responder.trailing_data(), between + b"\x03rest")
+        self.assertEqual(len(frames), 4)
+
+    def test_quotes_that_are_escaped(self) -> None:
+        """In a member that nobody asked for, byte by byte and at once, with an object in it and without."""
+        for more in ({"a": 'x"}{y\\'}, {"a": {"b": '\\"}]'}}):
+            for step in (1, 4096):
+                responder = JSONHandshake(S)
+                data = encode(self.first(**more))
+                for at in range(0, len(data), step):
+                    responder.receive_data(data[at : at + step])
+                self.assertEqual(len(responder.data_to_send()) > 0, True)
+
     def test_L2_four_frames_as_recorded(self) -> None:
         recorded = vectors("link_handshake")
         k1, k2 = (int(recorded["ecdsa_k"][name], 16) for name in ("sig1", "sig2"))

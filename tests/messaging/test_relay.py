@@ -105,6 +105,63 @@ class RelayCase(SynchronousTestCase):
         return there
 
 
+class CornerTests(RelayCase):
+    """What is counted once, and who is slow."""
+
+    def test_a_link_that_is_ended_is_counted_once(self) -> None:
+        peer = self.peer(0)
+        for _ in range(2):
+            self.relay._end_peer(peer, DropReason.QUEUE_FULL)
+        self.assertEqual(
+            (self.relay.drops, self.ports[peer].closed), ({DropReason.QUEUE_FULL: 1}, DropReason.QUEUE_FULL)
+        )
+
+    def test_a_new_one(self) -> None:
+        peer = self.peer(0)
+        self.assertEqual((self.relay.steps, peer.frames_in, peer.bytes_in), (0, 0, 0))
+
+    def test_nobody_opens_to_who_is_slow(self) -> None:
+        """Congested, and more than half of what may be queued is."""
+        one, two = self.peer(0), self.peer(1)
+        for congested in (False, True):
+            for waiting in (PEER_QUEUE_MAXIMUM // 2, PEER_QUEUE_MAXIMUM // 2 + 1):
+                two.congested, self.ports[two].waiting = congested, waiting
+                refused = congested and waiting > PEER_QUEUE_MAXIMUM // 2
+                self.assertIs(self.relay._refusal(one, two, 0.0), DropReason.QUEUE_FULL if refused else None)
+
+    def test_as_many_channels_of_a_pair_as_may_be(self) -> None:
+        one, two = self.peer(0), self.peer(1)
+        self.relay.limits = Limits(max_per_pair=2)
+        for number, refused in ((0, False), (1, False), (2, True)):
+            reason = self.relay._refusal(one, two, 0.0)
+            self.assertIs(reason, DropReason.TOO_MANY_PER_PAIR if refused else None)
+            self.say(one, (OPEN_CHANNEL, bytes((number,)) + two.key + bytes(49)))
+        self.channel(two, self.peer(2), 9)
+        self.relay.limits = Limits(max_per_pair=1)
+        self.assertIs(self.relay._refusal(one, two, 0.0), DropReason.TOO_MANY_PER_PAIR)
+
+    def test_a_lost_link_takes_what_waits_for_it(self) -> None:
+        one, two, three = self.peer(0), self.peer(1), self.peer(2)
+        for source in (one, three):
+            self.channel(source, two)
+        self.ports[two].stuck = True
+        self.relay.congestion.congest(two)
+        for source in (one, three):
+            self.say(source, (SEND, b"\0" + bytes(500)))
+        self.assertEqual((len(two.waiting), self.relay.congestion.total > 1000), (2, True))
+        self.relay.congestion.gone(two)
+        self.assertEqual((len(two.waiting), self.relay.congestion.total), (0, 0))
+
+    def test_progress_is_counted_from_the_first_that_waits(self) -> None:
+        one, two = self.peer(0), self.peer(1)
+        self.channel(one, two)
+        self.ports[two].stuck = True
+        self.relay.congestion.congest(two)
+        for self.now in (5.0, 9.0):
+            self.say(one, (SEND, b"\0" + bytes(500)))
+            self.assertEqual(two.progress_at, 5.0)
+
+
 class ForwardingTests(RelayCase):
     """The fast path says what the slow one would."""
 

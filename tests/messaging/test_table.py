@@ -11,7 +11,7 @@ from dmsg.errors import DropReason
 from dmsg.messaging.client import Client
 from dmsg.messaging.core.agreement import Offer, Proposal
 from dmsg.messaging.core.dialect import Dialect, dialect_of
-from dmsg.messaging.core.events import Closed, DataReceived, Event, Opened, Requested
+from dmsg.messaging.core.events import Closed, DataReceived, Event, Opened, Rejected, Requested
 from dmsg.messaging.core.state import ClientChannel, State
 from dmsg.messaging.core.table import JOIN_LIMIT, ClientConnection
 from dmsg.messaging.core.wire import (
@@ -91,6 +91,21 @@ class DataTests(CoreCase):
         data = encode_open(other, 5, B.public, bytes(49))
         self.assertEqual(self.core.receive_frames(bytearray(data), len(data)), (0, []))
         self.assertIsNotNone(self.core.broken)
+
+    def test_a_close_of_no_channel_is_answered(self) -> None:
+        for number in (0, 3, 255):
+            self.assertEqual(self.receive(encode_close(self.profile, number)), [])
+            self.assertEqual([(frame.type, frame.body) for frame in self.sent()], [(CHANNEL_CLOSED, bytes((number,)))])
+        self.receive(encode_frame(self.profile, CLOSE_CHANNEL, b"\3\4"))
+        self.assertEqual((self.sent(), self.core.drops), ([], {DropReason.NO_SUCH_TRANSPORT: 4}))
+
+    def test_an_answer_that_is_not_the_remotes_is_counted_once(self) -> None:
+        channel = self.core.open(B.public)
+        self.sent()
+        own = (channel.id, bytes(49), 5) if self.two_ids else (channel.id, bytes(49))
+        (event,) = self.receive(encode_opened(self.profile, *own))
+        self.assertIsInstance(event, Rejected)
+        self.assertEqual(self.core.drops, {DropReason.BAD_FRAME: 1})
 
     def test_messages_are_joined_to_so_many_bytes(self) -> None:
         channel = self.open()

@@ -20,16 +20,24 @@ _RMB_RELAY = [
     *("federation/batch", "federation/doubts", "federation/offers", "federation/slots"),
     *("queue/interface", "queue/removals", "queue/reserve", "queue/sqlite"),
 ]
+_RMB_TESTS = [
+    *("batch", "client", "delivery", "door", "enemies", "failures", "federation", "fragments", "full_disk"),
+    *("holdings", "limiter", "random_input", "slots", "switch", "wire"),
+]
+_DISCOVERY_TESTS = ["entries", "lookup", "service.test_api", "service.test_nameplates", "store.test_sqlite"]
 FAMILIES: dict[str, tuple[list[str], list[str]]] = {
     "v2019": (["v2019/core/*"], ["tests.v2019"]),
     "streams": (["streams/core/*"], ["tests.streams", "tests.v2019"]),
     "messaging": (["messaging/core/*"], ["tests.messaging"]),
     "rmb": (
         ["rmb/envelope/[!e]*", "rmb/twins/*", "rmb/socket/f*", *(f"rmb/relay/{name}" for name in _RMB_RELAY)],
-        ["tests.rmb", "tests.test_signed"],
+        [*(f"tests.rmb.test_{name}" for name in _RMB_TESTS), "tests.test_signed"],
     ),
     "noise": (["noise/*"], ["tests.noise", "tests.messaging.test_noise", "tests.v2019.test_vectors"]),
-    "discovery": (["discovery/entries/*"], ["tests.discovery", "tests.test_signed"]),
+    "discovery": (
+        ["discovery/entries/*"],
+        [*(f"tests.discovery.{name}" for name in _DISCOVERY_TESTS), "tests.test_signed"],
+    ),
     "codes": (["apps/codes/pake", "apps/codes/words"], ["tests.apps.test_codes", "tests.apps.test_code_streams"]),
 }
 """Patterns of the modules of dmsg, and the names of the tests, by family."""

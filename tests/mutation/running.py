@@ -30,11 +30,13 @@ from tests.mutation.mutants import ROOT, Mutant, mutated
 SLOW = 1.0
 """Seconds of the processor of a test that is run only for mutants that no quicker test reaches."""
 LONGEST_MEASURED = 300
-"""Seconds after which measuring the tests is given up."""
+"""Seconds of the processor after which measuring the tests is given up."""
 MORE_TIME = 10
 """How many times as long as without a mutant the tests may take before the mutant counts as one that never ends."""
 LEAST_TIME = 10
 """Seconds that the tests of a mutant may always take."""
+MORE_WALL = 10
+"""How many times as long a fork may take by the wall clock, as on a machine that is busy with others."""
 MEMORY = 2 << 30
 """Maximum number of bytes of data of a fork; a mutant that collects without end is stopped by it."""
 NOTICED, SURVIVED = 1, 0
@@ -81,12 +83,6 @@ def prepare() -> None:
     settings.load_profile("mutation")
 
 
-def _passes(test: TestCase) -> bool:
-    result = TestResult()
-    test.run(result)
-    return result.wasSuccessful()
-
-
 def _use_own_reactor() -> None:
     """Give the reactor descriptors of its own: those that it has belong to all forks."""
     reactor = sys.modules.get("twisted.internet.reactor")
@@ -95,14 +91,18 @@ def _use_own_reactor() -> None:
 
 
 def fork(work: Callable[[], int], seconds: float) -> int:
-    """Start ``work`` in a fork; its result is the status of the process, whose id is returned."""
+    """Start ``work`` in a fork; its result is the status of the process, whose id is returned.
+
+    :param seconds: of the processor that it may use.
+    """
     pid = os.fork()
     if pid:
         return pid
     status = 2
     try:
         os.setpgid(0, 0)
-        signal.alarm(int(seconds) + 1)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 1))
+        signal.alarm(MORE_WALL * int(seconds + 1))
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         null = os.open(os.devnull, os.O_RDWR)
@@ -211,14 +211,15 @@ class Runner:
         for one in self.measured:
             if one.failed:
                 raise RuntimeError(f"{one.name} fails without a mutant:\n{one.failed}")
-        for file in self.files:
-            numbers = [
-                number for number in self.by_time if file in self.measured[number].lines and self._is_quick(number)
-            ]
-            fork(partial(self.run, None, file, numbers), self.seconds(numbers))
-            _, status = wait()
-            if status != SURVIVED:
-                raise RuntimeError(f"the tests of {file} fail without a mutant, the quickest first: status {status}")
+        numbers = [number for number in self.by_time if self._is_quick(number)]
+        read, write = os.pipe()
+        fork(partial(self.run, None, self.files[0], numbers, write), self.seconds(numbers))
+        os.close(write)
+        with open(read, "rb") as stream:
+            said = stream.read().decode()
+        _, status = wait()
+        if status != SURVIVED:
+            raise RuntimeError(f"tests fail without a mutant when the quickest come first: {said or status}")
 
     def seconds(self, numbers: list[int]) -> float:
         """Return how many seconds tests may take with a mutant."""
@@ -239,8 +240,11 @@ class Runner:
     def _is_quick(self, number: int) -> bool:
         return self.measured[number].seconds <= SLOW
 
-    def run(self, mutant: Mutant | None, file: str, numbers: list[int]) -> int:
-        """Run tests in this fork, with a mutant or for comparison without one; return ``NOTICED`` or ``SURVIVED``."""
+    def run(self, mutant: Mutant | None, file: str, numbers: list[int], report: int = 1) -> int:
+        """Run tests in this fork, with a mutant or for comparison without one; return ``NOTICED`` or ``SURVIVED``.
+
+        :param report: descriptor to which the name of the first test that fails is written, and why.
+        """
         path = str(ROOT / file)
         source = mutated(mutant) if mutant else (ROOT / file).read_text()
         try:
@@ -254,7 +258,14 @@ class Runner:
                 tests = self._import_again(path, whole, [test.id() for test in tests])
             except BaseException:  # A module that cannot be imported is noticed, whatever it raises.
                 return NOTICED
-        return SURVIVED if all(map(_passes, tests)) else NOTICED
+        for test in tests:
+            result = TestResult()
+            test.run(result)
+            if not result.wasSuccessful():
+                why = "".join(text for _, text in [*result.failures, *result.errors])
+                os.write(report, f"{test.id()}\n{why}"[:4000].encode())
+                return NOTICED
+        return SURVIVED
 
     def _replace(self, path: str, whole: types.CodeType) -> bool:
         """Give the imported functions of a file their new code; False: they have to be imported again."""
