@@ -44,17 +44,17 @@ CLOCK_LIMIT_MS = 60_000
 SLOW_TIMES = 2.0
 """Factor by which a day's p99 must exceed the median p99 of the week before to count as slow."""
 SLOW_LEAST_MS = 5.0
-"""Milliseconds by which it must exceed that median as well."""
+"""Milliseconds by which the day's p99 must exceed that median as well."""
 SLOW_SAMPLES = 100
-"""Fewest samples of a day that is compared."""
+"""Minimum number of samples of a day that is compared."""
 SLOW_DAYS = 3
-"""Fewest days of the week before that must have so many samples."""
+"""Minimum number of days in the week before that have :data:`SLOW_SAMPLES` samples each."""
 SLOW_READERS = 0.01
-"""Share of transports ended by a slow receiver from which on it is reported."""
+"""Lowest share of transports ended by a slow receiver that is reported."""
 SLOW_READERS_LEAST = 10
-"""Fewest transports ended by a slow receiver that are reported."""
+"""Minimum number of transports ended by a slow receiver that are reported."""
 ATTACK = 100.0
-"""Score from which on an actor's day is reported."""
+"""Lowest score of an actor that is reported."""
 COMPLETE = 0.99
 """Share of a producer's events of a day below which events count as missing."""
 OLD_SECONDS = 2 * 3600
@@ -66,9 +66,9 @@ CHANGE_TIMES = 1.5
 BUSY = 0.8
 """Share of its capacity above which a server that refuses connections is called full."""
 MOST = 8
-"""Most findings of one kind shown to a person; the number left out is shown as well."""
+"""Maximum number of findings of one kind shown to a person; the number left out is shown as well."""
 MOST_ATTACKS = 3
-"""Most findings of a kind of abuse that are shown; they are many and would hide the others."""
+"""Maximum number of findings of a kind of abuse that are shown; they are many and would hide the others."""
 
 
 class Urgency(IntEnum):

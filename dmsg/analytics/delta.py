@@ -107,7 +107,7 @@ def unusable(uri: str) -> str | None:
 
 
 def asked(table: DeltaTable, sql: str) -> pa.Table:
-    """Run an SQL query of a table; the query calls it ``it``.
+    """Run an SQL query of a table; the query calls the table ``it``.
 
     delta-rs executes the query. Arrow's reader would call Python from threads of its own to open the
     files; such a thread aborts the process if it is still running when the program ends.
@@ -218,7 +218,7 @@ class Delta:
         return arrow_schema(self.schema).empty_table() if found is None else found
 
     def ask(self, sql: str, version: int | None = None) -> pa.Table | None:
-        """Run an SQL query of the table, which it calls ``it``; None if the table does not exist yet.
+        """Run an SQL query of the table; the query calls the table ``it``. None if there is no table yet.
 
         :raises LakeError: the table cannot be read.
         """
@@ -258,8 +258,8 @@ class Delta:
 
         :param number: number of the application's transaction. It must not be lower than the application's newest one.
         :param replaces: values of partition columns; the new files replace all files of these partitions. An empty
-            mapping
-            replaces the whole table. None appends, and removes only the files whose path begins with ``again``.
+            mapping replaces the whole table. None appends, and removes only the files whose path begins with
+            ``again``.
         :param again: path prefix of the files that the same transaction wrote in an earlier run that was killed.
         :raises LakeError: another run has changed the table, or the number is too low.
         """
@@ -278,6 +278,7 @@ class Delta:
                 Schema.from_arrow(arrow_schema(self.schema)),
                 self.partitions,
                 filters or None,
+                # No retries: a retry would commit on top of another run's transaction instead of failing.
                 commit_properties=CommitProperties(
                     max_commit_retries=0, app_transactions=[Transaction(application, number)]
                 ),
@@ -336,7 +337,7 @@ class Delta:
     def merge_small(self, least: int, may: Callable[[File], bool] = lambda file: True) -> int:
         """Compact the small files of each partition that has many.
 
-        :param least: number of small files from which on a partition is compacted.
+        :param least: number of small files at which a partition is compacted.
         :param may: whether a file may be merged. A partition that holds a file which may not is left alone.
         :returns: number of partitions compacted.
         """
@@ -360,9 +361,8 @@ class Delta:
         """Remove files that neither the newest version nor one to keep consists of, and shorten the log.
 
         :param keep: numbers of the versions to keep.
-        :param left_behind: age in hours from which files are removed that the log does not mention. Killed runs left
-            them,
-            or they were replaced so long ago that the log has forgotten them. None keeps such files.
+        :param left_behind: age in hours above which files that the log does not mention are removed. Killed runs left
+            them, or the log has forgotten that they were replaced. None keeps such files.
         :returns: number of files removed.
         :raises LakeError: a version to keep no longer exists.
         """

@@ -48,7 +48,7 @@ BATCH_BYTES = 2 * 1024**3
 LINES = "lines"
 """Name of the source in bronze for lines that are found by reading files a second time."""
 MOST_LACKING = 1000
-"""Most files of a run that are read a second time."""
+"""Maximum number of files of a run that are read a second time."""
 SMALL_BYTES = 64 * 1024 * 1024
 """Size of all unread files in bytes below which reading counts as a small job."""
 SMALL_EVENTS = 500_000
@@ -191,6 +191,8 @@ class Pipeline:
             # A new checkpoint counts its batches from 0 again, so each query is a source of its own.
             query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
             origin = f"{source.name}-stream-{query[:8]}"
+            # Lock order: the lock of this process first, then the claim, as the caller of catch_up() does. In the other
+            # order two streams could deadlock, each holding what the other waits for.
             with lock:
                 with self._turn(stop) as claim:
                     self.lake.held = claim

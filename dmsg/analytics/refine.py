@@ -16,8 +16,8 @@ from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import DAILY, DAY_MS, FAMILIES, GOLD, OVERALL
 
 MIDNIGHT_MS = 10 * 60 * 1000
-"""Ms around midnight in which the counts of one transport may fall on different days: they lie within this of each
-other, so only events this close to midnight matter to the neighbouring day.
+"""Longest time in ms between the three counts of one transport. Only events this close to midnight can therefore
+matter to the neighbouring day.
 """
 SMALL_WORKERS = 4
 _OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")

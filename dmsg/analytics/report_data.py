@@ -18,7 +18,7 @@ from dmsg.analytics.store import Row, Store
 from dmsg.telemetry.schema import BUCKETS
 
 ROWS = 1000
-"""Most rows of a table that the page shows."""
+"""Maximum number of rows of a table that the page shows."""
 SHOWN_DAYS = 7
 """Days that the page shows by the hour."""
 SERVER_STRIPS = 50

@@ -44,7 +44,7 @@ KEPT_DAYS = 8
 KEPT_SECONDS = 900.0
 """Seconds for which every run stays readable, because somebody may still be reading its tables."""
 KEPT_MOST = 200
-"""Most runs that stay readable."""
+"""Maximum number of runs that stay readable."""
 TIDY_AT = 64
 """Number of transactions after which replaced files of ``OUT/runs`` are removed."""
 _COLUMNS = pa.schema(
@@ -341,6 +341,7 @@ class Claim:
         self._end(DONE, json.dumps({"format": FORMAT, **state.__dict__}))
 
     def _end(self, phase: str, said: str = "") -> None:
+        # Set before the lock is taken: a renewal that waits for the lock then gives up instead of writing once more.
         self._over.set()
         with self._speaking:
             self._row = self._runs.say(self._row, phase, said, forget=phase == GIVEN_UP)

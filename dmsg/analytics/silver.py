@@ -63,7 +63,7 @@ def transports(events: DataFrame) -> DataFrame:
 def sessions(events: DataFrame, ends: DataFrame) -> DataFrame:
     """Return the table of the family ``session``.
 
-    A session with an opening but no end on its day is *lost* if its process was lost, with the time of the
+    A session with an opening but no end on its day is *lost* if its process was lost. It then ends with the
     process's last event. Otherwise the session is *open*, and its end stands on the day on which the end came.
 
     :param ends: the last event of each process and day (producer, boot, dt, last_ts).

@@ -55,7 +55,7 @@ _PARTS["", "bronze"] = BRONZE
 BRONZE_KEY = "/bronze"
 """Key of bronze in :attr:`~dmsg.analytics.runs.State.versions`."""
 MERGE_AT = 64
-"""Number of small files in a partition from which on they are merged."""
+"""Number of small files in a partition at which they are merged."""
 LEFT_BEHIND_HOURS = 24
 """Age in hours after which files that no table names are removed; killed runs leave such files."""
 TIDY_RUNS = 20
@@ -182,7 +182,7 @@ class Store:
     def make_room(self, before: State, claim: Claim, least: int, *, left_behind: int | None = None) -> int:
         """Merge small files and remove those that no kept run needs, now.
 
-        :param least: number of small files in a partition from which on they are merged.
+        :param least: number of small files in a partition at which they are merged.
         :param left_behind: see :meth:`~dmsg.analytics.delta.Delta.vacuum`.
         """
         own = f"run={claim.number}."
@@ -205,8 +205,7 @@ class Store:
         """Delete all rows of the days before ``before``.
 
         The next run recomputes tables without days, such as totals over all days. Files that were read stay known, so
-        they
-        are not read again.
+        they are not read again.
         """
         state = self.state()
         for layer, name in _PARTS:

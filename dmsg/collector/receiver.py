@@ -28,9 +28,11 @@ QUIET_LIMIT = 60.0
 TOLD_EVERY = 600.0
 """Seconds between log lines of one kind about one sender, because a sender that has to wait asks again and again."""
 STREAMS_LIMIT = 1024
-"""Most streams at a time."""
+"""Maximum number of streams at a time."""
 STREAMS_OF_ONE = 2
-"""Most streams of one sender: one whose end has not been noticed, and its replacement. A third closes the oldest."""
+"""Maximum number of streams of one sender: a lost one that has not timed out, and its replacement. A third closes the
+oldest.
+"""
 
 _log = Logger()
 _Result = TypeVar("_Result")
@@ -262,6 +264,7 @@ class ReceivingFactory(Factory[Receiving]):
         return isinstance(address, DmsgAddress) and self._allowed(address.public_key)
 
     def buildProtocol(self, address: IAddress | None) -> Receiving | None:
+        # Checked again, because the list of senders may have changed since the handshake began.
         if not isinstance(address, DmsgAddress) or not self._allowed(address.public_key):
             self.refusals["not allowed"] += 1
             return None
@@ -290,6 +293,7 @@ class ReceivingFactory(Factory[Receiving]):
 
     def coming(self, besides: Receiving) -> tuple[int, int]:
         """Return the bytes that other streams are about to deliver: of the same sender, and of all senders."""
+        # Runs in a thread while the reactor may change the list, so the loop works on a copy.
         others = [one for one in list(self._streams) if one is not besides]
         return (
             sum(one.coming for one in others if one.origin == besides.origin),

@@ -156,8 +156,7 @@ class SpoolSender(Service):
     """Service that sends the sealed files of a directory to a collector.
 
     :param directory: directory of the spool. It holds the sender's key, which is made if absent; the collector's list
-        must
-        contain it.
+        must contain it.
     :param collector: the collector's key and port.
     :param discovery: called when there is something to send. Returns the discovery to find collector and servers with:
         URLs, or a Lookups.

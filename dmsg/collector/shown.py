@@ -15,7 +15,7 @@ from dmsg.pages.process import of_process
 
 VERSION = version("dmsg")
 SHOWN_SENDERS = 100
-"""Most senders in the table; those whose last file is oldest come first."""
+"""Maximum number of senders in the table; those whose last file is oldest come first."""
 LATE = 1800.0
 """Seconds without a file from a sender after which the page reports a problem."""
 

@@ -1,7 +1,7 @@
 """Files of a collector: ``ROOT/<sender's key>/<day of arrival>/<name>``.
 
 All functions block and are called in threads. A file gets its name only after it is completely on the disk and
-checked, so a program that reads the tree by names, as ``dmsg analytics`` does, never sees a part of one.
+checked. So a program that reads the tree by names, as ``dmsg analytics`` does, never sees a part of a file.
 
 Events name their own producer, and a sender could claim any name. ``ROOT/producers/<producer>`` therefore names the
 sender that a producer belongs to, so that the sender of one server cannot forge the history of another. If the
@@ -38,15 +38,15 @@ from dmsg.telemetry.vouchers import is_vouched
 LIMIT = 100 * 1024**3
 """Default limit of all files together, in bytes."""
 OWN_PART = 2
-"""Divisor of the limit: one sender may fill this fraction of it."""
+"""Divisor: one sender may use the limit divided by this number."""
 RESERVE = 1024**3
 """Default disk space to leave free, in bytes."""
 TEXT_LIMIT = 64 * 1024 * 1024
-"""Most bytes of an unpacked file: four times the size at which a server seals a file."""
+"""Maximum number of bytes of an unpacked file: four times the size at which a server seals a file."""
 LINES_LIMIT = 500_000
-"""Most lines of a file, because each line is parsed."""
+"""Maximum number of lines of a file, because each line is parsed."""
 PRODUCERS_LIMIT = 64
-"""Most producers of one sender: a server, a discovery, and earlier ones of the same machine."""
+"""Maximum number of producers of one sender: a server, a discovery, and earlier ones of the same machine."""
 PRODUCERS = "producers"
 SIGNED = "signed"
 """Second line of a producer's file, if the producer has signed for that sender."""
@@ -71,7 +71,7 @@ class Unfit(DmsgError):
 class Store:
     """Directory of a collector's files, used by one collector at a time.
 
-    :param limit: most bytes of all files.
+    :param limit: maximum number of bytes of all files.
     :param reserve: bytes of disk space to leave free.
     """
 
@@ -186,6 +186,8 @@ class Store:
             self.discard(part)
             return received
         self._claim(origin, self._producer(received), offer.voucher)
+        # The file is synced before it is renamed, and its directory afterwards: after a power failure the file is
+        # missing or complete. The sender removes its copy as soon as it is told that the file is kept.
         os.fsync(part.fileno())
         part.close()
         day = self.root / origin.hex() / f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}"
@@ -230,6 +232,7 @@ class Store:
             found.add(producer)
             if len(found) > 1:
                 raise Unfit("events of several producers are in it")
+        # The reader stops at a line that is too long, and then has less text than the file.
         if read < size:
             raise Unfit(f"a line in it is longer than {MAX_LINE} bytes")
         if not found:
@@ -250,6 +253,7 @@ class Store:
                 owner, _, words = (place / producer).read_text().strip().partition("\n")
             except FileNotFoundError:
                 owner = words = ""
+            # Nothing is new, unless this is the first time that the owner shows a signature.
             if owner == origin.hex() and (signed <= (words == SIGNED)):
                 return
             if key is not None and not signed:

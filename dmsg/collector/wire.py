@@ -2,9 +2,9 @@ r"""Protocol between the sender of a spool and a collector, over one stream. No 
 
 Messages are lines of JSON in UTF-8 that end with ``\n`` and have at most :data:`LINE_LIMIT` bytes.
 The sender offers one file at a time: ``{"v": 1, "name": ..., "size": bytes,
-"sha256": 64 hex digits}``. If the producer of the events is a key, the offer has a ``"voucher"`` of 130 hex digits:
-the signature of the producer for the sender. The collector answers ``{"answer": "send"}``; then the sender sends
-``size`` bytes, and the collector answers again. Or the collector answers at once with one of these:
+"sha256": 64 hex digits}``. If the producer of the events is a key, the offer has a ``"voucher"``,
+the producer's signature for the sender in 130 hex digits. The collector answers ``{"answer": "send"}``; then the
+sender sends ``size`` bytes, and the collector answers again. Or the collector answers at once with one of these:
 
 ``kept``
     The file is on the collector's disk, now or from before; the sender may remove it.

@@ -66,9 +66,8 @@ class Access:
     If there is a token, every request needs it, as a bearer token or as the password that a browser asks for. Without a
     token, only requests from this machine are allowed, and only if their Host header is an address or ``localhost``.
     Otherwise a page of another site, whose name an attacker points at this machine (DNS rebinding), could read the
-    status
-    page. Requests through a proxy that names its client are refused as well. A proxy that does not name it looks like a
-    program of this machine; behind such a proxy set a token.
+    status page. Requests through a proxy that names its client are refused as well. A proxy that does not name it
+    looks like a program of this machine; behind such a proxy set a token.
     """
 
     def __init__(self, token: bytes | None = None) -> None:
@@ -78,6 +77,7 @@ class Access:
         """Return the status and text of a refusal, or None if the request is allowed."""
         if self._token is not None:
             given = _given(request.getHeader(b"authorization") or b"")
+            # Constant time: a comparison that stops early would tell an attacker how much of a guess is right.
             if given is not None and hmac.compare_digest(given, self._token):
                 return None
             return 401, "this page needs the token of its operator, as a password or a bearer token\n"

@@ -9,7 +9,7 @@ from dmsg.base.units import human_time
 from dmsg.pages.model import BAD, Fact
 
 KEPT = 50
-"""Most changes of facts that are kept; in addition, each reason has one event."""
+"""Maximum number of changes of facts that are kept; in addition, each reason has one event."""
 QUIET = 30.0
 """Seconds of silence after which further occurrences of a reason count as a new event."""
 

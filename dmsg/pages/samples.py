@@ -14,7 +14,7 @@ K = TypeVar("K", bound=Hashable)
 KEPT = 300
 """Number of samples kept: ten minutes."""
 MAX_NAMES = 128
-"""Most numbers of an entity that are kept, reasons included; more are ignored."""
+"""Maximum number of series kept for an entity, reasons included; further ones are ignored."""
 RATE_OVER = 5
 """Number of samples over which the present rate is measured."""
 

@@ -18,7 +18,7 @@ from dmsg.pages.samples import Samples, of_reason
 INTERVAL = 2.0
 """Seconds between samples."""
 MAX_WATCHERS = 16
-"""Most browsers that watch at a time."""
+"""Maximum number of browsers that watch at a time."""
 
 
 class TooManyWatch(Exception):

@@ -24,7 +24,7 @@ from dmsg.pages.rendering import flat, whole
 from dmsg.pages.sampling import Sampling, TooManyWatch
 
 STATUS_CONNECTIONS = 64
-"""Most connections to the page, ``/metrics`` and ``/health``; half of them from one network."""
+"""Maximum number of connections to the page, ``/metrics`` and ``/health``; half of them from one network."""
 STATUS_RATE, STATUS_BURST = 50.0, 500.0
 """Rate limit for one address: requests per second, and burst. Each request iterates over all clients."""
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -116,8 +116,7 @@ class StatusPages:
         """Serve the parts of the page as server-sent events whenever they change.
 
         The number of watchers is limited. Another site's page, opened in the browser of somebody with access, must not
-        take
-        their slots: it is refused.
+        take their slots: it is refused.
         """
         refused = _no_script(request) if is_foreign(request) else self._refused(request)
         if refused is not None:

@@ -11,7 +11,7 @@ from typing import IO
 from dmsg.telemetry.schema import MAX_LINE
 
 CHUNK = 256 * 1024
-"""Most bytes of text unpacked at a time."""
+"""Maximum number of bytes of text unpacked at a time."""
 READ = 16 * 1024
 """Bytes read at a time. Small, because zlib copies all that follows a gzip member for each member in the same read."""
 

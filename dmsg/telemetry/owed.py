@@ -17,22 +17,21 @@ from attrs import define
 from dmsg.telemetry.receipts import Receipt, ReceiptError, Role, names_in, parse_receipt
 
 MAX_OWED = 65_536
-"""Most ended transports whose receipts are still due; beyond that the one that ended first is forgotten. Open
-transports
-need no limit here: the server limits how many it carries.
+"""Maximum number of ended transports whose receipts are still due; beyond that the one that ended first is forgotten.
+Open transports need no limit here, because the server limits how many it carries.
 """
 OWED_FOR = 600.0
 """Seconds after the end of a transport for which its receipts are due. For the same time after a start, receipts of
 transports from before the start are accepted.
 """
 MAX_FORMER = 65_536
-"""Most receipts accepted for transports from before the start, in all."""
+"""Maximum number of receipts accepted for transports from before the start, in all."""
 MAX_FORMER_OF_NETWORK = 4096
-"""Most of these from clients of one network (/24, /48). Keys cost an attacker nothing, so a limit per key alone would
-not help.
+"""Maximum number of these receipts from clients of one network (/24, /48). Keys cost an attacker nothing, so a limit
+for each key alone would not help.
 """
 MAX_FORMER_OF_SIGNER = 1024
-"""Most of these from one client: as many as a client keeps for one server (:mod:`dmsg.v2019.core.kept`)."""
+"""Maximum number of these receipts from one client: as many as it keeps for a server (:mod:`dmsg.v2019.core.kept`)."""
 
 
 class Due(IntEnum):
@@ -76,8 +75,7 @@ class Owed:
         """Number of these receipts by network."""
         self._taken: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
         """Transport and signer of recent due receipts, in order, for the same time; so that a repeat does not pass as a
-        former
-        one.
+        former one.
         """
 
     def __len__(self) -> int:

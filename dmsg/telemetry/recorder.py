@@ -23,9 +23,9 @@ from dmsg.telemetry.schema import EVENTS_PREFIX, SCHEMA_VERSION
 from dmsg.telemetry.spool import SPOOL_LIMIT, Spool, end_line
 
 QUEUE_LIMIT = 65536
-"""Most events in the queue."""
+"""Maximum number of events in the queue."""
 BATCH = 2048
-"""Most events in one write."""
+"""Maximum number of events in one write."""
 
 _log = Logger()
 
@@ -63,6 +63,7 @@ class Recorder:
         self._wall, self._monotonic = wall, monotonic
         self._started = monotonic()
         self._numbers = count()
+        # The reactor's thread appends and the writer's thread pops. Both are atomic, so they need no lock.
         self._queue: deque[tuple[int, str, float, float, Mapping[str, object]]] = deque()
         self._encode = JSONEncoder(separators=(",", ":"), default=names.client, check_circular=False).encode
         self._prefix = f'"producer":"{producer}","role":"{role}","boot":"{self.boot}",'
@@ -75,8 +76,7 @@ class Recorder:
 
         :param event: type of the event, of ``EVENTS``.
         :param fields: fields besides those of the envelope. A value of type bytes is a client's public key, and is
-            written
-            as its pseudonym.
+            written as its pseudonym.
         """
         number = next(self._numbers)
         if len(self._queue) >= QUEUE_LIMIT:

@@ -15,7 +15,7 @@ from dmsg.telemetry.transports import Carried, CountingRelay, Peer, Way
 PROGRESS_INTERVAL = 300.0
 """Seconds between two progress events of an open transport that carries data."""
 PROGRESS_LIMIT = 1000
-"""Most progress events per second."""
+"""Maximum number of progress events per second."""
 
 _REASONS = {int(reason): reason.name.lower() for reason in CloseReason}
 _NOTHING = (0, 0, 0, 0, 0, 0)

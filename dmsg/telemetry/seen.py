@@ -26,8 +26,7 @@ class Seen:
     """Set of accepted receipts on the disk: a hash of 8 bytes for each, and the file that it came in.
 
     Receipts are in two tables: once ``young`` is :data:`GENERATION_DAYS` old, it becomes ``old``, and the previous
-    ``old``
-    is dropped.
+    ``old`` is dropped.
 
     :param path: path of the database, which is created if it is absent.
     :param now: seconds since 1970.

@@ -35,13 +35,11 @@ FLUSH_INTERVAL = 1.0
 STOP_TIMEOUT = 5.0
 """Seconds that stopping waits for the disk."""
 REPEATS_LIMIT = 4096
-"""Most kinds of repeated events that are counted separately between heartbeats; beyond that the oldest is written
-early."""
+"""Maximum number of kinds of repeated events that are counted between heartbeats; beyond that the oldest is written."""
 RECEIPTS_PART = 4
-"""Divisor of a server's spool limit: this fraction is for receipts, which compete with each other only, not with
-events."""
+"""Divisor: receipts may use a server's spool limit divided by this number. They never displace events."""
 TARGETS_LIMIT = 1024
-"""Most distinct targets of a repeated event that are counted."""
+"""Maximum number of distinct targets of a repeated event that are counted."""
 
 _log = Logger()
 _Arguments = ParamSpec("_Arguments")
@@ -161,8 +159,7 @@ class Telemetry:
 
     :param role: server or discovery.
     :param key: the server's key. Its public key names the producer, and it signs for the sender of the events. None
-        takes a
-        name from the directory's secret.
+        takes a name from the directory's secret.
     :ivar about: fields of the start event.
     :ivar loads: functions that return fields of a heartbeat.
     :ivar sent: counts of what was sent to a collector, if there is one.

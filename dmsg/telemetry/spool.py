@@ -2,9 +2,9 @@
 
 The open file is plain text, ``.<kind>-<boot>-<number>.open``, and locked by its process. Each write ends
 with a whole line, so a killed process loses only what it had not written. Sealing compresses the file into
-``<kind>-<boot>-<number>.jsonl.gz``, which is complete on the disk before it gets that name: a program that
-collects files by name never sees a part of one. At the start, files that a killed process left are
-cut at their last whole line and sealed.
+``<kind>-<boot>-<number>.jsonl.gz``, which is complete on the disk before it gets that name. So a program
+that collects files by name never sees a part of a file. At the start, files that a killed process left
+are cut at their last whole line and sealed.
 
 All functions block and are called from one thread. The size of the directory is limited: the oldest
 sealed files are removed to make room.
@@ -34,7 +34,7 @@ SPOOL_LIMIT = 1024 * 1024 * 1024
 COMPRESSION = 3
 """Compression level of gzip: half the work of the usual 6 for 4 % more bytes."""
 UNSEALED_LIMIT = 8
-"""Most unsealed files that wait for disk space; the oldest beyond that are removed."""
+"""Maximum number of unsealed files that wait for disk space; the oldest beyond that are removed."""
 OPEN_SUFFIX = ".open"
 
 
@@ -172,6 +172,7 @@ def compress(path: Path) -> Path:
         with open(path, "rb") as source, open(fresh, "wb") as raw:
             with gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as target:
                 shutil.copyfileobj(source, target, 256 * 1024)
+            # Synced before the rename: after a power failure the final name must not stand for an empty file.
             raw.flush()
             os.fsync(raw.fileno())
         fresh.replace(sealed)
@@ -207,6 +208,7 @@ def recover(directory: Path) -> int:
                 found += 1
         except FileNotFoundError:
             continue  # another process recovered it
+    # Half-compressed files are left by killed processes. A boot with an open file may be compressing right now.
     for path in directory.glob(f".*{SEGMENT_SUFFIX}.part"):
         boot = path.name.removeprefix(".").rpartition("-")[0]
         if not any(directory.glob(f".{boot}-*{OPEN_SUFFIX}")):

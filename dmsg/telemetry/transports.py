@@ -20,8 +20,8 @@ from dmsg.telemetry.schema import BOUNDS, BUCKETS
 class Way(Protocol):
     """Interface to one direction of a transport, as its relay counts it.
 
-    ``tick`` is a gate for the hot path: the relay calls :meth:`Observer.look` only for the first frames after the
-    relay's tick has changed, not for every frame.
+    ``tick`` is a gate for the hot path. The relay calls :meth:`Observer.look` only for the first frames after its tick
+    has changed, not for every frame.
 
     :ivar frames: number of data and ACK frames in this direction.
     :ivar acks: number of ACKs among them.

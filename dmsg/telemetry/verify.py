@@ -29,7 +29,7 @@ _KEPT = ("v", "ts", "mono", "producer", "role", "boot", "seq", "peer", "former")
 SHOWN = 200
 """Bytes of an unreadable line that are kept."""
 FILE_LIMIT = 512 * 1024 * 1024
-"""Most bytes of text read from one file of receipts."""
+"""Maximum number of bytes of text read from one file of receipts."""
 
 
 @dataclass

@@ -23,8 +23,7 @@ LOOKUP_LIMIT = 1000
 CHURN_LIMIT = 5000
 """Limit of a day: entries that one client posted; a usual client posts every few minutes."""
 UNANSWERED_LIMIT = 0.9
-"""Share of a client's requests that nobody accepted from which on it counts, with ``UNANSWERED_LEAST`` requests or
-more."""
+"""Share of unaccepted requests above which a client is reported, if it made ``UNANSWERED_LEAST`` requests or more."""
 UNANSWERED_LEAST = 50
 SHOWN_FROM = 1.0
 """Lowest score of a day at one server that the table keeps. It is low, so that small scores at many servers add up."""

@@ -10,11 +10,11 @@ from dmsg.analytics.gold.histograms import added, with_percentiles
 from dmsg.analytics.schemas import DAILY, LIES, OVERALL
 
 BUSY = 0.8
-"""Share of its capacity from which on an hour counts as busy."""
+"""Share of a server's capacity at which an hour counts as busy."""
 FORECAST_DAYS = 28
 """Days that a forecast looks back."""
 FORECAST_LEAST = 3
-"""Fewest days of data that a forecast needs."""
+"""Minimum number of days of data that a forecast needs."""
 FORECAST_HORIZON = 3650
 """Days into the future beyond which no date is given."""
 PLACEMENT_DAYS = 7
@@ -105,9 +105,9 @@ def placement(
 ) -> DataFrame:
     """Compute the weights by which clients should be sent to servers.
 
-    weight = availability squared, times the share of free places (relative to the server with most), times
-    the latency factor (best median over own median), times :data:`DISHONEST` if the server claims more than it
-    delivered.
+    A weight is the product of the squared availability, the share of free places, the latency factor and the honesty.
+    The share of free places is relative to the server with most. The latency factor is the best median over the
+    server's own. The honesty is :data:`DISHONEST` if the server claims more than it delivered, else 1.
     """
     since = F.date_sub(F.lit(today), PLACEMENT_DAYS)
 

@@ -11,13 +11,13 @@ from dmsg.analytics.gold.histograms import added, with_percentiles
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 K_ANONYMITY = 10
-"""Fewest clients of a day; with fewer, the day's numbers are withheld."""
+"""Minimum number of clients of a day; with fewer, the day's numbers are withheld."""
 LEAST_SERVERS = 3
-"""Fewest servers of a day; with fewer, the totals would reveal a single operator's."""
+"""Minimum number of servers of a day; with fewer, the totals would reveal a single operator's."""
 GRANULARITY = 8
 """Multiple to which counts of clients, sessions and transports are rounded up."""
 PUBLIC_DELAY_DAYS = 2
-"""Age in days from which on a day is published."""
+"""Age in days at which a day is published."""
 
 
 def network_day(
@@ -31,8 +31,7 @@ def network_day(
     """Compute totals of the network by day.
 
     Clients are counted at each server and added up: pseudonyms deliberately differ from server to server, so a client
-    at
-    two servers counts twice.
+    at two servers counts twice.
 
     :param hours: rows of :func:`~dmsg.analytics.gold.traffic.latency_hour`.
     """

@@ -1,8 +1,8 @@
 """Settlement: what a server delivered, by three counts for each transport.
 
 The three counts (called words) are the server's own and those that the two clients signed
-(docs/pipeline/receipts.md). In each direction the smaller of the two clients' counts is credited, so that neither
-the server alone nor the server with one accomplice can raise it. A missing count is unknown, not 0,
+(docs/pipeline/receipts.md). In each direction the smaller of the two clients' counts is credited. Neither the
+server alone nor the server with one accomplice can raise this number. A missing count is unknown, not 0,
 and then nothing is credited. If one person controls both ends, counters cannot reveal it.
 
 A transport that ends while data is in flight leaves different counts although nobody lies. The
@@ -131,8 +131,8 @@ class _Way:
     """Direction of a transport.
 
     :ivar fits: whether the three counts do not contradict each other.
-    :ivar agreed: whether the two ends do not contradict each other at all: the receiver has at least the bytes that its
-        sender knows to be delivered, and at most a window more.
+    :ivar agreed: whether the two ends are consistent. The receiver then has at least the bytes that its sender knows
+        to be delivered, and at most a window more.
     :ivar sure: whether no bytes that the server handed on can have been lost at the receiver.
     :ivar word: the count that the server should claim if ``sure``.
     """

@@ -133,8 +133,7 @@ def boot(days: DataFrame) -> DataFrame:
 
     *stopped*: the process wrote a stop event. *crashed*: it wrote none, and another process of its name began.
     *silent*: it wrote none, no other began, and its last event is more than :data:`SILENCE_SECONDS` older than the
-    newest
-    of all. Otherwise it is *running*.
+    newest of all. Otherwise it is *running*.
 
     :param days: processes by day, of all days.
     """
@@ -190,8 +189,7 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
     """Compute each server's uptime and availability by day.
 
     *down*: neither the server nor a discovery reports a minute of the day, but others report some. *unheard*: a
-    discovery
-    saw the server, but no event of the server has arrived. *unknown*: no events of anybody have arrived.
+    discovery saw the server, but no event of the server has arrived. *unknown*: no events of anybody have arrived.
 
     :param minutes: rows of :func:`minute_day` of all days.
     :param boots: rows of :func:`boot`.

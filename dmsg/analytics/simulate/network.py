@@ -93,7 +93,7 @@ class Stage:
 
     @property
     def until(self) -> Column:
-        """Ms of the day from which on a server writes nothing."""
+        """First ms of the day in which a server writes nothing."""
         return F.when(self.on_last_day(SILENT), SILENT_FROM * MINUTE_MS).otherwise(DAY_MS)
 
     def plan(self) -> DataFrame:
@@ -129,8 +129,7 @@ class Stage:
         """Return lines of JSON for rows with ``i`` (number within the block) and ``at`` (ms of the day).
 
         :param block: number that makes a process (boot) of its own for each kind of event, so that numbers without gaps
-            need
-            no sorting.
+            need no sorting.
         """
         skew = F.col("skew") if "skew" in rows.columns else F.lit(0)
         at = F.greatest(F.lit(0), F.least("at", F.lit(DAY_MS - 1) - skew)).cast("long")

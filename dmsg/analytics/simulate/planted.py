@@ -14,8 +14,7 @@ from hashlib import md5
 SLOW, LIAR, FULL, COLLUDER, SLOW_READERS, SKEWED, LOSER, SILENT, CRASHED = range(1, 10)
 """Rank of the server that: answers slowly; claims more than it delivered; is full; claims more, together with the
 initiators of its transports; has receivers that are too slow; has a wrong clock; has lost a file of events; fell
-silent;
-crashed on the day before, as others do by chance.
+silent; crashed on the day before, as others do by chance.
 """
 QUIET = frozenset({SLOW, FULL, SKEWED, LOSER, SILENT})
 """Servers that do not also go away or crash by chance."""
@@ -24,7 +23,7 @@ SCANNERS = 3
 SKEW_MS = 180_000
 SLOW_TIMES = 4.0
 SILENT_FROM = 15 * 60
-"""Minute of the last day from which on the server writes nothing."""
+"""First minute of the last day in which the server writes nothing."""
 FULL_FROM, FULL_MINUTES = 10 * 60, 180
 LOST_FROM, LOST_MINUTES = 11 * 60, 120
 """Start and length in minutes of the period whose events are lost, as if with a file."""

@@ -65,13 +65,13 @@ many are forgiven per second.
 NO_ANSWER = "no answer"
 """Beginning of the text about a silent server."""
 IN_ROUND = 4096
-"""Most servers that are being checked or wait for a check."""
+"""Maximum number of servers that are being checked or wait for a check."""
 IN_SLICE = 32
-"""Most checks that begin in one reactor turn, because each takes about a millisecond."""
+"""Maximum number of checks that begin in one reactor turn, because each takes about a millisecond."""
 POSTPONED_FOR = 20.0
 """Seconds after which a postponed server is tried again; longer if many are postponed."""
 POSTPONED_RATE = 300.0
-"""Most postponed servers that are tried again per second."""
+"""Maximum number of postponed servers that are tried again per second."""
 LOST_AFTER = 120.0
 """Seconds after which a check counts as lost, because the process that made it has ended."""
 PROVED_FOR = 3600.0
@@ -89,7 +89,7 @@ LONGEST = 3600.0
 LONGEST_REFRESHING = 300.0
 """Longest interval in seconds between checks of a failing server that posts its entry regularly."""
 MAX_REMEMBERED = 10_000
-"""Most results, and most counts of failures, that are remembered."""
+"""Maximum number of results that are remembered; the same number applies to counts of failures."""
 
 _log = Logger()
 

@@ -44,7 +44,7 @@ resolution occupies a thread until it ends.
 NAME_TIMEOUT = 3.0
 """Seconds to wait for the resolution of a name."""
 MAX_REMEMBERED = 10_000
-"""Most addresses, and most names that led to servers, that are remembered."""
+"""Maximum number of addresses that are remembered; the same number applies to names that led to servers."""
 
 
 class Postponed(Exception):

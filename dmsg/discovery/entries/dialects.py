@@ -52,8 +52,8 @@ class Dialect:
     :ivar spelling: names of the members.
     :ivar port_optional: whether a server's entry may be signed without ``port``.
     :ivar successors: whether entries may name a successor key.
-    :ivar marks: whether the words after ``+`` in a version count as features of the entry's owner. They do not count in
-        the dialect of 2019: such a program may post an entry again with the words that a newer program put there.
+    :ivar marks: whether the words after ``+`` in a version count as features of the entry's owner. In the dialect
+        of 2019 they do not count, because such a program may repost an entry with a newer program's words in it.
     :ivar null_is_empty: whether the value ``null`` is an entry without members.
     """
 

@@ -36,7 +36,7 @@ class EntrySignatureError(EntryError):
 
 
 MAX_DELEGATED = 64
-"""Most servers that a client's entry may name."""
+"""Maximum number of servers that a client's entry may name."""
 REFRESH = "refresh1"
 """Feature of clients that post their entry regularly."""
 REFRESHING = frozenset({"relay1", "messaging-seed", "messaging-skywire"})

@@ -1,7 +1,7 @@
 """Nameplates: short numbers for keys that people tell each other by voice. No I/O.
 
-A nameplate is a number that leads to a key for some minutes. It is not secret, and nobody has to trust it: a person who
-gets the wrong key for a number finds out by the words of the code (``docs/protocol/word-codes.md``).
+A nameplate is a number that leads to a key for some minutes. It is not secret, and nobody has to trust it.
+The words of the code reveal a wrong key (``docs/protocol/word-codes.md``).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dmsg.keys import PubKey, SecKey, Signature
 LARGEST = 99_999_999
 """Largest nameplate; the smallest is 1."""
 MAX_NAMEPLATES = 100_000
-"""Most nameplates that one discovery holds."""
+"""Maximum number of nameplates that one discovery holds."""
 LASTS = 600.0
 """Seconds for which a nameplate is kept; a new claim of its key extends it by the same time."""
 OF_PLACE = 32
-"""Most nameplates of one public address; the blocks around it may have this number times their factor."""
+"""Maximum number of nameplates of one public address; the blocks around it may have this number times their factor."""
 MISSED = 20
 """Cost, in requests, of a look-up that finds nothing, so that nobody can find all nameplates by trying numbers."""
 LOOK_BURST, LOOK_RATE = 20.0, 0.1
@@ -38,8 +38,7 @@ DENSE = 0.05
 """Share of the numbers of one length in use above which new numbers are longer, so that guessing finds few."""
 ATTACK_MISSES, ATTACK_FORGOTTEN = 50.0, 0.5
 """Failed look-ups after which new numbers are longer, and how many are forgotten per second. The effect lasts ten
-minutes
-at most.
+minutes at most.
 """
 
 RELEASE_ACT = "release"

@@ -105,8 +105,7 @@ class Terms:
     :ivar refreshes: whether the server's owner posts the entry regularly. Otherwise the server is *quiet*: listed after
         others, as long as checks find it.
     :ivar checked: whether to list a server without a check. Otherwise it is listed once a check has found it. A server
-        that
-        is posted again with the same address stays listed.
+        that is posted again with the same address stays listed.
     :ivar place: address block of the poster; empty if unknown.
     :ivar most: bytes that the poster's block may have; the blocks around it may have this amount times their factor.
     :ivar lasts: seconds after which the entry is dropped, unless it is posted again.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 CONTESTED_POSTS = 3
-"""Most times within ``CONTESTED_TIME`` that an entry is posted again after another program replaced it."""
+"""Maximum number of times within ``CONTESTED_TIME`` that an entry is posted again after another program replaced it."""
 CONTESTED_TIME = 600.0
 """Length of this window in seconds."""
 

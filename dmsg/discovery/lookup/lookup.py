@@ -42,7 +42,7 @@ T = TypeVar("T")
 TIMEOUT = 10.0
 """Default timeout of a request, in seconds."""
 MAX_LISTED = 128
-"""Most servers of an answer that are used, because each costs the verification of a signature."""
+"""Maximum number of servers of an answer that are used, because each costs the verification of a signature."""
 MAX_ANSWER = 1024 * 1024
 """Largest answer in bytes; a longer one is an error."""
 UPDATE_ATTEMPTS = 4
@@ -100,8 +100,7 @@ class Lookup:
         self._http = http if self._pool is None else WebClient(reactor, self._pool, timeout)
         self._asked: set[bool] = set()
         """Cases in which the program that answers was asked to identify itself: True after an answer that proves that
-        it lacks a
-        required path, False after one that leaves this open.
+        it lacks a required path, False after one that leaves this open.
         """
         self._under_way: set[Deferred[Any]] = set()
         self._closed = False

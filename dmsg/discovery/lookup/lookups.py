@@ -51,8 +51,7 @@ class Lookups:
         """Update the entry at every discovery, see :meth:`Lookup.update`; fails if all of them fail.
 
         The deferred fires ``GRACE`` seconds after the first success. Slower updates continue, but are cancelled by the
-        next
-        change of the same key.
+        next change of the same key.
         """
         return Deferred.fromCoroutine(self._all(key.public, lambda lookup: lookup.update(key, make)))
 

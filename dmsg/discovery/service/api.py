@@ -161,8 +161,7 @@ class DiscoveryAPI:
         """Set up the interface.
 
         :param clock: clock of the store, in seconds since 1970. It is not the reactor's clock, because stores outlive
-            the
-            process.
+            the process.
         :param wall_clock: date, for comparison with dates of others; ``clock`` by default.
         :param looks: called when a server was posted, if servers are checked before they are listed; None if they are
             not.

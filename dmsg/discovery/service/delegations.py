@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dmsg.base.tables import uncount
 
 MAX_CLIENTS = 100_000
-"""Most clients that are remembered; beyond that the one that posted longest ago is forgotten."""
+"""Maximum number of clients that are remembered; beyond that the one that posted longest ago is forgotten."""
 LASTS = 3600.0
 """Seconds after which a client that stopped posting is forgotten; clients post every half hour."""
 MAX_SERVERS = 8
-"""Most servers of one client that count."""
+"""Maximum number of servers of one client that count."""
 
 
 class Delegations:

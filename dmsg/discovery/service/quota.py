@@ -12,10 +12,11 @@ from dmsg.net.addresses import is_public
 from dmsg.net.blocks import BlockCounts, blocks_of
 
 OF_POSTER = 32
-"""Most servers whose entries come from one public address; the blocks around it may have this number times their
-factor."""
+"""Maximum number of servers whose entries come from one public address. The blocks around it may have this number times
+their factor.
+"""
 REMEMBERED = 16_384
-"""Most servers that are remembered; beyond that the one that posted longest ago is forgotten."""
+"""Maximum number of servers that are remembered; beyond that the one that posted longest ago is forgotten."""
 FORGOTTEN_AFTER = 3600.0
 """Seconds after its last post when a server is forgotten."""
 

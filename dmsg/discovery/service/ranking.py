@@ -2,12 +2,12 @@
 
 ``dmsg analytics rank`` computes the ranking from the pipeline's results and signs it; discovery reads the file again
 when it changes. A ranking only orders: it can neither add a server that is not live nor exclude one. A ranking
-that is expired, malformed or signed by another key is ignored with a log line, and servers are drawn as if there
-were none.
+that is expired, malformed or signed by another key is ignored with a log line. Servers are then drawn as if there
+were no ranking.
 
 The file is JSON: ``generated_at`` and ``valid_until`` (seconds since 1970),
 ``servers`` (``static``, ``weight``, ``reasons``), ``operator`` (a public key)
-and ``signature`` over SHA-256 of the same object without the signature, with
+and ``signature``. The signature is over SHA-256 of the same object without the signature, with
 sorted keys and no spaces.
 """
 
@@ -34,7 +34,7 @@ LOOK_INTERVAL = 5.0
 FILE_LIMIT = 4 * 1024 * 1024
 """Largest file in bytes."""
 MAX_RANKED = 10_000
-"""Most servers in a ranking."""
+"""Maximum number of servers in a ranking."""
 KNOWN_LIMIT = 1024
 """Number of entries whose parsed key is cached."""
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0

@@ -13,15 +13,14 @@ from dmsg.pages.settings import PageSettings
 from dmsg.telemetry.service import TelemetrySettings
 
 OF_PLACE = 64 * 1024 * 1024
-"""Most bytes of entries from one public address or block; beyond that its oldest entries are dropped."""
+"""Maximum number of bytes of entries from one public address or block; beyond that its oldest entries are dropped."""
 CLIENT_TTL = 2 * 3600.0
 """Seconds after its last post when a client's entry is dropped, if the client posts regularly (every half hour)."""
 REFRESHING_TTL = 86400.0
 """Seconds after its last post when a server's entry is dropped, if the server posts regularly (every half minute)."""
 ENTRY_TTL = 90 * 86400.0
 """Default number of seconds after which any other entry is dropped: counted from its last post, or for a server from
-its
-last successful check.
+its last successful check.
 """
 MAX_SERVER_SIZE = 16 * 1024
 """Largest entry with a server in bytes, so that a list of servers fits into the answers that clients accept."""
@@ -40,7 +39,7 @@ class DiscoverySettings(PageSettings):
     Without ``metrics``, ``/metrics`` and ``/health`` are served at discovery's own port.
 
     :ivar openings: handshakes by which servers prove their keys.
-    :ivar of_place: most bytes of entries from one public address.
+    :ivar of_place: maximum number of bytes of entries from one public address.
     :ivar ranking: ranking by which servers are preferred.
     :ivar telemetry: settings of the events for the pipeline.
     """

@@ -28,15 +28,15 @@ from dmsg.telemetry.metrics import LATENCIES, Metrics
 
 VERSION = version("dmsg")
 SHOWN_SERVERS = 100
-"""Most servers in the table of each kind: listed, quiet, and missing."""
+"""Maximum number of servers in the table of each kind: listed, quiet, and missing."""
 SLOW = 5.0
 """Seconds without an answer of the store after which the page reports it."""
 SHOWN_MISSED = 5
-"""Most missing servers among the problems."""
+"""Maximum number of missing servers among the problems."""
 BEGIN = 8
-"""Fewest digits of a key by which a server on the page can be searched."""
+"""Minimum number of digits of a key by which a server on the page can be searched."""
 SHOWN_RELAYS = 20
-"""Most servers in the table of clients per server."""
+"""Maximum number of servers in the table of clients per server."""
 
 
 _log = Logger()

@@ -19,8 +19,7 @@ from dmsg.telemetry.metrics import Metrics
 
 GO_PATIENCE = 5.0
 """Seconds by which a request on a path of 2019 is delayed rather than refused. Those clients do not know status 429,
-and
-servers of that time give up after 10 s.
+and servers of that time give up after 10 s.
 """
 
 _GO_PATHS = tuple(f"{path.rpartition('/')[0]}/".encode() for path in Dialect.GO2019.entries)

@@ -16,8 +16,7 @@ SWEEP_EVERY = 30.0
 """Seconds between sweeps when nothing is left to drop."""
 FIRST_SWEEP = 2400.0
 """Seconds after the start until the first sweep. Clients post every half hour, and discovery may have been down for
-longer
-than entries last.
+longer than entries last.
 """
 SLICE = 100
 """Entries dropped at a time; with SQLite this takes some milliseconds of the reactor thread."""

@@ -5,7 +5,7 @@ Each store compares and sets in one transaction, by the rules of
 share a file, or a Redis. The caller verifies entries and passes the time as an argument.
 
 Strangers can create any number of keys. So the size of a store is limited, in all and for each address block that
-posts (a *place*), and every entry expires unless it is posted again.
+posts (a *place*). Every entry expires unless it is posted again.
 """
 
 from dmsg.discovery.store.base import (

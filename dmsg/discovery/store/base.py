@@ -13,15 +13,14 @@ from dmsg.discovery.entries.rules import NEVER, Deletion, Terms
 from dmsg.errors import DmsgError
 
 ROOM_AT_ONCE = 100
-"""Most entries dropped at a time when the store as a whole is too large; the next sweep or post continues."""
+"""Maximum number of entries dropped at a time when the whole store is too large; the next sweep or post continues."""
 OVERHEAD = 1536
 """Bytes that an entry counts in addition to its JSON; a tombstone counts this much as well."""
 TOMBSTONE_TTL = 86400.0
 """Seconds for which the tombstone of a deleted entry is kept, so that nobody can post the entry again."""
 LATEST_LOOK = 3600.0
 """Longest time ahead, in seconds, for which a check of a server is planned. A check planned for later was planned
-before
-the clock was set back.
+before the clock was set back.
 """
 KINDS = ("client", "server", "both")
 """Kinds of entries, by the parts that they have."""
@@ -29,8 +28,8 @@ KINDS = ("client", "server", "both")
 Dropped = Callable[[str, str, int], object]
 """Callback for dropped entries, with a reason, the poster's place, and the number of entries.
 
-The reason is ``ended`` (not posted again in time), ``deleted`` (an expired tombstone), ``address`` (the place exceeded
-its limit) or ``total`` (the store exceeded its limit, and the place had most).
+Reasons are ``ended`` (not posted again in time), ``deleted`` (an expired tombstone), ``address`` (the place exceeded
+its limit) and ``total`` (the store was too large, and this place had most).
 """
 
 

@@ -15,7 +15,7 @@ from dmsg.errors import EntryNotFound
 from dmsg.net.redis import RedisConnection
 
 SWEPT = 100
-"""Most expired nameplates that a claim drops."""
+"""Maximum number of expired nameplates that a claim drops."""
 
 
 @implementer(INameplates)
@@ -78,8 +78,8 @@ class SQLiteNameplates:
         return succeed(None)
 
 
-# Four keys in Redis: a hash from number to "<key> <place>", a hash from key to number, a hash from place to the
-# number of its nameplates, and a sorted set of the numbers by their expiry.
+# Keys in Redis: a hash from number to "<key> <place>"; a hash from key to number; a hash from place to the count of
+# its nameplates; a sorted set of the numbers by their expiry.
 _DROP = """
 local keys, numbers, places, ends = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local function count(place, by)

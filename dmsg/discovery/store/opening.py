@@ -61,13 +61,12 @@ async def open_store(
     :param description: ``memory:``, ``sqlite:PATH`` or
         ``redis://HOST[:PORT][/DATABASE]``; the password of Redis is taken from
         the environment, ``DMSG_REDIS_PASSWORD``.
-    :param limit: most bytes of entries that are kept.
+    :param limit: maximum number of bytes of entries that are kept.
     :param random: chooses the servers that a store in memory returns.
     :param now: clock of the store, see :func:`clock_of`.
     :param dropped: called for entries that the store drops.
     :raises ~dmsg.discovery.store.base.StoreError: the description is unknown, the store cannot be opened, or Redis does
-        not
-        answer.
+        not answer.
     """
     kind, rest = parse_store(description)
     if kind == "memory":

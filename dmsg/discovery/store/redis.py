@@ -72,10 +72,9 @@ class RedisStore:
 
     Keys: ``dmsg:entry:<static>`` a hash for each entry; ``dmsg:servers`` a sorted set of servers by time of posting;
     ``dmsg:entries`` the number of entries; ``dmsg:kinds`` their number by kind; ``dmsg:quiet`` quiet servers by the
-    time
-    when they were last seen; ``dmsg:looks`` servers by the time of their next check; ``dmsg:places`` address blocks by
-    their bytes; ``dmsg:places:<block>`` the entries of a block by time of posting; ``dmsg:size`` the bytes in all;
-    ``dmsg:ends`` entries by the time when they are dropped.
+    time when they were last seen; ``dmsg:looks`` servers by the time of their next check; ``dmsg:places`` address
+    blocks by their bytes; ``dmsg:places:<block>`` the entries of a block by time of posting; ``dmsg:size`` the bytes
+    in all; ``dmsg:ends`` entries by the time when they are dropped.
     """
 
     prefix = "dmsg:"
@@ -98,7 +97,7 @@ class RedisStore:
 
         :param connection: of txredisapi, with ``charset=None``;
             see :func:`~dmsg.discovery.store.opening.open_store`.
-        :param limit: most bytes of entries that are kept.
+        :param limit: maximum number of bytes of entries that are kept.
         :param dropped: called for entries that the store drops.
         """
         self._redis = connection

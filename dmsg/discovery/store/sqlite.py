@@ -106,8 +106,8 @@ _COUNTS = (
     "CREATE TABLE IF NOT EXISTS total (size INTEGER NOT NULL)",
     "INSERT INTO total SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM total)",
 )
-# Tables for the wider address blocks around each place, with the bytes of the place, and for the load of each such
-# block: its bytes divided by its factor.
+# Table ``around`` has the wider address blocks around each place, with the bytes of the place. Table ``loads`` has the
+# load of each such block: its bytes divided by its factor.
 _BLOCKS = (
     "CREATE TABLE IF NOT EXISTS around (place TEXT NOT NULL, block TEXT NOT NULL, factor REAL NOT NULL, "
     "size INTEGER NOT NULL, PRIMARY KEY (place, block)) WITHOUT ROWID",
@@ -131,11 +131,10 @@ class SQLiteStore:
 
     A statement takes some tens of microseconds and does not wait for the disk (``synchronous=NORMAL``), so
     statements run in the reactor thread. Answered changes survive ``kill -9``. A power failure may lose the last
-    seconds,
-    but never damages the file.
+    seconds, but never damages the file.
 
     :param path: path of the file; ``:memory:`` keeps entries until the store is closed.
-    :param limit: most bytes of entries that are kept; the file is about twice as large.
+    :param limit: maximum number of bytes of entries that are kept; the file is about twice as large.
     :param random: chooses the servers that are returned, if the choice has to be repeatable.
     :param dropped: called for entries that the store drops.
     """
