@@ -184,7 +184,7 @@ class PosterTests(FederationCase):
     @asynchronous
     async def test_what_is_known_is_told_at_once(self) -> None:
         """And nobody answered what stays unsaid."""
-        self.patch(post, "POST_TIMEOUT", 0.2)
+        self.patch(post, "POST_TIMEOUT", 1.0)
         poster, url = await self.meet(Peer(lines=b"2 202\n0 404\n"))
         answers = [Deferred.fromCoroutine(poster.post(url, b"x", only_connected=False)) for _ in range(3)]
         self.assertEqual(await answers[2], 202)
@@ -201,7 +201,7 @@ class PosterTests(FederationCase):
             (b"1 202\nnonsense\n", [0, 202]),
             (b"9" * 10_000, [0, 0]),
         ):
-            self.patch(post, "POST_TIMEOUT", 0.2)
+            self.patch(post, "POST_TIMEOUT", 1.0)
             poster, url = await self.meet(Peer(lines=lines))
             self.assertEqual(await self.all_of(poster, url, 2), expected, lines)
 
