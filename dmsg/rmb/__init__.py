@@ -13,7 +13,8 @@ __all__, __getattr__, __dir__ = public(
         "dmsg.rmb.session.handlers": "HandlerError Request",
         "dmsg.rmb.relay.server": "RmbRelay",
         "dmsg.rmb.relay.settings": "RelaySettings",
-        "dmsg.rmb.peer.service": "PeerSettings RmbPeer",
+        "dmsg.rmb.peer.service": "RmbPeer",
+        "dmsg.rmb.peer.settings": "PeerSettings",
         "dmsg.rmb.registry.service": "RegistryService RegistrySettings open_registry",
         "dmsg.rmb.twins.secrets": "TwinSecret read_secret write_secret",
         "dmsg.rmb.twins.twin": "Twin",
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
         TwinNotFound as TwinNotFound,
         TwinOffline as TwinOffline,
     )
-    from dmsg.rmb.peer.service import PeerSettings as PeerSettings, RmbPeer as RmbPeer
+    from dmsg.rmb.peer.service import RmbPeer as RmbPeer
+    from dmsg.rmb.peer.settings import PeerSettings as PeerSettings
     from dmsg.rmb.registry.service import (
         RegistryService as RegistryService,
         RegistrySettings as RegistrySettings,

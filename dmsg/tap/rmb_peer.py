@@ -12,7 +12,8 @@ from dmsg.tap.options import DEBUG, LOG_FORMAT, set_log_format
 from dmsg.tap.running import StopOnFailure
 
 try:
-    from dmsg.rmb.peer.service import PeerSettings, RmbPeer
+    from dmsg.rmb.peer.service import RmbPeer
+    from dmsg.rmb.peer.settings import PeerSettings
     from dmsg.rmb.session.setup import relay_text
     from dmsg.rmb.twins.identity import KEY_TYPES
     from dmsg.rmb.twins.secrets import SECRET, read_secret

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from random import Random
 from uuid import uuid4
 
@@ -15,11 +14,9 @@ from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 
-from dmsg.base.options import FLAG, KEY, NETWORK, STORAGE, Option, Text, checked_by, needed, option
 from dmsg.base.seldom import Seldom
 from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor
-from dmsg.net.redis import redis_address
 from dmsg.rmb.envelope.envelope_pb2 import Backlog, Envelope
 from dmsg.rmb.envelope.wire import JSON, SENT_EXPIRATION, source_of, stamp, ttl
 from dmsg.rmb.errors import CallTimeout, CipherError, Drop, RmbError, TwinNotFound
@@ -34,6 +31,7 @@ from dmsg.rmb.peer.local import (
     parse_request,
     parse_response,
 )
+from dmsg.rmb.peer.settings import PeerSettings
 from dmsg.rmb.peer.store import LOCAL, QUEUE_TTL, REPLY, REQUESTS, RESPONSES, PeerStore
 from dmsg.rmb.peer.version import version_text
 from dmsg.rmb.registry.cache import CachedRegistry
@@ -59,57 +57,6 @@ RELAY_ERROR = 0
 """The code of errors of plugins and of the local side."""
 
 _log = Logger()
-
-
-def _directory(text: str) -> Path:
-    path = Path(text).absolute()
-    if not path.is_dir():
-        raise ValueError(f"{path}: no directory")
-    return path
-
-
-@dataclass(frozen=True)
-class PeerSettings:
-    """What a peer is told.
-
-    :ivar secret: words or a seed.
-    :ivar key_type: ``sr25519`` or ``ed25519``.
-    """
-
-    secret: str = field(repr=False)
-    registry: str
-    relays: Sequence[str] = field(
-        metadata=needed(
-            Option(
-                name="relay",
-                help="URL of a relay, wss:// or ws://; repeatable, at most four",
-                kind=Text("URL"),
-                repeated=True,
-                group=NETWORK,
-            )
-        )
-    )
-    redis: str = option(
-        "redis://localhost:6379",
-        "URL of the Redis that services and clients use",
-        Text("URL", checked_by(redis_address)),
-        short="r",
-        group=NETWORK,
-    )
-    key_type: str = "sr25519"
-    uploads: Path | None = option(
-        None,
-        "Directory for files that other twins upload; without a directory uploads are refused",
-        Text("directory", _directory),
-        short="u",
-        group=STORAGE,
-    )
-    update: bool = option(
-        True, "Do not update the relays and the key of this twin in the registry", FLAG, name="no-update", group=NETWORK
-    )
-    strict: bool = option(
-        False, "Declare in the registry that every program of this twin signs with field borders", FLAG, group=KEY
-    )
 
 
 @dataclass(frozen=True)
