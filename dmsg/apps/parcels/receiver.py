@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.protocol import Protocol
 from twisted.internet.task import CooperativeTask, cooperate
 from twisted.python.failure import Failure
 
@@ -24,8 +23,7 @@ from dmsg.apps.parcels.wire import (
     CHANGED_LIMIT,
     DIGEST_SIZE,
     GAVE_UP,
-    Messages,
-    encode,
+    ParcelEnd,
     lost,
     numbers,
 )
@@ -77,7 +75,7 @@ Asked = Callable[[Offer], "Deferred[str | None] | str | None"]
 """Told of an offer: None, it is taken; else why it is not."""
 
 
-class ParcelReceiver(Protocol):
+class ParcelReceiver(ParcelEnd):
     """``done`` fires with :class:`Taken` or fails with :class:`~dmsg.apps.transfer.TransferError`; ``closed`` fires
     when the connection is gone: what was said last has left then.
 
@@ -100,15 +98,15 @@ class ParcelReceiver(Protocol):
         name: str | None = None,
         refusal: str = GAVE_UP,
     ) -> None:
+        super().__init__(refusal)
         self._place = place
         self._asked = asked
         self._progress = progress
         self._pipe = pipe
         self._most = most
         self._name = name
-        self._messages = Messages(refusal)
         self._step: Callable[[], bool] = self._take_offer
-        self._waits = self._given_up = False
+        self._waits = False
         self._offer = Offer("text")
         self._began = time.monotonic()
         self._size = self._there = 0
@@ -432,9 +430,6 @@ class ParcelReceiver(Protocol):
             name = self._item.path or self._offer.things[0][0] if self._offer.things else ""
         return TransferError(f"{name}: {error.strerror}" if name else str(error.strerror))
 
-    def _say(self, **message: object) -> None:
-        self.transport.write(encode(**message))  # type: ignore[union-attr]
-
     def _finished(self, paths: list[Path]) -> None:
         seconds = time.monotonic() - self._began
         self._place.release()
@@ -461,12 +456,6 @@ class ParcelReceiver(Protocol):
         transport.loseConnection()
         if not self.done.called:
             self.done.errback(Failure(error))
-
-    def _give_up(self) -> None:
-        self._given_up = True
-        self._stop()
-        if self.transport is not None:
-            self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def _stop(self) -> None:
         task, self._task = self._task, None

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IPushProducer
-from twisted.internet.protocol import Protocol
 from twisted.internet.task import TaskFinished, cooperate
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.apps.parcels.manifest import FILE
 from dmsg.apps.parcels.walk import OfferedFiles, Walked
-from dmsg.apps.parcels.wire import CHANGED_LIMIT, GAVE_UP, MESSAGE_FULL, Messages, encode, lost, numbers
+from dmsg.apps.parcels.wire import CHANGED_LIMIT, GAVE_UP, MESSAGE_FULL, ParcelEnd, lost, numbers
 from dmsg.apps.pieces import END, PIECE_LIMIT, end, piece
 from dmsg.apps.sources import SourceChanged, resized
 from dmsg.apps.transfer import Refused, TransferError
@@ -87,7 +86,7 @@ class SenderOptions(TypedDict, total=False):
     refusal: str
 
 
-class ParcelSender(Protocol):
+class ParcelSender(ParcelEnd):
     """Base class of all senders of parcels; ``done`` fires with :class:`Sent`.
 
     :param taken: told when the other side has said that it takes it.
@@ -105,14 +104,14 @@ class ParcelSender(Protocol):
         progress: Callable[[int], object] = lambda done: None,
         refusal: str = GAVE_UP,
     ) -> None:
+        super().__init__(refusal)
         self._taken = taken
         self._progress = progress
-        self._messages = Messages(refusal)
         self._next: Callable[[dict[str, object]], None] = self._answered
         self._flow: _Flow | None = None
         self._began = time.monotonic()
         self._size = self._files = 0
-        self._given_up = self._said_all = self._in_bytes = self._pieces = False
+        self._said_all = self._in_bytes = self._pieces = False
         self._changed: list[str] = []
         self._sha256 = ""
         self._error: TransferError | None = None
@@ -127,9 +126,6 @@ class ParcelSender(Protocol):
     def _begin(self) -> None:
         """Start to send after the receiver has accepted."""
         raise NotImplementedError
-
-    def _say(self, **message: object) -> None:
-        self.transport.write(encode(**message))  # type: ignore[union-attr]
 
     def dataReceived(self, data: bytes) -> None:
         if self.done.called:
@@ -201,12 +197,6 @@ class ParcelSender(Protocol):
             transport.loseConnection()
         if not self.done.called:
             self.done.errback(Failure(error))
-
-    def _give_up(self) -> None:
-        self._given_up = True
-        self._stop()
-        if self.transport is not None:
-            self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def _stop(self) -> None:
         flow, self._flow = self._flow, None

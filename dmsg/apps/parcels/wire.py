@@ -22,6 +22,7 @@ import json
 from typing import Any
 
 from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
 
 from dmsg.apps.pieces import PIECE_LIMIT, PieceReader, error_of
@@ -135,3 +136,27 @@ def numbers(message: dict[str, object], name: str, fields: int) -> list[list[Any
         if one[0] < 0 or one[1] < 0:
             raise TransferError("the other side does not speak dmsg's parcels")
     return found
+
+
+class ParcelEnd(Protocol):
+    """Base of both ends of a parcel.
+
+    :param refusal: text in front of the reason that the other side gives for its end.
+    """
+
+    def __init__(self, refusal: str) -> None:
+        self._messages = Messages(refusal)
+        self._given_up = False
+
+    def _say(self, **message: object) -> None:
+        self.transport.write(encode(**message))  # type: ignore[union-attr]
+
+    def _stop(self) -> None:
+        """End the work that is under way."""
+        raise NotImplementedError
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._stop()
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Protocol, TypedDict
+from typing import TypedDict
 
 from prometheus_client.registry import Collector
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -17,7 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.units import human_count, human_size, human_time
-from dmsg.discovery.service.delegations import Delegations
+from dmsg.discovery.service.api import DiscoveryAPI
 from dmsg.discovery.store.measured import StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
@@ -67,24 +67,6 @@ class _Entry(TypedDict, total=False):
     client: _Client | None
 
 
-class Answering(Protocol):
-    """Interface to the API for its status page."""
-
-    delegations: Delegations
-
-    async def counts(self) -> tuple[dict[str, int], int]:
-        """Return the number of entries by kind, and their size in bytes."""
-
-    async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Return entries of listed servers, of quiet servers that were seen, and of servers that stopped posting."""
-
-    async def entry_of(self, static: str) -> bytes:
-        """Return the entry of a key."""
-
-    async def told_health(self) -> dict[str, object]:
-        """Return the content of ``/health``."""
-
-
 class DiscoveryShown(Shown):
     """Discovery as the subject of a status page."""
 
@@ -100,7 +82,7 @@ class DiscoveryShown(Shown):
     def __init__(
         self,
         clock: IReactorTime,
-        api: Answering,
+        api: DiscoveryAPI,
         metrics: Metrics,
         started: float,
         store_clock: Callable[[], float] = time.time,
