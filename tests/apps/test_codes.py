@@ -124,7 +124,7 @@ class WordTests(SynchronousTestCase):
         for code in (Code.make(99_999_999), Code.make(7, 12)):
             self.assertEqual(Code.parse(str(code)), code)
         one_more = str(Code.make(7, 13))
-        self.assertIn("three words or more", str(self.assertRaises(CodeError, Code.parse, one_more)))
+        self.assertIn("at least three words", str(self.assertRaises(CodeError, Code.parse, one_more)))
         for number in ("123456789", "0", "\u0667", "guitar"):
             error = self.assertRaises(CodeError, Code.parse, f"{number} guitar alpha juice")
             self.assertIn("begins with a number", str(error), number)
