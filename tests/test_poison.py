@@ -21,11 +21,11 @@ from dmsg.v2019.core.events import DataReceived, Requested
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import DRAIN, FWD, OK, REQUEST, Frame
+from tests.messaging.core.test_relay import FakePort as MessagingPort
 from tests.messaging.support import KEYS as MESSAGING_KEYS
-from tests.messaging.test_relay import FakePort as MessagingPort
 from tests.support import KEYS, Accepting, Recorder
+from tests.v2019.core.test_relay import FakePort
 from tests.v2019.secure_support import SecureCase
-from tests.v2019.test_relay import FakePort
 
 KEY = bytes(range(32))
 CUTS = st.lists(st.integers(0, 400), max_size=12)

@@ -7,7 +7,7 @@ import os
 import stat
 
 from dmsg.keys import SecKey
-from tests.cli.test_codes import CodeCase
+from tests.cli.files.test_codes import CodeCase
 from tests.support import asynchronous
 
 

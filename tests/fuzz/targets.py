@@ -37,7 +37,7 @@ from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import OK, Frame, FrameBuffer, parse_drain
 from tests.support import Draws
-from tests.v2019.test_relay import FakePort
+from tests.v2019.core.test_relay import FakePort
 
 KEYS = [SecKey.from_seed(b"fuzz %d" % number) for number in range(3)]
 PUBLIC = [key.public for key in KEYS]

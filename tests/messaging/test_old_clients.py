@@ -17,9 +17,9 @@ from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANN
 from dmsg.messaging.session import ClientSession
 from dmsg.net.streams.address import StreamLost
 from dmsg.net.streams.stream import LINGER
+from tests.messaging.core.test_relay import RelayCase
 from tests.messaging.stock import StockChannel, StockClient
 from tests.messaging.support import KEYS, Network, vectors
-from tests.messaging.test_relay import RelayCase
 from tests.support import Accepting, Recorder
 
 ERAS = {"2019-03-06": (False, True), "2019-03-13": (True, True), "2019-04-15": (True, False)}

@@ -21,8 +21,9 @@ _RMB_RELAY = [
     *("queue/interface", "queue/removals", "queue/reserve", "queue/sqlite"),
 ]
 _RMB_TESTS = [
-    *("batch", "client", "delivery", "door", "enemies", "failures", "federation", "fragments", "full_disk"),
-    *("holdings", "limiter", "random_input", "slots", "switch", "wire"),
+    *("envelope", "socket", "relay.federation"),
+    *(f"relay.test_{name}" for name in ("delivery", "federation", "holdings", "limiter", "switch")),
+    *(f"test_{name}" for name in ("client", "enemies", "failures", "full_disk", "random_input")),
 ]
 _DISCOVERY_TESTS = ["entries", "lookup", "service.test_api", "service.test_nameplates", "store.test_sqlite"]
 FAMILIES: dict[str, tuple[list[str], list[str]]] = {
@@ -31,14 +32,14 @@ FAMILIES: dict[str, tuple[list[str], list[str]]] = {
     "messaging": (["messaging/core/*"], ["tests.messaging"]),
     "rmb": (
         ["rmb/envelope/[!e]*", "rmb/twins/*", "rmb/socket/f*", *(f"rmb/relay/{name}" for name in _RMB_RELAY)],
-        [*(f"tests.rmb.test_{name}" for name in _RMB_TESTS), "tests.test_signed"],
+        [*(f"tests.rmb.{name}" for name in _RMB_TESTS), "tests.test_signed"],
     ),
-    "noise": (["noise/*"], ["tests.noise", "tests.messaging.test_noise", "tests.v2019.test_vectors"]),
+    "noise": (["noise/*"], ["tests.noise", "tests.messaging.core.test_secure", "tests.v2019.test_vectors"]),
     "discovery": (
         ["discovery/entries/*"],
         [*(f"tests.discovery.{name}" for name in _DISCOVERY_TESTS), "tests.test_signed"],
     ),
-    "codes": (["apps/codes/pake", "apps/codes/words"], ["tests.apps.test_codes", "tests.apps.test_code_streams"]),
+    "codes": (["apps/codes/pake", "apps/codes/words"], ["tests.apps.test_codes", "tests.apps.codes.test_stream"]),
 }
 """Patterns of the modules of dmsg, and the names of the tests, by family."""
 

@@ -21,7 +21,7 @@ from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.session.seal import Received
 from dmsg.rmb.session.uplink import Uplink, dealt_with
 from dmsg.rmb.twins.address import Session
-from tests.rmb.test_delivery import FakeSocket, Watcher
+from tests.rmb.relay.test_delivery import FakeSocket, Watcher
 
 
 class QueueTests(SynchronousTestCase):

@@ -1,4 +1,4 @@
-"""What a stream keeps while transports come and go, beside what every stream does (tests.net.test_stream)."""
+"""What a stream keeps while transports come and go, beside what every stream does (tests.net.streams.test_stream)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dmsg.errors import CloseReason
 from dmsg.net.streams.address import StreamTimeout
 from dmsg.net.streams.stream import LINGER
 from dmsg.streams.carrier import ClientStream, NoCarrier
-from tests.net.test_stream import ADDRESS, FRAME, Carrier
+from tests.net.streams.test_stream import ADDRESS, FRAME, Carrier
 
 
 class Program(Protocol):

@@ -32,7 +32,7 @@ from dmsg.v2019.core.wire import (
     encode_frame,
 )
 from tests.support import KEYS, SERVER_KEY, Draws, MemoryNetwork, RawClient
-from tests.v2019.test_relay import FakePort, feed
+from tests.v2019.core.test_relay import FakePort, feed
 
 VICTIM = SecKey.from_seed(b"victim").public
 ENEMIES = [SecKey.from_seed(b"enemy %d" % number).public for number in range(20)]

@@ -31,7 +31,7 @@ from dmsg.v2019.core.wire import (
     Frame,
 )
 from tests.support import Draws
-from tests.v2019.test_relay import KEYS, FakePort, RelayCase, feed
+from tests.v2019.core.test_relay import KEYS, FakePort, RelayCase, feed
 
 
 class RequestTests(RelayCase):

@@ -16,8 +16,8 @@ from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, RECEIPT, REQUEST, Frame
 from dmsg.v2019.transport_streams import TransportStreams
 from tests.support import KEYS as CLIENTS, SERVER_KEY
+from tests.v2019.core.test_relay import KEYS, FakePort, feed
 from tests.v2019.secure_support import SecureCase
-from tests.v2019.test_relay import KEYS, FakePort, feed
 
 SECURE_REQUEST = 66 + 33 + 128 + 16
 

@@ -12,8 +12,8 @@ from dmsg.v2019.core.events import DataReceived, Event, Requested
 from dmsg.v2019.core.table import HANDSHAKES_A_TURN, ClientConnection
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, Frame, close_reason
 from tests.support import KEYS
+from tests.v2019.core.test_table import feed, sent
 from tests.v2019.secure_support import SecureCase
-from tests.v2019.test_table import feed, sent
 
 LOCAL = SecKey.from_seed(b"local")
 REMOTE = SecKey.from_seed(b"remote")

@@ -38,7 +38,7 @@ from dmsg.v2019.core.wire import (
 )
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
-from tests.streams import test_resumption
+from tests.streams.core import test_resumption
 from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, RawClient
 from tests.v2019 import test_streams
 from tests.v2019.old_relay import OldRelay

@@ -13,7 +13,7 @@ from dmsg.apps.codes.stream import PORT, TRIES
 from dmsg.discovery.lookup.nameplates import NoSuchNameplate
 from dmsg.errors import DiscoveryError
 from dmsg.testing import Lab
-from tests.apps.test_code_streams import Recorder
+from tests.apps.codes.test_stream import Recorder
 
 
 class RendezvousTests(SynchronousTestCase):

@@ -18,7 +18,7 @@ from dmsg.rmb.relay.federation.post import Poster
 from dmsg.rmb.relay.federation.slots import MAX_POSTS_OF_ONE, MAX_TOGETHER_OF_SENDER, Slots
 from dmsg.rmb.twins.address import Session
 from tests.ports import port_of
-from tests.rmb.test_federation import FederationCase, MemoryFederationCase
+from tests.rmb.relay.test_federation import FederationCase, MemoryFederationCase
 from tests.support import asynchronous
 
 messages = st.lists(st.tuples(st.binary(max_size=50), st.booleans()), min_size=1, max_size=batch.MAX_BATCH)
