@@ -175,17 +175,21 @@ class Collector(Service):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics for prometheus_client."""
-        yield CounterMetricFamily("dmsg_collector_files", "Files that were kept", value=self.factory.file_count)
+        yield CounterMetricFamily("dmsg_collector_files", "Number of files stored", value=self.factory.file_count)
         yield CounterMetricFamily(
-            "dmsg_collector_bytes", "Bytes of files that were kept", value=self.factory.byte_count
+            "dmsg_collector_bytes", "Bytes of files stored since the start", value=self.factory.byte_count
         )
-        yield GaugeMetricFamily("dmsg_collector_held_bytes", "Bytes of files that are there", value=self.store.total)
-        refused = CounterMetricFamily("dmsg_collector_not_kept", "What was not kept, by reason", labels=["reason"])
+        yield GaugeMetricFamily("dmsg_collector_held_bytes", "Bytes of files in the store now", value=self.store.total)
+        refused = CounterMetricFamily(
+            "dmsg_collector_not_kept", "Number of files and streams refused, by reason", labels=["reason"]
+        )
         for reason, count in sorted(self.factory.refusals.items()):
             refused.add_metric([reason.replace(" ", "_")], count)
         yield refused
         newest = GaugeMetricFamily(
-            "dmsg_collector_newest_file_timestamp_seconds", "When a sender's last file came", labels=["sender"]
+            "dmsg_collector_newest_file_timestamp_seconds",
+            "Unix time at which a sender's last file arrived",
+            labels=["sender"],
         )
         for origin, at in sorted(self.factory.newest.items()):
             newest.add_metric([origin], at)

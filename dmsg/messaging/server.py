@@ -78,12 +78,12 @@ class Server(RelayServer):
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """What goes up and down."""
-        return {**super().gauges(), "channels": ("Open channels", self.factory.relay.channel_count)}
+        return {**super().gauges(), "channels": ("Number of open channels", self.factory.relay.channel_count)}
 
     def counters(self) -> dict[str, tuple[str, float]]:
         """What only goes up."""
         opened = self.factory.relay.channels_opened
-        return {**super().counters(), "channels_opened": ("Channels that were opened", opened)}
+        return {**super().counters(), "channels_opened": ("Number of channels opened since the start", opened)}
 
     def health(self) -> dict[str, object]:
         """What ``/health`` says."""

@@ -192,25 +192,28 @@ class RelayServer(ListeningService):
         """What goes up and down."""
         factory = self.factory
         return {
-            "connections": ("Connected clients", len(factory.sessions)),
-            "available_connections": ("Clients that may still connect", factory.available_connections),
-            "handshakes": ("Handshakes under way", factory.handshakes),
+            "connections": ("Number of connected clients", len(factory.sessions)),
+            "available_connections": ("Number of free places for clients", factory.available_connections),
+            "handshakes": ("Number of handshakes in progress", factory.handshakes),
             "congested": (
-                "Clients that read slower than they are sent to",
+                "Number of clients that read more slowly than others send to them",
                 sum(peer.congested for peer in factory.relay.peers),
             ),
-            "start_time_seconds": ("When the server started", self.started),
+            "start_time_seconds": ("Unix time at which the server started", self.started),
             "queue_bytes": (
-                "Bytes that wait for clients to take them",
+                "Bytes queued for clients",
                 sum(peer.port.queued() for peer in factory.relay.peers),
             ),
-            "held_bytes": ("Bytes held for clients, at the last look", self.memory.total),
-            "memory_limit_bytes": ("Bytes that may be held for clients", self.memory.limit),
+            "held_bytes": ("Bytes held in memory for clients at the last check", self.memory.total),
+            "memory_limit_bytes": ("Limit of the bytes held in memory for clients (--memory)", self.memory.limit),
             "reachable": (
-                "1 when the server reached itself at its public address, 0 when not, -1 when it has not looked",
+                "1 if the server reached itself at its public address, 0 if not, -1 before the first check",
                 -1.0 if self.reachable is None else float(self.reachable),
             ),
-            "registered": ("1 when the last POST to discovery was taken", float(self.registration.current)),
+            "registered": (
+                "1 if discovery accepted the last POST of the entry, otherwise 0",
+                float(self.registration.current),
+            ),
         }
 
     def counters(self) -> dict[str, tuple[str, float]]:
@@ -218,18 +221,30 @@ class RelayServer(ListeningService):
         relay = self.factory.relay
         hook = self.factory.admission.hook
         return {
-            "connections_opened": ("Clients that have connected", self.factory.connections_opened),
-            "frames": ("Frames received", relay.frames),
+            "connections_opened": (
+                "Number of clients that have connected since the start",
+                self.factory.connections_opened,
+            ),
+            "frames": ("Number of frames received", relay.frames),
             "frame_bytes": ("Bytes of frames received", relay.frame_bytes),
             "turns_waited": (
-                "Reads that went on in a later turn, for others to have theirs",
+                "Number of reads continued in a later reactor turn so that other addresses had theirs",
                 self.factory.share.waited,
             ),
-            "slowed": ("Times that an address was read later for its frames a second", self.factory.slowed),
-            "status_refused": ("Requests and connections for /metrics and /health refused", self._status.refused),
-            "memory_given": ("What was given up because too much was held", sum(self.memory.given.values())),
+            "slowed": (
+                "Number of reads delayed because an address exceeded its frames per second",
+                self.factory.slowed,
+            ),
+            "status_refused": (
+                "Number of refused requests and connections for /metrics and /health",
+                self._status.refused,
+            ),
+            "memory_given": (
+                "Number of times that held data was dropped because the memory limit was reached",
+                sum(self.memory.given.values()),
+            ),
             "admission_unanswered": (
-                "Questions to the admission hook without an answer",
+                "Number of requests to the admission hook without a valid answer",
                 hook.unanswered if hook is not None else 0,
             ),
         }

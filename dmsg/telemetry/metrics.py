@@ -28,43 +28,54 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.posted = Counter(
-            "dmsg_discovery_posts", "Entries written, by kind: first, next, deleted", ["kind"], registry=self._registry
+            "dmsg_discovery_posts",
+            "Number of entries written, by kind: first, next, deleted",
+            ["kind"],
+            registry=self._registry,
         )
         self.refused = Counter(
-            "dmsg_discovery_refused", "Requests refused, by reason", ["reason"], registry=self._registry
+            "dmsg_discovery_refused", "Number of requests refused, by reason", ["reason"], registry=self._registry
         )
-        self.entries = Gauge("dmsg_discovery_entries", "Entries that are there", registry=self._registry)
+        self.entries = Gauge("dmsg_discovery_entries", "Number of entries stored", registry=self._registry)
         self.entries_bytes = Gauge(
-            "dmsg_discovery_entries_bytes", "Bytes of the entries that are kept", registry=self._registry
+            "dmsg_discovery_entries_bytes", "Size of the stored entries in bytes", registry=self._registry
         )
         self.dropped = Counter(
-            "dmsg_discovery_dropped", "Entries that were let go of, by reason", ["reason"], registry=self._registry
+            "dmsg_discovery_dropped",
+            "Number of entries and tombstones removed by discovery, by reason",
+            ["reason"],
+            registry=self._registry,
         )
         self.kinds = Gauge(
             "dmsg_discovery_entries_by_kind",
-            "Entries that are there, of clients, of servers, of both",
+            "Number of entries stored, by kind: client, server, both",
             ["kind"],
             registry=self._registry,
         )
         self.requests = Counter(
-            "dmsg_discovery_requests", "Requests answered", ["path", "status"], registry=self._registry
+            "dmsg_discovery_requests",
+            "Number of requests answered, by path and status",
+            ["path", "status"],
+            registry=self._registry,
         )
         self.seconds = Histogram(
             "dmsg_discovery_request_seconds",
-            "From a request to its answer",
+            "Seconds from a request to its answer",
             ["path"],
             buckets=LATENCIES,
             registry=self._registry,
         )
         self.store_seconds = Histogram(
             "dmsg_discovery_store_seconds",
-            "Answers of the store",
+            "Seconds that the store took to answer",
             ["operation"],
             buckets=LATENCIES,
             registry=self._registry,
         )
         self.delayed = Gauge(
-            "dmsg_discovery_delayed", "Requests that were answered later than they could be", registry=self._registry
+            "dmsg_discovery_delayed",
+            "Number of requests delayed by the rate limit instead of refused",
+            registry=self._registry,
         )
         ProcessCollector(registry=self._registry)
 
@@ -77,7 +88,7 @@ def relay_seconds(prefix: str) -> Histogram:
     """Return a histogram of the time of one reactor turn, from reading a client's data to writing what is passed on."""
     return Histogram(
         f"{prefix}_relay_seconds",
-        "From reading to writing, of one turn with its reads",
+        "Seconds from reading data to writing it, per reactor turn",
         buckets=LATENCIES,
         registry=None,
     )
@@ -127,14 +138,18 @@ class ServerMetrics:
         for name, (text, value) in self._server.counters().items():
             yield CounterMetricFamily(f"{self._prefix}_{name}", text, value=value)
         drops = CounterMetricFamily(
-            f"{self._prefix}_drops", "Connections, requests and frames refused or ended, by reason", labels=["reason"]
+            f"{self._prefix}_drops",
+            "Number of connections, requests and frames refused or ended, by reason",
+            labels=["reason"],
         )
         counted = self._server.drops()
         for reason in DropReason:
             drops.add_metric([reason.value], counted.get(reason, 0))
         yield drops
         addresses = GaugeMetricFamily(
-            f"{self._prefix}_addresses", "Addresses, by how many connections each has", labels=["connections"]
+            f"{self._prefix}_addresses",
+            "Number of addresses, by the number of their connections",
+            labels=["connections"],
         )
         for connections, number in self._server.by_connections().items():
             addresses.add_metric([connections], number)

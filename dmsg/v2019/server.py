@@ -110,8 +110,8 @@ class Server(RelayServer):
         waiting = 0 if self.telemetry is None else self.telemetry.sent.waiting
         return {
             **super().gauges(),
-            "transports": ("Open transports", self.factory.relay.route_count // 2),
-            "telemetry_files_waiting": ("Files of events that wait for the collector", waiting),
+            "transports": ("Number of open transports", self.factory.relay.route_count // 2),
+            "telemetry_files_waiting": ("Number of event files that wait for the collector", waiting),
         }
 
     def counters(self) -> dict[str, tuple[str, float]]:
@@ -120,17 +120,26 @@ class Server(RelayServer):
         sent = Sent() if telemetry is None else telemetry.sent
         return {
             **super().counters(),
-            "transports_opened": ("Transports that were opened", self.factory.relay.transports_opened),
-            "telemetry_written": ("Events written for the pipeline", 0 if telemetry is None else telemetry.written),
-            "telemetry_lost": ("Events that could not be written", 0 if telemetry is None else telemetry.lost),
+            "transports_opened": ("Number of transports opened since the start", self.factory.relay.transports_opened),
+            "telemetry_written": (
+                "Number of events written for the pipeline",
+                0 if telemetry is None else telemetry.written,
+            ),
+            "telemetry_lost": (
+                "Number of events lost because they could not be written",
+                0 if telemetry is None else telemetry.lost,
+            ),
             "telemetry_files_removed": (
-                "Files of events that made room for newer ones",
+                "Number of event files deleted to make room for newer ones",
                 0 if telemetry is None else telemetry.removed,
             ),
-            "telemetry_files_sent": ("Files of events that the collector has", sent.kept),
-            "telemetry_files_refused": ("Times that the collector would not take a file", sent.refused),
-            "telemetry_send_failures": ("Times that the collector could not be reached, or had no room", sent.failures),
-            "throttled": ("Times that a client was read later for its bytes a second", self.factory.throttled),
+            "telemetry_files_sent": ("Number of event files that the collector has stored", sent.kept),
+            "telemetry_files_refused": ("Number of event files that the collector refused", sent.refused),
+            "telemetry_send_failures": (
+                "Number of failed deliveries because the collector was unreachable or had no room",
+                sent.failures,
+            ),
+            "throttled": ("Number of reads delayed because a client exceeded --byte-rate", self.factory.throttled),
         }
 
     def health(self) -> dict[str, object]:

@@ -29,62 +29,84 @@ class RelayMetrics:
     def collect(self) -> Iterable[Metric]:
         """For prometheus_client."""
         switch, federation, cache = self._switch, self._switch.federation, self._switch.registry
-        sessions = GaugeMetricFamily("relay_worker_connections", "Connected sessions", labels=["worker"])
+        sessions = GaugeMetricFamily("relay_worker_connections", "Number of connected sessions", labels=["worker"])
         sessions.add_metric(["0"], len(switch.sessions))
         yield sessions
         for name, text in (
-            ("message_rx", "Messages taken for sessions of this relay"),
-            ("message_tx", "Messages sent to sessions"),
-            ("message_rx_bytes", "Bytes of these"),
-            ("message_tx_bytes", "Bytes of these"),
+            ("message_rx", "Number of messages accepted for sessions of this relay"),
+            ("message_tx", "Number of messages sent to sessions"),
+            ("message_rx_bytes", "Bytes of messages accepted for sessions of this relay"),
+            ("message_tx_bytes", "Bytes of messages sent to sessions"),
         ):
             yield CounterMetricFamily(f"relay_{name}", text, value=switch.counters[name])
-        evicted = CounterMetricFamily("relay_session_evictions", "Sessions ended by the relay", labels=["reason"])
+        evicted = CounterMetricFamily(
+            "relay_session_evictions", "Number of sessions that the relay ended, by reason", labels=["reason"]
+        )
         for reason in ("closed", "back_pressure_timeout", "cancelled"):
             evicted.add_metric([reason], switch.evictions[reason])
         yield evicted
         for kind, counted in (("success", federation.asking.success), ("error", federation.asking.error)):
             metric = CounterMetricFamily(
-                f"federation_message_{kind}", f"Messages to other relays, by {kind}", labels=["relay"]
+                f"federation_message_{kind}",
+                f"Number of messages to other relays that ended in {kind}",
+                labels=["relay"],
             )
             for relay, number in counted.items():
                 metric.add_metric([relay], number)
             yield metric
-        yield CounterMetricFamily("rmb_cache_hits", "Twins that were known", value=cache.hits)
-        yield CounterMetricFamily("rmb_cache_misses", "Questions to the registry", value=cache.misses)
-        yield CounterMetricFamily("rmb_cache_flushes", "Times that all twins were forgotten", value=cache.flushes)
-        yield GaugeMetricFamily("rmb_cache_entries", "Twins that are known", value=len(cache))
-        yield GaugeMetricFamily("rmb_federation_waiting", "Messages under way to other relays", value=len(federation))
+        yield CounterMetricFamily(
+            "rmb_cache_hits", "Number of look-ups of twins answered from the cache", value=cache.hits
+        )
+        yield CounterMetricFamily(
+            "rmb_cache_misses", "Number of look-ups of twins that needed the registry", value=cache.misses
+        )
+        yield CounterMetricFamily(
+            "rmb_cache_flushes", "Number of times that the cache of twins was emptied", value=cache.flushes
+        )
+        yield GaugeMetricFamily("rmb_cache_entries", "Number of twins in the cache", value=len(cache))
+        yield GaugeMetricFamily(
+            "rmb_federation_waiting", "Number of messages in transit to other relays", value=len(federation)
+        )
         yield CounterMetricFamily(
             "rmb_not_offered",
-            "Messages that other relays were not offered: too many are",
+            "Number of messages not offered to other relays because too many offers were pending",
             value=federation.asking.not_offered,
         )
         yield GaugeMetricFamily(
-            "rmb_queue_writable", "1 when the queue takes messages, as it should", value=switch.queue.trouble is None
+            "rmb_queue_writable",
+            "1 if the queue accepts messages, 0 if its disk is full or its Redis fails",
+            value=switch.queue.trouble is None,
         )
         yield CounterMetricFamily(
             "rmb_queue_forgotten",
-            "Delivered messages that the queue could not delete and will deliver again",
+            "Number of delivered messages that the queue could not delete and will deliver again",
             value=switch.queue.forgotten,
         )
-        yield CounterMetricFamily("rmb_queue_dropped", "Oldest messages of full queues", value=switch.dropped_oldest)
+        yield CounterMetricFamily(
+            "rmb_queue_dropped", "Number of oldest messages dropped from full queues", value=switch.dropped_oldest
+        )
         held = GaugeMetricFamily(
             "rmb_held_bytes",
-            "Bytes held in memory for sessions, lookups and other relays, at the last look",
+            "Bytes held in memory at the last check, by kind: sessions, look-ups, other relays",
             labels=["kind"],
         )
         for kind in ("messages", "parked", "unfinished", "registry", "federation"):
             held.add_metric([kind], self._memory.held[kind])
         yield held
-        yield GaugeMetricFamily("rmb_memory_limit_bytes", "Bytes that may be held", value=self._memory.limit)
+        yield GaugeMetricFamily("rmb_memory_limit_bytes", "Limit of the bytes held in memory", value=self._memory.limit)
         limited = CounterMetricFamily(
-            "rmb_limited", "Messages refused because their twin sends too much; 0: other twins", labels=["twin"]
+            "rmb_limited",
+            "Number of messages refused because their twin exceeded --limit; twin 0 sums up further twins",
+            labels=["twin"],
         )
         for twin, number in switch.limited.of_twin.items():
             limited.add_metric([str(twin)], number)
         yield limited
-        drops = CounterMetricFamily("rmb_drops", "What was refused, dropped or ended, by reason", labels=["reason"])
+        drops = CounterMetricFamily(
+            "rmb_drops",
+            "Number of messages, connections and sessions refused, dropped or ended, by reason",
+            labels=["reason"],
+        )
         for drop in Drop:
             drops.add_metric([drop.value], switch.rules.drops[drop])
         yield drops
