@@ -170,7 +170,7 @@ class ForwardTests(MemoryFederationCase):
     @asynchronous
     async def test_A9_retries_and_ranking(self) -> None:
         """500, then no answer at all, then it works; who failed is tried last."""
-        self.patch(poster, "POST_TIMEOUT", 1.0)
+        self.patch(poster, "POST_TIMEOUT", 0.2)
         await self.two()
         failing, posts = await self.scripted(500, None, 202)
         self.twin("A", self.first.domain)
