@@ -330,8 +330,7 @@ class Pipeline:
         torn = self._torn(number)
         self._step("commit")
         # Tidy up before the commit: the claim keeps other writers away, and files of the current state, which a reader
-        # may
-        # be reading, stay.
+        # may be reading, stay.
         lake.tidy(before, claim)
         state = lake.finish(claim, state)
         self._progress("done", self._total, self._total)

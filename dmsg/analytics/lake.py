@@ -91,8 +91,7 @@ class Lake(Store):
         names = [f"`{name}`" for name in table.schema.fieldNames()]
         found: DataFrame | None = None
         # Spark derives the partition columns from the paths, which must all have the same depth. Files that delta-rs
-        # has
-        # compacted lie one directory higher than those that Spark wrote, so each kind has a reader of its own.
+        # has compacted lie one directory higher than those that Spark wrote, so each kind has a reader of its own.
         for own in (True, False):
             paths = [table.location(file) for file in files if file.path.startswith("run=") is own]
             if paths:

@@ -202,8 +202,7 @@ class Runs:
         if newest is not None and newest.phase == BEGUN:
             silent = self._clock() - newest.at / 1000
             # An owner that is known to exist keeps its claim however long it is silent: its process may be suspended,
-            # or a clock
-            # was set.
+            # or a clock was set.
             seen = there(newest.owner)
             if seen or (seen is None and silent < LEASE_SECONDS):
                 ago = f"{silent:.0f} s ago" if silent >= 0 else f"by a clock that is {-silent:.0f} s ahead of this one"

@@ -154,8 +154,7 @@ def make_session(
     if not connect:
         session.sparkContext.setLogLevel("FATAL")
         # Python asks Java for these classes by their short names for every column. Without the imports each such
-        # question
-        # searches all of Spark's archives.
+        # question searches all of Spark's archives.
         for asked in ("org.apache.spark.sql.functions", "org.apache.spark.api.python.PythonUtils"):
             java_import(session.sparkContext._jvm, asked)  # noqa: SLF001  # PySpark has no other name for it
     return session

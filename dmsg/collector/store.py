@@ -216,8 +216,7 @@ class Store:
                 raise Unfit(f"it has more than {LINES_LIMIT} lines")
             read += len(line)
             # Programs disagree about where a malformed line ends: part of it could pass as an event of any producer in
-            # one of
-            # them. So a file with such a line is rejected.
+            # one of them. So a file with such a line is rejected.
             if cut or b"\r" in line:
                 raise Unfit("a line in it is no JSON")
             try:

@@ -166,8 +166,7 @@ def _file(request: Request, name: str, kind: bytes) -> bytes:
 def status_site(reactor: IReactorTime, pages: StatusPages, refused: Callable[[str], None]) -> GuardedFactory:
     """Return the site of the status port, protected because strangers may find it."""
     # Behind a proxy all clients share an address. The page and the metrics have separate rate limits, so that requests
-    # for
-    # the page cannot keep Prometheus from its numbers.
+    # for the page cannot keep Prometheus from its numbers.
     site = gated_site(
         pages.app.resource(),
         reactor,

@@ -142,8 +142,7 @@ class RelayTelemetry:
             back.tick = -1
         route.seen = tick
         # While data of the opposite direction awaits its ACK, every frame of this direction must be reported: -1 never
-        # equals
-        # the relay's tick.
+        # equals the relay's tick.
         route.tick = tick if back.asked_at is None else -1
 
     def receipt(self, source: Peer, payload: bytes) -> bool:

@@ -87,8 +87,7 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
         .where(F.col("opened_at").isNotNull() & ~F.col("closed"))
     )
     # A receipt that was due is from an end of the transport: the server checked that. After a restart the server no
-    # longer
-    # knew the ends, so the signer's name must match an end in the events from before.
+    # longer knew the ends, so the signer's name must match an end in the events from before.
     of_end = (F.col("a_out").isNotNull() & (F.col("peer") == F.col("src"))) | (
         F.col("b_out").isNotNull() & (F.col("peer") == F.col("dst"))
     )

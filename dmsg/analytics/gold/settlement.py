@@ -97,8 +97,7 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
         ],
     )
     # One aggregation is cheaper than two outer joins. min() makes a receipt that was handed in twice count with its
-    # smaller
-    # number. Signers are hashed to numbers, because Spark sorts to aggregate texts.
+    # smaller number. Signers are hashed to numbers, because Spark sorts to aggregate texts.
     return (
         claims.unionByName(words)
         .groupBy("server", "transport")
@@ -155,8 +154,7 @@ def _way(claim: str, sent: str, received: str, sender: int, receiver: int) -> _W
     said, got, told = F.col(claim), F.col(received), F.col(sent)
     waited = (F.col("closer") == sender) & (F.col("orderly") == 1)
     # The server (closer 0) ends a transport whose receiver is slow. Such a receiver, or one that has closed, has not
-    # taken
-    # all that was handed on.
+    # taken all that was handed on.
     left = F.col("closer").isin(receiver, 0)
     behind = ~waited & on_its_way(sent, received)
     return _Way(
@@ -282,8 +280,7 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         # Receipts of transports that the server does not report prove nothing, because anybody can invent them.
         .when(seen < WITNESS_LIMIT * (F.col("transports") - F.col("unclaimed")), "too few receipts")
         # The end that closed and its reason are the server's own statements: a server that lies in them must not be
-        # called
-        # honest for it.
+        # called honest for it.
         .when(
             _more("left_claimed", "left_word") & (F.col("left_accusers") > MOST * F.col("left_witnesses")),
             UNCERTAIN,

@@ -297,8 +297,7 @@ class Lookup:
         deleted = 0
         """Date of the deletion of an earlier entry of the key, in nanoseconds since 1970; 0 if unknown."""
         # The last entry posted here saves a request for the present one. If somebody else has written since, the POST
-        # fails
-        # and the loop fetches the entry.
+        # fails and the loop fetches the entry.
         trusts = key.public in self._posted
         while True:
             client: ClientMeta | None = None
