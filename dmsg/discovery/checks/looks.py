@@ -48,8 +48,9 @@ LOOK_EVERY = 5.0
 SOON = 0.05
 """Seconds after which a server is checked whose entry was just posted."""
 AT_ONCE, AT_ONCE_OWN = 32, 32
-"""Concurrent checks: of servers in general; and of listed servers, and of servers posted from their own address,
-each."""
+"""Concurrent checks: ``AT_ONCE`` of servers in general; ``AT_ONCE_OWN`` each of listed servers and of servers posted
+from their own address.
+"""
 AT_ONCE_SILENT = 16
 """Concurrent checks for address blocks that have posted too many silent servers."""
 AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE = 8, 16
@@ -95,7 +96,7 @@ _log = Logger()
 
 
 def may_look(address: str, poster: str, anywhere: bool = False) -> bool:
-    """Whether to check a server at ``address`` whose entry was posted from ``poster``; for names always True.
+    """Whether to check a server at ``address`` whose entry was posted from ``poster``; True for every valid name.
 
     A name is decided on once it has been resolved.
 

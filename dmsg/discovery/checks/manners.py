@@ -188,7 +188,7 @@ class Hosts:
         self._at: OrderedDict[str, dict[str, float]] = OrderedDict()
 
     def has_room(self, number: str, static: str, now: float) -> bool:
-        """Whether one more server may be listed at this address; if so, count it."""
+        """Whether the server may be listed at this address, where it is known or there is room; if so, count it."""
         if not is_public(number):
             return True
         blocks = blocks_of(number)

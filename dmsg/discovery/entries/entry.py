@@ -17,7 +17,7 @@ VERSION = "0.0.1"
 MAX_ENTRY_SIZE = 64 * 1024
 """Largest posted entry in bytes; usual entries have a few hundred."""
 MAX_VERSION = 256
-"""Longest version in characters; features beyond are ignored."""
+"""Longest version in characters; features after that are ignored."""
 SUCCEED_ACT = "succeed"
 
 

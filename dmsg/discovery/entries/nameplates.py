@@ -31,7 +31,7 @@ once."""
 BESIDE = 10
 """Factor of this rate limit for addresses that are not public, because many clients may share one."""
 DIGITS = (4, 6, 8)
-"""Possible numbers of digits."""
+"""Lengths of nameplates in digits."""
 TRIED = 16
 """Random numbers of each length that are tried; the first free one is given."""
 DENSE = 0.05

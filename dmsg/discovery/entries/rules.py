@@ -50,7 +50,7 @@ def next_sequence(sequence: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Tombstone and version of a key: sequence and time of its newest entry, kept after a deletion.
+    """Sequence and time of a key's newest entry; kept as a tombstone after a deletion.
 
     Without a tombstone anybody could post an old first entry of a deleted key again.
     """

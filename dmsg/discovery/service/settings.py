@@ -90,7 +90,7 @@ class DiscoverySettings(PageSettings):
     telemetry: TelemetrySettings | None = None
 
     def limit_of(self, store: str) -> float:
-        """Return the most bytes of entries that are kept.
+        """Return the maximum number of bytes of entries to keep.
 
         :param store: value of ``--store``.
         """
