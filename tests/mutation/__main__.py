@@ -27,7 +27,7 @@ _RMB_TESTS = [
 ]
 _DISCOVERY_TESTS = ["entries", "lookup", "service.test_api", "service.test_nameplates", "store.test_sqlite"]
 FAMILIES: dict[str, tuple[list[str], list[str]]] = {
-    "v2019": (["v2019/core/*"], ["tests.v2019"]),
+    "v2019": (["v2019/core/*"], ["tests.v2019", "tests.streams"]),
     "streams": (["streams/core/*"], ["tests.streams", "tests.v2019"]),
     "messaging": (["messaging/core/*"], ["tests.messaging"]),
     "rmb": (

@@ -35,7 +35,6 @@ MAX_DEPTH = 8
 """Objects and lists inside each other, in members that nobody asked for."""
 _ZERO_SIGNATURE = "00" * SIGNATURE_SIZE
 _BLANKS = b" \t\r\n"
-_LF = 0x0A
 
 
 _FLAT = re.compile(rb"""[ \t\r\n]*+\{(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+\}""", re.DOTALL)
@@ -135,7 +134,6 @@ class JSONHandshake:
         self._profile = profile
         self._scanner = _Scanner()
         self._outgoing = b""
-        self._skip_lf = False
         self._sig1: Signature | None = None
         self._sig2: Signature | None = None
         self.remote: PubKey | None = None
@@ -162,17 +160,12 @@ class JSONHandshake:
         :raises HandshakeError: the handshake failed; close the connection.
         """
         while self.remote is None:
-            if self._skip_lf and data:
-                self._skip_lf = False
-                if data[0] == _LF:
-                    data = data[1:]
-            self._scanner.feed(data)
+            self._scanner.feed(data)  # The scanner also skips the LF behind the previous frame.
             if self._scanner.end is None:
                 return
             frame = self._scanner.take()
             data = bytes(self._scanner.data)
             self._scanner.data.clear()
-            self._skip_lf = True
             self._receive(frame)
         self._scanner.data += data
 

@@ -11,10 +11,11 @@ from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.policing import DESTINATION_BURST
-from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.messaging.core import congestion
 from dmsg.messaging.core.congestion import HOLD, HOLD_AT, TAKES_NOTHING
+from dmsg.messaging.core.dialect import Dialect, dialect_of
 from dmsg.messaging.core.peers import RelayPeer
 from dmsg.messaging.core.policing import Kind, Limits
 from dmsg.messaging.core.relay import MAX_LINKS_PER_KEY, PEER_QUEUE_MAXIMUM, Relay
@@ -24,10 +25,12 @@ from dmsg.messaging.core.wire import (
     CHANNEL_CLOSED,
     CHANNEL_OPENED,
     CLOSE_CHANNEL,
+    OPEN_BODY_SIZE,
     OPEN_CHANNEL,
     SEND,
     FrameBuffer,
     Profile,
+    decode_open,
     encode_frame,
 )
 from dmsg.messaging.session import LEFT_LIMIT, STALL_TIMEOUT
@@ -115,6 +118,44 @@ class CornerTests(RelayCase):
         self.assertEqual(
             (self.relay.drops, self.ports[peer].closed), ({DropReason.QUEUE_FULL: 1}, DropReason.QUEUE_FULL)
         )
+
+    def test_two_ids_are_of_skywire(self) -> None:
+        for two_ids in (True, None):
+            Relay(Profile.SKYWIRE, two_ids=two_ids)
+        self.assertRaises(ValueError, Relay, Profile.SEED, two_ids=True)
+        self.assertEqual(dialect_of("seed", False, False), Dialect())
+        for options in ({"acks": True}, {"two_ids": True}):
+            self.assertRaises(ValueError, Dialect, **options)
+
+    def test_whom_nobody_may_open_to(self) -> None:
+        peers = [self.peer(number) for number in range(3)]
+        for one in peers:
+            for other in peers:
+                reason = self.relay._refusal(one, other, 0.0)
+                self.assertIs(reason, DropReason.REFUSED if one is other else None)
+
+    def test_frames_that_are_none(self) -> None:
+        """Unknown types, bodies of no byte, a CloseChannel with two: each is counted, and nothing ends."""
+        one, two = self.peer(0), self.peer(1)
+        self.channel(one, two)
+        self.assertEqual((self.relay.channels_opened, self.relay.channel_count), (1, 1))
+        self.say(one, (SEND + 1, b"x"), (SEND + 1, b""), (CLOSE_CHANNEL, b""))
+        self.assertEqual(self.relay.drops, {DropReason.UNKNOWN_FRAME: 3})
+        self.say(one, (CLOSE_CHANNEL, b"\0\0"))
+        self.assertEqual((self.relay.drops[DropReason.BAD_FRAME], len(one.ends)), (1, 1))
+        for size in (-1, 1):
+            with self.assertRaises(KeyFormatError):
+                decode_open((bytes((5,)) + two.key + bytes(50))[: OPEN_BODY_SIZE + size])
+
+    def test_strays_that_were_provoked_cost_nothing(self) -> None:
+        one = self.peer(0)
+        self.relay.limits = Limits(open_rate=1.0)
+        end: Any = object()
+        while self.relay._allows_stray(one, None, 0.0):
+            pass
+        one.provoked.add(2, 0.0)
+        allowed = [self.relay._allows_stray(one, there, 0.0) for there in (end, None, None, None)]
+        self.assertEqual(allowed, [False, True, True, False])
 
     def test_a_new_one(self) -> None:
         peer = self.peer(0)

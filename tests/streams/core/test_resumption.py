@@ -139,6 +139,8 @@ class ForgedResumeTests(ForgeryCase):
             forger.take()
             forger.send(Frame(kind, self.used, bytes(40)).encode())
             self.network.settle()
+            said = [frame.payload for frame in forger.take() if frame.type == CLOSE]
+            self.assertEqual(said, [] if kind == CLOSE else [bytes((CloseReason.NOT_AUTHENTIC,))])
             one.transport.write(b"x")
             self.network.settle()
         self.assertEqual((two.data, two.lost, two.transport.end.generation), (b"xxx", None, 0))
