@@ -10,10 +10,10 @@ from twisted.python.usage import UsageError
 from dmsg.base.options import ACCESS, NETWORK, STORAGE, Option, Text, rows_of
 from dmsg.base.urls import URL
 from dmsg.collector.service import Collector, CollectorSettings
-from dmsg.net.reactor import Reactor, the_reactor
+from dmsg.net.reactor import Reactor
 from dmsg.servers.admission import KeyList
 from dmsg.tap.config import on_hangup
-from dmsg.tap.options import LOG_FORMAT, KeyOptions, key_rows, set_log_format
+from dmsg.tap.options import LOG_FORMAT, KeyOptions, key_rows
 from dmsg.tap.running import StopOnFailure
 
 
@@ -61,8 +61,7 @@ class Options(KeyOptions):
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """A collector as a Twisted service."""
-    reactor = the_reactor(reactor)
-    set_log_format(options["log-format"])
+    reactor = options.begin(reactor)
     collector = Collector(
         reactor,
         options["key"],
@@ -72,5 +71,4 @@ def makeService(options: Options, reactor: Reactor | None = None) -> IService:
         options.make(CollectorSettings),
     )
     on_hangup(reactor, collector.reload)
-    service: IService = StopOnFailure(reactor, collector, options, options.hold_key)
-    return service
+    return StopOnFailure(reactor, collector, options, options.hold_key)

@@ -15,8 +15,8 @@ from dmsg.discovery.service.settings import DiscoverySettings
 from dmsg.discovery.store import parse_store
 from dmsg.keys import PubKey
 from dmsg.messaging.openings import OPENINGS
-from dmsg.net.reactor import Reactor, the_reactor
-from dmsg.tap.options import LOG_FORMAT, EntityOptions, listen_row, set_log_format
+from dmsg.net.reactor import Reactor
+from dmsg.tap.options import LOG_FORMAT, EntityOptions, listen_row
 from dmsg.tap.running import StopOnFailure
 from dmsg.tap.telemetry import TELEMETRY_ROWS, sender, telemetry
 
@@ -75,8 +75,7 @@ class Options(EntityOptions):
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """Discovery as a Twisted service."""
-    reactor = the_reactor(reactor)
-    set_log_format(options["log-format"])
+    reactor = options.begin(reactor)
     settings = options.make(
         DiscoverySettings,
         openings=OPENINGS,
@@ -89,5 +88,4 @@ def makeService(options: Options, reactor: Reactor | None = None) -> IService:
         return [options["telemetry-discovery"] or discovery.own_url()]
 
     follower = sender(reactor, options, where, discovery.telemetry)
-    service: IService = StopOnFailure(reactor, discovery, options, follower=follower)
-    return service
+    return StopOnFailure(reactor, discovery, options, follower=follower)

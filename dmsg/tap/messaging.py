@@ -9,8 +9,7 @@ from dmsg.base.options import NETWORK, Choice, Option
 from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.server import Server
-from dmsg.net.reactor import Reactor, the_reactor
-from dmsg.tap.options import set_log_format
+from dmsg.net.reactor import Reactor
 from dmsg.tap.relay import RelayOptions, relay_rows
 from dmsg.tap.running import StopOnFailure
 
@@ -52,8 +51,7 @@ class Options(RelayOptions):
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """The server as a Twisted service."""
-    reactor = the_reactor(reactor)
-    set_log_format(options["log-format"])
+    reactor = options.begin(reactor)
     server = Server(
         reactor,
         options["key"],
@@ -64,5 +62,4 @@ def makeService(options: Options, reactor: Reactor | None = None) -> IService:
         limits=options.limits(),
     )
     options.reload_on_hangup(reactor, server)
-    service: IService = StopOnFailure(reactor, server, options, options.hold_key)
-    return service
+    return StopOnFailure(reactor, server, options, options.hold_key)

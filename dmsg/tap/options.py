@@ -31,6 +31,7 @@ from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock, hold
 from dmsg.keys import default_key, load_or_create_key
 from dmsg.net.listening import ENDPOINT
+from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap import config
 from dmsg.tap.config import Said
 from dmsg.tap.log_files import log_file_of, reopen_at_signals
@@ -145,6 +146,12 @@ class EntityOptions(UsageOptions):
 
         :raises UsageError: something cannot be, as do DmsgError and OSError.
         """
+
+    def begin(self, reactor: Reactor | None) -> Reactor:
+        """Set the format of the log, and return the reactor, or that of this process if none is given."""
+        reactor = the_reactor(reactor)
+        set_log_format(self["log-format"], debug=bool(self.get("debug")))
+        return reactor
 
     def make(self, settings: Callable[..., _T], **others: object) -> _T:
         """Return settings with what the options say, and ``others``, which go before it."""

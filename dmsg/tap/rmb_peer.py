@@ -7,8 +7,8 @@ from twisted.python.usage import UsageError
 
 from dmsg.base.options import FLAG, KEY, Option, Text, rows_of
 from dmsg.errors import needs_extra
-from dmsg.net.reactor import Reactor, the_reactor
-from dmsg.tap.options import DEBUG, LOG_FORMAT, set_log_format
+from dmsg.net.reactor import Reactor
+from dmsg.tap.options import DEBUG, LOG_FORMAT
 from dmsg.tap.running import StopOnFailure
 
 try:
@@ -97,7 +97,5 @@ class Options(RmbOptions):
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """A peer as a Twisted service."""
-    reactor = the_reactor(reactor)
-    set_log_format(options["log-format"], debug=bool(options["debug"]))
-    service: IService = StopOnFailure(reactor, RmbPeer(reactor, options.settings()), options)
-    return service
+    reactor = options.begin(reactor)
+    return StopOnFailure(reactor, RmbPeer(reactor, options.settings()), options)

@@ -6,8 +6,8 @@ from twisted.application.service import IService
 
 from dmsg.base.options import STORAGE, Option, Text, rows_of
 from dmsg.errors import needs_extra
-from dmsg.net.reactor import Reactor, the_reactor
-from dmsg.tap.options import LOG_FORMAT, EntityOptions, listen_row, set_log_format
+from dmsg.net.reactor import Reactor
+from dmsg.tap.options import LOG_FORMAT, EntityOptions, listen_row
 from dmsg.tap.running import StopOnFailure
 
 try:
@@ -49,8 +49,6 @@ class Options(EntityOptions):
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """A registry as a Twisted service."""
-    reactor = the_reactor(reactor)
-    set_log_format(options["log-format"])
+    reactor = options.begin(reactor)
     registry = RegistryService(reactor, options["listen"], options["store"], options.make(RegistrySettings))
-    service: IService = StopOnFailure(reactor, registry, options)
-    return service
+    return StopOnFailure(reactor, registry, options)

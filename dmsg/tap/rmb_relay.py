@@ -11,9 +11,9 @@ from dmsg.base.options import LIMITS, STORAGE, Number, Option, Text, rows_of
 from dmsg.errors import needs_extra
 from dmsg.keylock import KeyLock, hold
 from dmsg.net.listening import check_endpoint
-from dmsg.net.reactor import Reactor, the_reactor
+from dmsg.net.reactor import Reactor
 from dmsg.tap.config import Said
-from dmsg.tap.options import DEBUG, LOG_FORMAT, UNSAID, descriptors, listen_row, set_log_format
+from dmsg.tap.options import DEBUG, LOG_FORMAT, UNSAID, descriptors, listen_row
 from dmsg.tap.running import StopOnFailure
 
 try:
@@ -143,10 +143,8 @@ class Options(RmbOptions):
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """A relay as a Twisted service."""
-    reactor = the_reactor(reactor)
-    set_log_format(options["log-format"], debug=bool(options["debug"]))
+    reactor = options.begin(reactor)
     in_file = options["queue"].startswith("sqlite:") and options["queue"] != "sqlite::memory:"
-    service: IService = StopOnFailure(
+    return StopOnFailure(
         reactor, RmbRelay(reactor, options.settings()), options, options.hold_queue if in_file else None
     )
-    return service

@@ -5,8 +5,7 @@ from __future__ import annotations
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.net.reactor import Reactor, the_reactor
-from dmsg.tap.options import set_log_format
+from dmsg.net.reactor import Reactor
 from dmsg.tap.relay import RelayOptions, relay_rows
 from dmsg.tap.running import StopOnFailure
 from dmsg.tap.telemetry import TELEMETRY_ROWS, sender, telemetry
@@ -36,8 +35,7 @@ class Options(RelayOptions):
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """The server as a Twisted service."""
-    reactor = the_reactor(reactor)
-    set_log_format(options["log-format"])
+    reactor = options.begin(reactor)
     server = Server(
         reactor,
         options["key"],
@@ -48,5 +46,4 @@ def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     )
     options.reload_on_hangup(reactor, server)
     follower = sender(reactor, options, lambda: options["discovery"], server.telemetry)
-    service: IService = StopOnFailure(reactor, server, options, options.hold_key, follower)
-    return service
+    return StopOnFailure(reactor, server, options, options.hold_key, follower)
