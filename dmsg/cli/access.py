@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -135,6 +136,11 @@ hidden_option = click.option(
 anything_option = click.option(
     "--anything", is_flag=True, help="Allow a home directory, or a directory that contains one."
 )
+
+
+def accepting_options(command: Callable[..., object]) -> Callable[..., object]:
+    """Add the options of a command that accepts files from peers: --allow, --anyone and --anything."""
+    return allow_option(anyone_option(anything_option(command)))
 
 
 def check_takes(access: Access, *, anyone: bool, what: str) -> None:

@@ -267,6 +267,18 @@ receipts_option = click.option(
 )
 
 
+def port_option(default: int, listener: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Return the option --port of a command whose other end listens as ``listener``."""
+    return click.option(
+        "--port",
+        "-p",
+        default=default,
+        show_default=True,
+        type=click.IntRange(0, 65535),
+        help=f"Port on which '{listener}' listens.",
+    )
+
+
 def client_options(command: Callable[..., object]) -> Callable[..., object]:
     """The options of every command that runs a client; it gets them as ``settings``."""
     return client_options_of()(command)

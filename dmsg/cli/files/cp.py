@@ -10,9 +10,7 @@ import click
 from dmsg.cli.access import (
     Access,
     Allowed,
-    allow_option,
-    anyone_option,
-    anything_option,
+    accepting_options,
     check_offered,
     check_takes,
     hidden_option,
@@ -21,7 +19,7 @@ from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.completing import complete_copied
 from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.output import tell
-from dmsg.cli.params import Seconds, client_options
+from dmsg.cli.params import Seconds, client_options, port_option
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
@@ -46,14 +44,7 @@ PORT = 24
 @click.option("--writable", is_flag=True, help="With --listen: accept files from peers.")
 @click.option("--overwrite", is_flag=True, help="With --listen: overwrite existing files.")
 @click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="With --listen: refuse larger files.")
-@click.option(
-    "--port",
-    "-p",
-    default=PORT,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port on which 'dmsg cp --listen' listens.",
-)
+@port_option(PORT, "dmsg cp --listen")
 @click.option(
     "--retry",
     default=60.0,
@@ -63,9 +54,7 @@ PORT = 24
     help="Seconds to keep trying when the peer is unreachable.",
 )
 @hidden_option
-@allow_option
-@anyone_option
-@anything_option
+@accepting_options
 @client_options
 def cp(
     sources: tuple[str, ...],

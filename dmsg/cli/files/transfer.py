@@ -13,9 +13,7 @@ from dmsg.apps.codes.words import Code
 from dmsg.cli.access import (
     Access,
     Allowed,
-    allow_option,
-    anyone_option,
-    anything_option,
+    accepting_options,
     check_offered,
     check_takes,
     hidden_option,
@@ -198,9 +196,7 @@ def _send_to(
 @click.option("--overwrite", is_flag=True, help="Overwrite existing files.")
 @hidden_option
 @click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="Refuse larger files.")
-@allow_option
-@anyone_option
-@anything_option
+@accepting_options
 @client_options
 @timeout_option
 def receive(

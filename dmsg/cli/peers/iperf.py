@@ -10,7 +10,7 @@ from dmsg.cli.access import Access, Allowed, allow_option
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
-from dmsg.cli.params import AddressType, Seconds, client_options, timeout_option
+from dmsg.cli.params import AddressType, Seconds, client_options, port_option, timeout_option
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
@@ -25,14 +25,7 @@ MAX_SECONDS = 3600
 @command()
 @click.argument("address", type=AddressType(PORT), required=False)
 @click.option("--serve", is_flag=True, help="Serve: let peers measure the throughput to this machine.")
-@click.option(
-    "--port",
-    "-p",
-    default=PORT,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port on which 'dmsg iperf --serve' listens.",
-)
+@port_option(PORT, "dmsg iperf --serve")
 @click.option(
     "--time",
     "-t",

@@ -38,6 +38,13 @@ RECEIPTS = "receipts"
 SMALL_SIMULATION = 300_000
 """Transports up to which a simulation is short."""
 
+receipts_option = directory_option(
+    "--receipts", "Directory of verified receipts.  Default: verify the receipts in the spool.", required=False
+)
+clear_keys_option = click.option(
+    "--clear-keys", is_flag=True, help="Store the public keys of receipt signers in the tables instead of pseudonyms."
+)
+
 if TYPE_CHECKING:
     from dmsg.analytics.jobs import Outcome
     from dmsg.net.reactor import Reactor
@@ -91,12 +98,8 @@ def analytics() -> None:
 @analytics.command()
 @directory_option("--spool", "Directory or URI with the events of the entities; subdirectories are read too.")
 @out_option()
-@directory_option(
-    "--receipts", "Directory of verified receipts.  Default: verify the receipts in the spool.", required=False
-)
-@click.option(
-    "--clear-keys", is_flag=True, help="Store the public keys of receipt signers in the tables instead of pseudonyms."
-)
+@receipts_option
+@clear_keys_option
 @spark_options
 @needs_spark
 def run(
@@ -181,12 +184,8 @@ def _one_stream(out: str) -> Iterator[None]:
 @analytics.command()
 @directory_option("--spool", "Directory or URI into which entities write events.")
 @out_option()
-@directory_option(
-    "--receipts", "Directory of verified receipts.  Default: verify the receipts in the spool.", required=False
-)
-@click.option(
-    "--clear-keys", is_flag=True, help="Store the public keys of receipt signers in the tables instead of pseudonyms."
-)
+@receipts_option
+@clear_keys_option
 @click.option(
     "--every", default=30, show_default=True, type=click.IntRange(1, 3600), help="Seconds between two queries."
 )
@@ -256,9 +255,7 @@ def stream(
     metavar="DIR",
     help="Directory for the verified receipts.",
 )
-@click.option(
-    "--clear-keys", is_flag=True, help="Store the public keys of receipt signers in the tables instead of pseudonyms."
-)
+@clear_keys_option
 @errors_in_one_line
 def verify(spool: Path, out: Path, clear_keys: bool) -> None:
     """Verify the signatures of receipts, for a later run on another machine.
