@@ -20,11 +20,6 @@ _RMB_RELAY = [
     *("federation/batch", "federation/doubts", "federation/offers", "federation/slots"),
     *("queue/interface", "queue/removals", "queue/reserve", "queue/sqlite"),
 ]
-_RMB_TESTS = [
-    *("envelope", "socket", "relay.federation"),
-    *(f"relay.test_{name}" for name in ("delivery", "federation", "holdings", "limiter", "switch")),
-    *(f"test_{name}" for name in ("client", "enemies", "failures", "full_disk", "random_input")),
-]
 _DISCOVERY_TESTS = ["entries", "lookup", "service.test_api", "service.test_nameplates", "store.test_sqlite"]
 FAMILIES: dict[str, tuple[list[str], list[str]]] = {
     "v2019": (["v2019/core/*"], ["tests.v2019", "tests.streams"]),
@@ -32,7 +27,7 @@ FAMILIES: dict[str, tuple[list[str], list[str]]] = {
     "messaging": (["messaging/core/*"], ["tests.messaging"]),
     "rmb": (
         ["rmb/envelope/[!e]*", "rmb/twins/*", "rmb/socket/f*", *(f"rmb/relay/{name}" for name in _RMB_RELAY)],
-        [*(f"tests.rmb.{name}" for name in _RMB_TESTS), "tests.test_signed"],
+        ["tests.rmb", "tests.test_signed"],
     ),
     "noise": (["noise/*"], ["tests.noise", "tests.messaging.core.test_secure", "tests.v2019.test_vectors"]),
     "discovery": (

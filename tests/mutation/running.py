@@ -56,14 +56,16 @@ class Measured:
 
 
 def load(names: Iterable[str]) -> list[TestCase]:
-    """Return the tests of modules or packages."""
+    """Return the tests of modules or packages that need no reactor: others take real time."""
     from twisted.trial.runner import TestLoader
+    from twisted.trial.unittest import TestCase as ReactorTestCase
 
     def tests_of(suite: Any) -> Iterator[TestCase]:
         try:
             inner = iter(suite)
         except TypeError:
-            yield suite
+            if not isinstance(suite, ReactorTestCase):
+                yield suite
         else:
             for one in inner:
                 yield from tests_of(one)
