@@ -17,7 +17,8 @@ from benchmarks.discovery import KEYS, exchange, post_request
 from benchmarks.machine import Entity, away, cpu_of
 from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
 from dmsg.discovery.entries.rules import Terms
-from dmsg.discovery.store import IEntryStore, SQLiteStore
+from dmsg.discovery.store.base import IEntryStore
+from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.keys import SecKey, sha256
 
 ENTRIES = 100_000

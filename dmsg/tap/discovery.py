@@ -12,7 +12,7 @@ from dmsg.base.urls import URL
 from dmsg.discovery.service.ranking import RankingFile
 from dmsg.discovery.service.service import Discovery
 from dmsg.discovery.service.settings import DiscoverySettings
-from dmsg.discovery.store import parse_store
+from dmsg.discovery.store.opening import parse_store
 from dmsg.keys import PubKey
 from dmsg.messaging.openings import OPENINGS
 from dmsg.net.reactor import Reactor

@@ -147,7 +147,7 @@ _Target = tuple[str, int, str]
 class Looks:
     """Checker of the servers in a store.
 
-    :param store: provides :class:`~dmsg.discovery.store.IEntryStore`.
+    :param store: provides :class:`~dmsg.discovery.store.base.IEntryStore`.
     :param now: clock, in seconds since 1970.
     :param ttl: seconds after which a quiet server is no longer listed unless a check has found it.
     :param lasts: seconds for which the entry of a quiet server is kept after a successful check.

@@ -49,8 +49,7 @@ from dmsg.discovery.service.settings import (
     DiscoverySettings,
 )
 from dmsg.discovery.service.telemetry import DiscoveryTelemetry
-from dmsg.discovery.store import KINDS, IEntryStore
-from dmsg.discovery.store.base import StoreContended
+from dmsg.discovery.store.base import KINDS, IEntryStore, StoreContended
 from dmsg.discovery.store.measured import MeasuredStore, StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey

@@ -18,8 +18,8 @@ from dmsg.discovery.service.settings import DEFAULTS, DiscoverySettings
 from dmsg.discovery.service.shown import DiscoveryShown
 from dmsg.discovery.service.site import make_site
 from dmsg.discovery.service.sweep import Drops, Sweep
-from dmsg.discovery.store import IEntryStore, open_store
-from dmsg.discovery.store.opening import clock_of
+from dmsg.discovery.store.base import IEntryStore
+from dmsg.discovery.store.opening import clock_of, open_store
 from dmsg.errors import DiscoveryError
 from dmsg.net.clock import ClockWatch
 from dmsg.net.listening import ListeningService

@@ -8,7 +8,7 @@ from dmsg.base.memory import default_limit
 from dmsg.base.options import FLAG, LIMITS, NETWORK, STORAGE, Number, burst_option, option, proxied_option, rate_option
 from dmsg.discovery.checks.proof import OPENINGS, Openings
 from dmsg.discovery.service.ranking import RankingFile
-from dmsg.discovery.store import STORE_LIMIT
+from dmsg.discovery.store.opening import STORE_LIMIT
 from dmsg.pages.settings import PageSettings
 from dmsg.telemetry.service import TelemetrySettings
 

@@ -33,7 +33,7 @@ from dmsg.discovery.checks.manners import (
 from dmsg.discovery.checks.proof import Opening
 from dmsg.discovery.entries.entry import Entry, ServerMeta
 from dmsg.discovery.entries.rules import Terms
-from dmsg.discovery.store import SQLiteStore
+from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.errors import HandshakeError
 from dmsg.keys import SecKey
 

@@ -15,7 +15,7 @@ from dmsg.discovery.checks.looks import (
 )
 from dmsg.discovery.checks.proof import reach
 from dmsg.discovery.entries.entry import Entry, ServerMeta
-from dmsg.discovery.store import SQLiteStore
+from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.errors import HandshakeError
 from dmsg.keys import SecKey
 from dmsg.messaging.openings import OPENINGS

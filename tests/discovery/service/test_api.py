@@ -19,7 +19,7 @@ from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
 from dmsg.discovery.entries.rules import Deletion, Terms
 from dmsg.discovery.service.api import DiscoveryAPI
 from dmsg.discovery.service.settings import CLIENT_TTL, ENTRY_TTL, OF_PLACE, REFRESHING_TTL, DiscoverySettings
-from dmsg.discovery.store import SQLiteStore
+from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.keys import SecKey
 from dmsg.telemetry.metrics import Metrics
 from tests.discovery.entries.test_entry import MALFORMED

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.discovery.entries.rules import Terms
 from dmsg.discovery.service.service import Discovery
 from dmsg.discovery.service.sweep import FIRST_SWEEP, SLICE, SWEEP_EVERY, TOLD_EVERY, Drops, Sweep
-from dmsg.discovery.store import SQLiteStore
+from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.telemetry.metrics import Metrics
 from tests.discovery.store.support import server_entry
 

@@ -15,13 +15,7 @@ from dmsg.discovery.entries.rules import (
     Deletion,
     Terms,
 )
-from dmsg.discovery.store import (
-    OVERHEAD,
-    ROOM_AT_ONCE,
-    TOMBSTONE_TTL,
-    Due,
-    IEntryStore,
-)
+from dmsg.discovery.store.base import OVERHEAD, ROOM_AT_ONCE, TOMBSTONE_TTL, Due, IEntryStore
 from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey
 from tests.support import asynchronous, vectors

@@ -19,8 +19,9 @@ from dmsg.discovery.entries.nameplates import (
     TOO_MANY,
     candidates,
 )
-from dmsg.discovery.store import SQLiteStore, open_store
 from dmsg.discovery.store.base import INameplates, StoreContended
+from dmsg.discovery.store.opening import open_store
+from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.discovery.store.transaction import ATTEMPTS
 from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey

@@ -5,10 +5,8 @@ from __future__ import annotations
 from twisted.internet import reactor
 from twisted.trial.unittest import TestCase
 
-from dmsg.discovery.store import (
-    StoreError,
-    open_store,
-)
+from dmsg.discovery.store.base import StoreError
+from dmsg.discovery.store.opening import open_store
 from tests.support import asynchronous
 
 

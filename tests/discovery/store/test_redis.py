@@ -20,9 +20,7 @@ from dmsg.discovery.entries.rules import (
     next_sequence,
     time_order,
 )
-from dmsg.discovery.store import (
-    open_store,
-)
+from dmsg.discovery.store.opening import open_store
 from dmsg.errors import EntryNotFound
 from tests.discovery.store.support import StoreMixin, client_entry
 from tests.redis import RedisServer, redis_server, shared_redis

@@ -15,11 +15,8 @@ from dmsg.discovery.entries.rules import (
     Deletion,
     Terms,
 )
-from dmsg.discovery.store import (
-    OVERHEAD,
-    SQLiteStore,
-    StoreError,
-)
+from dmsg.discovery.store.base import OVERHEAD, StoreError
+from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.keys import SecKey
 from tests.discovery.store.support import UNCHECKED, StoreMixin, client_entry, server_entry
 from tests.support import asynchronous
