@@ -91,9 +91,13 @@ class ClientSession(Session):
         self._reactor = reactor
         self._local = key.public
         self._dialect = dialect
-        core = ClientConnection(key, dialect.profile, two_ids=dialect.two_ids, ephemeral=ephemeral)
-        if doorman is not None:
-            core.refusal = doorman.at(server)
+        core = ClientConnection(
+            key,
+            dialect.profile,
+            two_ids=dialect.two_ids,
+            ephemeral=ephemeral,
+            refusal=doorman.at(server) if doorman is not None else lambda initiator, ephemeral: None,
+        )
         super().__init__(turn, server, core, accept)
         self._doorman = doorman
         self._opening: Pending[ClientChannel, ClientChannel] = Pending()

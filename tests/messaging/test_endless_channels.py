@@ -22,10 +22,9 @@ class DoormanTests(SynchronousTestCase):
     """At one client's core."""
 
     def setUp(self) -> None:
-        self.core = ClientConnection(B, Profile.SEED)
-        self.core.accepting = True
         self.doorman = Doorman(Clock().seconds, tuple)
-        self.core.refusal = self.doorman.at(KEYS["X"].public)
+        self.core = ClientConnection(B, Profile.SEED, refusal=self.doorman.at(KEYS["X"].public))
+        self.core.accepting = True
 
     def opening(self, number: int, *, ping: bool = False, ephemeral: bool = False) -> bytes:
         proposal = Proposal(A, B.public, Profile.SEED, ephemeral=A if ping else KEYS["X"] if ephemeral else None)

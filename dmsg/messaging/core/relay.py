@@ -19,10 +19,10 @@ from typing import ClassVar
 
 from dmsg.base.buffers import count_equal
 from dmsg.base.connections import ConnectionTable
-from dmsg.base.fair_rate import Crowds
-from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
+from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.keys import PubKey
 from dmsg.messaging.core.congestion import Congestion
+from dmsg.messaging.core.destinations import PEER_QUEUE_MAXIMUM, Destinations
 from dmsg.messaging.core.peers import End, LinkPort, RelayPeer, descending
 from dmsg.messaging.core.policing import Kind, Limits
 from dmsg.messaging.core.wire import (
@@ -37,7 +37,6 @@ from dmsg.messaging.core.wire import (
     SEND,
     Profile,
     check_first,
-    decode_open,
     decode_opened,
     encode_close,
     encode_closed,
@@ -48,8 +47,6 @@ from dmsg.messaging.core.wire import (
 
 MAX_LINKS_PER_KEY = 4
 """Older links of a key keep their channels, but no more than these in all."""
-PEER_QUEUE_MAXIMUM = 4 * 1024 * 1024
-"""Bytes of answers that a link's queue never exceeds: beyond, the link is ended."""
 MAX_DOUBTFUL = ID_COUNT // 2
 """Ids of a link that its client refused and may never give back."""
 MAX_KNOWN = 4096
@@ -96,13 +93,12 @@ class Relay(ConnectionTable[RelayPeer]):
         self._now = now
         self._two_ids = two_ids
         self._known: dict[bytes, bool] = {}
-        self._choose = choose
+        self._destinations = Destinations(self.newest, choose)
         self.congestion = Congestion(now, on_paused, self._give_up)
         self.limits = limits or Limits()
         self.channels_opened = 0
         self.channel_count = 0
         self.draining = False
-        self._crowds = Crowds()
         self.steps = 0
         """Frames that the last read had handled one by one; ``strays``: data among them of no channel, which nobody
         provoked; ``refused``: OpenChannels beyond the rate of their destination."""
@@ -344,7 +340,7 @@ class Relay(ConnectionTable[RelayPeer]):
             self._answer(peer, answer)
 
     def _open(self, peer: RelayPeer, body: bytes, now: float) -> None:
-        here_id, there = self._place(peer, body[0])
+        here_id, there = self._destinations.place(peer, body[0])
         found: tuple[RelayPeer, int, bytes] | DropReason
         if not peer.police.allows(Kind.OPEN, self.limits, now):
             found = DropReason.RATE_LIMITED
@@ -353,7 +349,7 @@ class Relay(ConnectionTable[RelayPeer]):
         elif self.draining:
             found = DropReason.DRAINING
         else:
-            found = self._destination(peer, body, now)
+            found = self._destinations.find(peer, body, self.limits, now)
         if isinstance(found, DropReason):
             self._refuse(peer, body[0], there, found, now)
             return
@@ -368,32 +364,6 @@ class Relay(ConnectionTable[RelayPeer]):
         self.channels_opened += 1
         self._answer(remote, encode_open(self._profile, number, peer.key, message))
 
-    def _place(self, peer: RelayPeer, name: int) -> tuple[int | None, End | None]:
-        """The id for a channel that its opener names so, None if it has none; and what it has of that name now."""
-        if peer.two_ids:
-            # its ids and the server's are apart: only one of its own can be in use
-            there = next((one for one in peer.ends.values() if one.name == name and not one.nameless), None)
-            taken = name in peer.ends or name in peer.draining
-            return self._choose(peer) if taken else name, there
-        peer.answers_due.pop(name, None)  # it answered nothing, and has freed the id all the same
-        # something of a channel of a draining id is still on its way there
-        return None if name in peer.draining else name, peer.ends.get(name)
-
-    def _destination(self, peer: RelayPeer, body: bytes, now: float) -> tuple[RelayPeer, int, bytes] | DropReason:
-        """The link that an OpenChannel asks, the id there, and the opener's message; or why it is refused."""
-        try:
-            key, message = decode_open(body)
-        except KeyFormatError:
-            return DropReason.BAD_REQUEST
-        remote = self.newest.get(key)
-        if remote is None or remote.closing:
-            return DropReason.NO_SUCH_PEER
-        reason = self._refusal(peer, remote, now)
-        if reason is not None:
-            return reason
-        number = self._choose(remote)
-        return DropReason.TOO_MANY_TRANSPORTS if number is None else (remote, number, message)
-
     def _refuse(self, peer: RelayPeer, name: int, there: End | None, reason: DropReason, now: float) -> None:
         self.drops[reason] += 1
         if there is not None and not peer.two_ids:
@@ -402,22 +372,8 @@ class Relay(ConnectionTable[RelayPeer]):
         else:
             self._answer(peer, encode_closed(self._profile, name))
         if reason is DropReason.DESTINATION_RATE:
-            peer.police.refuse(Kind.OPEN, self.limits.flood, now)
-
-    def _refusal(self, peer: RelayPeer, remote: RelayPeer, now: float) -> DropReason | None:
-        """Why ``remote`` gets no OpenChannel of ``peer``; or None.  All who ask share what it has to answer."""
-        if remote.key == peer.key:
-            return DropReason.REFUSED
-        most = self.limits.max_per_pair
-        if most < ID_COUNT and sum(end.other.peer is remote for end in peer.ends.values()) >= most:
-            return DropReason.TOO_MANY_PER_PAIR
-        rate, burst = self.limits.destination_rate, self.limits.destination_burst
-        if rate and not self._crowds.take(remote.requests, (*peer.port.places, peer.key), rate, burst, now):
             self.refused += 1
-            return DropReason.DESTINATION_RATE
-        # whoever reads slowly is not ended for what others ask of it
-        slow = remote.congested and remote.port.queued() > PEER_QUEUE_MAXIMUM // 2
-        return DropReason.QUEUE_FULL if slow else None
+            peer.police.refuse(Kind.OPEN, self.limits.flood, now)
 
     def _opened(self, end: End, body: bytes) -> None:
         if end.open or end.opener:

@@ -54,6 +54,8 @@ class ClientConnection:
     :param two_ids: answer an OpenChannel with two ids (Go from 2019-03-13 on); what this side opened may be answered
         in either way.
     :param ephemeral: only for tests with recorded randomness.
+    :param refusal: returns why a channel that somebody asks for is refused before any key is worked out; of a ping the
+        ephemeral is None, for it is the initiator's own key.
     :ivar channels: id -> channel.
     :ivar accepting: whether others may open channels to this client now.
     :ivar drops: what was ignored, by reason.
@@ -66,6 +68,7 @@ class ClientConnection:
         *,
         two_ids: bool = False,
         ephemeral: Callable[[], SecKey | None] = lambda: None,
+        refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None,
     ) -> None:
         self._key = key
         self._two_ids = two_ids
@@ -76,9 +79,7 @@ class ClientConnection:
         self._doubtful: dict[int, None] = {}
         self.accepting = False
         self._pings: list[ClientChannel] = []
-        self.refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
-        """Why a channel that somebody asks for is refused before any key is worked out; of a ping the ephemeral is
-        None, for it is the initiator's own key."""
+        self._refusal = refusal
         self._dear = 0
         self._begun = False
         self.drops: Counter[DropReason] = Counter()
@@ -333,7 +334,7 @@ class ClientConnection:
             ping = message[:PUBKEY_SIZE] == bytes(remote)
             if not (ping or self.accepting):
                 raise HandshakeError("nobody listens")
-            if self.refusal(remote, None if ping else message[:PUBKEY_SIZE]) is not None:
+            if self._refusal(remote, None if ping else message[:PUBKEY_SIZE]) is not None:
                 raise HandshakeError("not looked at")
             self._dear += HANDSHAKE_FRAMES
             offered = ClientChannel(number, remote)

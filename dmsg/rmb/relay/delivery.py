@@ -114,18 +114,14 @@ class Delivery:
         self._store = store
         self._window: deque[Message] = deque()
         self._size = 0
-        self._sent = 0
-        self._sent_size = 0
+        self._sent = self._sent_size = 0
         self._confirmed = 0
         # messages and bytes up to which all is with the connection, or confirmed
         self._handed = self._handed_size = 0
         self._handing = False
         self._barrier = False
         self._after: QueueId | None = None
-        self._reading = False
-        self._again = False
-        self._inside = False
-        self._more = False
+        self._reading = self._again = self._inside = self._more = False
         self._keeping = 0
         # ids of what is in the queue only because its confirmation took long
         self._skip: set[QueueId] = set()

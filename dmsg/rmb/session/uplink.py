@@ -304,7 +304,6 @@ class Uplink:
     :param received: called with each message and a function to call, once, when it was dealt with: with True, or with
         False if the relay is to bring it again.
     :param wall_clock: seconds since 1970.
-    :ivar on_change: called when a relay was connected or lost.
     """
 
     def __init__(
@@ -329,7 +328,6 @@ class Uplink:
         self._round = LoopingCall(self._look)
         self._round.clock = reactor
         self._online: list[Deferred[None]] = []
-        self.on_change: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return self._held
@@ -433,13 +431,11 @@ class Uplink:
             if not one.called:
                 one.callback(None)
         self._send_waiting()
-        self.on_change()
 
     def went(self, link: RelayLink, left: deque[Outgoing]) -> None:
         """It was lost; ``left`` it had not confirmed."""
         self._waiting.extendleft(reversed(left))
         self._send_waiting()
-        self.on_change()
 
     def _look(self) -> None:
         try:

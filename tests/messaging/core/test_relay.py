@@ -15,10 +15,11 @@ from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.messaging.core import congestion
 from dmsg.messaging.core.congestion import HOLD, HOLD_AT, TAKES_NOTHING
+from dmsg.messaging.core.destinations import PEER_QUEUE_MAXIMUM
 from dmsg.messaging.core.dialect import Dialect, dialect_of
 from dmsg.messaging.core.peers import RelayPeer
 from dmsg.messaging.core.policing import Kind, Limits
-from dmsg.messaging.core.relay import MAX_LINKS_PER_KEY, PEER_QUEUE_MAXIMUM, Relay
+from dmsg.messaging.core.relay import MAX_LINKS_PER_KEY, Relay
 from dmsg.messaging.core.state import TRANSITIONS, Input, State
 from dmsg.messaging.core.table import ClientConnection
 from dmsg.messaging.core.wire import (
@@ -131,7 +132,7 @@ class CornerTests(RelayCase):
         peers = [self.peer(number) for number in range(3)]
         for one in peers:
             for other in peers:
-                reason = self.relay._refusal(one, other, 0.0)
+                reason = self.relay._destinations._refusal(one, other, self.relay.limits, 0.0)
                 self.assertIs(reason, DropReason.REFUSED if one is other else None)
 
     def test_frames_that_are_none(self) -> None:
@@ -168,18 +169,21 @@ class CornerTests(RelayCase):
             for waiting in (PEER_QUEUE_MAXIMUM // 2, PEER_QUEUE_MAXIMUM // 2 + 1):
                 two.congested, self.ports[two].waiting = congested, waiting
                 refused = congested and waiting > PEER_QUEUE_MAXIMUM // 2
-                self.assertIs(self.relay._refusal(one, two, 0.0), DropReason.QUEUE_FULL if refused else None)
+                self.assertIs(
+                    self.relay._destinations._refusal(one, two, self.relay.limits, 0.0),
+                    DropReason.QUEUE_FULL if refused else None,
+                )
 
     def test_as_many_channels_of_a_pair_as_may_be(self) -> None:
         one, two = self.peer(0), self.peer(1)
         self.relay.limits = Limits(max_per_pair=2)
         for number, refused in ((0, False), (1, False), (2, True)):
-            reason = self.relay._refusal(one, two, 0.0)
+            reason = self.relay._destinations._refusal(one, two, self.relay.limits, 0.0)
             self.assertIs(reason, DropReason.TOO_MANY_PER_PAIR if refused else None)
             self.say(one, (OPEN_CHANNEL, bytes((number,)) + two.key + bytes(49)))
         self.channel(two, self.peer(2), 9)
         self.relay.limits = Limits(max_per_pair=1)
-        self.assertIs(self.relay._refusal(one, two, 0.0), DropReason.TOO_MANY_PER_PAIR)
+        self.assertIs(self.relay._destinations._refusal(one, two, self.relay.limits, 0.0), DropReason.TOO_MANY_PER_PAIR)
 
     def test_a_lost_link_takes_what_waits_for_it(self) -> None:
         one, two, three = self.peer(0), self.peer(1), self.peer(2)
@@ -339,7 +343,7 @@ class SlowReaderTests(RelayCase):
         self.assertEqual((a.ends, b.ends), ({}, {}))
         self.assertIn(at, b.draining)
         for _ in range(200):
-            self.assertNotEqual(self.relay._choose(b), at)
+            self.assertNotEqual(self.relay._destinations.choose(b), at)
         self.ports[b].waiting = 0
         self.relay.relieve(b)
         frames = [(frame, body[0]) for frame, body in self.ports[b].take()]

@@ -1,0 +1,69 @@
+"""Choice of the link that an OpenChannel goes to and of the channel's ids, or of a reason to refuse it.  No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dmsg.base.fair_rate import Crowds
+from dmsg.errors import DropReason, KeyFormatError
+from dmsg.messaging.core.peers import End, RelayPeer
+from dmsg.messaging.core.policing import Limits
+from dmsg.messaging.core.wire import ID_COUNT, decode_open
+
+PEER_QUEUE_MAXIMUM = 4 * 1024 * 1024
+"""Bytes of answers that a link's queue never exceeds: beyond, the link is ended."""
+
+
+class Destinations:
+    """Finder of the link and the ids of a channel that is being opened.
+
+    :param newest: newest link of each key; the relay keeps it up to date.
+    :param choose: returns the id for a channel that is opened to a link; None when none is free.
+    """
+
+    def __init__(self, newest: Mapping[bytes, RelayPeer], choose: Callable[[RelayPeer], int | None]) -> None:
+        self._newest = newest
+        self.choose = choose
+        self._crowds = Crowds()
+
+    def place(self, peer: RelayPeer, name: int) -> tuple[int | None, End | None]:
+        """Return the id for a channel that its opener calls ``name``, or None, and the end that has that name now."""
+        if peer.two_ids:
+            # its ids and the server's are apart: only one of its own can be in use
+            there = next((one for one in peer.ends.values() if one.name == name and not one.nameless), None)
+            taken = name in peer.ends or name in peer.draining
+            return self.choose(peer) if taken else name, there
+        peer.answers_due.pop(name, None)  # it answered nothing, and has freed the id all the same
+        # something of a channel of a draining id is still on its way there
+        return None if name in peer.draining else name, peer.ends.get(name)
+
+    def find(
+        self, peer: RelayPeer, body: bytes, limits: Limits, now: float
+    ) -> tuple[RelayPeer, int, bytes] | DropReason:
+        """Return the link that an OpenChannel goes to, the id there and the opener's message; or why it is refused."""
+        try:
+            key, message = decode_open(body)
+        except KeyFormatError:
+            return DropReason.BAD_REQUEST
+        remote = self._newest.get(key)
+        if remote is None or remote.closing:
+            return DropReason.NO_SUCH_PEER
+        reason = self._refusal(peer, remote, limits, now)
+        if reason is not None:
+            return reason
+        number = self.choose(remote)
+        return DropReason.TOO_MANY_TRANSPORTS if number is None else (remote, number, message)
+
+    def _refusal(self, peer: RelayPeer, remote: RelayPeer, limits: Limits, now: float) -> DropReason | None:
+        """Return why ``remote`` gets no OpenChannel of ``peer``, or None. All openers share the rate of ``remote``."""
+        if remote.key == peer.key:
+            return DropReason.REFUSED
+        most = limits.max_per_pair
+        if most < ID_COUNT and sum(end.other.peer is remote for end in peer.ends.values()) >= most:
+            return DropReason.TOO_MANY_PER_PAIR
+        rate, burst = limits.destination_rate, limits.destination_burst
+        if rate and not self._crowds.take(remote.requests, (*peer.port.places, peer.key), rate, burst, now):
+            return DropReason.DESTINATION_RATE
+        # whoever reads slowly is not ended for what others ask of it
+        slow = remote.congested and remote.port.queued() > PEER_QUEUE_MAXIMUM // 2
+        return DropReason.QUEUE_FULL if slow else None
