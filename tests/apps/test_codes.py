@@ -48,6 +48,7 @@ class WordTests(SynchronousTestCase):
 
     def test_cut_words(self) -> None:
         self.assertEqual(Code.parse("5274-guit-alph-juic"), CODE)
+        self.assertEqual(Code.parse("5274-guita-alpha-juice"), CODE)
         self.assertEqual(str(Code.parse("0007-guit-alph-acto")), "7-guitar-alpha-actor")
         self.assertRaises(CodeError, Code.parse, "5274-gui-alpha-juice")
 
@@ -124,7 +125,9 @@ class WordTests(SynchronousTestCase):
         for code in (Code.make(99_999_999), Code.make(7, 12)):
             self.assertEqual(Code.parse(str(code)), code)
         one_more = str(Code.make(7, 13))
-        self.assertIn("at least three words", str(self.assertRaises(CodeError, Code.parse, one_more)))
+        said = str(self.assertRaises(CodeError, Code.parse, one_more))
+        self.assertIn("at least three words", said)
+        self.assertNotIn("too old", said)
         for number in ("123456789", "0", "\u0667", "guitar"):
             error = self.assertRaises(CodeError, Code.parse, f"{number} guitar alpha juice")
             self.assertIn("begins with a number", str(error), number)
@@ -147,6 +150,7 @@ class WordTests(SynchronousTestCase):
         self.assertEqual(completions("7-gui"), ["7-guide-", "7-guilt-", "7-guitar-"])
         self.assertEqual(completions("7-guitar-zo"), ["7-guitar-zone-", "7-guitar-zoo-"])
         self.assertEqual(completions("7-guitar-alpha-zo"), ["7-guitar-alpha-zone", "7-guitar-alpha-zoo"])
+        self.assertEqual(completions("7-guitar-alpha-zoo-zo"), ["7-guitar-alpha-zoo-zone", "7-guitar-alpha-zoo-zoo"])
         self.assertEqual(len(completions("7-")), 2048)
         for text in ("", "7", "gui", "x-gui", "7-guitarx"):
             self.assertEqual(completions(text), [], text)
@@ -229,11 +233,18 @@ class PakeTests(SynchronousTestCase):
     def test_messages_out_of_turn(self) -> None:
         receiver, sender = ends()
         first = receiver.data_to_send()
-        for early in (b"\x02\x00\x22" + first[3:], first[:3] + b"\x02" + first[4:], b"\x01\x00\x21" + first[3:-1]):
+        for early in (
+            b"\x02\x00\x22" + first[3:],
+            first[:3] + b"\x02" + first[4:],
+            b"\x01\x00\x21" + first[3:-1],
+            b"\x01\x00\x23" + first[3:] + b"x",
+        ):
             error = self.assertRaises(CodeProtocolError, ends()[1].receive_data, early)
             said = "does not speak dmsg's codes" if early[0] == 2 else "another version"
             self.assertIn(said, str(error))
         sender.receive_data(first)
+        receiver.receive_data(sender.data_to_send())
+        self.assertRaises(CodeProtocolError, receiver.receive_data, bytes(3))
         self.assertIn("does not speak", str(self.assertRaises(CodeProtocolError, sender.receive_data, first)))
 
     def test_byte_by_byte(self) -> None:

@@ -84,6 +84,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR",
         "return self.request_rate if kind <= Kind.REQUEST else self.request_rate * ANSWER_FACTOR",
     ): _LEAST_KIND,
+    (
+        "dmsg/rmb/twins/token.py",
+        'return urlsafe_b64decode(part + b"=" * (-len(part) % 4))',
+        'return urlsafe_b64decode(part + b"=" * (len(part) % 4))',
+    ): "the decoder takes more padding than it needs",
     (f"{_V2019}/relay.py", "burst = burst * 2 if count == most else FIRST_BURST", ANY): _ONLY_SPEED,
     (
         f"{_V2019}/relay.py",

@@ -19,6 +19,22 @@ class FixedWindowTests(SynchronousTestCase):
         self.assertTrue(window.measure(2, 1, 0.0))
         self.assertTrue(window.measure(1, 1, 60.0))
 
+    def test_every_window_begins_anew(self) -> None:
+        """With all messages and all bytes, however much the one before had."""
+        window = FixedWindow(3, 10)
+        for begin in (0.0, 60.0, 120.0):
+            sizes = (11, 4, 4, 2, 1)  # one larger than all of a window is not counted
+            allowed = [window.measure(1, size, begin) for size in sizes]
+            self.assertEqual(allowed, [False, True, True, True, False])
+            self.assertFalse(window.measure(1, 1, begin + 59.9))
+        self.assertEqual([window.measure(1, size, 180.0) for size in (6, 5, 4)], [True, False, False])
+
+    def test_the_twin_that_was_quiet_longest_is_forgotten(self) -> None:
+        window = FixedWindow(1, 10)
+        window._most = 2
+        for twin, allowed in ((1, True), (2, True), (1, False), (3, True), (1, False), (2, True), (3, True)):
+            self.assertIs(window.measure(twin, 1, 0.0), allowed, twin)
+
     def test_answers_are_free(self) -> None:
         """One for each question, up to a size; beyond that, and without a question, they count as all else."""
         window = FixedWindow(2, 10_000)

@@ -264,6 +264,31 @@ class WayTests(SwitchCase):
         )
         self.assertEqual((self.switch.presence.of_twin, self.drops()), ({A: 1, B: 1}, {Drop.REPLACED: 1}))
 
+    def test_who_is_found_by_the_name_that_the_queue_has(self) -> None:
+        here = self.switch.presence
+        session, _ = self.connect(A, "one")
+        self.assertIs(here.named(str(session.session)), session)
+        self.assertTrue(here.is_here(str(session.session)))
+        for name in (str(Session(A, "two")), str(Session(B)), "no name", ""):
+            self.assertIsNone(here.named(name))
+            self.assertFalse(here.is_here(name))
+
+    def test_who_is_waited_for_after_a_start(self) -> None:
+        here = self.switch.presence
+        here._started = self.clock.seconds()
+        away, other = Session(B), Session(C)
+        waiting = [here.comes_back(away), here.comes_back(away), here.comes_back(other)]
+        self.connect(B)
+        self.assertEqual([self.successResultOf(one) for one in waiting[:2]], [True, True])
+        self.assertNoResult(waiting[2])
+        self.assertEqual(list(here._coming_back), [other])
+        self.clock.advance(presence.COME_BACK)
+        self.assertIs(self.successResultOf(waiting[2]), False)
+        self.assertEqual(here._coming_back, {})
+        self.assertIs(self.successResultOf(here.comes_back(away)), True)
+        here._started = self.clock.seconds() - presence.START_GRACE
+        self.assertIs(self.successResultOf(here.comes_back(other)), False)
+
 
 class HandLaterTests(SwitchCase):
     def test_a_session_that_reads_nothing_is_looked_at_ever_less_often(self) -> None:
