@@ -196,7 +196,7 @@ class CodeTests(SynchronousTestCase):
         for directory, codes in listed.items():
             self.assertEqual(len(codes), len(set(codes)), directory)
             shown = set()
-            for path in (ROOT / "tests" / directory).glob("test_*.py"):
+            for path in (ROOT / "tests" / directory).rglob("test_*.py"):
                 for name in re.findall(r"def test_((?:[A-Z]\d+_)+)", path.read_text()):
                     shown |= set(name.strip("_").split("_"))
             self.assertEqual(shown, set(codes), directory)
