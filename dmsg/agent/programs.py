@@ -231,7 +231,7 @@ class ProgramConnection(Protocol):
     def _say_last(self, error: BaseException) -> None:
         """Why it ends; what the program still writes is read, or the line would be lost with the socket."""
         self._finished = True
-        self._cancel_late()
+        cancel_call(self._late)
         self.say(error_line(error))
         assert self.transport is not None
         self.transport.loseWriteConnection()  # type: ignore[attr-defined]
@@ -243,7 +243,7 @@ class ProgramConnection(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._finished = True
-        self._cancel_late()
+        cancel_call(self._late)
         if self._work is not None:
             self._work.cancel()
         if self._bridge is not None:
@@ -261,13 +261,9 @@ class ProgramConnection(Protocol):
         self.write(line(content))
 
     def _end(self) -> None:
-        self._cancel_late()
+        cancel_call(self._late)
         if self.transport is not None:
             self.transport.loseConnection()
-
-    def _cancel_late(self) -> None:
-        late, self._late = self._late, None
-        cancel_call(late)
 
     # --- a Line ---
 
@@ -316,7 +312,7 @@ class ProgramConnection(Protocol):
         if text is None:
             return
         self._asked = True
-        self._cancel_late()
+        cancel_call(self._late)
         request = parse_line(text)
         self.program = printable(str(request.get("program", "")))[:NAME_SIZE]
         do = str(request.get("do"))

@@ -13,6 +13,7 @@ from twisted.internet.interfaces import IDelayedCall, IProtocol, IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.apps.joint import Half, join
+from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.transports import transport_of
 
 VERSION = 5
@@ -144,7 +145,7 @@ class SocksProtocol(Half):
             return
         if request.target is not None:
             self._request = None
-            self._stop_timer()
+            cancel_call(self._timer)
             transport.pauseProducing()
             self._open(*request.target, request.rest)
 
@@ -167,10 +168,5 @@ class SocksProtocol(Half):
         self._dial(host, port, other).addCallbacks(connected, failed)
 
     def connectionLost(self, reason: Failure = Failure(Exception("lost"))) -> None:
-        self._stop_timer()
+        cancel_call(self._timer)
         super().connectionLost(reason)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

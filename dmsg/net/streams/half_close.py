@@ -15,7 +15,6 @@ from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol, IP
 from twisted.python.failure import Failure
 
 from dmsg.errors import TransportClosed
-from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.outbox import EndOfData, Outbox
 from dmsg.net.streams.producing import Producing
 
@@ -163,6 +162,3 @@ class HalfClosing:
             self._close_now()
         elif self._last_wait is None:
             self._last_wait = self._reactor.callLater(CLOSE_WAIT, self._close_now)
-
-    def _cancel_last_wait(self) -> None:
-        cancel_call(self._last_wait)

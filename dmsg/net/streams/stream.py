@@ -430,7 +430,7 @@ class StreamTransport(HalfClosing, Deadlined):
         self.disconnecting = True
         cancel_call(self._linger)
         self._linger = None
-        self._cancel_last_wait()
+        cancel_call(self._last_wait)
         self._end_deadlines()
         tickets = self._outbox.clear()
         producer = self._producing.take_out()
