@@ -136,6 +136,11 @@ class RmbRelay(ListeningService):
         """Sessions and messages, once it has started."""
         return None if self._running is None else self._running.switch
 
+    @property
+    def _there(self) -> _Running:
+        assert self._running is not None
+        return self._running
+
     def _make(self, queue: RelayQueue) -> _Running:
         """What works on an open queue."""
         settings = self.settings
@@ -193,17 +198,17 @@ class RmbRelay(ListeningService):
     def _admits(self) -> Drop | None:
         if self._draining:
             return Drop.DRAINING
-        assert self.switch is not None
-        if len(self.switch.sessions) < self.settings.max_sessions or self.switch.presence.makes_place():
+        switch = self._there.switch
+        if len(switch.sessions) < self.settings.max_sessions or switch.presence.makes_place():
             return None
         return Drop.TOO_MANY_SESSIONS
 
     def _make_place(self, twin: int) -> bool:
         """Whether there is a place for a session of ``twin``; when all are taken, one of the twin with most goes."""
-        assert self.switch is not None
-        if len(self.switch.sessions) < self.settings.max_sessions:
+        switch = self._there.switch
+        if len(switch.sessions) < self.settings.max_sessions:
             return True
-        session = self.switch.presence.make_place(twin)
+        session = switch.presence.make_place(twin)
         if session is None:
             return False
         session.end(Drop.CROWDED_OUT, TRY_LATER, "this twin has most of the sessions, and another one needs a place")
@@ -211,12 +216,12 @@ class RmbRelay(ListeningService):
 
     def health(self) -> dict[str, object]:
         """What ``/health`` says."""
-        assert self.switch is not None
-        trouble = self.switch.queue.trouble
+        switch = self._there.switch
+        trouble = switch.queue.trouble
         return {
             "status": "draining" if self._draining else "ok" if trouble is None else TAKES_NOTHING,
             **({} if trouble is None else {"queue": trouble}),
-            "sessions": len(self.switch.sessions),
+            "sessions": len(switch.sessions),
             "domains": sorted(self.settings.domains),
         }
 
