@@ -27,7 +27,7 @@ FAMILIES: dict[str, tuple[list[str], list[str]]] = {
     "messaging": (["messaging/core/*"], ["tests.messaging"]),
     "rmb": (
         ["rmb/envelope/[!e]*", "rmb/twins/*", "rmb/socket/f*", *(f"rmb/relay/{name}" for name in _RMB_RELAY)],
-        ["tests.rmb", "tests.test_signed"],
+        ["tests.rmb", "tests.test_keys", "tests.test_signed"],
     ),
     "noise": (["noise/*"], ["tests.noise", "tests.messaging.core.test_secure", "tests.v2019.test_vectors"]),
     "discovery": (

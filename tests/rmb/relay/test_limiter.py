@@ -47,6 +47,15 @@ class FixedWindowTests(SynchronousTestCase):
         for allowed in (True, True, False):
             self.assertEqual(window.measure(1, 1, 0.0, is_answer=True), allowed)
 
+    def test_what_of_an_answer_counts(self) -> None:
+        """The bytes beyond those that are free, and no message."""
+        window = FixedWindow(1, FREE_ANSWER)
+        window.ask(1, 0.0)
+        window.ask(1, 0.0)
+        self.assertTrue(window.measure(1, FREE_ANSWER, 0.0, is_answer=True))
+        self.assertTrue(window.measure(1, FREE_ANSWER, 0.0))
+        self.assertFalse(window.measure(1, 1, 0.0))
+
     def test_questions_of_before(self) -> None:
         """An answer may take until the next minute."""
         window = FixedWindow(1, 10_000)

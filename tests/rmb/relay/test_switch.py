@@ -273,6 +273,15 @@ class WayTests(SwitchCase):
             self.assertIsNone(here.named(name))
             self.assertFalse(here.is_here(name))
 
+    def test_whose_session_goes_for_another(self) -> None:
+        here = self.switch.presence
+        self.assertFalse(here.makes_place() or here.makes_place(A))
+        for number in range(presence.FEW_SESSIONS + 1):
+            self.assertFalse(here.makes_place(B))
+            self.connect(A, str(number))
+        self.assertTrue(here.makes_place() and here.makes_place(B))
+        self.assertFalse(here.makes_place(A))
+
     def test_who_is_waited_for_after_a_start(self) -> None:
         here = self.switch.presence
         here._started = self.clock.seconds()
