@@ -8,8 +8,8 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import KeyFileError
-from dmsg.rmb.errors import RegistryRefused
-from dmsg.rmb.twins.identity import MAX_ACCOUNT_TEXT, IdentityError, _chain_code, _compact, parse_account
+from dmsg.rmb.errors import IdentityError, RegistryRefused
+from dmsg.rmb.twins.identity import MAX_ACCOUNT_TEXT, _chain_code, _compact, parse_account
 from dmsg.rmb.twins.secrets import _from_file
 from dmsg.rmb.twins.twin import Twin, check_relay, relay_of_websocket
 
