@@ -59,6 +59,8 @@ class Copy(Protocol):
 
     :param name: what the file or directory is called, as results and errors have it.
     :ivar what: the name, as an error begins with it.
+    :ivar closed: fires when the connection has ended.  Who fetches waits for it before the client is stopped, or the
+        other side may not hear that everything has arrived.
     """
 
     def __init__(self, name: str, started: Started) -> None:
@@ -70,6 +72,7 @@ class Copy(Protocol):
         self._inner: ParcelSender | ParcelReceiver | None = None
         self._lost: Failure | None = None
         self.done: Deferred[Transferred] = Deferred(lambda _: self._inner.done.cancel() if self._inner else None)
+        self.closed: Deferred[None] = Deferred()
 
     def _moved(self, done: int) -> None:
         if self._progress is None:
@@ -107,6 +110,8 @@ class Copy(Protocol):
             self._inner.connectionLost(reason)
         elif not self.done.called:
             self.done.errback(Failure(cut(reason)))
+        if not self.closed.called:
+            self.closed.callback(None)
 
 
 def cut(reason: Failure) -> TransferError:

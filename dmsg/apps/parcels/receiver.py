@@ -174,8 +174,8 @@ class ParcelReceiver(ParcelEnd):
             except TransferError as error:
                 self._fail(error)
                 return
+            transport.resumeProducing()  # Without reading, the end of the connection would not be seen.
             if not self.done.called:
-                transport.resumeProducing()
                 self._go_on()
 
         waiting.addBoth(known)

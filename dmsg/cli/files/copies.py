@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from rich.progress import Progress
+from twisted.internet.defer import TimeoutError
 from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
+from dmsg.apps.codes.rendezvous import CLOSE_TIMEOUT
 from dmsg.apps.copies import Copy, CopyBusy, CopyCut, Get, Put, Started
 from dmsg.apps.copy_listener import Peer
 from dmsg.apps.exposure import has_dot
@@ -261,7 +264,12 @@ async def copy_one(
                     connected = await client.connect(peer, factory, port, timeout=timeout)
                     reached = True
                     away.transport = stream_of(connected)
-                    done = await copier.done
+                    try:
+                        done = await copier.done
+                    finally:
+                        if isinstance(copier, Get):
+                            with suppress(TimeoutError):
+                                await copier.closed.addTimeout(CLOSE_TIMEOUT, reactor)
                     break
                 except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
                     if not reached:
