@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -19,12 +20,13 @@ from dmsg.rmb.relay.federation.forward import Federation
 from dmsg.rmb.relay.intake import Intake
 from dmsg.rmb.relay.lookups import LOOKUP_PATIENCE, LOOKUP_RETRY
 from dmsg.rmb.relay.mail import Header
+from dmsg.rmb.relay.queue.interface import PART
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.relay.rounds import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, Rounds
 from dmsg.rmb.relay.rules import Refused, Rules
 from dmsg.rmb.relay.sessions import SMALL, RelaySession
-from dmsg.rmb.relay.switch import HAND_AGAIN, PING_BEHIND, Switch
+from dmsg.rmb.relay.switch import HAND_AGAIN, LINE_MESSAGES, PING_BEHIND, Switch
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 
@@ -263,6 +265,21 @@ class WayTests(SwitchCase):
             (str(old.ended), [one.uid for one in new.got]), ("another connection of this session took its place", ["u"])
         )
         self.assertEqual((self.switch.presence.of_twin, self.drops()), ({A: 1, B: 1}, {Drop.REPLACED: 1}))
+
+    def test_half_of_a_queue_may_wait_in_lines(self) -> None:
+        """Else what goes from a line into the queue would make that drop its oldest."""
+        limits = self.queue.limits
+        self.assertEqual(self.switch.line_size, limits.size // 2)
+        self.assertEqual(self.switch.line_messages, min(LINE_MESSAGES, limits.messages // 2))
+        self.assertEqual(replace(limits, total=64, size=1).part, max(64 // PART, 2))
+        self.assertEqual(replace(limits, total=64, size=64).part, 128)
+
+    def test_a_session_that_is_elsewhere_now(self) -> None:
+        session, wire = self.connect(A, "one")
+        self.switch.connected_elsewhere(str(Session(B)))
+        self.assertIsNone(wire.ended)
+        self.switch.connected_elsewhere(str(session.session))
+        self.assertEqual((wire.ended, self.drops()), ("this session connected to another process", {Drop.REPLACED: 1}))
 
     def test_who_is_found_by_the_name_that_the_queue_has(self) -> None:
         here = self.switch.presence

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import KeyFileError
 from dmsg.rmb.errors import IdentityError, RegistryRefused
-from dmsg.rmb.twins.identity import MAX_ACCOUNT_TEXT, _chain_code, _compact, parse_account
+from dmsg.rmb.twins.identity import MAX_ACCOUNT_TEXT, Identity, _chain_code, _compact, hex_seed, parse_account
 from dmsg.rmb.twins.secrets import _from_file
-from dmsg.rmb.twins.twin import Twin, check_relay, relay_of_websocket
+from dmsg.rmb.twins.twin import MAX_COUNTER, MAX_PK, Twin, check_relay, relay_of_websocket
 
 SEED = "0x" + "ab" * 32
 
@@ -40,6 +41,11 @@ class IdentityTests(SynchronousTestCase):
             self.assertEqual(len(code), 32)
             self.assertNotIn(b"xx", code)
 
+    def test_seeds(self) -> None:
+        self.assertEqual(hex_seed(SEED), b"\xab" * 32)
+        for wrong in (SEED[2:], SEED + "ab", SEED[:-2], "0x" + "xy" * 32, "0x" + " " * 2 + "ab" * 31):
+            self.assertRaises(IdentityError, hex_seed, wrong)
+
     def test_accounts_that_are_too_long(self) -> None:
         error = self.assertRaises(IdentityError, parse_account, "x" * (MAX_ACCOUNT_TEXT + 1))
         self.assertIn(f"'{'x' * 20}'...", str(error))
@@ -56,6 +62,31 @@ class TwinTests(SynchronousTestCase):
             "http://a_b.example",
         ):
             self.assertRaises(ValueError, check_relay, wrong)
+        error = self.assertRaises(ValueError, check_relay, "_" * 81)
+        self.assertIn(f"{'_' * 80!r} is not a relay", str(error))
+
+    def test_what_is_checked_before_the_signature(self) -> None:
+        identity = Identity(SEED)
+
+        def twin(**changes: Any) -> Twin:
+            return Twin(**{"id": 7, "account": identity.account, "relay": "relay.example.org", **changes}).sign(
+                identity
+            )
+
+        for good in ({}, {"counter": MAX_COUNTER}, {"counter": 1}, {"pk": bytes(MAX_PK)}):
+            twin(**good).check()
+        for wrong in (
+            {"counter": -1},
+            {"counter": MAX_COUNTER + 1},
+            {"pk": bytes(MAX_PK + 1)},
+            {"relay": "no relay"},
+        ):
+            self.assertRaises(RegistryRefused, twin(**wrong).check)
+
+    def test_strict(self) -> None:
+        twin = {"id": 7, "account": "ab" * 32, "relay": ""}
+        self.assertEqual([Twin.from_dict({**twin, "strict": one}).strict for one in (False, True)], [False, True])
+        self.assertRaises(RegistryRefused, Twin.from_dict, {**twin, "strict": 1})
 
     def test_long_urls_are_cut(self) -> None:
         for url in ("x" * 100, "ws://" + "_" * 100):
@@ -83,5 +114,9 @@ class SecretTests(SynchronousTestCase):
     def test_the_first_line_that_is_no_comment(self) -> None:
         found = _from_file(self.file(f"# a comment\n\n{SEED}\nanother line\ntype ed25519\n"), None)
         self.assertEqual((found.secret, found.key_type), (SEED, "ed25519"))
+        for mode in (0o640, 0o604, 0o610):
+            path = self.file(SEED)
+            os.chmod(path, mode)
+            self.assertIn("chmod 600", str(self.assertRaises(KeyFileError, _from_file, path, None)))
         self.assertRaises(KeyFileError, _from_file, self.file("# nothing\n"), None)
         self.assertRaises(KeyFileError, _from_file, self.mktemp(), None)
