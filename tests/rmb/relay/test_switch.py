@@ -16,6 +16,7 @@ from dmsg.rmb.envelope.wire import decode
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay import presence
+from dmsg.rmb.relay.delivery import LINE_MESSAGES
 from dmsg.rmb.relay.federation.forward import Federation
 from dmsg.rmb.relay.intake import Intake
 from dmsg.rmb.relay.lookups import LOOKUP_PATIENCE, LOOKUP_RETRY
@@ -26,7 +27,7 @@ from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.relay.rounds import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, Rounds
 from dmsg.rmb.relay.rules import Refused, Rules
 from dmsg.rmb.relay.sessions import SMALL, RelaySession
-from dmsg.rmb.relay.switch import HAND_AGAIN, LINE_MESSAGES, PING_BEHIND, Switch
+from dmsg.rmb.relay.switch import HAND_AGAIN, PING_BEHIND, Switch
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 
