@@ -158,7 +158,7 @@ async def _send(reactor: Any, where: dict[str, Any]) -> None:
     from twisted.internet.defer import Deferred, gatherResults
     from twisted.internet.protocol import Factory, Protocol
 
-    from dmsg.cli.peers.benching import measure
+    from dmsg.cli.peers.bench_run import measure
     from dmsg.keys import PubKey
     from dmsg.net.flush import TurnFlush
 

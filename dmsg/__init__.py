@@ -27,10 +27,10 @@ __all__, __getattr__, __dir__ = public(
         "dmsg.net.streams.address": "DmsgAddress StreamLost StreamTimeout",
         "dmsg.net.streams.stream": "StreamTransport",
         "dmsg.net.streams.endpoints": "DmsgClientEndpoint DmsgServerEndpoint",
-        "dmsg.apps.listings": "file_site",
+        "dmsg.apps.http_directory": "file_site",
         "dmsg.clients.http": "DmsgEndpointFactory",
-        "dmsg.clients.names": "Names UnknownName",
-        "dmsg.clients.choice": "ServerChoice",
+        "dmsg.clients.address_book": "Names UnknownName",
+        "dmsg.clients.server_choice": "ServerChoice",
         "dmsg.servers.settings": "ServerSettings",
         "dmsg.discovery.entries.entry": "ClientMeta Entry ServerMeta",
         "dmsg.discovery.entries.dialects": "Dialect",
@@ -48,11 +48,11 @@ __all__, __getattr__, __dir__ = public(
 )
 
 if TYPE_CHECKING:
-    from dmsg.apps.listings import file_site as file_site
+    from dmsg.apps.http_directory import file_site as file_site
     from dmsg.base.memory import Memory as Memory
-    from dmsg.clients.choice import ServerChoice as ServerChoice
+    from dmsg.clients.address_book import Names as Names, UnknownName as UnknownName
     from dmsg.clients.http import DmsgEndpointFactory as DmsgEndpointFactory
-    from dmsg.clients.names import Names as Names, UnknownName as UnknownName
+    from dmsg.clients.server_choice import ServerChoice as ServerChoice
     from dmsg.collector.sender import SpoolSender as SpoolSender
     from dmsg.collector.service import Collector as Collector, CollectorSettings as CollectorSettings
     from dmsg.discovery.entries.dialects import Dialect as Dialect

@@ -19,7 +19,7 @@ PLANTED = (
     ("dmsg/v2019/core/wire.py", "from dmsg.v2019.core.relay import Relay", "The core of 2019"),
     ("dmsg/v2019/core/table.py", "from twisted.internet import defer", "Cores do no I/O"),
     ("dmsg/rmb/relay/rules.py", "from dmsg.rmb.relay.switch import Switch", "The bus' relay"),
-    ("dmsg/net/pace.py", "from dmsg.net.web.site import answer", "Plumbing"),
+    ("dmsg/net/pacing.py", "from dmsg.net.web.site import answer", "Plumbing"),
     ("dmsg/analytics/jobs.py", "from dmsg.v2019.client import Client", "Layers|The pipeline shares"),
     ("dmsg/discovery/entries/gojson.py", "from dmsg.discovery.entries.entry import Entry", "Entries of discovery"),
     ("dmsg/discovery/store/base.py", "from dmsg.discovery.store.sqlite import SQLiteStore", "Stores of discovery"),
@@ -28,10 +28,10 @@ PLANTED = (
     ("dmsg/cli/bus/twin.py", "from dmsg.cli.bus.rmb import rmb", "No circles"),
     ("dmsg/cli/agent_choice.py", "from dmsg.cli.params import client_options", "The command"),
     ("dmsg/agent/bridge.py", "from dmsg.agent.programs import Program", "The agent"),
-    ("dmsg/collector/shown.py", "from dmsg.collector.service import Collector", "The collector"),
-    ("dmsg/apps/sources.py", "from dmsg.apps.listings import file_site", "Applications"),
+    ("dmsg/collector/status_page.py", "from dmsg.collector.service import Collector", "The collector"),
+    ("dmsg/apps/sources.py", "from dmsg.apps.http_directory import file_site", "Applications"),
     ("dmsg/apps/codes/words.py", "from dmsg.apps.codes.stream import CodeFactory", "Codes"),
-    ("dmsg/apps/parcels/place.py", "from dmsg.apps.parcels.walk import OfferedFiles", "Parcels"),
+    ("dmsg/apps/parcels/destination.py", "from dmsg.apps.parcels.walk import OfferedFiles", "Parcels"),
     ("dmsg/analytics/schemas.py", "from dmsg.analytics.store import Store", "The pipeline: "),
     ("dmsg/analytics/gold/histograms.py", "from dmsg.analytics.gold.traffic import traffic", "Gold tables"),
     ("dmsg/telemetry/receipts.py", "from dmsg.telemetry.transports import Receipts", "Telemetry"),
@@ -40,7 +40,7 @@ PLANTED = (
     ("dmsg/testing/tcp.py", "from dmsg.testing.network import Host", "The lab"),
     ("dmsg/net/streams/outbox.py", "from dmsg.net.streams.stream import StreamTransport", "Streams"),
     ("dmsg/net/web/channel.py", "from dmsg.net.web.site import answer", "HTTP"),
-    ("dmsg/agent/road.py", "from dmsg.v2019.client import Client", "Programs that work through an agent"),
+    ("dmsg/agent/connections.py", "from dmsg.v2019.client import Client", "Programs that work through an agent"),
 )
 
 

@@ -12,7 +12,7 @@ from typing import get_type_hints
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.clients.choice import ServerChoice, ServerChoiceOptions
+from dmsg.clients.server_choice import ServerChoice, ServerChoiceOptions
 
 PACKAGES = ("dmsg", "dmsg.agent", "dmsg.apps.codes", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")
 ROOT = Path(__file__).parents[1]

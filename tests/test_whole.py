@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from dmsg.analytics.whole import write_whole
+from dmsg.analytics.atomic_write import write_whole
 from dmsg.errors import DmsgError
 
 

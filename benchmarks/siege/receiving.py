@@ -12,7 +12,7 @@ from twisted.internet import reactor as _reactor
 from twisted.internet.protocol import Factory
 from twisted.internet.threads import deferToThread
 
-from dmsg.apps.parcels.place import Place
+from dmsg.apps.parcels.destination import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver
 from dmsg.keys import read_key_file
 from dmsg.v2019.client import Client

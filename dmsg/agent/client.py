@@ -10,10 +10,10 @@ from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFact
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from dmsg.agent.connections import AWAY, PATIENCE, Road, StreamConnection
 from dmsg.agent.listening import Listening
-from dmsg.agent.local import Opened
-from dmsg.agent.place import Found
-from dmsg.agent.road import AWAY, PATIENCE, Road, StreamConnection
+from dmsg.agent.local_stream import Opened
+from dmsg.agent.socket_path import Found
 from dmsg.errors import ConnectTimeout
 from dmsg.keys import PubKey
 from dmsg.net.reactor import Reactor

@@ -10,12 +10,12 @@ from twisted.internet.interfaces import IAddress, IListeningPort, IProtocol, IPr
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from dmsg.agent.road import AWAY, Lines, Road, StreamConnection
+from dmsg.agent.connections import AWAY, Lines, Road, StreamConnection
 from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, Answer, WireError, line
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
-from dmsg.net.again import Again
 from dmsg.net.retry import retry_delay
+from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.address import DmsgAddress
 
 FIRST_DELAY = 0.25
@@ -64,7 +64,7 @@ class Listening:
         self._told = False
         self._tries = 0
         self._taking = DeferredSemaphore(MAX_TAKING)
-        self._again = Again(road.reactor, self._come_back, self._delay, "registering with the agent")
+        self._again = RetryLoop(road.reactor, self._come_back, self._delay, "registering with the agent")
 
     async def register(self) -> None:
         """Ask the agent for the port.  :raises DmsgError: it is not to be had."""

@@ -15,7 +15,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.agent.bridge import Bridge, Shared
-from dmsg.agent.place import peer_of
+from dmsg.agent.socket_path import peer_of
 from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, WINDOW, Answer, Reader, WireError, error_line, line, parse_line
 from dmsg.apps.pings import ping
 from dmsg.base.printable import printable

@@ -21,8 +21,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.agent.bridge import Bridge, Shared
-from dmsg.agent.place import MAX_PATH, AgentError, find_agent, is_socket
 from dmsg.agent.programs import MAX_PROGRAMS, RESERVE, ProgramConnection, Service
+from dmsg.agent.socket_path import MAX_PATH, AgentError, find_agent, is_socket
 from dmsg.agent.wire import PROTOCOL, Answer
 from dmsg.directories import UnsafeDirectory, make_directory
 from dmsg.net.clock import ClockWatch

@@ -18,13 +18,13 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from dmsg.analytics import report, report_data
+from dmsg.analytics.atomic_write import write_whole
 from dmsg.analytics.delta import LakeError
 from dmsg.analytics.jobs import Outcome, Pipeline, Progress, Source, receipts_source, spool_source
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, SparkFailed, is_connect, make_session
 from dmsg.analytics.store import Store
-from dmsg.analytics.whole import write_whole
 
 Errors = (LakeError, JavaMissing, SparkFailed)
 """Errors that the user can mend; their text is one line."""

@@ -10,7 +10,7 @@ from functools import cache
 from pyspark.sql import DataFrame, functions as F
 
 from dmsg.analytics import bronze, silver
-from dmsg.analytics.gold import abuse, capacity, lost, network, settlement, traffic, uptime
+from dmsg.analytics.gold import abuse, capacity, lost_transports, network, settlement, traffic, uptime
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import DAILY, DAY_MS, FAMILIES, GOLD, OVERALL
@@ -58,7 +58,9 @@ def silver_tables(events: Read, read: Read, around: Read, days: Iterable[str]) -
         "receipts": lambda: silver.receipts(events("receipt")),
         "boots": lambda: silver.boots(events("life"), events("beat"), ends()),
         "verdicts": lambda: _verdicts(around("transports"), around("receipts"), days),
-        "unfinished": lambda: lost.unfinished(read("transports"), read("verdicts"), read("receipts").where("former")),
+        "unfinished": lambda: lost_transports.unfinished(
+            read("transports"), read("verdicts"), read("receipts").where("former")
+        ),
     }
 
 
@@ -124,10 +126,10 @@ def overall_tables(read: Read, recent: Read, today: date) -> Tables:
     """
 
     def gone() -> DataFrame:
-        return lost.lost_transport(recent("unfinished"), uptime.boot(read("boots")))
+        return lost_transports.lost_transport(recent("unfinished"), uptime.boot(read("boots")))
 
     return {
-        "boot": lambda: lost.with_lost(uptime.boot(read("boots")), gone()),
+        "boot": lambda: lost_transports.with_lost(uptime.boot(read("boots")), gone()),
         "uptime_day": lambda: uptime.uptime_day(
             read("minute_day"), uptime.boot(read("boots")), read("boots"), read("clock_day")
         ),

@@ -20,14 +20,14 @@ from twisted.internet.protocol import Protocol
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
+from dmsg.apps.parcels.destination import Place
 from dmsg.apps.parcels.manifest import DIRECTORY
 from dmsg.apps.parcels.offers import Offer
-from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, ParcelSender, Sent
 from dmsg.apps.parcels.walk import Walked, walk
 from dmsg.apps.parcels.wire import ParcelCut, encode
-from dmsg.apps.parts import IS_BUSY
+from dmsg.apps.partial_files import IS_BUSY
 from dmsg.apps.transfer import Refused, TransferError, Transferred, lost_text
 from dmsg.errors import CutShort, DmsgError
 

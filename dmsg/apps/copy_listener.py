@@ -15,13 +15,13 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.copies import GET, PUT, copy_error, cut, transferred
 from dmsg.apps.descriptors import open_within
+from dmsg.apps.parcels.destination import Place
 from dmsg.apps.parcels.offers import Offer
-from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, ParcelSender, Sent
 from dmsg.apps.parcels.walk import Walked, walk
 from dmsg.apps.parcels.wire import MESSAGE_LIMIT, Messages, encode
-from dmsg.apps.parts import IS_BUSY
+from dmsg.apps.partial_files import IS_BUSY
 from dmsg.apps.paths import inside
 from dmsg.apps.transfer import TransferError, Transferred
 

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from dmsg.apps.exposure import check_names, check_target
-from dmsg.apps.parts import PART_SUFFIX
+from dmsg.apps.partial_files import PART_SUFFIX
 from dmsg.apps.transfer import TransferError
 
 PATH_LIMIT = 4096

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IProtocol, IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.apps.joint import Half, join
+from dmsg.apps.splice import Half, join
 from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.transports import transport_of
 

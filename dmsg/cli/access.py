@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from dmsg.cli.completing import names
+from dmsg.cli.completion_values import names
 from dmsg.cli.output import say
 from dmsg.clients.groups import MARK, Groups, allowed_keys
 from dmsg.errors import DmsgError

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dmsg.agent.place import AgentError, Found, find_agent
+from dmsg.agent.socket_path import AgentError, Found, find_agent
 from dmsg.cli.output import fail, notice
-from dmsg.clients.choice import ServerChoice
+from dmsg.clients.server_choice import ServerChoice
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, read_key_file
 from dmsg.streams.timeouts import RESUME_TIMEOUT
@@ -47,7 +47,7 @@ def through(agent: Found, request: dict[str, object], patience: float) -> Iterat
     :param patience: seconds without a word of it.
     :raises SystemExit: it failed; the line that says so is printed.
     """
-    from dmsg.agent.place import lines
+    from dmsg.agent.socket_path import lines
     from dmsg.keylock import this_program
 
     try:

@@ -10,12 +10,12 @@ from click.core import ParameterSource
 
 from dmsg.cli.loading import load
 from dmsg.cli.output import notice
-from dmsg.clients.choice import ServerChoice
+from dmsg.clients.server_choice import ServerChoice
 from dmsg.keylock import hold, this_program
 from dmsg.keys import SecKey, load_or_create_key
 
 if TYPE_CHECKING:
-    from dmsg.agent.place import Found
+    from dmsg.agent.socket_path import Found
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
@@ -66,7 +66,7 @@ class ClientSettings:
 
     def load(self) -> None:
         """Load what the client needs."""
-        load("dmsg.cli.running", "dmsg.v2019.client" if self.agent is None else "dmsg.agent.client")
+        load("dmsg.cli.client_run", "dmsg.v2019.client" if self.agent is None else "dmsg.agent.client")
 
     def make(self, reactor: Reactor) -> Client:
         """A client, not started: the command's own, or what it has of the agent, which does for it as well."""

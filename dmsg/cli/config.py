@@ -1,159 +1,194 @@
-"""The configuration file of commands: what stands in it is what an option has that is not given.
-
-``$DMSG_CONFIG``, else ``dmsg/config.toml`` in ``$XDG_CONFIG_HOME`` or ``~/.config``.  At its top are options of the
-network, for every command that has them; a table has those of one command, under its name (``[send]``,
-``[discovery.list]``).  The command line goes before the environment, and that before the file.
-"""
+"""``dmsg config``."""
 
 from __future__ import annotations
 
+import json
 import os
-import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import cast
+import tempfile
+from collections.abc import MutableMapping
+from typing import Any
 
 import click
 
-from dmsg.directories import config_directory
-from dmsg.errors import DmsgError
-
-NETWORK = (
-    "discovery",
-    "key-file",
-    "agent",
-    "min-servers",
-    "encryption",
-    "prefer",
-    "only",
-    "resume",
-    "receipts",
-    "timeout",
-)
-"""Options that may stand at the top."""
-NAMES = "names"
-"""The file of the address book, at the top."""
+from dmsg.cli.config_file import NAMES, NETWORK, ConfigError, check_tables, config_path, read_config, shaped
+from dmsg.cli.options import OneLineGroup
+from dmsg.cli.output import say, tell
+from dmsg.errors import WrongUse
 
 
-class ConfigError(DmsgError):
-    """The file cannot be read, or says something that is none."""
+class WrongSetting(ConfigError, WrongUse):
+    """Error for a name or a value that cannot be a setting."""
 
 
-def config_path() -> Path:
-    """Return the path of the configuration file, which need not exist."""
-    named = os.environ.get("DMSG_CONFIG")
-    if named:
-        return Path(named)
-    return config_directory() / "config.toml"
+VARIABLES = {"discovery": "DMSG_DISCOVERY", "key-file": "DMSG_KEY_FILE", NAMES: "DMSG_NAMES"}
+"""The environment's names of settings."""
 
 
-def read_config() -> dict[str, object]:
-    """Read the configuration file; return an empty dict if it does not exist.
+@click.group(cls=OneLineGroup, invoke_without_command=True)
+@click.pass_context
+def config(ctx: click.Context) -> None:
+    """Show and change default option values.
 
-    :raises ConfigError: it cannot be read, is no TOML, or has a setting that is none.
+    The configuration file is ~/.config/dmsg/config.toml, or the file that DMSG_CONFIG names. Options of the
+    network stand at the top and apply to all commands; a table holds the options of one command. The command
+    line overrides the environment, and the environment overrides the file.
+
+    \b
+    Examples:
+      dmsg config set discovery http://discovery.example:9090
+      dmsg config set key-file ~/alice.key
+      dmsg config set send.words 3
+      dmsg config
     """
-    path = config_path()
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
-    import tomllib
-
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    for name, value in content.items():
-        if not isinstance(value, dict) and _spelled(name) not in (*NETWORK, NAMES):
-            raise ConfigError(f"{_where(path, text, name)}: there is no setting {name!r} for all commands")
-    if NAMES in content and not isinstance(content[NAMES], str):
-        raise ConfigError(f"{_where(path, text, NAMES)}: names is a text")
-    return content
+    if ctx.invoked_subcommand is None:
+        _show_all()
 
 
-def check_tables(content: dict[str, object], commands: Sequence[str]) -> None:
-    """:raises ConfigError: a table is of no command: what it says would never count."""
-    for name, value in content.items():
-        if isinstance(value, dict) and name not in commands:
-            path = config_path()
-            raise ConfigError(f"{path}: [{name}] is no command of dmsg")
+@config.command()
+def show() -> None:
+    """Show each setting, its value and its source; the same as `dmsg config` alone."""
+    _show_all()
 
 
-def use_names(content: dict[str, object]) -> None:
-    """Let the address book be where the file says, unless the environment says otherwise."""
-    if NAMES in content and not os.environ.get("DMSG_NAMES"):
-        os.environ["DMSG_NAMES"] = _expanded(cast(str, content[NAMES]))
+def _show_all() -> None:
+    content = read_config()
+    root = click.get_current_context().find_root()
+    if isinstance(root.command, click.Group):
+        check_tables(content, root.command.list_commands(root))
+    shown = dict(_flat(content))
+    source = dict.fromkeys(shown, str(config_path()))
+    for name, variable in VARIABLES.items():
+        if os.environ.get(variable):
+            shown[name], source[name] = os.environ[variable], variable
+    for name in sorted(shown):
+        tell(
+            f"{name} = {json.dumps(shown[name])}  ({source[name]})",
+            name=name,
+            value=shown[name],
+            source=source[name],
+        )
+    if not shown:
+        say(f"nothing is set; `dmsg config set discovery URL` writes {config_path()}", err=True)
 
 
-def defaults_of(command: click.Command, path: Sequence[str], content: dict[str, object]) -> dict[str, object]:
-    """Return the default values of a command's parameters from the configuration file.
+@config.command("set")
+@click.argument("name")
+@click.argument("values", nargs=-1, required=True, metavar="VALUE...")
+def set_(name: str, values: tuple[str, ...]) -> None:
+    """Set NAME, or COMMAND.NAME; several VALUEs are a list."""
+    parsed = [_parsed(value) for value in values]
+    _change(name, parsed[0] if len(parsed) == 1 else parsed)
 
-    :param path: its name, behind those of the groups that it is in.
-    :raises ConfigError: its table has a setting that the command has not.
-    """
-    options: dict[str, click.Option] = {}
-    for param in command.params:
-        if isinstance(param, click.Option):
-            options.update({opt.removeprefix("--"): param for opt in param.opts if opt.startswith("--")})
-    table: object = content
-    for name in path:
-        table = table.get(name, {}) if isinstance(table, dict) else {}
-    found: dict[str, object] = {}
-    for name, value in content.items():
-        if not isinstance(value, dict) and _spelled(name) in options:
-            option = options[_spelled(name)]
-            found[option.name or ""] = _value_of(option, name, value)
-    for name, value in table.items() if isinstance(table, dict) and path else ():
-        if isinstance(value, dict):
-            continue
-        named = options.get(_spelled(name))
-        if named is None or not named.expose_value:
-            where = _where(config_path(), config_path().read_text(), name)
-            raise ConfigError(f"{where}: dmsg {' '.join(path)} has no option --{_spelled(name)}")
-        found[named.name or ""] = _value_of(named, name, value)
+
+@config.command()
+@click.argument("name")
+def unset(name: str) -> None:
+    """Remove the setting NAME or COMMAND.NAME."""
+    _change(name, None)
+
+
+@config.command()
+def path() -> None:
+    """Print the path of the configuration file."""
+    tell(str(config_path()), path=str(config_path()))
+
+
+def _flat(table: dict[str, object], before: str = "") -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    for name, value in table.items():
+        full = before + name.replace("_", "-")
+        found += _flat(value, f"{full}.") if isinstance(value, dict) else [(full, _plain(value))]
     return found
 
 
-def _spelled(name: str) -> str:
-    return name.replace("_", "-")
+def _plain(value: object) -> object:
+    """Return a value of TOML as JSON allows it; dates and times, which no setting has, become text."""
+    return json.loads(json.dumps(value, default=str))
 
 
-def _value_of(option: click.Option, name: str, value: object) -> object:
-    """Convert a value to the type of its option; a repeatable option takes a list.
-
-    :raises ConfigError: it is of another shape.
-    """
-    return _value(name, shaped(option, name, value))
-
-
-def shaped(option: click.Option, name: str, value: object) -> object:
-    """:raises ConfigError: an option has no such value, whatever its words say."""
-    if option.multiple or option.nargs != 1:
-        value = value if isinstance(value, list) else [value]
-    elif isinstance(value, list):
-        raise ConfigError(f"{config_path()}: {name} has one value")
-    for one in value if isinstance(value, list) else [value]:
-        if option.is_flag != isinstance(one, bool):
-            wanted = "true or false" if option.is_flag else "no true and no false"
-            raise ConfigError(f"{config_path()}: {name} is {wanted}")
-    return value
+def _parsed(text: str) -> object:
+    """A number and true and false as TOML has them; everything else is a text."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
-def _value(name: str, value: object) -> object:
-    if isinstance(value, list):
-        return [_value(name, one) for one in value]
-    if not isinstance(value, str | int | float | bool):
-        raise ConfigError(f"{config_path()}: {name} is a text, a number, true, false, or a list of these")
-    return _expanded(value) if isinstance(value, str) else value
+def _change(name: str, value: object) -> None:
+    """:raises ConfigError: the setting cannot be, or the file cannot be written."""
+    import tomlkit  # keeps the comments and the order of a file that a person wrote
+
+    *tables, last = name.split(".")
+    if value is not None and not tables and last not in (*NETWORK, NAMES):
+        known = ", ".join((*NETWORK, NAMES))
+        raise WrongSetting(f"there is no setting {last!r} for all commands, only {known}; COMMAND.{last} is of one")
+    file = config_path()
+    if value is not None:
+        _check(tables, last, value)
+        read_config()  # which says on which line a file is wrong
+    try:
+        document = tomlkit.parse(file.read_text() if file.exists() else "")
+    except (OSError, ValueError) as error:  # what is wrong in it can be taken out, if it is TOML
+        raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+    way: list[MutableMapping[str, Any]] = [document]
+    for one in tables:
+        below = way[-1].setdefault(one, tomlkit.table())
+        if not isinstance(below, MutableMapping):
+            raise ConfigError(f"{file}: {one} is no table")
+        way.append(below)
+    table = way[-1]
+    spelled = next((known for known in table if known.replace("_", "-") == last), last)
+    if value is None:
+        if spelled not in table:
+            raise ConfigError(f"{name} is not set in {file}")
+        del table[spelled]
+        for above, one, below in reversed(list(zip(way, tables, way[1:], strict=False))):
+            if not below:
+                del above[one]
+    else:
+        table[spelled] = value
+    _write(tomlkit.dumps(document).rstrip("\n") + "\n")
 
 
-def _expanded(text: str) -> str:
-    return os.path.expanduser(text) if text.startswith("~/") else text
+def _check(tables: list[str], name: str, value: object) -> None:
+    """:raises ConfigError: no command has such an option, or it cannot have that value."""
+    context = click.get_current_context()
+    found: click.Command | None = context.find_root().command
+    if not tables:
+        if name == NAMES:
+            if not isinstance(value, str):
+                raise WrongSetting(f"{NAMES} is a file")
+            return
+        tables = ["ping"]  # it has all options of the network
+    for table in tables:
+        found = found.get_command(context, table) if isinstance(found, click.Group) else None
+        if found is None:
+            raise WrongSetting(f"there is no command dmsg {' '.join(tables)}")
+    assert found is not None
+    spelled = f"--{name}"
+    option = next((one for one in found.params if spelled in (*one.opts, *one.secondary_opts)), None)
+    if not isinstance(option, click.Option) or not option.expose_value:
+        raise WrongSetting(f"dmsg {' '.join(tables)} has no option {spelled}")
+    try:
+        option.type_cast_value(context, shaped(option, name, value))
+    except click.BadParameter as error:
+        raise WrongSetting(f"{name}: {error.message}") from None
+    except ConfigError as error:
+        raise WrongSetting(str(error)) from None
 
 
-def _where(path: Path, text: str, name: str) -> str:
-    pattern = re.compile(rf"^\s*[\"']?{re.escape(name)}[\"']?\s*=")
-    line = next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 0)
-    return f"{path}, line {line}" if line else str(path)
+def _write(text: str) -> None:
+    file = config_path().resolve()  # a link stays one
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".config-", delete=False) as new:
+            new.write(text)
+            os.fchmod(new.fileno(), mode)
+        os.replace(new.name, file)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None

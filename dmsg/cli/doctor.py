@@ -41,9 +41,9 @@ def doctor(discovery: tuple[str, ...], key_file: str | None, servers: int) -> No
       dmsg doctor --key-file alice.key --json
     """
 
-    load("dmsg.cli.running", "dmsg.v2019.client", "dmsg.cli.examining")
-    from dmsg.cli.examining import examine
-    from dmsg.cli.running import run
+    load("dmsg.cli.client_run", "dmsg.v2019.client", "dmsg.cli.doctor_run")
+    from dmsg.cli.client_run import run
+    from dmsg.cli.doctor_run import examine
 
     async def main(reactor: Reactor) -> None:
         if not await examine(reactor, split_urls(discovery), key_file, servers):

@@ -65,7 +65,7 @@ GROUPS = {
         "analytics": ("dmsg.cli.pipeline.commands", "Compute and show tables of what the network did, on Spark."),
     },
     "Shell": {
-        "config": ("dmsg.cli.configuring", "Show and change default option values."),
+        "config": ("dmsg.cli.config", "Show and change default option values."),
         "completion": ("dmsg.cli.completion", "Print the completion script of a shell."),
         "man": ("dmsg.cli.man", "Print or write manual pages."),
     },

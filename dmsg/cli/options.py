@@ -18,8 +18,8 @@ from typing import Any
 import click
 
 from dmsg.cli import output
-from dmsg.cli.config import NETWORK, ConfigError, check_tables, defaults_of, read_config, use_names
-from dmsg.cli.habits import arguments_instead, instead_of
+from dmsg.cli.config_file import NETWORK, ConfigError, check_tables, defaults_of, read_config, use_names
+from dmsg.cli.suggestions import arguments_instead, instead_of
 from dmsg.errors import DmsgError
 
 NETWORK_OPTIONS = frozenset(f"--{name}" for name in (*NETWORK, "create", "share", "profile"))
@@ -210,7 +210,7 @@ class OneLineGroup(Group):
         try:
             return super().invoke(ctx)
         except DmsgError as error:
-            from dmsg.clients.names import NoSuchName
+            from dmsg.clients.address_book import NoSuchName
 
             if isinstance(error, NoSuchName):
                 output.fail_with(str(error), output.EXIT_USAGE, type(error).__name__)

@@ -175,7 +175,7 @@ def _with_name(text: str, error: BaseException | None) -> str:
     if not isinstance(error, EntryNotFound | ConnectFailed) or not error.key:
         return text
 
-    from dmsg.clients.names import Names
+    from dmsg.clients.address_book import Names
     from dmsg.keys import PubKey
 
     with suppress(DmsgError):

@@ -17,10 +17,10 @@ from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS
 from dmsg.base.urls import check_url
 from dmsg.cli.agent_choice import through_agent
 from dmsg.cli.client_settings import ClientSettings
-from dmsg.cli.completing import complete_path, names
+from dmsg.cli.completion_values import complete_path, names
 from dmsg.cli.output import say
-from dmsg.clients.choice import MIN_SERVERS, ServerChoice
-from dmsg.clients.names import Names
+from dmsg.clients.address_book import Names
+from dmsg.clients.server_choice import MIN_SERVERS, ServerChoice
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.addresses import parse_port

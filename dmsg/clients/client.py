@@ -15,11 +15,11 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.base.printable import shortened
-from dmsg.clients.choice import ServerChoice
 from dmsg.clients.dial import SessionOpener, SessionT
 from dmsg.clients.entries import Entries, delegated_servers
 from dmsg.clients.lifecycle import LifecycleCore, make_lifecycle
 from dmsg.clients.publish import EntryPublisher
+from dmsg.clients.server_choice import ServerChoice
 from dmsg.clients.servers import ServerSet, ServerUses
 from dmsg.discovery.entries.entry import Entry, features as entry_features
 from dmsg.discovery.lookup.lookup import Lookup

@@ -6,7 +6,7 @@ name of the book, whose key may be replaced later, or a key.
 
 from __future__ import annotations
 
-from dmsg.clients.names import Names, UnknownName, check_name, read_book, write_book
+from dmsg.clients.address_book import Names, UnknownName, check_name, read_book, write_book
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 

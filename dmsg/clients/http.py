@@ -6,7 +6,7 @@ from twisted.web.client import URI
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from dmsg.clients.names import Names
+from dmsg.clients.address_book import Names
 from dmsg.net.streams.endpoints import CONNECT_TIMEOUT, DmsgClientEndpoint, StreamOpener
 
 

@@ -11,12 +11,12 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.discovery.entries.entry import REFRESH, ClientMeta, Entry, with_feature
-from dmsg.discovery.lookup.contest import CONTESTED_TIME, Contest
+from dmsg.discovery.lookup.key_conflict import CONTESTED_TIME, Contest
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
-from dmsg.net.again import Again
 from dmsg.net.retry import retry_delay
+from dmsg.net.retry_loop import RetryLoop
 
 PUBLISH_DELAY = 0.05
 """Seconds in which changes of the server list are collected into one POST."""
@@ -61,7 +61,7 @@ class EntryPublisher:
         self._warned = warned
         self._contest = Contest(reactor.seconds)
         self._failures = 0
-        self._again = Again(
+        self._again = RetryLoop(
             reactor, self._publish, lambda failures: retry_delay(failures, random), "publishing the entry"
         )
         self._waiting: list[Deferred[None]] = []

@@ -19,16 +19,16 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.clients.choice import ServerChoice
 from dmsg.clients.dial import ServerLink, SessionOpener, SessionT
+from dmsg.clients.server_choice import ServerChoice
 from dmsg.clients.session import Session
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey
-from dmsg.net.again import Again
 from dmsg.net.isolate import isolated
 from dmsg.net.retry import JITTER, retry_delay
+from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.stream import StreamTransport
 
 RACE = 2
@@ -106,7 +106,7 @@ class ServerSet(Generic[SessionT]):
         self._hints_until = 0.0
         self._running = False
         self._failures = 0
-        self._looks = Again(reactor, self._look_for_servers, self._after_failure, "looking for servers")
+        self._looks = RetryLoop(reactor, self._look_for_servers, self._after_failure, "looking for servers")
         self.last_error = ""
 
     # --- what there is ---

@@ -19,8 +19,8 @@ from dmsg.keys import PubKey
 from dmsg.net.flush import TurnFlush
 from dmsg.net.isolate import dispatched, isolated
 from dmsg.net.links.link import Link
-from dmsg.net.share import FRAMES
 from dmsg.net.streams.stream import StreamTransport
+from dmsg.net.turn_share import FRAMES
 
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes queued for a server that reads none of them; beyond this limit the connection ends: the server provokes answers

@@ -15,7 +15,7 @@ from twisted.protocols.basic import LineReceiver
 from twisted.protocols.policies import TimeoutMixin
 from twisted.python.failure import Failure
 
-from dmsg.base.seldom import Seldom
+from dmsg.base.log_throttle import LogThrottle
 from dmsg.collector.store import Full, Store, Unfit
 from dmsg.collector.wire import LINE_LIMIT, Answer, Kind, Offer, WireError, parse_offer
 from dmsg.keys import PubKey
@@ -254,7 +254,7 @@ class ReceivingFactory(Factory[Receiving]):
         self._allowed = allowed
         self._streams: list[Receiving] = []
         self._turns: defaultdict[PubKey, DeferredLock] = defaultdict(DeferredLock)
-        self._seldom = Seldom(reactor.seconds, TOLD_EVERY)
+        self._seldom = LogThrottle(reactor.seconds, TOLD_EVERY)
         self.file_count = self.byte_count = 0
         self.refusals: Counter[str] = Counter()
         self.newest: dict[str, float] = {}
@@ -309,7 +309,7 @@ class ReceivingFactory(Factory[Receiving]):
     def told(self, origin: PubKey, reason: str, why: str) -> None:
         """Count a refusal, and log it at most once every :data:`TOLD_EVERY` seconds per sender and reason."""
         self.refusals[reason] += 1
-        if (more := self._seldom.more((origin, reason))) is not None:
+        if (more := self._seldom.suffix((origin, reason))) is not None:
             _log.warn(
                 "not kept of {origin}: {reason}: {why}{more}", origin=origin.short, reason=reason, why=why, more=more
             )

@@ -26,15 +26,15 @@ from twisted.protocols.policies import TimeoutMixin
 from twisted.python.failure import Failure
 
 from dmsg.apps.transfer import lost_text
-from dmsg.base.seldom import Seldom
+from dmsg.base.log_throttle import LogThrottle
 from dmsg.collector.wire import FILE_LIMIT, LINE_LIMIT, Answer, Kind, Offer, WireError, is_spool_name, parse_answer
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import ConnectFailed, DmsgError
 from dmsg.keylock import KeyInUse, KeyLock, hold
 from dmsg.keys import SecKey, load_or_create_key
-from dmsg.net.again import Again
 from dmsg.net.reactor import Reactor
 from dmsg.net.retry import retry_delay
+from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import transport_of
 from dmsg.net.threads import in_thread
@@ -196,8 +196,8 @@ class SpoolSender(Service):
         self._taking = self._over = False
         self._failures = 0
         self._under_way: Deferred[None] | None = None
-        self._seldom = Seldom(reactor.seconds, TOLD_EVERY)
-        self._again = Again(reactor, self._round, self._retry, "sending telemetry")
+        self._seldom = LogThrottle(reactor.seconds, TOLD_EVERY)
+        self._again = RetryLoop(reactor, self._round, self._retry, "sending telemetry")
 
     # --- service ---
 
@@ -292,7 +292,7 @@ class SpoolSender(Service):
         why = str(error)
         if isinstance(error, ConnectFailed) and error.attempts:
             why = f"{why}; is {self.key.public} on its list?"
-        if self._seldom.more(type(error).__name__) is not None:
+        if self._seldom.suffix(type(error).__name__) is not None:
             self._warned(f"{count} files of events wait for their collector: {why}")
 
     def _waiting(self) -> list[Path]:
@@ -375,7 +375,7 @@ class SpoolSender(Service):
     def _put_off(self, path: Path, why: str) -> None:
         """Skip this file for :data:`REFUSED_INTERVAL` seconds; others are sent meanwhile."""
         self._refused[path.name] = self._reactor.seconds() + REFUSED_INTERVAL
-        if (more := self._seldom.more(why)) is not None:
+        if (more := self._seldom.suffix(why)) is not None:
             self._warned(f"{path.name} {why}{more}")
 
 

@@ -16,13 +16,13 @@ from twisted.logger import Logger
 
 from dmsg.base.options import LIMITS, NETWORK, Number, option
 from dmsg.collector.receiver import ReceivingFactory
-from dmsg.collector.shown import CollectorShown, Health
+from dmsg.collector.status_page import CollectorShown, Health
 from dmsg.collector.store import LIMIT, RESERVE, Store
 from dmsg.collector.wire import PORT, PORT_NUMBER
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.again import Again
 from dmsg.net.reactor import Reactor
+from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.threads import in_thread
 from dmsg.pages.port import StatusPort
 from dmsg.pages.settings import PageSettings
@@ -87,8 +87,8 @@ class Collector(Service):
         page = CollectorShown(self.client.public_key, self.started, self.factory, self.store, self.health)
         self._status = StatusPort(reactor, settings.metrics, settings.page_token, page, self.render, self.health)
         self.ready: Deferred[None] = Deferred()
-        self._looks = Again(reactor, self._look, lambda failures: LOOK_INTERVAL, "reading the list of senders")
-        self._counts = Again(reactor, self._count, lambda failures: COUNT_INTERVAL, "counting files")
+        self._looks = RetryLoop(reactor, self._look, lambda failures: LOOK_INTERVAL, "reading the list of senders")
+        self._counts = RetryLoop(reactor, self._count, lambda failures: COUNT_INTERVAL, "counting files")
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)

@@ -11,9 +11,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
 from twisted.internet.protocol import Factory, Protocol
 
-from dmsg.clients.choice import ANY, ServerChoice, ServerChoiceOptions
 from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening, log_warning
-from dmsg.clients.doorman import Doorman
+from dmsg.clients.handshake_limits import HandshakeLimits
+from dmsg.clients.server_choice import ANY, ServerChoice, ServerChoiceOptions
 from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import ConnectFailed
@@ -76,7 +76,7 @@ class Client(DelegatedClient[ClientSession]):
             random=random,
             warned=warned,
         )
-        self._doorman = Doorman(reactor.seconds, self.factories.values)
+        self._doorman = HandshakeLimits(reactor.seconds, self.factories.values)
 
     @property
     def profile(self) -> Profile:

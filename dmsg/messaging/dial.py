@@ -7,7 +7,7 @@ from collections.abc import Callable
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory, IReactorTime
 
-from dmsg.clients.doorman import Doorman
+from dmsg.clients.handshake_limits import HandshakeLimits
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.dialect import Dialect
 from dmsg.messaging.core.handshake import JSONHandshake
@@ -38,7 +38,7 @@ class SessionEndpoint:
         dialect: Dialect,
         accept: Callable[[], IProtocolFactory | None],
         *,
-        doorman: Doorman | None = None,
+        doorman: HandshakeLimits | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
     ) -> None:
         """:param address: ``host:port``.

@@ -19,7 +19,7 @@ from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactor
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.clients.doorman import Doorman
+from dmsg.clients.handshake_limits import HandshakeLimits
 from dmsg.clients.session import Session, build_accepted, start_opened, wait_for_answer
 from dmsg.errors import (
     CloseReason,
@@ -85,7 +85,7 @@ class ClientSession(Session):
         dialect: Dialect = SEED,
         *,
         accept: Callable[[], IProtocolFactory | None] = lambda: None,
-        doorman: Doorman | None = None,
+        doorman: HandshakeLimits | None = None,
         ephemeral: Callable[[], SecKey | None] = lambda: None,
     ) -> None:
         self._reactor = reactor

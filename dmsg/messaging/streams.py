@@ -8,7 +8,7 @@ from twisted.python.failure import Failure
 
 from dmsg.base.buffers import NO_QUEUE
 from dmsg.errors import CloseReason
-from dmsg.messaging.acked import AckedEnd
+from dmsg.messaging.ack_timers import AckedEnd
 from dmsg.messaging.core.acks import OVERHEAD
 from dmsg.messaging.core.state import ClientChannel
 from dmsg.net.streams.stream import StreamTransport

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from dmsg.clients.address_book import Names
 from dmsg.clients.client import CONNECT_TIMEOUT
-from dmsg.clients.names import Names
 from dmsg.clients.shared import LazyClient, SharedClients
 from dmsg.keys import SecKey
 from dmsg.messaging.client import Client

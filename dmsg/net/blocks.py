@@ -15,8 +15,8 @@ from heapq import nlargest
 from ipaddress import IPv6Address
 from typing import NamedTuple
 
-from dmsg.base.ranked import Ranked
-from dmsg.base.tables import uncount
+from dmsg.base.bounded_tables import uncount
+from dmsg.base.priority_queue import PriorityQueue
 from dmsg.net.addresses import literal
 
 WIDTHS_IPV6 = ((64, 1), (56, 4), (48, 8))
@@ -68,8 +68,8 @@ class BlockCounts:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._ranks: Ranked[str] = Ranked()
-        self._inside: dict[str, Ranked[str]] = {}
+        self._ranks: PriorityQueue[str] = PriorityQueue()
+        self._inside: dict[str, PriorityQueue[str]] = {}
         """Narrow blocks inside each wide one, the one with most first."""
 
     def __getitem__(self, host: str) -> int:
@@ -116,7 +116,7 @@ class BlockCounts:
         for name, _ in blocks[1:]:
             inside = self._inside.get(name)
             if inside is None:
-                inside = self._inside[name] = Ranked(INSIDE_SLACK)
+                inside = self._inside[name] = PriorityQueue(INSIDE_SLACK)
             inside.put(narrow, -self._counts[narrow])
 
     def load(self, host: str) -> float:

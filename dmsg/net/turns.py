@@ -3,7 +3,7 @@
 A peer may send more in one read than its owner's part of a reactor turn pays for. Whoever receives the data handles
 that part, keeps the rest, and goes on in the next turn; meanwhile nothing more is read. Others hold back reading, too,
 each under a name of its own, and reading goes on when nobody does. No Twisted and no clock: both come with the share
-(:class:`dmsg.net.share.Share`).
+(:class:`dmsg.net.turn_share.Share`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class HeldReading:
 
 
 class Turns(Protocol):
-    """Record of who has used how much of the present turn: :class:`dmsg.net.share.Share`."""
+    """Record of who has used how much of the present turn: :class:`dmsg.net.turn_share.Share`."""
 
     now: Callable[[], float]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from twisted.web.template import Tag, tags
 
 from dmsg.base.units import human_count, human_size
+from dmsg.pages.history import Samples
 from dmsg.pages.model import Chart, Line
-from dmsg.pages.samples import Samples
 
 WIDTH, HEIGHT = 300.0, 72.0
 """Size of a chart in its own units; the page stretches it."""

@@ -78,7 +78,7 @@ class Shown:
         return ""
 
     def look(self) -> None:
-        """Update measurements; called every :data:`~dmsg.pages.sampling.INTERVAL` seconds before the other methods."""
+        """Update measurements; called every :data:`~dmsg.pages.sampler.INTERVAL` seconds before the other methods."""
 
     def facts(self) -> list[Fact]:
         """Return facts about the present state."""
@@ -89,7 +89,7 @@ class Shown:
         raise NotImplementedError
 
     def numbers(self) -> Mapping[str, float]:
-        """Return the numbers for charts, by name; called every :data:`~dmsg.pages.sampling.INTERVAL` seconds."""
+        """Return the numbers for charts, by name; called every :data:`~dmsg.pages.sampler.INTERVAL` seconds."""
         raise NotImplementedError
 
     def reasons(self) -> Mapping[str, float]:

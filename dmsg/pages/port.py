@@ -12,7 +12,7 @@ from twisted.logger import Logger
 from dmsg.net.reactor import Reactor
 from dmsg.pages.access import Access
 from dmsg.pages.model import Shown
-from dmsg.pages.sampling import Sampling
+from dmsg.pages.sampler import Sampling
 from dmsg.pages.site import Health, Rendered, StatusPages, status_site
 
 _log = Logger()

@@ -11,9 +11,9 @@ from twisted.web.template import Tag, flattenString, tags
 
 from dmsg.base.printable import printable
 from dmsg.pages.drawing import draw, said, spark
-from dmsg.pages.happenings import Happenings, worst_first
+from dmsg.pages.history import Samples, of_reason
 from dmsg.pages.model import Fact, Line, Shown, Table
-from dmsg.pages.samples import Samples, of_reason
+from dmsg.pages.recent_events import RecentEvents, worst_first
 
 REFRESH = 5
 """Seconds after which a browser without scripts reloads the page."""
@@ -26,7 +26,7 @@ Parts = dict[str, Tag]
 def parts(
     shown: Shown,
     samples: Samples,
-    happenings: Happenings,
+    happenings: RecentEvents,
     tables: Iterable[Table],
     wall: float,
 ) -> Parts:
@@ -145,7 +145,7 @@ def _reasons(reasons: Mapping[str, float], samples: Samples) -> Tag:
     return tags.div(tags.h2("Refused, dropped or ended"), tags.table(head, tags.tbody(*rows)))
 
 
-def _events(happenings: Happenings, wall: float) -> Tag:
+def _events(happenings: RecentEvents, wall: float) -> Tag:
     rows = []
     for at, text in reversed(happenings.events):
         clock = time.strftime("%H:%M:%S" if wall - at < 86400 else "%Y-%m-%d %H:%M", time.localtime(at))

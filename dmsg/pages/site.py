@@ -21,7 +21,7 @@ from dmsg.net.web.site import Requesters, answer_http_error, gated_site
 from dmsg.pages.access import Access, is_foreign, is_script
 from dmsg.pages.model import Table
 from dmsg.pages.rendering import flat, whole
-from dmsg.pages.sampling import Sampling, TooManyWatch
+from dmsg.pages.sampler import Sampling, TooManyWatch
 
 STATUS_CONNECTIONS = 64
 """Maximum number of connections to the page, ``/metrics`` and ``/health``; half of them from one network."""

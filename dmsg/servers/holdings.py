@@ -11,7 +11,7 @@ from dmsg.base.memory import Holding, Memory
 from dmsg.errors import DropReason
 from dmsg.net.blocks import blocks_of
 from dmsg.net.links.link import Link
-from dmsg.net.looks import Looks
+from dmsg.net.memory_watch import Looks
 from dmsg.servers.serving import AnyServing, ServedSession
 
 SMALL = 4096

@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.discovery.entries.entry import Entry, ServerMeta, features
-from dmsg.discovery.lookup.contest import CONTESTED_TIME, Contest
+from dmsg.discovery.lookup.key_conflict import CONTESTED_TIME, Contest
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError

@@ -21,11 +21,11 @@ from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.pages.port import StatusPort
 from dmsg.servers.holdings import LinkHoldings
+from dmsg.servers.reachability import look_at_self
 from dmsg.servers.registration import Registration, address_of
-from dmsg.servers.selflook import look_at_self
 from dmsg.servers.serving import AnyServing
 from dmsg.servers.settings import ServerSettings
-from dmsg.servers.shown import ServerShown
+from dmsg.servers.status_page import ServerShown
 from dmsg.telemetry.metrics import ServerMetrics
 
 DRAIN_LOOK = 0.1

@@ -17,7 +17,7 @@ from dmsg.net.blocks import blocks_of
 from dmsg.net.isolate import isolated
 from dmsg.net.links.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.links.link import Link
-from dmsg.net.share import STEPS
+from dmsg.net.turn_share import STEPS
 from dmsg.net.turns import Hold
 from dmsg.servers.admission import Admission
 from dmsg.servers.registration import Registration

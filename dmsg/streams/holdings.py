@@ -8,7 +8,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.base.memory import Holding, Memory
-from dmsg.net.looks import Looks
+from dmsg.net.memory_watch import Looks
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.streams.carrier import ClientStream
 from dmsg.streams.core.resumption import INITIAL_WINDOW

@@ -16,8 +16,8 @@ from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.base.seldom import Seldom
-from dmsg.base.tables import compact, uncount
+from dmsg.base.bounded_tables import compact, uncount
+from dmsg.base.log_throttle import LogThrottle
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.isolate import isolated
@@ -89,7 +89,7 @@ class Streams:
     ) -> None:
         self._reactor = reactor
         self.key = key
-        self._seldom = Seldom(reactor.seconds)
+        self._seldom = LogThrottle(reactor.seconds)
         self.schedule = schedule
         self.resume_timeout = resume_timeout
         self.budget = BUDGET if budget is None else budget
@@ -223,7 +223,7 @@ class Streams:
     def _tell(self, line: str, stream: ClientStream, text: str = "") -> None:
         """A line of the log; the streams of a peer may go and come as often as he likes."""
         peer = str(stream.getPeer())[:13]
-        more = self._seldom.more((line, peer))
+        more = self._seldom.suffix((line, peer))
         if more is not None:
             _log.info(line, peer=peer, text=text, more=more)
 

@@ -14,7 +14,7 @@ from dmsg.discovery.service.service import Discovery
 from dmsg.discovery.service.settings import DiscoverySettings
 from dmsg.discovery.store.opening import parse_store
 from dmsg.keys import PubKey
-from dmsg.messaging.openings import OPENINGS
+from dmsg.messaging.proofs import OPENINGS
 from dmsg.net.reactor import Reactor
 from dmsg.tap.options import LOG_FORMAT, EntityOptions, listen_row
 from dmsg.tap.running import StopOnFailure

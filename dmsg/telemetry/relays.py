@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import PUBKEY_SIZE
 from dmsg.net.links.link import Link
-from dmsg.telemetry.owed import Due, Owed
+from dmsg.telemetry.receipts_due import Due, Owed
 from dmsg.telemetry.service import Telemetry
 from dmsg.telemetry.transports import Carried, CountingRelay, Peer, Way
 

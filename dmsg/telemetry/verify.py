@@ -22,8 +22,8 @@ from pathlib import Path
 from dmsg.telemetry.lines import read_lines
 from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.receipts import ReceiptError, Role, parse_receipt
+from dmsg.telemetry.receipts_seen import NAME, Seen
 from dmsg.telemetry.schema import RECEIPTS_PREFIX, SEGMENT_SUFFIX
-from dmsg.telemetry.seen import NAME, Seen
 
 _KEPT = ("v", "ts", "mono", "producer", "role", "boot", "seq", "peer", "former")
 SHOWN = 200

@@ -28,13 +28,13 @@ from twisted.web.client import URI, Agent
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from dmsg.clients.choice import ServerChoiceOptions
+from dmsg.clients.server_choice import ServerChoiceOptions
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.discovery.service.service import Discovery
 from dmsg.discovery.service.settings import DiscoverySettings
 from dmsg.keys import SecKey
-from dmsg.messaging.openings import OPENINGS
+from dmsg.messaging.proofs import OPENINGS
 from dmsg.net.web.fetch import Body, make_pool
 from dmsg.servers.settings import ServerSettings
 from dmsg.testing.network import Host, Network

@@ -16,10 +16,10 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.base.bounded_tables import remember
 from dmsg.base.memory import CLIENTS, Memory
-from dmsg.base.tables import remember
-from dmsg.clients.choice import ANY, ServerChoice, ServerChoiceOptions
 from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening, log_warning
+from dmsg.clients.server_choice import ANY, ServerChoice, ServerChoiceOptions
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import (
@@ -31,7 +31,7 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.pace import Pace
+from dmsg.net.pacing import Pace
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import UNREAD, StreamTransport

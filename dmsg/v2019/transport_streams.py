@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory, IReactorTime
 
 from dmsg.base.fair_rate import FairRate
-from dmsg.clients.doorman import Doorman
+from dmsg.clients.handshake_limits import HandshakeLimits
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.streams.stream import StreamTransport
@@ -20,7 +20,7 @@ from dmsg.streams.core.budget import Budget
 from dmsg.streams.probes import Probes
 from dmsg.streams.streams import Streams
 from dmsg.streams.timeouts import RESUME_TIMEOUT
-from dmsg.v2019.core.kept import KeptReceipts
+from dmsg.v2019.core.receipts_kept import KeptReceipts
 from dmsg.v2019.core.wire import INSTANCE_SIZE
 
 LOOK_UP_RATE, LOOK_UP_BURST = 20.0, 100.0
@@ -68,7 +68,7 @@ class TransportStreams(Streams):
         is_known: Callable[[PubKey], bool] = lambda remote: False,
     ) -> None:
         super().__init__(reactor, key, schedule, resume_timeout=resume_timeout, budget=budget, reconnect=reconnect)
-        self.doorman = Doorman(reactor.seconds, factories)
+        self.doorman = HandshakeLimits(reactor.seconds, factories)
         self.probes = Probes(reactor)
         """Takes the streams that only measure."""
         self.instance = os.urandom(INSTANCE_SIZE)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from twisted.internet.interfaces import IDelayedCall, IProtocolFactory, IReactorTime
 
-from dmsg.base.ranked import Ranked
+from dmsg.base.priority_queue import PriorityQueue
 from dmsg.keys import PubKey
 from dmsg.net.reactor import cancel_call
 from dmsg.v2019.core.state import ClientTransport, State
@@ -46,7 +46,7 @@ class Confirmations:
         self._late = late
         self._waiting: dict[ClientTransport, Unconfirmed] = {}
         self._of: dict[PubKey, dict[ClientTransport, None]] = {}
-        self._most: Ranked[PubKey] = Ranked()
+        self._most: PriorityQueue[PubKey] = PriorityQueue()
         self._decided: dict[ClientTransport, Unconfirmed] = {}
         """Those whose end or confirmation is on its way here."""
 

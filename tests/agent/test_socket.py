@@ -18,9 +18,9 @@ from twisted.internet.threads import deferToThread
 
 from dmsg.agent import programs, service
 from dmsg.agent.client import AgentClient
-from dmsg.agent.local import LocalStream
-from dmsg.agent.place import AgentError, find_agent, lines
+from dmsg.agent.local_stream import LocalStream
 from dmsg.agent.service import Agent
+from dmsg.agent.socket_path import AgentError, find_agent, lines
 from dmsg.agent.wire import WINDOW, Kind, close, frame, line
 from dmsg.errors import CloseReason, ConnectFailed, DmsgError, EntryNotFound
 from dmsg.keys import SecKey

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dmsg.analytics.attention import RECENT_DAYS, Finding, Urgency, needs_attention
 from dmsg.analytics.simulate import TRUTH, Network, Simulation
-from dmsg.analytics.simulate.planted import LOSER, server_key
+from dmsg.analytics.simulate.ground_truth import LOSER, server_key
 from tests.analytics.comparison import compare
 from tests.analytics.support import NOW, LakeCase, spark
 

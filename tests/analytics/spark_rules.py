@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics.gold import abuse, capacity, lost, network, traffic
+from dmsg.analytics.gold import abuse, capacity, lost_transports, network, traffic
 from dmsg.analytics.schemas import DAILY, LIES, OVERALL, SILVER
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.support import DAY, NEXT, NOW, S1, S2, S3, frame, rows_of
@@ -177,7 +177,9 @@ class LostTests(SynchronousTestCase):
             for name, closed in (("late", True), ("long", False), ("never opened", False))
         ]
         boots = [{"producer": S1, "boot": "killed", "ended": "crashed", "last_at": datetime(2026, 3, 11, 1)}]
-        found = lost.lost_transport(frame(rows, SILVER["unfinished"].schema), frame(boots, OVERALL["boot"].schema))
+        found = lost_transports.lost_transport(
+            frame(rows, SILVER["unfinished"].schema), frame(boots, OVERALL["boot"].schema)
+        )
         self.assertEqual([(row["transport"], row["counted_bytes"]) for row in rows_of(found)], [("long", 12)])
 
 

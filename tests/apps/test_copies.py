@@ -16,13 +16,13 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.copies import CopyBusy, Get, Put
 from dmsg.apps.copy_listener import Peer
-from dmsg.apps.parcels.place import Place
+from dmsg.apps.parcels.destination import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, OldFileSender, TextSender
 from dmsg.apps.parcels.walk import walk
-from dmsg.apps.parts import part_of
+from dmsg.apps.partial_files import part_of
 from dmsg.apps.transfer import Refused, TransferError
-from dmsg.cli.files.codes import OLD_RECEIVERS
+from dmsg.cli.files.send_by_code import OLD_RECEIVERS
 from tests.apps.test_sources import SIZE, ChangeCase
 from tests.support import asynchronous
 

@@ -11,9 +11,9 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.apps import descriptors
 from dmsg.apps.descriptors import HELD_DIRECTORIES, Descent, NotOurs, is_ours, make_private, open_ours, open_within
+from dmsg.apps.parcels.destination import Place
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, Item
-from dmsg.apps.parcels.place import Place
-from dmsg.apps.parts import HeldPart, hold, part_name, part_of
+from dmsg.apps.partial_files import HeldPart, hold, part_name, part_of
 from dmsg.apps.transfer import TransferError
 
 STRANGER = 65534

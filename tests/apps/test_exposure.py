@@ -11,9 +11,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps.descriptors import open_within
 from dmsg.apps.exposure import OwnFile, check_target, check_written, is_home_or_above, own_files
-from dmsg.apps.listings import Listing, Threads
+from dmsg.apps.http_directory import Listing, Threads
+from dmsg.apps.parcels.destination import Place
 from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item
-from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver
 from dmsg.apps.parcels.walk import walk
 from dmsg.apps.parcels.wire import encode

@@ -24,14 +24,14 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.apps.parcels import manifest
+from dmsg.apps.parcels.destination import Place
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, CheckedItems, Item, decode_item, parts_of, stays_inside
 from dmsg.apps.parcels.offers import Offer
-from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Sent, TextSender
 from dmsg.apps.parcels.walk import walk
 from dmsg.apps.parcels.wire import MESSAGE_LIMIT, encode
-from dmsg.apps.parts import part_name
+from dmsg.apps.partial_files import part_name
 from dmsg.apps.transfer import Refused, TransferError
 from dmsg.base.units import human_size
 from tests.support import asynchronous

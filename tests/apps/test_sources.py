@@ -16,14 +16,14 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.apps import sources
+from dmsg.apps.chunks import PieceReader, digest_of, end, piece
 from dmsg.apps.copies import CopyCut, Get, Put
 from dmsg.apps.copy_listener import Peer
-from dmsg.apps.parcels.place import Place
+from dmsg.apps.parcels.destination import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver
 from dmsg.apps.parcels.sender import FilesSender, OldFileSender
 from dmsg.apps.parcels.walk import walk
-from dmsg.apps.parts import part_of
-from dmsg.apps.pieces import PieceReader, digest_of, end, piece
+from dmsg.apps.partial_files import part_of
 from dmsg.apps.sources import (
     Source,
     SourceChanged,

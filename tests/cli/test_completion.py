@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from dmsg.clients.names import Names
+from dmsg.clients.address_book import Names
 from dmsg.keys import SecKey
 from tests.forking import COMMAND
 

@@ -11,7 +11,7 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from dmsg.cli.running import ONLINE_TIMEOUT
+from dmsg.cli.client_run import ONLINE_TIMEOUT
 from dmsg.discovery.entries.recognition import TODAY
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DiscoveryError

@@ -27,7 +27,7 @@ DMSG = [sys.executable, "-c", COMMAND]
 INTERRUPTED = """
 import os, signal, click
 from twisted.internet.defer import Deferred
-from dmsg.cli.running import run
+from dmsg.cli.client_run import run
 async def main(reactor):
     os.kill(os.getpid(), signal.SIGINT)
     %s

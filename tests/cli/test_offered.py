@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any
 
-from tests.cli.files.test_codes import CodeCase
+from tests.cli.files.test_send_by_code import CodeCase
 from tests.cli.test_agent import AgentCase
 from tests.cli.test_commands import Command
 from tests.support import asynchronous

@@ -13,8 +13,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.static import MultipleRangeStaticProducer, NoRangeStaticProducer
 from twisted.web.test.requesthelper import DummyRequest
 
-from dmsg.apps.listings import MAX_RANGES, Listing, Threads, file_site, servable
-from dmsg.apps.parts import PART_SUFFIX
+from dmsg.apps.http_directory import MAX_RANGES, Listing, Threads, file_site, servable
+from dmsg.apps.partial_files import PART_SUFFIX
 from dmsg.base.printable import UNPRINTABLE, printable
 from dmsg.cli import output
 from dmsg.tap.options import printable_log

@@ -22,11 +22,11 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.utils import getProcessOutputAndValue
 from zope.interface import directlyProvides
 
-from dmsg.apps.parts import PART_SUFFIX, part_name, part_of
+from dmsg.apps.partial_files import PART_SUFFIX, part_name, part_of
 from dmsg.apps.paths import inside
 from dmsg.apps.transfer import TransferError
 from dmsg.cli.demos.processes import start_twistd
-from dmsg.clients.names import Names, UnknownName
+from dmsg.clients.address_book import Names, UnknownName
 from dmsg.keys import SecKey, write_key_file
 from tests.apps.test_parcels import described, let_go, planted
 from tests.cli.test_commands import Command, CommandCase

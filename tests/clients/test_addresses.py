@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import URI
 
 from dmsg import DmsgAddress, DmsgClientEndpoint, DmsgEndpointFactory
-from dmsg.clients.names import Names, NoSuchName, UnknownName
+from dmsg.clients.address_book import Names, NoSuchName, UnknownName
 from dmsg.errors import CloseReason, ConnectFailed
 from dmsg.keys import SecKey
 from dmsg.servers.admission import read_keys

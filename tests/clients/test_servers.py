@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.clients.choice import ServerChoice
+from dmsg.clients.server_choice import ServerChoice
 from dmsg.clients.servers import AVOID_FOR, HINTS_FOR, MAX_HINTS, ServerSet, ServerUses
 from dmsg.clients.session import Session as ClientSession
 from dmsg.discovery.entries.entry import VERSION, Entry, ServerMeta

@@ -102,10 +102,10 @@ class FilterTests(SynchronousTestCase):
         """Lines as a server writes them."""
         log = Path(self.mktemp())
         log.write_text(
-            "2026-11-25T08:12:59+0000 [dmsg.net.links.strangers#info] stranger 192.0.2.7: handshake_failed "
+            "2026-11-25T08:12:59+0000 [dmsg.net.links.refusal_log#info] stranger 192.0.2.7: handshake_failed "
             "(handshake message is not authentic)\n"
-            "2026-11-25T08:13:59+0000 [dmsg.net.links.strangers#info] stranger 2001:db8::7: failed_before, 4 more\n"
-            "2026-11-25T08:13:59+0000 [dmsg.net.links.strangers#info] stranger 192.0.2.8: flood\n"
+            "2026-11-25T08:13:59+0000 [dmsg.net.links.refusal_log#info] stranger 2001:db8::7: failed_before, 4 more\n"
+            "2026-11-25T08:13:59+0000 [dmsg.net.links.refusal_log#info] stranger 192.0.2.8: flood\n"
             "2026-11-25T08:13:59+0000 [dmsg.net.listening#info] server listens on 192.0.2.9\n"
         )
         done = run("fail2ban-regex", str(log), str(CONTRIB / "fail2ban" / "filter.d" / "dmsg.conf"))

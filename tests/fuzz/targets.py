@@ -27,7 +27,7 @@ from dmsg.noise.records import MAX_RECORD, RecordOpener, RecordSealer
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import EnvelopeError, TokenError
 from dmsg.rmb.socket import frames
-from dmsg.rmb.socket.door import plain_upgrade
+from dmsg.rmb.socket.plain_upgrade import plain_upgrade
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.twin import Twin
 from dmsg.streams.core.agreement import Hello

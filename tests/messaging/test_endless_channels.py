@@ -5,13 +5,13 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.clients.doorman import ONE_STRANGER_BURST, Doorman
+from dmsg.clients.handshake_limits import ONE_STRANGER_BURST, HandshakeLimits
 from dmsg.errors import DropReason
 from dmsg.messaging.core.agreement import Proposal
 from dmsg.messaging.core.events import Event, Requested
 from dmsg.messaging.core.table import ClientConnection
 from dmsg.messaging.core.wire import CHANNEL_CLOSED, ID_COUNT, Profile, encode_close, encode_open
-from dmsg.net.share import FRAMES
+from dmsg.net.turn_share import FRAMES
 from dmsg.noise.handshake import HANDSHAKE_FRAMES
 from tests.messaging.support import KEYS
 
@@ -22,7 +22,7 @@ class DoormanTests(SynchronousTestCase):
     """At one client's core."""
 
     def setUp(self) -> None:
-        self.doorman = Doorman(Clock().seconds, tuple)
+        self.doorman = HandshakeLimits(Clock().seconds, tuple)
         self.core = ClientConnection(B, Profile.SEED, refusal=self.doorman.at(KEYS["X"].public))
         self.core.accepting = True
 

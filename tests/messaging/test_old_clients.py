@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, DropReason, HandshakeError, TransportClosed
 from dmsg.keys import SecKey
-from dmsg.messaging.acked import UNDECIDED_LIMIT
+from dmsg.messaging.ack_timers import UNDECIDED_LIMIT
 from dmsg.messaging.core.acks import ACK_INTERVAL, MAX_DUE, AckLayer, looks_acknowledged
 from dmsg.messaging.core.relay import Relay
 from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, SEND, Profile

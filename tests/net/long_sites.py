@@ -11,7 +11,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SkipTest
 from twisted.web.server import Site
 
-from dmsg.cli.tunnels.proxy import Proxy
+from dmsg.cli.tunnels.socks_run import Proxy
 from tests.net.support import EntityCase
 from tests.pages.browser import Browser, chromium
 from tests.support import asynchronous

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.buckets import RateLimit
 from dmsg.net.blocks import LEAST_FACTOR, WIDTHS_IPV4, WIDTHS_IPV6, BlockCounts, blocks_of
-from dmsg.net.share import MOST, Share
+from dmsg.net.turn_share import MOST, Share
 
 HOSTS = [f"2600:{site}:0:{subnet:x}::1" for site in (1, 2) for subnet in (0, 1, 0x100)] + [
     "8.8.8.8",

@@ -21,7 +21,7 @@ from twisted.web.server import Site
 from twisted.web.wsgi import WSGIResource
 
 from dmsg import DmsgClientEndpoint, DmsgEndpointFactory, PubKey
-from dmsg.apps.joint import JointFactory
+from dmsg.apps.splice import SpliceFactory
 from tests.net.support import EntityCase
 from tests.support import Accepting, asynchronous
 
@@ -139,6 +139,6 @@ class SiteTests(EntityCase):
         site = AiohttpThread()
         self.addCleanup(site.stop)
         endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", site.port)
-        exposed: Factory = JointFactory(endpoint.connect, failed=lambda failure: None)
+        exposed: Factory = SpliceFactory(endpoint.connect, failed=lambda failure: None)
         self.listen(exposed)
         await self.looked_at("127.0.0.1")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.share import MOST, Share
+from dmsg.net.turn_share import MOST, Share
 from dmsg.net.turns import HeldReading, Hold, TakesTurns
 
 

@@ -9,7 +9,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SkipTest
 
 from dmsg.errors import DropReason
-from dmsg.pages import sampling
+from dmsg.pages import sampler
 from tests.pages.browser import Browser, chromium
 from tests.pages.test_pages import PageCase
 from tests.support import asynchronous
@@ -88,10 +88,10 @@ class BrowserTests(PageCase):
         watchers = self.server._status._sampling._watchers
         await self.until(lambda: watchers)
         # it hangs: nothing is said any more, and its connection stays; and there is no place for another one
-        self.patch(sampling, "MAX_WATCHERS", 0)
+        self.patch(sampler, "MAX_WATCHERS", 0)
         next(iter(watchers)).tell = lambda content: None
         await deferToThread(browser.until, "!document.getElementById('lost').hidden")
         await self.until(lambda: not watchers)  # the script has asked anew
-        self.patch(sampling, "MAX_WATCHERS", 16)
+        self.patch(sampler, "MAX_WATCHERS", 16)
         await deferToThread(browser.until, "document.getElementById('lost').hidden")
         self.assertFalse(await deferToThread(browser.value, "document.body.classList.contains('lost')"))

@@ -15,7 +15,7 @@ from twisted.internet.task import deferLater
 
 from dmsg.keys import SecKey
 from dmsg.pages import site
-from dmsg.pages.sampling import MAX_WATCHERS
+from dmsg.pages.sampler import MAX_WATCHERS
 from tests.net.support import LOOPBACK, EntityCase
 from tests.support import asynchronous
 

@@ -14,10 +14,10 @@ from dmsg.discovery.service.delegations import LASTS, MAX_CLIENTS, Delegations
 from dmsg.errors import DmsgError
 from dmsg.pages.access import Access, read_token
 from dmsg.pages.drawing import draw, said
-from dmsg.pages.happenings import KEPT as EVENTS_KEPT, Happenings
+from dmsg.pages.history import KEPT, MAX_NAMES, Growth, Quantiles, Samples, of_reason
 from dmsg.pages.model import Chart, Fact, Line, Table
+from dmsg.pages.recent_events import KEPT as EVENTS_KEPT, RecentEvents
 from dmsg.pages.rendering import flat, table
-from dmsg.pages.samples import KEPT, MAX_NAMES, Growth, Quantiles, Samples, of_reason
 
 FRAMES = Line("received", "frames", rate=True)
 CLIENTS = Line("connected", "clients")
@@ -93,7 +93,7 @@ class HappeningsTests(SynchronousTestCase):
     """What is told of changes."""
 
     def test_changes_and_counts(self) -> None:
-        happenings = Happenings()
+        happenings = RecentEvents()
         happenings.look(0.0, [Fact("State", "ok", told=True), Fact("Up for", "1 s")], {"flood": 5})
         self.assertEqual(list(happenings.events), [])
         happenings.look(2.0, [Fact("State", "draining", told=True), Fact("Up for", "3 s")], {"flood": 8, "refused": 1})
@@ -108,7 +108,7 @@ class HappeningsTests(SynchronousTestCase):
         self.assertEqual(len(happenings.events), 4)
 
     def test_a_flood_does_not_fill_it(self) -> None:
-        happenings = Happenings()
+        happenings = RecentEvents()
         happenings.look(0.0, [Fact("State", "ok", told=True)], {"flood": 0})
         happenings.look(1.0, [Fact("State", "draining", told=True)], {"flood": 0})
         for at in range(2000):

@@ -17,7 +17,7 @@ from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.cipher import Encryption
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.registry.table import TableRegistry
-from dmsg.rmb.relay import presence, rounds, server
+from dmsg.rmb.relay import periodic, presence, server
 from dmsg.rmb.relay.federation import forward as federation
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.server import RmbRelay
@@ -139,7 +139,7 @@ class RmbCase(TestCase):
     def setUp(self) -> None:
         # the same waits, of tenths of a second
         self.patch(server, "ROUND", 0.2)
-        for module in (rounds, federation):
+        for module in (periodic, federation):
             self.patch(module, "SPILL_AFTER", 0.4)
         # every relay of a test has just been started
         self.patch(presence, "START_GRACE", 0.0)

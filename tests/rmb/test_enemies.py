@@ -13,10 +13,10 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from dmsg.net.share import STEPS
+from dmsg.net.turn_share import STEPS
 from dmsg.rmb.errors import Drop, IdentityError, RegistryUnavailable
 from dmsg.rmb.registry.client import HTTPRegistry
-from dmsg.rmb.relay import rounds, sessions, site
+from dmsg.rmb.relay import periodic, sessions, site
 from dmsg.rmb.relay.queue.interface import BATCH_BYTES, QueueLimits
 from dmsg.rmb.relay.server import open_queue
 from dmsg.rmb.socket import frames
@@ -155,7 +155,7 @@ class SessionTests(SocketPairCase):
         await a.closed
         self.assertEqual(self.drops(Drop.UNFINISHED), 1)
         self.assertIsNotNone(b.socket)
-        self.patch(rounds, "UNFINISHED_FOR", 0.3)
+        self.patch(periodic, "UNFINISHED_FOR", 0.3)
         await b.closed
         self.assertEqual(self.drops(Drop.UNFINISHED), 2)
 

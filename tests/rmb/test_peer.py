@@ -19,7 +19,7 @@ from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, RegistryUnavailable
 from dmsg.rmb.peer import service as peer_service, store as peer_store
-from dmsg.rmb.peer.local import LocalError, incoming_request, incoming_response, parse_request, parse_response
+from dmsg.rmb.peer.local_json import LocalError, incoming_request, incoming_response, parse_request, parse_response
 from dmsg.rmb.peer.service import RmbPeer
 from dmsg.rmb.peer.settings import PeerSettings
 from dmsg.rmb.peer.store import LOCAL, REPLY, REQUESTS, RESPONSES

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.rmb.envelope.cipher import Encryption
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import RegistryRefused
-from dmsg.rmb.peer.local import LocalError, parse_request, parse_response
+from dmsg.rmb.peer.local_json import LocalError, parse_request, parse_response
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.session.seal import Rejected, Seal

@@ -16,7 +16,7 @@ from twisted.internet.threads import deferToThread
 from dmsg.net.socketopts import held, queued
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
-from dmsg.rmb.relay import delivery, lookups, rounds, site, switch
+from dmsg.rmb.relay import delivery, lookups, periodic, site, switch
 from dmsg.rmb.relay.metrics import RelayMetrics
 from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.socket import frames
@@ -207,7 +207,7 @@ class FloodTests(SocketPairCase):
     @asynchronous
     async def test_a_reader_that_confirms_nothing(self) -> None:
         """After a minute it counts as one that is away: its sender goes on, and the queue's limit holds."""
-        self.patch(rounds, "STALLED_AFTER", 1.0)
+        self.patch(periodic, "STALLED_AFTER", 1.0)
         a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
         c_twin = self.twin("C", self.one.domain)
         c = await self.raw("C", self.one)
@@ -556,7 +556,7 @@ class HostileTests(SocketPairCase):
     @asynchronous
     async def test_confirming_nothing_new(self) -> None:
         """Does not count as reading: the queue takes over, and the session is ended."""
-        self.patch(rounds, "STALLED_AFTER", 1.0)
+        self.patch(periodic, "STALLED_AFTER", 1.0)
         a, b = await self.pair()
         b.answers_pings = False
         a.send(a.envelope(b.session), self.now())
@@ -800,15 +800,15 @@ class HTTPTests(SocketPairCase):
     @asynchronous
     async def test_the_relay_pings(self) -> None:
         """Weakness 13: a session that is silent is asked, and ended when it does not answer, or confirms nothing."""
-        self.patch(rounds, "IDLE_PING", 0.3)
-        self.patch(rounds, "SILENT_AFTER", 1.2)
+        self.patch(periodic, "IDLE_PING", 0.3)
+        self.patch(periodic, "SILENT_AFTER", 1.2)
         a, b = await self.pair()
         b.answers_pings = False
         self.assertIn("silent for too long", await b.closed)
         self.assertIn(b"", b.pings)
         self.assertIsNotNone(a.socket)
         self.assertEqual(1, self.drops(Drop.SILENT))
-        self.patch(rounds, "STALLED_AFTER", 0.5)
+        self.patch(periodic, "STALLED_AFTER", 0.5)
         c = await self.raw("B", self.one, "c", answers_pings=False)
         a.send(a.envelope(c.session), self.now())
         while c.socket is not None:

@@ -14,7 +14,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from dmsg.apps.joint import Half, JointFactory
+from dmsg.apps.splice import Half, SpliceFactory
 from dmsg.base.memory import OLD, Memory
 from dmsg.errors import CloseReason
 from dmsg.net.streams.address import StreamLost
@@ -238,7 +238,7 @@ class JointTests(SynchronousTestCase):
     """A forwarded connection whose other end is away makes room for one that is here."""
 
     def test_the_one_that_is_away_longest(self) -> None:
-        factory = JointFactory(lambda made: _never(), max_joints=2)
+        factory = SpliceFactory(lambda made: _never(), max_joints=2)
         halves = []
         for away in (5.0, 3.0):
             half = factory.buildProtocol(None)
@@ -292,7 +292,7 @@ class EndOfJointTests(TestCase):
                     self.producer.pauseProducing()
 
         service = TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port)
-        half = JointFactory(service.connect).buildProtocol(None)
+        half = SpliceFactory(service.connect).buildProtocol(None)
         assert isinstance(half, Half)
         stream = Stream()
         half.makeConnection(stream)

@@ -16,7 +16,7 @@ from dmsg.errors import DmsgError
 from dmsg.keys import SecKey, sha256
 from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, ReceiptError, Role, parse_receipt
-from dmsg.telemetry.seen import GENERATION_DAYS, Seen
+from dmsg.telemetry.receipts_seen import GENERATION_DAYS, Seen
 from dmsg.telemetry.verify import check_line, verify_spool
 
 KEYS = [SecKey.from_seed(bytes([number])) for number in range(3)]

@@ -26,7 +26,7 @@ from dmsg.net.links import records as records_module
 from dmsg.net.links.acceptor import MAX_TOLD
 from dmsg.net.links.records import RecordLink
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
-from dmsg.net.streams.producing import SEND_HIGH_WATER
+from dmsg.net.streams.producers import SEND_HIGH_WATER
 from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import WINDOW_BYTES

@@ -7,7 +7,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.policing import HEEDLESS
-from dmsg.clients.doorman import OF_STRANGERS_BURST, OF_STRANGERS_RATE
+from dmsg.clients.handshake_limits import OF_STRANGERS_BURST, OF_STRANGERS_RATE
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.servers.serving import REFUSED_BURST

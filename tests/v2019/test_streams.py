@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import CloseReason, DmsgTimeout, TransportClosed, TransportRefused
 from dmsg.net.streams import stream as stream_module
 from dmsg.net.streams.address import StreamLost, StreamTimeout
-from dmsg.net.streams.producing import SEND_HIGH_WATER
+from dmsg.net.streams.producers import SEND_HIGH_WATER
 from dmsg.streams.core.agreement import Hello, Proposal
 from dmsg.streams.core.secure import SecureEnd
 from dmsg.streams.streams import IDLE_MOVES, IDLE_PAUSE

@@ -12,7 +12,8 @@ memory. The distributions:
 * one day in twenty a server is away for two hours, and one in forty it crashes then;
 * receipts: from both ends for 80 % of transports, from one end for 10 %.
 
-The anomalies to be found are listed in :mod:`dmsg.analytics.simulate.planted`, and with their names in ``truth.jsonl``.
+The anomalies to be found are listed in :mod:`dmsg.analytics.simulate.ground_truth`, and with their names in
+``truth.jsonl``.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from dmsg.analytics.simulate.entities import discovery_lines, server_lines
+from dmsg.analytics.simulate.ground_truth import Planted, attackers, befalls_servers, crash, server_key
 from dmsg.analytics.simulate.network import Network, Stage
-from dmsg.analytics.simulate.planted import Planted, attackers, befalls_servers, crash, server_key
 from dmsg.analytics.simulate.traffic import receipt_lines, transport_lines
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SCHEMA_VERSION, SEGMENT_SUFFIX
 

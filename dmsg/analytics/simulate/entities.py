@@ -5,8 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.schemas import DAY_MS
-from dmsg.analytics.simulate.network import MINUTE_MS, MINUTES, TURN, Stage, even, name, normal, union
-from dmsg.analytics.simulate.planted import (
+from dmsg.analytics.simulate.ground_truth import (
     FULL,
     FULL_FROM,
     FULL_MINUTES,
@@ -19,6 +18,7 @@ from dmsg.analytics.simulate.planted import (
     SKEW_MS,
     SKEWED,
 )
+from dmsg.analytics.simulate.network import MINUTE_MS, MINUTES, TURN, Stage, even, name, normal, union
 
 CAPACITY = 1000
 DISCOVERY = "discovery-1"

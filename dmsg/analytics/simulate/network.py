@@ -12,7 +12,7 @@ from datetime import date
 from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from dmsg.analytics.schemas import DAY_MS
-from dmsg.analytics.simulate.planted import CRASHED, QUIET, SILENT, SILENT_FROM, SKEW_MS, SKEWED, server_key
+from dmsg.analytics.simulate.ground_truth import CRASHED, QUIET, SILENT, SILENT_FROM, SKEW_MS, SKEWED, server_key
 from dmsg.telemetry.schema import SCHEMA_VERSION
 
 MINUTES = 1440
@@ -68,7 +68,7 @@ def normal(seed: int, draw: int, *columns: str) -> Column:
 
 
 def name(*columns: Column | str) -> Column:
-    """Return 16 hex digits, equal to those of :func:`~dmsg.analytics.simulate.planted.tag` for the same words."""
+    """Return 16 hex digits, equal to those of :func:`~dmsg.analytics.simulate.ground_truth.tag` for the same words."""
     return F.substring(F.md5(F.concat_ws("/", *columns)), 1, 16)
 
 

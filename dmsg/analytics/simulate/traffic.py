@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, functions as F
 
-from dmsg.analytics.simulate.network import MINUTE_MS, TURN, Stage, even, name, normal
-from dmsg.analytics.simulate.planted import (
+from dmsg.analytics.simulate.ground_truth import (
     COLLUDER,
     LIAR,
     LIE,
@@ -17,6 +16,7 @@ from dmsg.analytics.simulate.planted import (
     SLOW_READERS,
     SLOW_TIMES,
 )
+from dmsg.analytics.simulate.network import MINUTE_MS, TURN, Stage, even, name, normal
 from dmsg.telemetry.schema import BUCKETS
 
 REFUSED_ONE_IN = 33

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from dmsg.apps.exposure import check_names
-from dmsg.apps.parts import NAME_LIMIT
+from dmsg.apps.partial_files import NAME_LIMIT
 from dmsg.apps.transfer import TransferError
 
 FILE, DIRECTORY, LINK = "f", "d", "l"

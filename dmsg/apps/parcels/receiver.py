@@ -16,9 +16,10 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.task import CooperativeTask, cooperate
 from twisted.python.failure import Failure
 
+from dmsg.apps.chunks import PieceReader, digest_of
+from dmsg.apps.parcels.destination import Place
 from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item, decode_item
 from dmsg.apps.parcels.offers import Offer, offer_of, thing_of
-from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.wire import (
     CHANGED_LIMIT,
     DIGEST_SIZE,
@@ -27,8 +28,7 @@ from dmsg.apps.parcels.wire import (
     lost,
     numbers,
 )
-from dmsg.apps.parts import PART_SUFFIX
-from dmsg.apps.pieces import PieceReader, digest_of
+from dmsg.apps.partial_files import PART_SUFFIX
 from dmsg.apps.transfer import TransferError
 from dmsg.base.units import human_size
 from dmsg.net.streams.transports import transport_of

@@ -16,10 +16,10 @@ from twisted.internet.task import TaskFinished, cooperate
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.apps.chunks import END, PIECE_LIMIT, end, piece
 from dmsg.apps.parcels.manifest import FILE
 from dmsg.apps.parcels.walk import OfferedFiles, Walked
 from dmsg.apps.parcels.wire import CHANGED_LIMIT, GAVE_UP, MESSAGE_FULL, ParcelEnd, lost, numbers
-from dmsg.apps.pieces import END, PIECE_LIMIT, end, piece
 from dmsg.apps.sources import SourceChanged, resized
 from dmsg.apps.transfer import Refused, TransferError
 from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened

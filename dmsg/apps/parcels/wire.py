@@ -11,7 +11,7 @@ the last one of length 0, and the SHA-256 (32 bytes) of all.  Of files the sende
 ``{"entries": [...]}`` as often as it takes and ``{"whole": true}``; the receiver answers what it has of them,
 ``{"have": [[INDEX, BYTES, SHA256], ...]}``, and ``{"whole": true}``; the sender, where each file goes on if its first
 bytes are the same, ``{"from": [[INDEX, OFFSET], ...]}`` and ``{"whole": true}``; and then, file after file, the rest of
-its bytes and the SHA-256 of the whole of it: in pieces, see :mod:`dmsg.apps.pieces`, if the receiver took it with
+its bytes and the SHA-256 of the whole of it: in pieces, see :mod:`dmsg.apps.chunks`, if the receiver took it with
 ``"pieces": true`` and that last message of the sender has the same.  The receiver ends with ``{"ok": true}``.
 Either side may say ``{"error": TEXT}`` instead of a message.
 """
@@ -25,7 +25,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
 
-from dmsg.apps.pieces import PIECE_LIMIT, PieceReader, error_of
+from dmsg.apps.chunks import PIECE_LIMIT, PieceReader, error_of
 from dmsg.apps.transfer import TransferError, _take_message, lost_text, take_framed
 from dmsg.errors import CloseReason, CutShort, Unwanted
 
@@ -108,7 +108,7 @@ class Messages:
         return take_framed(self._buffer, PIECE_LIMIT, WHAT)
 
     def part_of_piece(self, reader: PieceReader, left: int) -> bytes | None:
-        """See :meth:`~dmsg.apps.pieces.PieceReader.take`."""
+        """See :meth:`~dmsg.apps.chunks.PieceReader.take`."""
         return reader.take(self._buffer, left)
 
     def some(self, most: int) -> bytes:

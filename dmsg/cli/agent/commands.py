@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.agent.place import Found, agent_path, ask, find_agent, lines
+from dmsg.agent.socket_path import Found, agent_path, ask, find_agent, lines
 from dmsg.cli.agent.log import LOOK_INTERVAL, Log, log_path
-from dmsg.cli.agent.starting import default_key_file, start
+from dmsg.cli.agent.up_run import default_key_file, start
 from dmsg.cli.agent_choice import key_in
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
@@ -96,7 +96,7 @@ def up(foreground: bool, log_file: str | None, settings: ClientSettings) -> None
     from twisted.internet.task import LoopingCall
 
     from dmsg.agent.service import Agent
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
 
     async def main(reactor: Reactor) -> None:
         down: Deferred[None] = Deferred()
@@ -154,7 +154,7 @@ def status() -> None:
     if state.json:
         tell("", **told)
     else:
-        from dmsg.cli.agent.showing import show
+        from dmsg.cli.agent.status_run import show
 
         show(told)
     if told.get("state") != "online":

@@ -109,8 +109,8 @@ def call(
     line of JSON.
     """
 
-    from dmsg.cli.bus.calling import client_for, line_of, payload_of
-    from dmsg.cli.running import run
+    from dmsg.cli.bus.rmb_run import client_for, line_of, payload_of
+    from dmsg.cli.client_run import run
     from dmsg.rmb.client import Reply
     from dmsg.rmb.errors import RmbError
 
@@ -189,9 +189,9 @@ def serve(
 
     from twisted.internet.defer import Deferred
 
-    from dmsg.cli.bus.calling import client_for, handler_for
-    from dmsg.cli.running import run
-    from dmsg.rmb.peer.local import may_be_called
+    from dmsg.cli.bus.rmb_run import client_for, handler_for
+    from dmsg.cli.client_run import run
+    from dmsg.rmb.peer.local_json import may_be_called
 
     for command, program in commands:
         if not may_be_called(command) or not program:
@@ -227,8 +227,8 @@ def serve(
 def ping(registry: str, relay: tuple[str, ...], key_file: str | None, count: int) -> None:
     """Measure round-trip times to the relay."""
 
-    from dmsg.cli.bus.calling import client_for
-    from dmsg.cli.running import run
+    from dmsg.cli.bus.rmb_run import client_for
+    from dmsg.cli.client_run import run
 
     async def main(reactor: Reactor) -> None:
         client = client_for(

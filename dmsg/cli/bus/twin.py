@@ -117,7 +117,7 @@ def create(file: str, registry: str, relay: tuple[str, ...], key_type: str, word
 
     from mnemonic import Mnemonic
 
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
 
     async def main(reactor: Reactor) -> None:
         try:
@@ -170,7 +170,7 @@ def list_twins(registry: str) -> None:
     """Show all twins."""
     from rich.table import Table
 
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
     from dmsg.cli.screen import Screen, print_table
     from dmsg.rmb.registry.service import open_registry
 
@@ -212,7 +212,7 @@ def list_twins(registry: str) -> None:
 def show(who: str, registry: str) -> None:
     """Show one twin: by its number, its account, or the file of its secret."""
 
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
     from dmsg.rmb.errors import RmbError
     from dmsg.rmb.registry.service import open_registry
 
@@ -253,7 +253,7 @@ def set_twin(
 ) -> None:
     """Change the relays or keys of a twin; the change is signed with its secret."""
 
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
     from dmsg.rmb.registry.service import open_registry
     from dmsg.rmb.session.participant import encryption_of
 

@@ -38,8 +38,8 @@ def demo(size: int) -> None:
 
     import tempfile
 
-    from dmsg.cli.demos.showing import Demo
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
+    from dmsg.cli.demos.network_run import Demo
 
     async def main(reactor: Reactor) -> None:
         with tempfile.TemporaryDirectory(prefix="dmsg-demo-") as directory:

@@ -22,8 +22,8 @@ def demo() -> None:
 
     import tempfile
 
-    from dmsg.cli.demos.showing_rmb import Demo
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
+    from dmsg.cli.demos.rmb_run import Demo
 
     async def main(reactor: Reactor) -> None:
         with tempfile.TemporaryDirectory(prefix="dmsg-rmb-") as directory:

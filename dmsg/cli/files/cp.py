@@ -16,7 +16,7 @@ from dmsg.cli.access import (
     hidden_option,
 )
 from dmsg.cli.client_settings import ClientSettings
-from dmsg.cli.completing import complete_copied
+from dmsg.cli.completion_values import complete_copied
 from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.output import tell
 from dmsg.cli.params import Seconds, client_options, port_option
@@ -91,9 +91,9 @@ def cp(
     """
 
     from dmsg.apps.copy_listener import Peer
-    from dmsg.cli.files.copies import Peers, copy_one, jobs_of
-    from dmsg.cli.files.stages import stage, stage_of
-    from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
+    from dmsg.cli.client_run import listening_at, run, serve_until_interrupted, with_client
+    from dmsg.cli.files.cp_run import Peers, copy_one, jobs_of
+    from dmsg.cli.files.staging import stage, stage_of
 
     if (directory is None) == (target is None):
         raise click.UsageError("either SOURCE... TARGET or --listen DIRECTORY is needed")

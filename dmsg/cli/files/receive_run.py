@@ -10,15 +10,15 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
-from dmsg.apps.parcels.place import Place
+from dmsg.apps.parcels.destination import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
 from dmsg.apps.transfer import TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
-from dmsg.cli.files.codes import listed, say_changed
-from dmsg.cli.files.sending import beside, report, transfer_progress
+from dmsg.cli.client_run import listening_at
+from dmsg.cli.files.send_by_code import listed, say_changed
+from dmsg.cli.files.send_by_key import beside, report, transfer_progress
 from dmsg.cli.output import say, tell
-from dmsg.cli.running import listening_at
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 

@@ -18,17 +18,17 @@ from dmsg.cli.access import (
     check_takes,
     hidden_option,
 )
-from dmsg.cli.asking import ask_code, can_ask, check_can_ask
 from dmsg.cli.client_settings import ClientSettings
-from dmsg.cli.completing import complete_code, complete_path_or_name
+from dmsg.cli.completion_values import complete_code, complete_path_or_name
 from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.params import client_options, qr_option, timeout_option, words_option
-from dmsg.clients.names import Names
+from dmsg.cli.prompts import ask_code, can_ask, check_can_ask
+from dmsg.clients.address_book import Names
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
-    from dmsg.cli.files.codes import Making
+    from dmsg.cli.files.send_by_code import Making
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
@@ -100,9 +100,9 @@ def send(  # noqa: C901
     if key is not None:
         _send_to(what, text, key, hidden, settings, timeout)
 
-    from dmsg.cli.files.codes import InputToSend, TextToSend, files_to_send, send_by_code
-    from dmsg.cli.files.sending import transfer_progress
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.client_run import run, with_client
+    from dmsg.cli.files.send_by_code import InputToSend, TextToSend, files_to_send, send_by_code
+    from dmsg.cli.files.send_by_key import transfer_progress
 
     async def main(reactor: Reactor) -> None:
         progress = transfer_progress()
@@ -150,10 +150,10 @@ def _send_to(
             raise click.UsageError(f"{one}: no such file")
 
     from dmsg.apps.transfer import TransferError
-    from dmsg.cli.files.codes import TextToSend, files_to_send, send_to_key
-    from dmsg.cli.files.copies import check_name
-    from dmsg.cli.files.sending import transfer_progress
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.client_run import run, with_client
+    from dmsg.cli.files.cp_run import check_name
+    from dmsg.cli.files.send_by_code import TextToSend, files_to_send, send_to_key
+    from dmsg.cli.files.send_by_key import transfer_progress
 
     file = Path(what[0]) if len(what) == 1 and Path(what[0]).is_file() else None
 
@@ -235,8 +235,8 @@ def receive(
         check_takes(access, anyone=anyone, what="--listen")
         check_offered(directory, anything=anything)
 
+        from dmsg.cli.client_run import run, with_client
         from dmsg.cli.files.receive_run import receive_at_key
-        from dmsg.cli.running import run, with_client
 
         async def main(reactor: Reactor) -> None:
             async def use(client: Client) -> None:
@@ -283,8 +283,8 @@ def _receive_code(
     settings: ClientSettings,
     timeout: float,
 ) -> NoReturn:
-    from dmsg.cli.files.codes import receive_by_code
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.client_run import run, with_client
+    from dmsg.cli.files.send_by_code import receive_by_code
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from dmsg.base.printable import without_userinfo
-from dmsg.clients.names import Names
+from dmsg.clients.address_book import Names
 from dmsg.errors import DmsgError, WrongUse
 from dmsg.net.addresses import parse_port
 

@@ -49,10 +49,10 @@ def serve(
       dmsg curl dmsg://alice/notes.txt
     """
 
-    from dmsg.apps.listings import file_site
-    from dmsg.cli.files.http import Site
-    from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
-    from dmsg.clients.names import Names
+    from dmsg.apps.http_directory import file_site
+    from dmsg.cli.client_run import listening_at, run, serve_until_interrupted, with_client
+    from dmsg.cli.files.web_run import Site
+    from dmsg.clients.address_book import Names
 
     check_offered(directory, anything=anything)
     access = Access(allow)
@@ -155,8 +155,8 @@ def curl(  # noqa: C901
     from twisted.web.http_headers import Headers
 
     from dmsg.apps.exposure import check_written, has_dot
-    from dmsg.cli.files.http import Wanted, fetch, start_at
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
+    from dmsg.cli.files.web_run import Wanted, fetch, start_at
 
     if url is None and continue_at is not None and "/" in continue_at:
         notice("-C takes an offset, as in curl; use -C - to resume at the end of the local file")

@@ -34,10 +34,10 @@ def top(urls: tuple[str, ...], every: float, once: bool, sort: str, wanted: str,
       dmsg top http://127.0.0.1:9100 http://relay2.example.org:9100
       dmsg top --once --sort bytes http://127.0.0.1:9100
     """
-    load("dmsg.cli.running", "dmsg.cli.fleet.watching")
+    load("dmsg.cli.client_run", "dmsg.cli.fleet.top_run")
 
-    from dmsg.cli.fleet.watching import watch
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
+    from dmsg.cli.fleet.top_run import watch
 
     async def main(reactor: Reactor) -> None:
         flat = list(dict.fromkeys(url.rstrip("/") for one in urls for url in one.split()))

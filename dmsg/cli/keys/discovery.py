@@ -43,7 +43,7 @@ def list_servers(discovery: tuple[str, ...]) -> None:
     """List the servers that discovery offers to clients (a random choice if there are many)."""
     from rich.table import Table
 
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
     from dmsg.cli.screen import print_table, screen
 
     async def main(reactor: Reactor) -> None:
@@ -71,7 +71,7 @@ def list_servers(discovery: tuple[str, ...]) -> None:
 def show(public_key: PubKey, discovery: tuple[str, ...]) -> None:
     """Show the verified entry of PUBLIC_KEY."""
 
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
 
     async def main(reactor: Reactor) -> None:
         entry = await _lookups(reactor, discovery).entry(public_key)
@@ -93,7 +93,7 @@ def show(public_key: PubKey, discovery: tuple[str, ...]) -> None:
 def delete(key_file: str, discovery: tuple[str, ...]) -> None:
     """Withdraw the entry of a key that you hold."""
 
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
 
     async def main(reactor: Reactor) -> None:
         key = read_key_file(key_file)

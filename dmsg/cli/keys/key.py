@@ -56,7 +56,7 @@ def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
       dmsg key succeed alice.key alice-2027.key -d http://127.0.0.1:9090
     """
 
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
     from dmsg.discovery.entries.entry import ClientMeta, Successor
     from dmsg.discovery.lookup.lookup import Lookup
     from dmsg.discovery.lookup.lookups import Lookups

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from dmsg.cli.completing import complete_name
+from dmsg.cli.completion_values import complete_name
 from dmsg.cli.options import OneLineGroup
 from dmsg.cli.output import notice, say, tell
+from dmsg.clients.address_book import Names
 from dmsg.clients.groups import Groups
-from dmsg.clients.names import Names
 from dmsg.errors import KeyFormatError, WrongUse
 from dmsg.keys import PubKey
 

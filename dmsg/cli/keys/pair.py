@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from dmsg.apps.codes.words import Code
-from dmsg.cli.asking import check_can_ask
 from dmsg.cli.client_settings import ClientSettings
-from dmsg.cli.completing import complete_code
+from dmsg.cli.completion_values import complete_code
 from dmsg.cli.options import command
 from dmsg.cli.output import say, tell
 from dmsg.cli.params import client_options, qr_option, timeout_option, words_option
-from dmsg.clients.names import Names, check_name
+from dmsg.cli.prompts import check_can_ask
+from dmsg.clients.address_book import Names, check_name
 from dmsg.errors import DmsgError
 from dmsg.keys import load_or_create_key
 
@@ -27,7 +27,7 @@ def _with_key(settings: ClientSettings) -> ClientSettings:
 
     :raises click.UsageError: the agent has another key, and only it knows in which file.
     """
-    from dmsg.cli.agent.starting import default_key_file
+    from dmsg.cli.agent.up_run import default_key_file
     from dmsg.cli.agent_choice import key_in
 
     if settings.key_file is not None:
@@ -85,8 +85,8 @@ def pair(
 
     from dmsg.apps.codes.pairing import Pairing
     from dmsg.apps.codes.pake import Role
-    from dmsg.cli.running import run, with_client
-    from dmsg.cli.wordcodes import accept_code, offer_code
+    from dmsg.cli.client_run import run, with_client
+    from dmsg.cli.code_display import accept_code, offer_code
 
     key_file, create = settings.key_file, settings.create
     assert key_file is not None

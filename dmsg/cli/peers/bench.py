@@ -62,8 +62,8 @@ def bench(
 
     from twisted.internet.defer import Deferred
 
-    from dmsg.cli.peers.benching import discard_factory, run_bench
-    from dmsg.cli.running import listening_at, run, with_client
+    from dmsg.cli.client_run import listening_at, run, with_client
+    from dmsg.cli.peers.bench_run import discard_factory, run_bench
 
     access = Access(allow)
 

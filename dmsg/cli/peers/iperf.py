@@ -61,8 +61,8 @@ def iperf(
       dmsg iperf alice -t 5 -P 2
     """
 
-    from dmsg.cli.peers.measuring import Measuring, measure
-    from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
+    from dmsg.cli.client_run import listening_at, run, serve_until_interrupted, with_client
+    from dmsg.cli.peers.iperf_run import Measuring, measure
 
     if serve == (address is not None):
         raise click.UsageError("give ADDRESS or --serve")

@@ -29,7 +29,7 @@ from dmsg.cli.params import (
     timeout_option,
 )
 from dmsg.cli.peers.pipe import wait_option
-from dmsg.clients.choice import ServerChoice
+from dmsg.clients.server_choice import ServerChoice
 from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey
 from dmsg.messaging.core.dialect import ACKS, IDS
@@ -116,7 +116,7 @@ def messaging_options(command: Callable[..., object]) -> Callable[..., object]:
     ) -> object:
         if profile == Profile.SEED.value and (ACKS[acks] or IDS[ids]):
             raise click.UsageError("--acks and --ids need --profile skywire")
-        load("dmsg.cli.running")
+        load("dmsg.cli.client_run")
         choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
         settings = MessagingSettings(
             split_urls(discovery), key_file, choice, Profile(profile), create, share, acks, ids
@@ -161,8 +161,8 @@ def listen(allow: tuple[Allowed, ...], settings: MessagingSettings, wait: float)
       dmsg messaging listen --key-file bob.key -w 60 > received
     """
 
-    from dmsg.cli.peers.piping import take_one
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.client_run import run, with_client
+    from dmsg.cli.peers.pipe_run import take_one
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
@@ -186,8 +186,8 @@ def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wai
       echo hello | dmsg messaging connect akvy...
     """
 
-    from dmsg.cli.peers.piping import open_one
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.client_run import run, with_client
+    from dmsg.cli.peers.pipe_run import open_one
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
@@ -218,7 +218,7 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
 
     from twisted.internet.task import deferLater
 
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.client_run import run, with_client
     from dmsg.net.streams.transports import stream_of
 
     async def main(reactor: Reactor) -> None:

@@ -113,7 +113,7 @@ def ping(
     settings.load()
 
     from dmsg.apps.pings import ping as measure
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.client_run import run, with_client
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:

@@ -41,8 +41,8 @@ def listen(port: int, allow: tuple[Allowed, ...], settings: ClientSettings, wait
       dmsg listen --key-file bob.key -w 60 > received
     """
 
-    from dmsg.cli.peers.piping import take_one
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.client_run import run, with_client
+    from dmsg.cli.peers.pipe_run import take_one
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
@@ -66,8 +66,8 @@ def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait
       echo hello | dmsg connect akvy...
     """
 
-    from dmsg.cli.peers.piping import open_one
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.client_run import run, with_client
+    from dmsg.cli.peers.pipe_run import open_one
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:

@@ -13,7 +13,7 @@ from dmsg.cli.options import command
 from dmsg.cli.output import describe, notice, say, state, tell
 from dmsg.cli.params import WHO, client_options_of, timeout_option
 from dmsg.cli.peers.ping import port_option, who_and_port
-from dmsg.clients.names import Names
+from dmsg.clients.address_book import Names
 from dmsg.errors import NOBODY_LISTENS, ConnectFailed
 from dmsg.keys import PubKey
 
@@ -48,7 +48,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
     from twisted.internet.defer import CancelledError
 
     from dmsg.apps.pings import open_probe
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.client_run import run, with_client
     from dmsg.cli.screen import print_table, screen
     from dmsg.streams.core.agreement import FEATURE
 

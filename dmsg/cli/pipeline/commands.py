@@ -27,7 +27,7 @@ from dmsg.cli.pipeline.common import (
     spark_options,
 )
 from dmsg.cli.pipeline.explain import explain
-from dmsg.cli.pipeline.keep import forget, optimize
+from dmsg.cli.pipeline.maintenance import forget, optimize
 from dmsg.cli.pipeline.send import send
 from dmsg.cli.pipeline.show import name, rank, report, tables, top
 from dmsg.cli.pipeline.watch import attention, watch
@@ -343,8 +343,8 @@ def demo(directory: Path | None, seconds: float) -> None:
     from twisted.internet.threads import deferToThread
 
     from dmsg.analytics.session import find_java
+    from dmsg.cli.client_run import run as run_reactor
     from dmsg.cli.demos.pipeline import PipelineDemo, compute
-    from dmsg.cli.running import run as run_reactor
 
     find_java()  # before anything is started
     place = (directory or Path(tempfile.mkdtemp(prefix="dmsg-pipeline-"))).absolute()

@@ -20,7 +20,7 @@ def _whole(known: list[str], said: str) -> str:
     :raises DmsgError: there is none, or there are several.
     """
     from dmsg.analytics.explain import find_server
-    from dmsg.clients.names import Names
+    from dmsg.clients.address_book import Names
 
     found = find_server(known, said)
     if not found:

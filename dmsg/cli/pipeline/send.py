@@ -34,7 +34,7 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
     Example:
       dmsg analytics send /var/lib/dmsg/spool akvy... -d http://discovery.example.org:9090
     """
-    from dmsg.cli.running import run
+    from dmsg.cli.client_run import run
     from dmsg.collector.sender import SpoolSender
     from dmsg.telemetry.spool import recover
 

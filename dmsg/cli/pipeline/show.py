@@ -146,8 +146,8 @@ def tables(out: str) -> None:
 @needs_tables
 def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> None:
     """Sign the placement table, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
+    from dmsg.analytics.atomic_write import write_whole
     from dmsg.analytics.store import Store
-    from dmsg.analytics.whole import write_whole
     from dmsg.discovery.service.ranking import MAX_RANKED, sign_ranking
 
     store = Store(out)

@@ -46,12 +46,12 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
 
     from twisted.internet.endpoints import TCP4ServerEndpoint
 
-    from dmsg.apps.joint import JointFactory
-    from dmsg.cli.running import run, serve_until_interrupted, with_client
+    from dmsg.apps.splice import SpliceFactory
+    from dmsg.cli.client_run import run, serve_until_interrupted, with_client
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
-            factory = JointFactory(lambda inner: client.connect(address, inner, timeout=timeout), failed=warn)
+            factory = SpliceFactory(lambda inner: client.connect(address, inner, timeout=timeout), failed=warn)
             port = await TCP4ServerEndpoint(reactor, local_port, interface=interface).listen(factory)
             here = f"{interface}:{port.getHost().port}"
             tell(f"{here} leads to {address.text}", listening=here, leads_to=str(address), **machines(interface))
@@ -80,8 +80,8 @@ def expose(
       dmsg expose 8000 --allow @friends
     """
 
-    from dmsg.apps.joint import JointFactory
-    from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
+    from dmsg.apps.splice import SpliceFactory
+    from dmsg.cli.client_run import listening_at, run, serve_until_interrupted, with_client
     from dmsg.net.links.connect import host_endpoint
 
     access = Access(allow)
@@ -92,7 +92,7 @@ def expose(
             target = f"{host}:{tcp_port}"
             listening = await listening_at(
                 client,
-                JointFactory(endpoint.connect, allowed=access, failed=lambda failure: warn(failure, target)),
+                SpliceFactory(endpoint.connect, allowed=access, failed=lambda failure: warn(failure, target)),
                 tcp_port if port is None else port,
                 access=access,
                 offers=f"{host}:{tcp_port}",

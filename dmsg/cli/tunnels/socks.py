@@ -43,8 +43,8 @@ def socks(local_port: int, interface: str, settings: ClientSettings, timeout: fl
 
     from twisted.internet.endpoints import TCP4ServerEndpoint
 
-    from dmsg.cli.running import run, serve_until_interrupted, with_client
-    from dmsg.cli.tunnels.proxy import Proxy
+    from dmsg.cli.client_run import run, serve_until_interrupted, with_client
+    from dmsg.cli.tunnels.socks_run import Proxy
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:

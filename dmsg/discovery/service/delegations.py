@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
-from dmsg.base.tables import uncount
+from dmsg.base.bounded_tables import uncount
 
 MAX_CLIENTS = 100_000
 """Maximum number of clients that are remembered; beyond that the one that posted longest ago is forgotten."""

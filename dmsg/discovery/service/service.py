@@ -12,12 +12,12 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 from twisted.web.server import Site
 
-from dmsg.discovery.checks.looks import Looks
+from dmsg.discovery.checks.schedule import Looks
 from dmsg.discovery.service.api import DiscoveryAPI
+from dmsg.discovery.service.expiry import Drops, Sweep
 from dmsg.discovery.service.settings import DEFAULTS, DiscoverySettings
-from dmsg.discovery.service.shown import DiscoveryShown
 from dmsg.discovery.service.site import make_site
-from dmsg.discovery.service.sweep import Drops, Sweep
+from dmsg.discovery.service.status_page import DiscoveryShown
 from dmsg.discovery.store.base import IEntryStore
 from dmsg.discovery.store.opening import clock_of, open_store
 from dmsg.errors import DiscoveryError

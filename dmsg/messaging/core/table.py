@@ -80,7 +80,7 @@ class ClientConnection:
         self.accepting = False
         self._pings: list[ClientChannel] = []
         self._refusal = refusal
-        self._dear = 0
+        self._handshake_cost = 0
         self._begun = False
         self.drops: Counter[DropReason] = Counter()
         self.broken: RemoteProtocolError | None = None
@@ -279,9 +279,9 @@ class ClientConnection:
                 size_joined = 0
             channel = None
             self._control(frame_type, bytes(view[body:following]), events)
-            if self._dear:
-                most = max(0, most - self._dear)
-                self._dear = 0
+            if self._handshake_cost:
+                most = max(0, most - self._handshake_cost)
+                self._handshake_cost = 0
         if joined:
             assert channel is not None
             events.append(DataReceived(channel, b"".join(joined)))
@@ -336,7 +336,7 @@ class ClientConnection:
                 raise HandshakeError("nobody listens")
             if self._refusal(remote, None if ping else message[:PUBKEY_SIZE]) is not None:
                 raise HandshakeError("not looked at")
-            self._dear += HANDSHAKE_FRAMES
+            self._handshake_cost += HANDSHAKE_FRAMES
             offered = ClientChannel(number, remote)
             offered.name = body[0]
             offered.offer = Offer(self._key, remote, message, self._profile, ephemeral=self._ephemeral())

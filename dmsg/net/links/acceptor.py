@@ -23,8 +23,8 @@ from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.isolate import isolated
 from dmsg.net.links.link import Link
-from dmsg.net.links.strangers import Strangers
-from dmsg.net.share import Share
+from dmsg.net.links.refusal_log import Strangers
+from dmsg.net.turn_share import Share
 
 MAX_HANDSHAKES = 512
 """Handshakes under way; one more evicts one of the addresses with most: the first that has said nothing

@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import TransportClosed
 from dmsg.net.streams.outbox import EndOfData, Outbox
-from dmsg.net.streams.producing import Producing
+from dmsg.net.streams.producers import Producing
 
 _T = TypeVar("_T")
 

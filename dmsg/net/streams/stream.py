@@ -37,7 +37,7 @@ from dmsg.net.streams.deadlines import Deadlined
 from dmsg.net.streams.half_close import HalfClosing
 from dmsg.net.streams.interfaces import StreamCarrier
 from dmsg.net.streams.outbox import Outbox, Ticket, tickets_among
-from dmsg.net.streams.producing import Producing
+from dmsg.net.streams.producers import Producing
 
 SEND_LIMIT = 64 * 1024 * 1024
 """Unsent bytes that a stream holds for an application that never waits."""

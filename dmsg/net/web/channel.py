@@ -23,9 +23,9 @@ from twisted.web.server import Request, Site
 
 from dmsg.net.blocks import blocks_of
 from dmsg.net.reactor import cancel_call
-from dmsg.net.share import Share
+from dmsg.net.turn_share import Share
 from dmsg.net.turns import TakesTurns
-from dmsg.net.web.unanswered import Unanswered
+from dmsg.net.web.pending_requests import Unanswered
 
 PIECE = 2 * 1024
 """Bytes that are parsed at a time; what is behind them waits, and when a request is being answered nothing is read."""
@@ -180,7 +180,7 @@ class BoundedChannel(TakesTurns, HTTPChannel):
         self.loseConnection()  # type: ignore[no-untyped-call]
 
     def give_up(self) -> None:
-        """Others need the room; for :class:`~dmsg.net.web.unanswered.Holder`."""
+        """Others need the room; for :class:`~dmsg.net.web.pending_requests.Holder`."""
         self._given_up = True
         self._behind.clear()
         answer = getattr(self.requests[-1], "answer_busy", None) if self.requests else None

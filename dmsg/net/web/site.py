@@ -19,7 +19,7 @@ from dmsg.base.buckets import RateLimit
 from dmsg.net.addresses import forwarded_client
 from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.reactor import cancel_call
-from dmsg.net.share import Share
+from dmsg.net.turn_share import Share
 from dmsg.net.turns import TakesTurns
 from dmsg.net.web.channel import BoundedSite, PlainRequest, SiteOptions
 from dmsg.net.web.routes import finish_with

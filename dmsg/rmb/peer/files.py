@@ -32,7 +32,7 @@ from dmsg.directories import free_bytes
 from dmsg.net.reactor import cancel_call
 from dmsg.rmb.envelope.wire import JSON
 from dmsg.rmb.errors import RmbError
-from dmsg.rmb.peer.local import LocalRequest, incoming_request, incoming_response, may_be_called
+from dmsg.rmb.peer.local_json import LocalRequest, incoming_request, incoming_response, may_be_called
 from dmsg.rmb.peer.store import REPLY, PeerStore
 from dmsg.rmb.session.seal import Received
 

@@ -14,14 +14,14 @@ from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 
-from dmsg.base.seldom import Seldom
+from dmsg.base.log_throttle import LogThrottle
 from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor
 from dmsg.rmb.envelope.envelope_pb2 import Backlog, Envelope
 from dmsg.rmb.envelope.wire import JSON, SENT_EXPIRATION, source_of, stamp, ttl
 from dmsg.rmb.errors import CallTimeout, CipherError, Drop, RmbError, TwinNotFound
 from dmsg.rmb.peer.files import FILE, FileUploads
-from dmsg.rmb.peer.local import (
+from dmsg.rmb.peer.local_json import (
     LocalError,
     LocalRequest,
     LocalResponse,
@@ -108,7 +108,7 @@ class RmbPeer(Service):
         self._recording = 0
         """Confirmations that are being written down."""
         self._commands: dict[int, dict[str, float]] = {}
-        self._seldom = Seldom(reactor.seconds)
+        self._seldom = LogThrottle(reactor.seconds)
         self.ready: Deferred[None] = Deferred()
 
     @property
@@ -356,7 +356,7 @@ class RmbPeer(Service):
 
     def _say(self, kind: object, text: str) -> None:
         """A line about a message; one of a kind in a while, because anybody can send many."""
-        more = self._seldom.more(str(kind))
+        more = self._seldom.suffix(str(kind))
         if more is not None:
             _log.info("{text}{more}", text=text, more=more)
 

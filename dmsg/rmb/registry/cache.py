@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.base.tables import remember
+from dmsg.base.bounded_tables import remember
 from dmsg.rmb.errors import RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.twin import Twin

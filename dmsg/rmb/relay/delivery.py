@@ -28,7 +28,7 @@ from twisted.python.failure import Failure
 from dmsg.rmb.relay.ports import Carrier, Store
 from dmsg.rmb.relay.queue.interface import Queued, QueueId
 from dmsg.rmb.socket.confirm import Message
-from dmsg.rmb.socket.parking import Parking
+from dmsg.rmb.socket.held_messages import HeldMessages
 from dmsg.rmb.twins.address import Session
 
 WINDOW_MESSAGES = 1024
@@ -134,7 +134,7 @@ class Delivery:
         self._marks = (0, 0)
         self._behind = self._behind_size = 0
         """Messages that went into the queue while it was connected and were not read from it, and their bytes."""
-        self._held: set[Parking] = set()
+        self._held: set[HeldMessages] = set()
         self.appending = 0
         self.stalled = False
         self.lazy = False

@@ -8,7 +8,7 @@ from functools import partial
 from twisted.internet.interfaces import IReactorTime
 
 from dmsg.base.memory import Holding, Memory
-from dmsg.net.looks import Looks
+from dmsg.net.memory_watch import Looks
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.relay.switch import Switch

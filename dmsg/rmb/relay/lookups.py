@@ -14,7 +14,7 @@ from typing import NamedTuple
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.base.tables import uncount
+from dmsg.base.bounded_tables import uncount
 from dmsg.net.isolate import isolated
 from dmsg.net.turns import Hold
 from dmsg.rmb.errors import RegistryUnavailable, TwinNotFound

@@ -7,8 +7,8 @@ from collections import Counter
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.base.ranked import Ranked
-from dmsg.base.tables import uncount
+from dmsg.base.bounded_tables import uncount
+from dmsg.base.priority_queue import PriorityQueue
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.twins.address import Session
 
@@ -36,7 +36,7 @@ class Presence:
         self.sessions: dict[Session, RelaySession] = {}
         self.of_twin: Counter[int] = Counter()
         self._newest: dict[int, dict[Session, RelaySession]] = {}
-        self._most: Ranked[int] = Ranked()
+        self._most: PriorityQueue[int] = PriorityQueue()
 
     def _count(self, twin: int) -> None:
         if self.of_twin[twin]:

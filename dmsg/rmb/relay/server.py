@@ -28,15 +28,15 @@ from dmsg.rmb.relay.federation.post import Poster
 from dmsg.rmb.relay.holdings import SessionHoldings
 from dmsg.rmb.relay.limiter import FixedWindow
 from dmsg.rmb.relay.metrics import RelayMetrics
+from dmsg.rmb.relay.periodic import ROUND, Rounds
 from dmsg.rmb.relay.queue.interface import QueueLimits, RelayQueue
 from dmsg.rmb.relay.queue.redis import RedisQueue
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
-from dmsg.rmb.relay.rounds import ROUND, Rounds
 from dmsg.rmb.relay.rules import Rules
 from dmsg.rmb.relay.settings import RelaySettings
-from dmsg.rmb.relay.shown import RmbRelayShown
 from dmsg.rmb.relay.site import RelaySite
+from dmsg.rmb.relay.status_page import RmbRelayShown
 from dmsg.rmb.relay.switch import MAX_UNFINISHED, Switch
 from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER

@@ -12,7 +12,7 @@ from dmsg.rmb.relay.delivery import Delivery
 from dmsg.rmb.relay.ports import Store
 from dmsg.rmb.relay.rules import Rules
 from dmsg.rmb.socket.confirm import Ledger
-from dmsg.rmb.socket.parking import Parking
+from dmsg.rmb.socket.held_messages import HeldMessages
 from dmsg.rmb.socket.websocket import BAD_DATA, TRY_LATER, Socket
 from dmsg.rmb.twins.address import Session
 
@@ -93,7 +93,7 @@ class RelaySession:
         self.socket: Socket | None = None
         self.ledger = Ledger(self._answer_ping, self._broken)
         self.delivery = Delivery(session, self, switch, switch.line_messages, switch.line_size)
-        self.parking = Parking(
+        self.parking = HeldMessages(
             self._receive,
             self.ledger.ping,
             switch.later,

@@ -23,13 +23,13 @@ from dmsg.net.web.site import bounded, close_after, without_body
 from dmsg.pages.access import HERE, NOT_PUBLIC
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, EnvelopeError, TokenError, TwinNotFound
-from dmsg.rmb.relay.bringing import TAKEN, Bringing, Verdict
 from dmsg.rmb.relay.federation import batch
 from dmsg.rmb.relay.federation.post import ONLY_CONNECTED
+from dmsg.rmb.relay.inbound.verify import TAKEN, Bringing, Verdict
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.relay.switch import Switch
-from dmsg.rmb.socket.door import DoorFactory, SocketTransport, Upgrade
+from dmsg.rmb.socket.plain_upgrade import DoorFactory, SocketTransport, Upgrade
 from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session

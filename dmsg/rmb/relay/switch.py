@@ -3,7 +3,7 @@
 ``received -> admitted -> delivered, or: looked up -> routed -> queue, forward,
 probe, refuse``.  The rules are in :mod:`dmsg.rmb.relay.rules`, what happens between a
 message and its confirmation in :mod:`dmsg.rmb.relay.delivery`, what other
-relays bring in :mod:`dmsg.rmb.relay.intake`.
+relays bring in :mod:`dmsg.rmb.relay.inbound.accept`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dmsg.rmb.envelope.wire import decode, to_pong
 from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay.delivery import LINE_MESSAGES, Delivery
-from dmsg.rmb.relay.federation.asking import Outcome
+from dmsg.rmb.relay.federation.attempts import Outcome
 from dmsg.rmb.relay.federation.forward import FULL, Federation
-from dmsg.rmb.relay.limited import Limited
+from dmsg.rmb.relay.limit_log import Limited
 from dmsg.rmb.relay.lookups import LookupLines, Waiting
 from dmsg.rmb.relay.mail import Header, Mail, answer
 from dmsg.rmb.relay.presence import Presence

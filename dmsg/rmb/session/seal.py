@@ -11,7 +11,7 @@ import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from dmsg.base.tables import remember
+from dmsg.base.bounded_tables import remember
 from dmsg.rmb.envelope.cipher import Encryption
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.wire import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from dmsg.rmb.socket.parking import Parking
+from dmsg.rmb.socket.held_messages import HeldMessages
 
 FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
 """Unsettled messages of a session, and their bytes, at which it is read from again, after there were too many."""
@@ -71,7 +71,7 @@ class Ledger:
     def __init__(self, pong: Callable[[bytes], None], broken: Callable[[], None] = lambda: None) -> None:
         self._pong = pong
         self._broken = broken
-        self.holder: Parking | None = None
+        self.holder: HeldMessages | None = None
         """Holds the session while a receiver catches up; None for what another relay brings."""
         self.durable = False
         """What it sends is written down before it is delivered: it will not send it again."""

@@ -18,10 +18,10 @@ from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET, Request
 
 from dmsg.net.flush import TurnFlush
-from dmsg.net.share import Share
 from dmsg.net.socketopts import tune, write_now
+from dmsg.net.turn_share import Share
 from dmsg.net.web.channel import BoundedChannel
-from dmsg.rmb.socket.door import SocketTransport, is_key
+from dmsg.rmb.socket.plain_upgrade import SocketTransport, is_key
 from dmsg.rmb.socket.websocket import OPTIONS, Receiver, Socket
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"

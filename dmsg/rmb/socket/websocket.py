@@ -22,13 +22,13 @@ from zope.interface import implementer
 
 from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import cancel_call
-from dmsg.net.share import STEPS
 from dmsg.net.socketopts import forget_unsent, queued, tune, write_now
+from dmsg.net.turn_share import STEPS
 from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.socket import frames
-from dmsg.rmb.socket.door import SocketTransport
 from dmsg.rmb.socket.fragments import FragmentError, Fragments
+from dmsg.rmb.socket.plain_upgrade import SocketTransport
 
 HANDSHAKE_TIMEOUT = 10
 """Seconds for the opening handshake."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dmsg.base.ranked import Ranked
+from dmsg.base.priority_queue import PriorityQueue
 from dmsg.rmb.errors import SignatureInvalid, TokenError
 from dmsg.rmb.twins.address import MAX_SID, MAX_TWIN, Session
 from dmsg.rmb.twins.identity import Signer, verify
@@ -178,8 +178,8 @@ class UsedTokens:
         self._most = most
         self._count = 0
         self._of: dict[int, OrderedDict[bytes, int]] = {}
-        self._greediest: Ranked[int] = Ranked()
-        self._ends: Ranked[int] = Ranked()
+        self._greediest: PriorityQueue[int] = PriorityQueue()
+        self._ends: PriorityQueue[int] = PriorityQueue()
 
     def __len__(self) -> int:
         return self._count

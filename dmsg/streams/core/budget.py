@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dmsg.base.tables import uncount
+from dmsg.base.bounded_tables import uncount
 
 WINDOW_BUDGET = 256 * 1024 * 1024
 """Bytes by which all windows of a process together grow beyond their first size."""

@@ -63,7 +63,7 @@ class SecureTable(TransportTable):
         super().__init__(local, key=key, random=random, receipts_to=receipts_to)
         self._budget = budget
         self.refusal = refusal
-        self._dear = 0
+        self._handshake_cost = 0
         """Frames of the present read that handshakes have cost the time of."""
 
     def _new_end(
@@ -176,7 +176,7 @@ class SecureTable(TransportTable):
         try:
             reason = self._unseen(payload)
             if reason is None:
-                self._dear += HANDSHAKE_FRAMES
+                self._handshake_cost += HANDSHAKE_FRAMES
                 transport.offer = Offer(self._key, payload, upgrade=True)
         except HandshakeError:
             reason = CloseReason.NOT_AUTHENTIC

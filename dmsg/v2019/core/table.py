@@ -277,9 +277,9 @@ class ClientConnection(SecureTable):
             except RemoteProtocolError as error:
                 self.broken = error  # told behind what came before it
                 break
-            if self._dear:
-                most = max(0, most - self._dear)
-                self._dear = 0
+            if self._handshake_cost:
+                most = max(0, most - self._handshake_cost)
+                self._handshake_cost = 0
         self.left = not most
         if self.unread_requests:
             events += self.read_requests()

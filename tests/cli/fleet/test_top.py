@@ -19,7 +19,7 @@ from termios import TIOCSWINSZ
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.cli.fleet.numbers import Seen, read, row
+from dmsg.cli.fleet.entity_metrics import Seen, read, row
 from tests.cli.test_commands import CommandCase
 from tests.forking import COMMAND
 from tests.net.support import LOOPBACK

@@ -10,18 +10,18 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import TestCase
 
 from dmsg.discovery.checks import proof
-from dmsg.discovery.checks.looks import (
+from dmsg.discovery.checks.proof import reach
+from dmsg.discovery.checks.schedule import (
     Looks,
 )
-from dmsg.discovery.checks.proof import reach
 from dmsg.discovery.entries.entry import Entry, ServerMeta
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.errors import HandshakeError
 from dmsg.keys import SecKey
-from dmsg.messaging.openings import OPENINGS
+from dmsg.messaging.proofs import OPENINGS
 from dmsg.messaging.server import Server as MessagingServer
 from dmsg.v2019.server import Server
-from tests.discovery.checks.test_looks import server
+from tests.discovery.checks.test_schedule import server
 from tests.support import asynchronous
 
 TTL = 120.0

@@ -16,7 +16,7 @@ from dmsg.net.streams import stream as stream_module
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.net.streams.interfaces import StreamCarrier
 from dmsg.net.streams.outbox import JOIN_SIZE, LARGEST_PIECE, SMALL_WRITE
-from dmsg.net.streams.producing import SEND_HIGH_WATER
+from dmsg.net.streams.producers import SEND_HIGH_WATER
 from dmsg.net.streams.stream import LINGER, UNREAD, UNREAD_PIECE, UNREAD_PIECES, StreamTransport
 from tests.support import Producer, Recorder
 

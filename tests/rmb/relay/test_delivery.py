@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.share import MOST, Share
+from dmsg.net.turn_share import MOST, Share
 from dmsg.rmb.errors import CallTimeout, QueueUnavailable
 from dmsg.rmb.relay import delivery
 from dmsg.rmb.relay.delivery import Delivery
@@ -22,7 +22,7 @@ from dmsg.rmb.session.uplink import OutboxFull, Uplink
 from dmsg.rmb.socket import confirm, frames
 from dmsg.rmb.socket.confirm import Ledger, Message
 from dmsg.rmb.socket.frames import Frames, FrameTooLarge
-from dmsg.rmb.socket.parking import Parking
+from dmsg.rmb.socket.held_messages import HeldMessages
 from dmsg.rmb.twins.address import Session
 
 
@@ -103,7 +103,7 @@ class ParkingTests(SynchronousTestCase):
         taken: list[bytes] = []
         share = Share(clock)
         share.now = lambda: 0.001 * len(taken)  # what each costs
-        parking = Parking(taken.append, taken.append, lambda call: None, lambda: None, lambda: None, lambda: False)
+        parking = HeldMessages(taken.append, taken.append, lambda call: None, lambda: None, lambda: None, lambda: False)
         parking.take_turns(share, 1)
         parking.wait_for(self)
         for number in range(50):

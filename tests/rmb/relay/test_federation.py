@@ -15,9 +15,9 @@ from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.registry.table import TableRegistry
-from dmsg.rmb.relay import delivery, limited, presence, switch
-from dmsg.rmb.relay.federation import asking, forward as federation, post as poster
-from dmsg.rmb.relay.federation.asking import Outcome
+from dmsg.rmb.relay import delivery, limit_log, presence, switch
+from dmsg.rmb.relay.federation import attempts, forward as federation, post as poster
+from dmsg.rmb.relay.federation.attempts import Outcome
 from dmsg.rmb.relay.federation.forward import Federation
 from dmsg.rmb.relay.federation.post import Poster
 from dmsg.rmb.relay.mail import Header, Mail
@@ -309,7 +309,7 @@ class HostileTests(FederationCase):
 
     def test_counters_are_bounded(self) -> None:
         """Of relays that twins list."""
-        self.patch(asking, "MAX_COUNTED", 2)
+        self.patch(attempts, "MAX_COUNTED", 2)
         one = make_federation(Clock(), Answers())
         for name in "abcab":
             one.asking._count(one.asking.error, name)
@@ -508,12 +508,12 @@ class LimitTests(MemoryFederationCase):
     @asynchronous
     async def test_who_was_limited_is_said_once_and_counted(self) -> None:
         """A line with the twins, summed up, and a metric with a bound."""
-        self.patch(limited, "LIMITED_EVERY", 0.0)
+        self.patch(limit_log, "LIMITED_EVERY", 0.0)
         self.one = await self.named_relay(limit=(3, 10**6))
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
         a, b = await self.raw("A", self.one), await self.raw("B", self.one)
         said: list[str] = []
-        self.patch(limited, "_log", _Lines(said))
+        self.patch(limit_log, "_log", _Lines(said))
         for _ in range(10):
             a.send(a.envelope(b.session), self.now())
         await self.until(lambda: said)
@@ -526,7 +526,7 @@ class LimitTests(MemoryFederationCase):
         self.assertIn(f'rmb_limited_total{{twin="{self.ids["A"]}"}} 7.0', text)
         for twin in range(10_000, 10_500):
             self.one.switch.limited.count(twin)
-        self.assertLessEqual(len(self.one.switch.limited.of_twin), limited.MAX_LIMITED + 1)
+        self.assertLessEqual(len(self.one.switch.limited.of_twin), limit_log.MAX_LIMITED + 1)
 
     @asynchronous
     async def test_the_last_line(self) -> None:
@@ -535,7 +535,7 @@ class LimitTests(MemoryFederationCase):
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
         a, b = await self.raw("A", self.one), await self.raw("B", self.one)
         said: list[str] = []
-        self.patch(limited, "_log", _Lines(said))
+        self.patch(limit_log, "_log", _Lines(said))
         for _ in range(5):
             a.send(a.envelope(b.session), self.now())
         await self.until(lambda: self.one.switch.limited.of_twin)
@@ -650,7 +650,7 @@ class PassTests(SynchronousTestCase):
 
     def test_a_sender_has_its_part(self) -> None:
         """What is beyond waits in the queue, and nobody else's does; it is brought when there is room again."""
-        self.patch(federation, "MAX_ITEMS", 2 * asking.PART)
+        self.patch(federation, "MAX_ITEMS", 2 * attempts.PART)
         answers = Answers(slow=[0] * 100, good=[202] * 100)
         one = self.federation(answers)
 
@@ -681,7 +681,7 @@ class PassTests(SynchronousTestCase):
 
     def test_offers_wait_for_room(self) -> None:
         """Those of relays that answer have room of their own; what waits too long is not offered."""
-        self.patch(asking, "MAX_OFFERS", 2)
+        self.patch(attempts, "MAX_OFFERS", 2)
         asked: list[Deferred[int]] = []
 
         class Slow(Answers):
@@ -697,9 +697,9 @@ class PassTests(SynchronousTestCase):
         self.assertEqual(len(asked), 2)
         self.assertIs(self.successResultOf(one.asking.offer(b"x", ["good"], 9)), Outcome.TAKEN)
         asked[0].callback(404)
-        self.clock.advance(asking.OFFER_RETRY)
+        self.clock.advance(attempts.OFFER_RETRY)
         self.assertEqual(len(asked), 3)
-        self.clock.pump([asking.OFFER_RETRY] * 30)
+        self.clock.pump([attempts.OFFER_RETRY] * 30)
         self.assertIs(self.successResultOf(slow[3]), Outcome.FAILED)
         self.assertEqual((one.asking.not_offered, one.asking._waiting), (1, 0))
 

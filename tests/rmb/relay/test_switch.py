@@ -18,13 +18,13 @@ from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay import presence
 from dmsg.rmb.relay.delivery import LINE_MESSAGES
 from dmsg.rmb.relay.federation.forward import Federation
-from dmsg.rmb.relay.intake import Intake
+from dmsg.rmb.relay.inbound.accept import Intake
 from dmsg.rmb.relay.lookups import LOOKUP_PATIENCE, LOOKUP_RETRY
 from dmsg.rmb.relay.mail import Header
+from dmsg.rmb.relay.periodic import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, Rounds
 from dmsg.rmb.relay.queue.interface import PART
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
-from dmsg.rmb.relay.rounds import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, Rounds
 from dmsg.rmb.relay.rules import Refused, Rules
 from dmsg.rmb.relay.sessions import SMALL, RelaySession
 from dmsg.rmb.relay.switch import HAND_AGAIN, PING_BEHIND, Switch

@@ -1,7 +1,7 @@
 """Messages for twins of other relays: brought there, tried again, or given up with a word.
 
 Three ways in: :meth:`Federation.forward` for a message that belongs elsewhere,
-:meth:`~dmsg.rmb.relay.federation.asking.Asking.offer` for one try with those who have the
+:meth:`~dmsg.rmb.relay.federation.attempts.Asking.offer` for one try with those who have the
 session connected, :meth:`~dmsg.rmb.relay.federation.offers.Offers.add` for what is kept here
 and may find its receiver at another of its relays.
 """
@@ -19,12 +19,12 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.base.tables import uncount
+from dmsg.base.bounded_tables import uncount
 from dmsg.rmb.envelope.texts import EXPIRED, NO_RELAY, OFFLINE, REMOTE
 from dmsg.rmb.errors import EnvelopeError, TwinNotFound
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.relay.delivery import SPILL_AFTER
-from dmsg.rmb.relay.federation.asking import PART, RETRY_FIRST, RETRY_MOST, Asking, Outcome, RelayPoster
+from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, RETRY_MOST, Asking, Outcome, RelayPoster
 from dmsg.rmb.relay.federation.offers import Offers
 from dmsg.rmb.relay.federation.slots import Slots
 from dmsg.rmb.relay.mail import Header, Mail

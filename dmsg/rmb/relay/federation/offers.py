@@ -8,7 +8,7 @@ from collections.abc import Callable
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.rmb.relay.federation.asking import PART, RETRY_FIRST, RETRY_MOST, Asking, Outcome
+from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, RETRY_MOST, Asking, Outcome
 from dmsg.rmb.relay.queue.interface import Queued, QueueId, RelayQueue
 from dmsg.rmb.twins.address import Session
 

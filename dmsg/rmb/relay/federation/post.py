@@ -14,7 +14,7 @@ from twisted.web.client import Agent
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IResponse
 
-from dmsg.base.tables import remember
+from dmsg.base.bounded_tables import remember
 from dmsg.net.web.body import drop, read_body
 from dmsg.net.web.fetch import Body, cancellable, make_pool
 from dmsg.rmb.relay.federation import batch

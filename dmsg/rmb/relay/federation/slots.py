@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from attrs import define
 
-from dmsg.base.tables import remember, uncount
+from dmsg.base.bounded_tables import remember, uncount
 
 MAX_POSTS = 256
 """Messages in an attempt at once."""

@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from dmsg.base.tables import uncount
+from dmsg.base.bounded_tables import uncount
 from dmsg.net.isolate import isolated
 from dmsg.net.reactor import cancel_call
 from dmsg.rmb.errors import QueueUnavailable

@@ -11,9 +11,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.relay.federation import offers as offers_module
-from dmsg.rmb.relay.federation.asking import PART, RETRY_FIRST, Outcome
-from dmsg.rmb.relay.federation.doubts import DOUBT_FOR, UNSIGNED, Doubts
+from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, Outcome
 from dmsg.rmb.relay.federation.offers import MAX_OFFERED, Offers
+from dmsg.rmb.relay.federation.unverified import DOUBT_FOR, UNSIGNED, Doubts
 from dmsg.rmb.relay.queue.interface import Queued
 from dmsg.rmb.relay.rules import Action, Decision, Rules
 from dmsg.rmb.twins.address import Session

@@ -1,0 +1,207 @@
+"""The way from a program to its agent: connections that carry lines, or one stream each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.endpoints import UNIXClientEndpoint, connectProtocol
+from twisted.internet.error import ConnectError, ConnectionDone
+from twisted.internet.interfaces import IProtocol
+from twisted.internet.protocol import Protocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.agent.local_stream import LOST, LocalCarrier, Opened
+from dmsg.agent.wire import Answer, Reader, WireError, line, parse_line, raise_error
+from dmsg.errors import CloseReason, DmsgError, DmsgTimeout
+from dmsg.net.flush import TurnFlush
+from dmsg.net.reactor import Reactor
+
+PATIENCE = 10.0
+"""Seconds for an answer that takes an agent no time."""
+CLOSING = 2.0
+"""Seconds that a program which ends waits for streams that it closes."""
+AWAY = (ConnectError, ConnectionDone, OSError)
+"""Errors with which a connection to an absent agent fails."""
+
+_log = Logger()
+_T = TypeVar("_T")
+
+
+class Road:
+    """Connections of this program to the agent.
+
+    :param program: what it is called in ``dmsg status``.
+    :ivar streams: connections that carry one.
+    """
+
+    def __init__(self, reactor: Reactor, path: Path, program: str) -> None:
+        self.reactor = reactor
+        self.turn = TurnFlush(reactor)
+        self.path = path
+        self._program = program
+        self.streams: set[StreamConnection] = set()
+
+    def open(self, protocol: Protocol, request: Mapping[str, object]) -> Deferred[IProtocol]:
+        """A connection with its request sent; fails with one of :data:`AWAY`."""
+        text = line({**request, "program": self._program})
+        opened: Deferred[IProtocol] = connectProtocol(UNIXClientEndpoint(self.reactor, os.fspath(self.path)), protocol)
+
+        def ask(connected: IProtocol) -> IProtocol:
+            assert protocol.transport is not None
+            protocol.transport.write(text)
+            return connected
+
+        return opened.addCallback(ask)
+
+    async def ask(self, request: Mapping[str, object], patience: float = PATIENCE) -> Answer:
+        """Send a request and return its answer.  :raises DmsgError: the agent reports a failure, or no answer came."""
+        connection = Lines()
+        try:
+            await self.open(connection, request)
+        except AWAY:
+            raise DmsgError(f"the agent at {self.path} has stopped") from None
+        try:
+            return await self.within(connection.answered, patience)
+        finally:
+            if connection.transport is not None:
+                connection.transport.loseConnection()
+
+    def within(self, answered: Deferred[_T], patience: float = PATIENCE) -> Deferred[_T]:
+        """The same; fails with DmsgTimeout where it does not fire in so many seconds."""
+        return answered.addTimeout(patience, self.reactor, _no_answer)
+
+
+def _no_answer(result: _T | Failure, seconds: float) -> _T | Failure:
+    if isinstance(result, Failure) and result.check(CancelledError):
+        raise DmsgTimeout(f"the agent did not answer within {seconds:g} s") from None
+    return result
+
+
+class Lines(Protocol):
+    """A connection on which the agent says lines.
+
+    :ivar answered: fires with the first, or fails.
+    :ivar ended: fires when the connection is gone.
+    :param said: called with each line behind the first.
+    """
+
+    def __init__(self, said: Callable[[Lines, Answer], None] = lambda lines, content: None) -> None:
+        self._reader = Reader()
+        self.answered: Deferred[Answer] = Deferred()
+        self.ended: Deferred[None] = Deferred()
+        self._said = said
+
+    def dataReceived(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            while (text := self._reader.next_line()) is not None:
+                content = parse_line(text)
+                if self.answered.called:
+                    self._said(self, content)
+                else:
+                    self._answer(content)
+        except WireError as error:
+            if not self.answered.called:
+                self.answered.errback(Failure(error))
+            assert self.transport is not None
+            self.transport.loseConnection()
+
+    def _answer(self, content: Answer) -> None:
+        try:
+            raise_error(content)
+        except DmsgError:
+            self.answered.errback(Failure())
+        else:
+            self.answered.callback(content)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if not self.answered.called:
+            self.answered.errback(Failure(DmsgError("the agent has ended")))
+        self.ended.callback(None)
+
+
+class StreamConnection(Protocol):
+    """A connection that carries one stream.
+
+    :ivar started: fires with the application's protocol, or fails.
+    :ivar over: fires when the connection is gone.
+    """
+
+    def __init__(self, road: Road, build: Callable[[Opened], IProtocol | None]) -> None:
+        self._road = road
+        self._build = build
+        self._reader = Reader()
+        self._carrier: LocalCarrier | None = None
+        self.started: Deferred[IProtocol] = Deferred(lambda _: self._give_up())
+        self.over: Deferred[None] = Deferred()
+
+    def connectionMade(self) -> None:
+        self._road.streams.add(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            if self._carrier is None and not self._on_answer():
+                return
+            carrier = self._carrier
+            while carrier is not None and not carrier.closed and (found := self._reader.next_frame()) is not None:
+                carrier.received(*found)
+        except WireError:
+            _log.failure("the agent violated the protocol")
+            self._give_up()
+
+    def _on_answer(self) -> bool:
+        text = self._reader.next_line()
+        if text is None:
+            return False
+        answer = parse_line(text)
+        try:
+            raise_error(answer)
+            opened = Opened(answer)
+            protocol = self._build(opened)
+        except Exception:
+            self._fail(Failure())
+            return False
+        if protocol is None:
+            self._fail(Failure(DmsgError("its factory builds no protocol")))
+            return False
+        self._carrier = opened.start(self._road.reactor, self, self._road.turn, protocol)
+        if not self.started.called:
+            self.started.callback(protocol)
+        return True
+
+    def _fail(self, failure: Failure) -> None:
+        if not self.started.called:
+            self.started.errback(failure)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def stop(self) -> None:
+        """The program ends: a stream that is being closed says first what was written to it, others are over."""
+        if self._carrier is None:
+            self._give_up()
+            return
+        stream = self._carrier.stream
+        if stream.disconnecting and not stream.over:
+            self._road.reactor.callLater(CLOSING, self._give_up)
+            return
+        # what was not sent yet never will be: that is no clean end
+        reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
+        self._carrier.close(reason)
+        stream.carrier_closed(reason)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._road.streams.discard(self)
+        if not self.started.called:
+            self.started.errback(Failure(DmsgError("the agent has ended")))
+        if self._carrier is not None:
+            self._carrier.ended(LOST)
+        self.over.callback(None)

@@ -1,0 +1,339 @@
+"""The files of one directory over HTTP: ranges, types, listings; nothing outside, nothing that blocks."""
+
+from __future__ import annotations
+
+import errno
+import html
+import os
+import stat
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from twisted.internet.defer import Deferred, DeferredSemaphore
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+from twisted.web.resource import IResource, Resource
+from twisted.web.server import NOT_DONE_YET, Request
+from twisted.web.static import File, StaticProducer
+
+from dmsg.apps.descriptors import open_within
+from dmsg.apps.exposure import has_dot, own_files
+from dmsg.apps.partial_files import PART_SUFFIX
+from dmsg.apps.sources import Source, SourceChanged, open_regular
+from dmsg.apps.transfer import TransferError
+from dmsg.base.units import human_size
+from dmsg.net.threads import giving_way, in_thread
+
+MAX_RANGES = 16
+"""Parts of a file in one answer."""
+ROWS_LIMIT = 20_000
+"""Files of a listing; of those behind them it is said how many there are."""
+LISTINGS_AT_ONCE = 1
+"""Listings that are made at the same time, each in a thread of which the reactor's thread has half of the time."""
+LISTINGS_WAITING = 64
+"""Requests for listings that wait for those; the next ones are answered with 503."""
+SORTS = {"name": "name", "size": "size", "time": "modified"}
+"""Columns of a listing and the attribute that orders them."""
+
+
+class Threads:
+    """Makes listings in threads: a few at a time, and the next ones in turn.
+
+    Requests for the same listing that wait for their turn get one page.  None joins a page that is being made: it may
+    lack what was put into the directory since.
+
+    :param reactor: whose threads they are; None: each is made at once.
+    """
+
+    def __init__(self, reactor: IReactorTime | None) -> None:
+        self._reactor = reactor
+        self._places = DeferredSemaphore(LISTINGS_AT_ONCE)
+        self._waiting: dict[Hashable, list[Deferred[bytes]]] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """No more may wait."""
+        return sum(map(len, self._waiting.values())) >= LISTINGS_WAITING
+
+    def run(self, what: Hashable, act: Callable[[], bytes], gone: Deferred[None]) -> Deferred[bytes]:
+        """Call it in a thread when it is its turn.
+
+        :param what: the same for listings whose page is the same.
+        :param gone: fails when nobody waits for it any more: before its turn it is given up, behind that its thread
+            has to come to its end before the next one begins.
+        """
+        made: Deferred[bytes] = Deferred()
+        if what in self._waiting:
+            self._waiting[what].append(made)
+        else:
+            self._waiting[what] = [made]
+            self._places.run(self._make, what, act).addErrback(lambda _: None)  # told to those who wait
+
+        def left(_: object) -> None:
+            if made in self._waiting.get(what, ()):
+                self._waiting[what].remove(made)
+                made.cancel()
+
+        gone.addErrback(left)
+        return made
+
+    def _make(self, what: Hashable, act: Callable[[], bytes]) -> Deferred[None] | None:
+        waiting = self._waiting.pop(what)
+        if not waiting:
+            return None  # all of them have left
+
+        def tell(page: bytes | Failure) -> None:
+            for one in waiting:
+                one.callback(page)
+
+        return in_thread(self._reactor, act).addBoth(tell)
+
+
+class Contained(File):
+    """Regular files and directories below ``root``; a link that leads out of it is not there."""
+
+    root = ""
+    title = ""
+    hidden = False
+    """Names that begin with a dot, and parts of copies under way, are there too."""
+    threads: Threads
+    _size: int | None = None
+
+    def getChild(self, path: bytes, request: Request) -> IResource:
+        try:
+            name = path.decode()
+        except UnicodeDecodeError:
+            return self.childNotFound
+        if "\0" in name:
+            return self.childNotFound
+        child: IResource = super().getChild(path, request)  # type: ignore[no-untyped-call]
+        if isinstance(child, Contained):
+            child.root, child.title, child.hidden, child.threads = self.root, self.title, self.hidden, self.threads
+            if not servable(child.path, self.root, hidden=self.hidden):
+                return self.childNotFound
+        return child
+
+    def createSimilarFile(self, path: str) -> File:
+        similar: Contained = super().createSimilarFile(path)  # type: ignore[no-untyped-call]
+        similar.root, similar.title, similar.hidden, similar.threads = self.root, self.title, self.hidden, self.threads
+        return similar
+
+    def openForReading(self) -> Source:
+        """The file that is there now; what was one when it was looked at may be a pipe or a link by now."""
+        real = Path(os.path.realpath(self.path))
+        try:
+            at = open_within(Path(self.root), real.parent)
+            try:
+                source = Source(open_regular(real.name, real.name, at), real.name)
+            finally:
+                os.close(at)
+        except (TransferError, OSError, ValueError):
+            raise OSError(errno.EACCES, "cannot be read", self.path) from None
+        self._size = source.size
+        return source
+
+    def getFileSize(self) -> int:
+        """Return the size of the opened file; the size by path may belong to another file."""
+        return super().getFileSize() if self._size is None else self._size  # type: ignore[no-untyped-call]
+
+    def makeProducer(self, request: Request, fileForReading: Source) -> StaticProducer:
+        if (request.getHeader(b"range") or b"").count(b",") >= MAX_RANGES:
+            request.requestHeaders.removeHeader(b"range")  # as for who does not know ranges: all of it, once
+        producer: StaticProducer = super().makeProducer(request, fileForReading)  # type: ignore[no-untyped-call]
+        resume = producer.resumeProducing
+
+        def resume_or_abort() -> None:
+            try:
+                resume()  # type: ignore[no-untyped-call]
+            except (SourceChanged, OSError):
+                # fewer bytes than the header says can only be told by an end that is none
+                producer.stopProducing()
+                request.unregisterProducer()
+                request.channel.transport.abortConnection()  # type: ignore[union-attr]
+
+        producer.resumeProducing = resume_or_abort  # type: ignore[method-assign]
+        return producer
+
+    def directoryListing(self) -> Resource:
+        return Listing(self.path, self.root, self.title, hidden=self.hidden, threads=self.threads)
+
+
+def servable(path: str, root: str, *, hidden: bool) -> bool:
+    """A regular file or a directory, inside ``root`` after all links.
+
+    :param hidden: also if it, where a link leads, or a directory on the way begins with a dot, or is a part of a copy.
+    """
+    try:
+        real = os.path.realpath(path)
+        status = os.stat(real)
+    except (OSError, ValueError):
+        return False
+    mode = status.st_mode
+    inside = real == root or real.startswith(root.rstrip(os.sep) + os.sep)
+    if not inside or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return False
+    own = own_files()
+    if own.has_directory(status) or own.has_file(status) or own.is_below(real):
+        return False
+    names = (os.path.basename(path), *os.path.relpath(real, root).split(os.sep))
+    return hidden or not any(_is_hidden(name) for name in names if name != os.curdir)
+
+
+def _is_hidden(name: str) -> bool:
+    return has_dot(name) or name.endswith(PART_SUFFIX)
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    directory: bool
+    size: int
+    modified: float
+
+
+class Listing(Resource):
+    """Page that lists a directory: names, sizes and times, sortable by each."""
+
+    isLeaf = True
+
+    def __init__(self, path: str, root: str, title: str, *, hidden: bool, threads: Threads) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._hidden = hidden
+        self._path = path
+        self._root = root
+        self._title = title
+        self._threads = threads
+
+    def _rows(self) -> list[_Row]:
+        rows = []
+        own = own_files()
+        with os.scandir(self._path) as found:
+            for one in giving_way(found):
+                try:
+                    one.name.encode()  # what is no text cannot be asked for
+                    status = one.stat(follow_symlinks=False)
+                    if stat.S_ISLNK(status.st_mode):
+                        if not servable(one.path, self._root, hidden=self._hidden):
+                            continue
+                        status = one.stat()
+                    elif not self._hidden and _is_hidden(one.name):
+                        continue
+                    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                        continue
+                    if own.has_directory(status) or own.has_file(status):
+                        continue
+                except (OSError, UnicodeEncodeError):
+                    continue
+                rows.append(_Row(one.name, stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime))
+        return rows
+
+    def render_GET(self, request: Request) -> bytes:
+        assert request.args is not None and request.path is not None
+        request.setHeader(b"content-type", b"text/html; charset=utf-8")
+        by = request.args.get(b"sort", [b"name"])[0].decode("ascii", "replace")
+        by = by if by in SORTS else "name"
+        down = request.args.get(b"order", [b"asc"])[0] == b"desc"
+        below = "/" + "/".join(segment.decode("utf-8", "replace") for segment in (request.prepath or []) if segment)
+        if self._threads.is_full:
+            request.setResponseCode(503)
+            request.setHeader(b"retry-after", b"5")
+            return b"too many listings are being made\n"
+        made = self._threads.run(
+            (self._path, below, by, down), lambda: self._made(below, by, down), request.notifyFinish()
+        )
+        answer: list[bytes] = []
+        left: list[object] = []
+        request.notifyFinish().addErrback(left.append)
+
+        def over(page: bytes | Failure) -> None:
+            if left:
+                return
+            if isinstance(page, Failure):
+                page.trap(OSError)
+                request.setResponseCode(403)
+                page = b"this directory cannot be read\n"
+            if waits:
+                request.write(page)
+                request.finish()
+            else:
+                answer.append(page)
+
+        waits = False
+        made.addBoth(over).addErrback(request.processingFailed)
+        if answer:
+            return answer[0]
+        waits = True
+        return NOT_DONE_YET  # type: ignore[return-value]
+
+    def _made(self, below: str, by: str, down: bool) -> bytes:
+        rows = self._rows()
+        rows.sort(key=lambda row: row.name)
+        rows.sort(key=lambda row: getattr(row, SORTS[by]), reverse=down)
+        rows.sort(key=lambda row: not row.directory)
+        return self._page(below, rows, by, down).encode()
+
+    def _page(self, below: str, rows: list[_Row], by: str, down: bool) -> str:
+        title = html.escape(f"{self._title}: {below}")
+        heads = []
+        for column in SORTS:
+            order = "desc" if column == by and not down else "asc"
+            mark = (" \u25bc" if down else " \u25b2") if column == by else ""
+            heads.append(f'<th><a href="?sort={column}&amp;order={order}">{column}{mark}</a></th>')
+        lines = [] if below == "/" else ['<tr><td><a href="../">../</a></td><td></td><td></td></tr>']
+        for row in giving_way(rows[:ROWS_LIMIT]):
+            slash = "/" if row.directory else ""
+            link = f'<a href="./{html.escape(quote(row.name))}{slash}">{html.escape(row.name)}{slash}</a>'
+            size = "" if row.directory else f'<span title="{row.size} bytes">{human_size(row.size)}</span>'
+            when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.modified))
+            lines.append(f"<tr><td>{link}</td><td class=size>{size}</td><td>{when}</td></tr>")
+        if len(rows) > ROWS_LIMIT:
+            lines.append(f"<tr><td>and {len(rows) - ROWS_LIMIT:,} more</td><td></td><td></td></tr>")
+        return _PAGE.format(title=title, heads="".join(heads), rows="\n".join(lines))
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width">
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem;
+       color: #1c1e21; background: #fff; }}
+h1 {{ font-size: 1.25rem; }}
+table {{ border-collapse: collapse; width: 100%; }}
+th, td {{ text-align: left; padding: .2rem 1rem .2rem 0; }}
+th {{ border-bottom: 1px solid #999; }}
+td.size {{ text-align: right; white-space: nowrap; }}
+td:last-child {{ white-space: nowrap; font-variant-numeric: tabular-nums; }}
+td:first-child {{ overflow-wrap: anywhere; }}
+@media (prefers-color-scheme: dark) {{ body {{ color: #e4e6eb; background: #18191a; }} a {{ color: #8ab4f8; }} }}
+</style></head><body>
+<h1>{title}</h1>
+<table><thead><tr>{heads}</tr></thead><tbody>
+{rows}
+</tbody></table>
+<p><small>Times are UTC.</small></p>
+</body></html>
+"""
+
+
+def file_site(
+    directory: str | os.PathLike[str],
+    title: str = "",
+    *,
+    hidden: bool = False,
+    reactor: IReactorTime | None = None,
+) -> IResource:
+    """A resource with the files of ``directory``.
+
+    :param title: whose they are, for listings.
+    :param hidden: with those that begin with a dot.
+    :param reactor: in whose threads listings are made; None: each is made at once.
+    """
+    resource = Contained(os.fspath(directory))
+    resource.root = os.path.realpath(directory)
+    resource.title = title
+    resource.hidden = hidden
+    resource.threads = Threads(reactor)
+    return resource

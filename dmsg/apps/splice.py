@@ -1,0 +1,226 @@
+"""Two connections made one: what comes in at one goes out at the other.
+
+Each is the other's producer, so a slow one slows the other.  When one direction
+ends cleanly, so does that direction of the other connection, after what was written has left, and the
+opposite direction goes on.  When a connection is lost the other is aborted, so that nobody takes a cut for an end:
+a program at a TCP connection then sees a reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import IAddress, IHalfCloseableProtocol, IProtocol, IProtocolFactory, IPushProducer
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.tcp import Connection
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.net.socketopts import send_more, write_now
+from dmsg.net.streams.transports import ApplicationTransport, transport_of
+
+READ_FRAMES = 4
+"""Frames of the stream that one read of the TCP connection beside it fills."""
+MAX_JOINTS = 1024
+"""Pairs of connections of one listener at a time; one more is refused."""
+
+_log = Logger()
+
+
+@implementer(IHalfCloseableProtocol)
+class Half(Protocol):
+    """Connection that is joined with another; ``other`` is set when both are connected."""
+
+    other: Half | None = None
+    reading_ended = False
+    """Handle the end of the data that this connection receives."""
+    _writing_ended = False
+
+    def __init__(self, connected: Callable[[Half], None] | None = None, lost: Callable[[], None] | None = None) -> None:
+        self._connected = connected
+        self._on_lost = lost
+        self.over: Failure | None = None
+
+    def connectionMade(self) -> None:
+        if self._connected is not None:
+            self._connected(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self.other is not None and self.other.transport is not None:
+            write_now(self.other.transport, data)
+
+    def readConnectionLost(self) -> None:
+        """Handle a half-close: pass it on to the other connection, and keep the other direction open."""
+        if self.reading_ended:
+            return  # TCP says it again when it is read on
+        self.reading_ended = True
+        if self.other is not None:
+            self.other.end_writing()
+        self._close_if_both_ended()
+
+    def writeConnectionLost(self) -> None:
+        """Everything that was written has left, and so has its end."""
+        self._writing_ended = True
+        self._close_if_both_ended()
+
+    def end_writing(self) -> None:
+        """Write no more after what was written."""
+        transport = transport_of(self)
+        transport.unregisterProducer()
+        transport.loseWriteConnection()
+
+    def _close_if_both_ended(self) -> None:
+        # Twisted leaves a TCP connection open that is shut down both ways; a stream closes by itself
+        both = self.reading_ended and self._writing_ended and self.over is None
+        if both and self.transport is not None and not hasattr(self.transport, "can_half_close"):
+            self.transport.loseConnection()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if reason.check(ConnectionDone) and getattr(self.transport, "unacknowledged", 0):
+            # the other end closed before it had all: who wrote that must not take it for a good end
+            reason = Failure(ConnectionLost("closed before all that was written had arrived"))
+        self.over = reason
+        other, self.other = self.other, None
+        if other is not None and other.over is None and other.transport is not None:
+            other.other = None
+            other.transport.unregisterProducer()  # type: ignore[attr-defined]
+            _end(transport_of(other), reason)
+        if self._on_lost is not None:
+            self._on_lost()
+
+
+def _end(transport: ApplicationTransport, reason: Failure) -> None:
+    if reason.check(ConnectionDone):
+        transport.loseConnection()
+        read_on = getattr(transport, "startReading", None)
+        if read_on is not None and getattr(transport, "connected", False):
+            read_on()  # and throw away: who writes and is not read may not read either, and then nothing leaves
+    else:
+        transport.abortConnection()
+
+
+@implementer(IPushProducer)
+class _Source:
+    """Producer that feeds one connection from the other.
+
+    When the other can take no more, this one is still read: else who is there
+    waits for ever with what it writes, and takes nothing of what is left for it.
+    """
+
+    def __init__(self, transport: ApplicationTransport) -> None:
+        self._transport = transport
+        self.pauseProducing = transport.pauseProducing
+        self.resumeProducing = transport.resumeProducing
+
+    def stopProducing(self) -> None:
+        self._transport.resumeProducing()
+
+
+def join(one: Half, two: Half) -> None:
+    """Both are connected: let the bytes flow."""
+    for half, other in ((one, two), (two, one)):
+        if other.over is not None:
+            _end(transport_of(half), other.over)
+            return
+    for half, other in ((one, two), (two, one)):
+        frame = getattr(other.transport, "max_frame", None)
+        if frame is not None and isinstance(half.transport, Connection):
+            # what is read at a time fills its frames, and leaves nothing for a small one behind them
+            half.transport.bufferSize = READ_FRAMES * frame
+            send_more(half.transport)
+    one.other, two.other = two, one
+    assert one.transport is not None and two.transport is not None
+    first, second = transport_of(one), transport_of(two)
+    first.registerProducer(_Source(second), True)
+    second.registerProducer(_Source(first), True)
+    for half, other in ((one, two), (two, one)):
+        if half.reading_ended:  # before the other was connected
+            other.end_writing()
+    if not one.reading_ended:
+        first.resumeProducing()
+
+
+class SpliceFactory(Factory):
+    """Each connection that comes in is joined to one that ``connect`` makes for it.
+
+    :param connect: called with a factory; fires when it is connected.
+    :param allowed: says of an address whether it may come in.
+    """
+
+    noisy = False
+
+    def __init__(
+        self,
+        connect: Callable[[IProtocolFactory], Deferred[IProtocol]],
+        *,
+        allowed: Callable[[IAddress], bool] = lambda address: True,
+        failed: Callable[[Failure], None] = lambda failure: None,
+        max_joints: int = MAX_JOINTS,
+    ) -> None:
+        self._connect = connect
+        self.admits = self._allowed = allowed
+        self._failed = failed
+        self._max = max_joints
+        self._halves: dict[Half, None] = {}
+        self.total = 0
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        if addr is not None and not self._allowed(addr):
+            return None
+        if self.joints >= self._max and not self._make_room():
+            return None
+        self.total += 1
+
+        def lost() -> None:
+            self._halves.pop(half, None)
+
+        half = Half(self._incoming, lost)
+        self._halves[half] = None
+        return half
+
+    @property
+    def joints(self) -> int:
+        """Connections now."""
+        return len(self._halves)
+
+    def _make_room(self) -> bool:
+        """Close a connection whose stream waits for another transport, to make room for a new connection."""
+        away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
+        # or one that is over, and is only not read to its end
+        over = next((half for half in self._halves if getattr(half.transport, "over", False)), None)
+        if not away and over is None:
+            return False
+        leaves = over or min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
+        self._halves.pop(leaves, None)
+        transport_of(leaves).abortConnection()
+        return True
+
+    def _incoming(self, one: Half) -> None:
+        transport = transport_of(one)
+        transport.pauseProducing()
+        dial(one, self._connect, self._failed)
+
+
+def dial(
+    one: Half, connect: Callable[[IProtocolFactory], Deferred[IProtocol]], failed: Callable[[Failure], None]
+) -> None:
+    """Make the other half of ``one``, which is paused."""
+    two = Half()
+    factory = Factory.forProtocol(lambda: two)
+    factory.noisy = False
+
+    def connected(_: IProtocol) -> None:
+        join(one, two)
+
+    def not_connected(failure: Failure) -> None:
+        if not failure.check(CancelledError):
+            failed(failure)
+        if one.over is None and one.transport is not None:
+            one.transport.abortConnection()  # type: ignore[attr-defined]
+
+    connect(factory).addCallbacks(connected, not_connected).addErrback(
+        lambda failure: _log.failure("joining connections failed", failure)
+    )

@@ -1,0 +1,46 @@
+"""Lines of the log that strangers can provoke: one of a kind in a while, and how many were left out.  No I/O."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+EVERY = 10.0
+"""Seconds between lines of one kind."""
+MAX_KINDS = 100
+"""Kinds that are told apart; all others are one."""
+
+
+class LogThrottle:
+    """Says whether a line is written now.
+
+    :param now: seconds of a monotonic clock.
+    :param every: seconds between lines of one kind.
+    """
+
+    def __init__(self, now: Callable[[], float], every: float = EVERY) -> None:
+        self._now = now
+        self._every = every
+        self._told: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
+
+    def left_out(self, kind: Hashable = "") -> int | None:
+        """Return the number of lines suppressed since the last one; None if this line is suppressed, too."""
+        now = self._now()
+        while self._told and next(iter(self._told.values()))[0] <= now - self._every * MAX_KINDS:
+            self._told.popitem(last=False)
+        if kind not in self._told and len(self._told) >= MAX_KINDS:
+            kind = None
+        at, count = self._told.get(kind, (-self._every, 0))
+        if now - at < self._every:
+            self._told[kind] = at, count + 1
+            return None
+        self._told.pop(kind, None)
+        self._told[kind] = now, 0
+        return count
+
+    def suffix(self, kind: Hashable = "") -> str | None:
+        """Return the result of :meth:`left_out` as words for the end of a line."""
+        count = self.left_out(kind)
+        if count is None:
+            return None
+        return f", and {count} more since the last line" if count else ""

@@ -1,0 +1,128 @@
+"""Implementation of ``dmsg status``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dmsg.base.units import human_size, human_time, milliseconds
+from dmsg.cli.output import columns, say
+from dmsg.clients.address_book import Names
+from dmsg.errors import CloseReason, DmsgError, close_reason_text
+from dmsg.keys import PubKey
+
+if TYPE_CHECKING:
+    from dmsg.agent.wire import Answer
+
+
+SHOWN_ALLOWED = 3
+"""Peers of ``--allow`` that are named in the row of a service."""
+SHORT = 8
+"""Characters of a key that has no name."""
+
+
+def show(told: Answer) -> None:
+    """The agent's answer to ``status``, for a person."""
+    names = Names()
+    key = str(told["key"])
+    name, text = _name(names, key), PubKey.from_hex(key).text
+    say(f"{name}  {text}" if len(name) + 2 + len(text) <= columns() else f"{name}\n{text}")
+    say(f"{told['state']}, process {told['pid']}, up for {_up(told)}")
+    servers = told["servers"]
+    say()
+    _table(
+        f"{len(servers)} server{'' if len(servers) == 1 else 's'}",
+        [
+            (_name(names, one["key"]), "?" if one["round_trip"] is None else milliseconds(one["round_trip"]))
+            for one in servers
+        ],
+    )
+    _table(
+        "services",
+        [
+            (
+                f"port {one['port']}",
+                f"{one['program']} (process {one['pid']})",
+                one.get("offers", ""),
+                _open_to(names, one),
+                f"{one['taken']} taken" + (f", {one['refused']} refused" if one["refused"] else ""),
+            )
+            for one in told["services"]
+        ],
+    )
+    _table(
+        "streams",
+        [
+            (
+                f"{'from' if one['incoming'] else 'to'} {_name(names, one['peer'])}:{one['port']}",
+                _way(names, one),
+                f"in {human_size(one['rate_in'])}/s",
+                f"out {human_size(one['rate_out'])}/s",
+                f"{human_size(one['bytes_in'])} and {human_size(one['bytes_out'])} in {human_time(one['seconds'])}",
+            )
+            for one in told["streams"]
+        ],
+    )
+    more = told["streams_in_all"] - len(told["streams"])
+    if more > 0:
+        say(f"  and {more} more")
+    refused = {name: number for name, number in told["refused"].items() if number}
+    _table("refused to others", [(_reason(name), str(number)) for name, number in sorted(refused.items())])
+
+
+def _reason(name: str) -> str:
+    """Why others did not get what they asked for."""
+    if name == "handshakes":
+        return "too many handshakes at a time"
+    try:
+        return close_reason_text(CloseReason[name.upper()])
+    except KeyError:
+        return name.replace("_", " ")
+
+
+def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
+    """Columns as wide as they need, below each other on a narrow terminal; nothing, where there is no row."""
+    rows = list(rows)
+    if not rows:
+        return
+    say(title)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    if 2 * len(widths) + sum(widths) > columns():
+        for row in rows:
+            say(f"  {row[0]}")
+            for cell in row[1:]:
+                say(f"    {cell}")
+        return
+    for row in rows:
+        say("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _way(names: Names, one: Answer) -> str:
+    if one["away"] is not None:
+        return f"no way for {human_time(one['away'])}"
+    kind = "" if one["secure"] else ", not encrypted"
+    return f"by {_name(names, one['server'])}{kind}" if one["server"] else "?"
+
+
+def _open_to(names: Names, one: Answer) -> str:
+    """Return the text that says which peers may reach a service."""
+    if one.get("anyone") is None:
+        return "its program says who may"
+    if one["anyone"]:
+        return "open to anyone who knows the key"
+    shown = [_name(names, key) for key in one["allow"][:SHOWN_ALLOWED]]
+    more = one["allowed"] - len(shown)
+    return f"open to {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
+
+
+def _name(names: Names, key: str) -> str:
+    try:
+        return names.name_of(PubKey.from_hex(key)) or f"{key[:SHORT]}..."
+    except DmsgError:
+        return f"{key[:SHORT]}..."
+
+
+def _up(told: Answer) -> str:
+    """Return the text for the agent's uptime; an agent of an earlier version tells only its start time."""
+    return human_time(told.get("up_seconds", max(0.0, time.time() - told["since"])))

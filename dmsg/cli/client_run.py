@@ -1,0 +1,247 @@
+"""Running a command: a reactor, a client, one line for an error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from types import FrameType
+from typing import Any, NoReturn, Protocol, TypeVar, cast
+
+import click
+from twisted.internet import task
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
+from twisted.internet.error import CannotListenError, ConnectionLost
+from twisted.internet.interfaces import IListeningPort, IProtocolFactory, IReactorFromThreads
+from twisted.logger import (
+    FilteringLogObserver,
+    LogLevel,
+    LogLevelFilterPredicate,
+    globalLogBeginner,
+    textFileLogObserver,
+)
+from twisted.python.failure import Failure
+
+from dmsg.cli import output
+from dmsg.cli.access import Access
+from dmsg.clients.address_book import UnknownName
+from dmsg.errors import DmsgError
+from dmsg.net.reactor import Reactor, cancel_call, use_monotonic_clock
+
+T = TypeVar("T")
+C = TypeVar("C", bound="Used")
+C_co = TypeVar("C_co", bound="Used", covariant=True)
+
+Main = Callable[[Reactor], Coroutine[Deferred[Any], Any, object]]
+"""Coroutine function of a command, which gets the reactor that it runs in."""
+
+EXIT_TERMINATED = 143
+"""128 and SIGTERM."""
+EXIT_HUNG_UP = 129
+"""128 and SIGHUP."""
+ONLINE_TIMEOUT = 15.0
+"""Seconds to find a server."""
+MOST_SIGNALS = 3
+"""Times that Ctrl-C is typed: at the first all is put away, at the second that is cut short, at the third nothing is
+waited for."""
+NOTICE_AFTER = 1.5
+"""Seconds after which a command says what it waits for."""
+
+
+def run(main: Main, *, logs: bool = False) -> NoReturn:
+    """Run ``main(reactor)`` in a reactor; ends the process.
+
+    :param logs: what happens is said on standard error, as by a service; else only with ``--verbose``.
+
+    Errors of dmsg and of the system are one line on standard error.
+    """
+    verbose = click.get_current_context().find_root().params.get("verbose", False)
+    level = LogLevel.debug if verbose else LogLevel.info if logs else LogLevel.critical
+    observer = FilteringLogObserver(textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(level)])
+    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
+
+    def start(reactor: Reactor) -> Deferred[None]:
+        use_monotonic_clock(reactor)
+        return _Run(reactor, main).ended
+
+    task.react(start)
+    raise SystemExit(0)
+
+
+class _Run:
+    """Run of one command in its reactor.
+
+    :ivar ended: fires when all is put away; fails with the status to end with.
+    """
+
+    def __init__(self, reactor: Reactor, main: Main) -> None:
+        self._reactor = reactor
+        self._stopped_with = output.EXIT_INTERRUPTED
+        self._over: Deferred[None] = Deferred()
+        self._started: Deferred[None] = Deferred()
+        self._running = Deferred.fromCoroutine(self._guarded(main))
+        output.state.ended = self._give_up
+        if output.state.status is not None:
+            self._give_up()
+        reactor.callWhenRunning(self._tell_signals_apart)
+        # The command begins when the reactor handles signals: before that, Ctrl-C would be an error of the command.
+        reactor.callWhenRunning(self._started.callback, None)
+        reactor.addSystemEventTrigger("before", "shutdown", self._interrupted)
+        self.ended = self._running.addBoth(self._end)
+
+    async def _guarded(self, main: Main) -> None:
+        try:
+            await self._started
+            await main(self._reactor)
+        except CancelledError:
+            raise SystemExit(self._stopped_with if output.state.status is None else output.state.status) from None
+        except BrokenPipeError as error:
+            output.failed(error, err=False)
+            raise SystemExit(output.EXIT_PIPE) from None
+        except UnknownName as error:
+            output.fail_with(str(error), output.EXIT_USAGE, type(error).__name__)
+        except (DmsgError, OSError, ConnectionLost, CannotListenError) as error:
+            output.fail(error)
+        if output.state.status is not None:
+            raise SystemExit(output.state.status)
+
+    def _give_up(self) -> None:
+        """Stop the command in a reactor turn of its own, because the caller may be in the middle of a write."""
+        self._reactor.callLater(0, self._running.cancel)
+
+    def _interrupted(self) -> Deferred[None] | None:
+        """Ctrl-C, SIGTERM: what is running puts away its things first."""
+        if self._over.called:
+            return None
+        self._running.cancel()
+        return self._over
+
+    def _shut_down(self) -> None:
+        # The reactor has been stopped already if the command ended after the signal came.
+        if not self._over.called:
+            self._reactor.stop()
+
+    def _end(self, result: Failure | None) -> Any:
+        self._over.callback(None)
+        return result
+
+    def _tell_signals_apart(self) -> None:
+        """The reactor stops for either in the same way; who started the command sees by which one."""
+        later = cast(IReactorFromThreads, self._reactor).callFromThread
+        times = 0
+
+        def ended(number: int, frame: FrameType | None) -> None:
+            nonlocal times
+            times += 1
+            if times == 1:
+                if number != signal.SIGINT:
+                    self._stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
+                later(self._shut_down)
+            elif times == 2:  # a reactor that is stopped twice says so with a traceback
+                later(self._running.cancel)
+            elif times == MOST_SIGNALS:
+                os._exit(self._stopped_with)
+
+        signal.signal(signal.SIGTERM, ended)
+        if callable(signal.getsignal(signal.SIGINT)):  # not where it is ignored
+            signal.signal(signal.SIGINT, ended)
+        # the terminal was closed: others are to hear of it as well; not under nohup
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, ended)
+
+
+class Used(Protocol):
+    """A client of some family, or of the agent, as far as it is started and stopped."""
+
+    @property
+    def waiting_for(self) -> str:
+        """Reason in words why the client is not online or not published yet."""
+
+    def startService(self) -> None:
+        """Start the client."""
+
+    def stopService(self) -> Deferred[None]:
+        """Stop the client."""
+
+    def when_online(self, timeout: float | None = None) -> Deferred[None]:
+        """Fires when it has a server."""
+
+    def when_published(self, timeout: float | None = None) -> Deferred[None]:
+        """Fires when others can find it."""
+
+
+class Settings(Protocol[C_co]):
+    """Settings of a client of some family, taken from options."""
+
+    def make(self, reactor: Reactor) -> C_co:
+        """A client, not started."""
+
+
+async def with_client(
+    reactor: Reactor,
+    settings: Settings[C],
+    use: Callable[[C], Awaitable[T]],
+    *,
+    published: bool = False,
+) -> T:
+    """``use`` a client that is online, then stop it.
+
+    :param published: wait until others can find it.
+    """
+    client = settings.make(reactor)
+    client.startService()
+    waiting = reactor.callLater(NOTICE_AFTER, _tell_of_waiting, reactor, client)
+    try:
+        await client.when_online(ONLINE_TIMEOUT)
+        if published:
+            await client.when_published(ONLINE_TIMEOUT)
+        cancel_call(waiting)
+        return await use(client)
+    finally:
+        cancel_call(waiting)
+        await client.stopService()
+
+
+def _tell_of_waiting(reactor: Reactor, client: Used) -> None:
+    until = time.strftime("%H:%M:%S", time.localtime(time.time() + ONLINE_TIMEOUT - NOTICE_AFTER))
+    output.notice(f"waiting for {client.waiting_for.rstrip('.')}; at the latest until {until}")
+
+
+class Listens(Protocol):
+    """Client of some family, or of the agent, as far as it takes what peers open."""
+
+    def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort | Deferred[IListeningPort]:
+        """Accept streams."""
+
+
+class _Described(Protocol):
+    """Factory that says who may come, and what they get."""
+
+    admits: Access
+    offers: str
+
+
+async def listening_at(
+    client: Listens, factory: IProtocolFactory, port: int = 0, *, access: Access, offers: str = ""
+) -> IListeningPort:
+    """Take what peers open: of the command's own client at once, of the agent when it says that the port is free.
+
+    :param access: whose; no transport of others is accepted.
+    :param offers: what they get, as ``dmsg status`` shows it.
+    :raises CannotListenError: another part of the client has it.
+    :raises DmsgError: another program has it.
+    """
+    described = cast(_Described, factory)
+    described.admits, described.offers = access, offers
+    return await cast("Deferred[IListeningPort]", maybeDeferred(client.listen, factory, port))
+
+
+async def serve_until_interrupted(port: IListeningPort, *others: IListeningPort) -> None:
+    """Listen until the command is ended."""
+    try:
+        await Deferred()
+    finally:
+        for one in (port, *others):
+            await maybeDeferred(one.stopListening)

@@ -1,0 +1,70 @@
+"""Codes as commands use them: one side makes one and waits, the other types it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from dmsg.apps.codes import rendezvous
+from dmsg.apps.codes.stream import Agreed, CodeUsedUp
+from dmsg.apps.codes.words import Code
+from dmsg.cli.output import notice, say, state, tell
+from dmsg.cli.prompts import ask
+
+if TYPE_CHECKING:
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
+
+async def offer_code(
+    reactor: Reactor, client: Client, words: int, type_there: str, *, verify: bool, show_qr: bool
+) -> Agreed:
+    """Make a code, show it, and wait for the peer who knows it.
+
+    :param type_there: the command to which it is given on the other machine.
+    :raises CodeUsedUp: see :class:`~dmsg.apps.codes.rendezvous.OfferedCode`, or the people see different numbers.
+    """
+
+    def told_wrong(left: int) -> None:
+        notice(f"somebody tried a wrong code; after {left} more wrong tries this code is used up")
+
+    offered = await rendezvous.offer_code(reactor, client, words=words, wrong_guess=told_wrong, warned=notice)
+    tell(f"code: {offered.code}", code=str(offered.code))
+    if show_qr:
+        _show_qr(str(offered.code))
+    notice(f"on the other machine: {type_there} {offered.code}")
+    return await _compared(reactor, await offered.agreed, verify)
+
+
+async def accept_code(reactor: Reactor, client: Client, code: Code, *, verify: bool, timeout: float) -> Agreed:
+    """Prove that this side knows a code to the peer who made it.
+
+    :raises CodeUsedUp: see :func:`~dmsg.apps.codes.rendezvous.accept_code`, or the people see different numbers.
+    """
+    return await _compared(reactor, await rendezvous.accept_code(reactor, client, code, timeout=timeout), verify)
+
+
+async def _compared(reactor: Reactor, agreed: Agreed, verify: bool) -> Agreed:
+    """Show what both sides can compare, if that is wanted."""
+    if verify:
+        say(f"verify: {agreed.verifier}", err=True)
+        if not await ask(reactor, "Does the other side show the same?", default=False):
+            raise CodeUsedUp("the other side shows a different number")
+    return agreed
+
+
+def _show_qr(text: str) -> None:
+    """Show the code as a QR code for a telephone's camera."""
+    if not sys.stderr.isatty() or state.quiet:
+        return
+    import segno
+
+    code = segno.make(text, micro=False)
+    width = code.symbol_size(border=2)[0]
+    try:
+        "▀▄█".encode(sys.stderr.encoding or "ascii")
+    except UnicodeEncodeError:
+        return
+    if shutil.get_terminal_size().columns >= width:
+        code.terminal(out=sys.stderr, border=2, compact=True)

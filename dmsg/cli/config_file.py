@@ -1,0 +1,159 @@
+"""The configuration file of commands: what stands in it is what an option has that is not given.
+
+``$DMSG_CONFIG``, else ``dmsg/config.toml`` in ``$XDG_CONFIG_HOME`` or ``~/.config``.  At its top are options of the
+network, for every command that has them; a table has those of one command, under its name (``[send]``,
+``[discovery.list]``).  The command line goes before the environment, and that before the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import click
+
+from dmsg.directories import config_directory
+from dmsg.errors import DmsgError
+
+NETWORK = (
+    "discovery",
+    "key-file",
+    "agent",
+    "min-servers",
+    "encryption",
+    "prefer",
+    "only",
+    "resume",
+    "receipts",
+    "timeout",
+)
+"""Options that may stand at the top."""
+NAMES = "names"
+"""The file of the address book, at the top."""
+
+
+class ConfigError(DmsgError):
+    """The file cannot be read, or says something that is none."""
+
+
+def config_path() -> Path:
+    """Return the path of the configuration file, which need not exist."""
+    named = os.environ.get("DMSG_CONFIG")
+    if named:
+        return Path(named)
+    return config_directory() / "config.toml"
+
+
+def read_config() -> dict[str, object]:
+    """Read the configuration file; return an empty dict if it does not exist.
+
+    :raises ConfigError: it cannot be read, is no TOML, or has a setting that is none.
+    """
+    path = config_path()
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    import tomllib
+
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    for name, value in content.items():
+        if not isinstance(value, dict) and _spelled(name) not in (*NETWORK, NAMES):
+            raise ConfigError(f"{_where(path, text, name)}: there is no setting {name!r} for all commands")
+    if NAMES in content and not isinstance(content[NAMES], str):
+        raise ConfigError(f"{_where(path, text, NAMES)}: names is a text")
+    return content
+
+
+def check_tables(content: dict[str, object], commands: Sequence[str]) -> None:
+    """:raises ConfigError: a table is of no command: what it says would never count."""
+    for name, value in content.items():
+        if isinstance(value, dict) and name not in commands:
+            path = config_path()
+            raise ConfigError(f"{path}: [{name}] is no command of dmsg")
+
+
+def use_names(content: dict[str, object]) -> None:
+    """Let the address book be where the file says, unless the environment says otherwise."""
+    if NAMES in content and not os.environ.get("DMSG_NAMES"):
+        os.environ["DMSG_NAMES"] = _expanded(cast(str, content[NAMES]))
+
+
+def defaults_of(command: click.Command, path: Sequence[str], content: dict[str, object]) -> dict[str, object]:
+    """Return the default values of a command's parameters from the configuration file.
+
+    :param path: its name, behind those of the groups that it is in.
+    :raises ConfigError: its table has a setting that the command has not.
+    """
+    options: dict[str, click.Option] = {}
+    for param in command.params:
+        if isinstance(param, click.Option):
+            options.update({opt.removeprefix("--"): param for opt in param.opts if opt.startswith("--")})
+    table: object = content
+    for name in path:
+        table = table.get(name, {}) if isinstance(table, dict) else {}
+    found: dict[str, object] = {}
+    for name, value in content.items():
+        if not isinstance(value, dict) and _spelled(name) in options:
+            option = options[_spelled(name)]
+            found[option.name or ""] = _value_of(option, name, value)
+    for name, value in table.items() if isinstance(table, dict) and path else ():
+        if isinstance(value, dict):
+            continue
+        named = options.get(_spelled(name))
+        if named is None or not named.expose_value:
+            where = _where(config_path(), config_path().read_text(), name)
+            raise ConfigError(f"{where}: dmsg {' '.join(path)} has no option --{_spelled(name)}")
+        found[named.name or ""] = _value_of(named, name, value)
+    return found
+
+
+def _spelled(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _value_of(option: click.Option, name: str, value: object) -> object:
+    """Convert a value to the type of its option; a repeatable option takes a list.
+
+    :raises ConfigError: it is of another shape.
+    """
+    return _value(name, shaped(option, name, value))
+
+
+def shaped(option: click.Option, name: str, value: object) -> object:
+    """:raises ConfigError: an option has no such value, whatever its words say."""
+    if option.multiple or option.nargs != 1:
+        value = value if isinstance(value, list) else [value]
+    elif isinstance(value, list):
+        raise ConfigError(f"{config_path()}: {name} has one value")
+    for one in value if isinstance(value, list) else [value]:
+        if option.is_flag != isinstance(one, bool):
+            wanted = "true or false" if option.is_flag else "no true and no false"
+            raise ConfigError(f"{config_path()}: {name} is {wanted}")
+    return value
+
+
+def _value(name: str, value: object) -> object:
+    if isinstance(value, list):
+        return [_value(name, one) for one in value]
+    if not isinstance(value, str | int | float | bool):
+        raise ConfigError(f"{config_path()}: {name} is a text, a number, true, false, or a list of these")
+    return _expanded(value) if isinstance(value, str) else value
+
+
+def _expanded(text: str) -> str:
+    return os.path.expanduser(text) if text.startswith("~/") else text
+
+
+def _where(path: Path, text: str, name: str) -> str:
+    pattern = re.compile(rf"^\s*[\"']?{re.escape(name)}[\"']?\s*=")
+    line = next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 0)
+    return f"{path}, line {line}" if line else str(path)

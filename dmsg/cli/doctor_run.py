@@ -1,0 +1,318 @@
+"""Implementation of ``dmsg doctor``: a series of checks, each with advice for its failure."""
+
+from __future__ import annotations
+
+import platform
+import ssl
+import time
+from collections.abc import Sequence
+from email.utils import parsedate_to_datetime
+from enum import Enum
+from importlib.metadata import version
+
+from twisted.internet.defer import CancelledError
+from twisted.web.iweb import IResponse
+
+from dmsg.base.printable import shortened, without_userinfo
+from dmsg.base.units import milliseconds
+from dmsg.cli.config_file import config_path, read_config
+from dmsg.cli.output import say, state, tell
+from dmsg.cli.params import WAYS_TO_A_DISCOVERY
+from dmsg.clients.address_book import Names
+from dmsg.discovery.entries.entry import Entry, features
+from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.errors import DmsgError, EntryNotFound
+from dmsg.keys import PubKey, SecKey, read_key_file
+from dmsg.net.reactor import Reactor
+from dmsg.net.streams.transports import stream_of
+from dmsg.net.web.body import read_body
+from dmsg.net.web.fetch import WebClient, cancellable, make_pool
+from dmsg.v2019.client import Client
+
+PATIENCE = 10.0
+"""Seconds for each thing that is asked of somebody."""
+CLOCK_OFF = 30.0
+"""Seconds by which the clock may differ from a discovery's."""
+SLOW = 1.0
+"""Seconds of a round trip from which it is said that a server is far away."""
+ANSWER = 64 * 1024
+"""Bytes of an answer about a discovery's health."""
+
+
+class Verdict(Enum):
+    """Result of one check."""
+
+    OK = "ok"
+    NOTE = "note"
+    WRONG = "wrong"
+
+
+class Examination:
+    """Results of the checks so far.
+
+    :ivar well: nothing is wrong so far.
+    """
+
+    def __init__(self) -> None:
+        self.well = True
+
+    def found(self, verdict: Verdict, check: str, text: str, advice: str = "") -> None:
+        """Say it.  :param advice: what to do."""
+        self.well = self.well and verdict is not Verdict.WRONG
+        text = without_userinfo(text)
+        if state.json:
+            tell("", check=check, verdict=verdict.value, text=text, **({"advice": advice} if advice else {}))
+        elif not (state.quiet and verdict is Verdict.OK):
+            say(f"{verdict.value:5}  {text}")
+            if advice:
+                say(f"       {advice}")
+
+
+async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, most: int) -> bool:
+    """Ask everything.  :returns: whether nothing is wrong."""
+    all_ = Examination()
+    _versions(all_)
+    _config(all_)
+    _book(all_)
+    key = _key(all_, key_file)
+    if not urls:
+        all_.found(
+            Verdict.WRONG,
+            "discovery",
+            "no discovery is named",
+            "; ".join(f"{what}: {line}" for what, line in WAYS_TO_A_DISCOVERY),
+        )
+        return all_.well
+    servers: dict[str, Entry] = {}
+    for url in urls:
+        await _discovery(reactor, all_, url, servers)
+    if servers:
+        await _network(reactor, all_, urls, list(servers.values())[:most])
+    if key is not None:
+        await _entry(reactor, all_, urls, key)
+    return all_.well
+
+
+# --- this machine ---
+
+
+def _versions(all_: Examination) -> None:
+    names = ("dmsg", "twisted", "cryptography", "coincurve")
+    text = ", ".join(f"{name} {version(name)}" for name in names)
+    text += f", Python {platform.python_version()}, {ssl.OPENSSL_VERSION}"
+    all_.found(Verdict.OK, "versions", text)
+
+
+def _config(all_: Examination) -> None:
+    try:
+        content = read_config()
+    except DmsgError as error:
+        all_.found(Verdict.WRONG, "config", str(error), "mend that line, or use `dmsg config`")
+        return
+    what = f"{config_path()} is read" if content else f"no settings in {config_path()}"
+    all_.found(Verdict.OK, "config", what)
+
+
+def _book(all_: Examination) -> None:
+    names = Names()
+    try:
+        number = len(names.all())
+    except DmsgError as error:
+        all_.found(Verdict.WRONG, "names", str(error), "mend that line, or move the file away")
+        return
+    all_.found(Verdict.OK, "names", f"{number} names in {names.path}" if number else f"no names in {names.path} yet")
+
+
+def _key(all_: Examination, key_file: str | None) -> SecKey | None:
+    if key_file is None:
+        all_.found(Verdict.NOTE, "key", "no key file is named: commands make a key for each run")
+        return None
+    try:
+        key = read_key_file(key_file)
+    except DmsgError as error:
+        all_.found(Verdict.WRONG, "key", str(error), "`dmsg key new FILE` makes one, and --create where it is named")
+        return None
+    all_.found(Verdict.OK, "key", f"{key_file} is the key {key.public.text}")
+    return key
+
+
+# --- discovery ---
+
+
+async def _discovery(reactor: Reactor, all_: Examination, url: str, servers: dict[str, Entry]) -> None:
+    await _time_there(reactor, all_, url)
+    lookup = Lookup(reactor, url, timeout=PATIENCE)
+    try:
+        began = reactor.seconds()
+        listed = await lookup.available_servers()
+        took = reactor.seconds() - began
+    except DmsgError as error:
+        all_.found(
+            Verdict.WRONG, "discovery", str(error), "is the URL right, does it run, and may this machine connect to it?"
+        )
+        return
+    finally:
+        await lookup.close()
+    what = f"discovery {url} answers in {milliseconds(took)}"
+    if not listed:
+        advice = "servers register themselves: is one running, and does it name this discovery?"
+        all_.found(Verdict.WRONG, "discovery", f"{what}, and offers no server", advice)
+        return
+    ours = [entry for entry in listed if not any(mark.startswith("messaging-") for mark in features(entry.version))]
+    others = len(listed) - len(ours)
+    what += f", and offers {len(ours)} server{'s' * (len(ours) != 1)}"
+    if others:
+        what += f" of dmsg and {others} of the Messaging System, which are not looked at"
+    if ours:
+        all_.found(Verdict.OK, "discovery", what)
+    else:
+        all_.found(Verdict.WRONG, "discovery", what, "commands other than `dmsg messaging` need a dmsg-server there")
+    servers.update({entry.static: entry for entry in ours})
+
+
+async def _time_there(reactor: Reactor, all_: Examination, url: str) -> None:
+    began, wall = reactor.seconds(), time.time()
+    client = WebClient(reactor, make_pool(reactor, persistent=False), PATIENCE)
+    asking = client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor, timeout=PATIENCE)
+    try:
+        response = await cancellable(asking)
+        took = reactor.seconds() - began
+        await cancellable(read_body(response, ANSWER).addTimeout(PATIENCE, reactor))
+    except CancelledError:
+        raise
+    except Exception:  # why it does not answer the next question says, in words
+        return
+    _clock(all_, url, response, wall, took)
+
+
+def _clock(all_: Examination, url: str, response: IResponse, asked: float, took: float) -> None:
+    said = response.headers.getRawHeaders("date", [None])[0]
+    try:
+        there = parsedate_to_datetime(said).timestamp()
+    except (TypeError, ValueError):
+        all_.found(Verdict.NOTE, "clock", f"discovery {url} does not say what time it is there")
+        return
+    # it was somewhere between asking and answering, and whole seconds are said
+    off = there + 0.5 - (asked + took / 2)
+    if abs(off) <= CLOCK_OFF:
+        all_.found(Verdict.OK, "clock", f"the clock agrees with that of {url}")
+    else:
+        ahead = "behind" if off > 0 else "ahead of"
+        all_.found(
+            Verdict.WRONG,
+            "clock",
+            f"the clock is {abs(off):.0f} s {ahead} that of {url}",
+            "set it, by NTP if you can (`timedatectl set-ntp true`): entries and tokens have times in them",
+        )
+
+
+# --- servers and streams ---
+
+
+async def _network(reactor: Reactor, all_: Examination, urls: Sequence[str], servers: Sequence[Entry]) -> None:
+    asking, answering = (Client(reactor, SecKey.generate(), list(urls), warned=lambda text: None) for _ in range(2))
+    for client in (asking, answering):
+        client.startService()
+    try:
+        reached = 0
+        for entry in servers:
+            reached += await _server(reactor, all_, asking, entry)
+        if not reached:
+            ports = sorted({str(entry.server.address).rpartition(":")[2] for entry in servers if entry.server})
+            all_.found(
+                Verdict.WRONG,
+                "servers",
+                "no server is reached",
+                f"is outgoing TCP to port {', '.join(ports)} blocked by a firewall, here or on the way?",
+            )
+            return
+        await _stream(reactor, all_, asking, answering)
+    finally:
+        for client in (asking, answering):
+            await client.stopService()
+
+
+async def _server(reactor: Reactor, all_: Examination, client: Client, entry: Entry) -> bool:
+    assert entry.server is not None
+    name = f"server {entry.key.short} at {entry.server.address}"
+    try:
+        began = reactor.seconds()
+        session = await client.server_session(entry.key).addTimeout(PATIENCE, reactor)
+        took = reactor.seconds() - began
+        if session.pings.known:
+            took = min([await session.ping(PATIENCE) for _ in range(3)])
+    except CancelledError:
+        raise
+    except Exception as error:
+        why = shortened(str(error)) or f"no answer within {PATIENCE:g} s"
+        advice = "others take its place; if it is yours, see its log, and whether its port is open to you"
+        all_.found(Verdict.NOTE, "server", f"{name} is not reached: {why}", advice)
+        return False
+    far = " (far away: others may be nearer, see --prefer)" if took > SLOW else ""
+    all_.found(Verdict.OK, "server", f"{name}: {milliseconds(took)}{far}")
+    return True
+
+
+async def _stream(reactor: Reactor, all_: Examination, asking: Client, answering: Client) -> None:
+    try:
+        await answering.when_published(PATIENCE)
+        stream = stream_of(await asking.probe(answering.public_key, timeout=PATIENCE))
+        began = reactor.seconds()
+        await stream.send(b"", PATIENCE)
+        took = reactor.seconds() - began
+        stream.loseConnection()
+    except CancelledError:
+        raise
+    except Exception as error:
+        all_.found(
+            Verdict.WRONG,
+            "stream",
+            f"a stream from this machine to itself is not carried: {shortened(str(error))}",
+            "servers are reached: `dmsg trace KEY` shows each way to somebody",
+        )
+        return
+    all_.found(Verdict.OK, "stream", f"a stream through them and back takes {milliseconds(took)}")
+
+
+# --- the entry of a key ---
+
+
+async def _entry(reactor: Reactor, all_: Examination, urls: Sequence[str], key: SecKey) -> None:
+    client = Client(reactor, SecKey.generate(), list(urls))
+    try:
+        try:
+            entry = await client.entry(key.public)
+        except EntryNotFound:
+            text = "discovery has no entry of this key: nobody reaches it now"
+            all_.found(Verdict.NOTE, "entry", text, "it is there while a program runs with it: is it to?")
+            return
+        except DmsgError as error:
+            all_.found(Verdict.WRONG, "entry", str(error))
+            return
+        if entry.client is None and entry.server is not None:
+            all_.found(Verdict.NOTE, "entry", f"this key is that of a server, at {entry.server.address}")
+            return
+        if entry.client is None or not entry.client.delegated_servers:
+            all_.found(Verdict.WRONG, "entry", "the entry of this key names no server", "restart its program")
+            return
+        client.startService()
+        ways = 0
+        for text in entry.client.delegated_servers:
+            try:
+                probed = await client.probe(key.public, timeout=PATIENCE, via=PubKey.from_hex(text))
+            except CancelledError:
+                raise
+            except Exception as error:
+                why = shortened(str(error))
+                all_.found(Verdict.NOTE, "entry", f"through server {text[:8]} this key is not reached: {why}")
+            else:
+                stream_of(probed).loseConnection()
+                ways += 1
+        number = len(entry.client.delegated_servers)
+        if ways:
+            all_.found(Verdict.OK, "entry", f"this key is reached through {ways} of its {number} servers")
+        else:
+            advice = "its program may have been killed: start it, or `dmsg discovery delete -k FILE`"
+            all_.found(Verdict.WRONG, "entry", f"this key is reached through none of its {number} servers", advice)
+    finally:
+        await client.stopService()

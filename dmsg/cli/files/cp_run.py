@@ -1,0 +1,377 @@
+"""Implementation of ``dmsg cp``: copies that resume after an interruption."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from rich.progress import Progress
+from twisted.internet.defer import TimeoutError
+from twisted.internet.protocol import Factory
+from twisted.internet.task import LoopingCall, deferLater
+from twisted.python.failure import Failure
+
+from dmsg.apps.codes.rendezvous import CLOSE_TIMEOUT
+from dmsg.apps.copies import Copy, CopyBusy, CopyCut, Get, Put, Started
+from dmsg.apps.copy_listener import Peer
+from dmsg.apps.exposure import has_dot
+from dmsg.apps.paths import regular_size
+from dmsg.apps.sources import changed_text
+from dmsg.apps.transfer import TransferError
+from dmsg.base.units import human_size
+from dmsg.cli.files.send_by_key import say_left_out
+from dmsg.cli.output import notice, say, tell
+from dmsg.cli.reconnect_notice import clock_time
+from dmsg.clients.address_book import Names
+from dmsg.clients.client import CONNECT_TIMEOUT
+from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, WrongUse
+from dmsg.keys import PubKey
+from dmsg.net.streams.transports import stream_of
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+    from twisted.internet.interfaces import IAddress
+    from twisted.internet.protocol import Protocol
+
+    from dmsg.apps.parcels.walk import Walked
+    from dmsg.apps.transfer import Transferred
+    from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.stream import StreamTransport
+    from dmsg.v2019.client import Client
+
+
+RETRY_DELAY = 1.0
+"""Seconds between tries to go on with a copy."""
+LOOK_INTERVAL = 0.5
+"""Seconds between looks whether the peer is there."""
+TELL_AFTER = 2.0
+"""Seconds after which it is said that the peer is away."""
+
+
+class Peers(Factory):
+    """Gives each peer that is allowed an end of a copy."""
+
+    noisy = False
+
+    def __init__(self, make: Callable[[], Peer], allowed: Callable[[IAddress], bool]) -> None:
+        self._make = make
+        self.admits = self._allowed = allowed
+        self._said = ""
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+
+        if addr is None or not self._allowed(addr):
+            return None
+        peer = self._make()
+        whom = str(addr).removeprefix("dmsg:")[:8]
+
+        def ended(result: Transferred | Failure) -> None:
+            if isinstance(result, Failure):
+                error = f"{whom}: {result.value}"
+                if error != self._said:  # who waits for another one tries again each second
+                    say(error, err=True)
+                self._said = error
+            else:
+                self._said = ""
+                text = f"{whom}: {result.name}, {human_size(result.size)}, {human_size(result.rate)}/s"
+                tell(text, peer=whom, name=result.name, bytes=result.size, **_hash_of(result))
+                if result.changed:
+                    notice(f"{whom}: {changed_text(result.name)}")
+
+        peer.done.addBoth(ended)
+        return peer
+
+
+def remote(text: str) -> tuple[PubKey, str] | None:
+    """KEY:PATH or NAME:PATH; None for what is of this machine."""
+    who, colon, path = text.partition(":")
+    if not colon or "/" in who or not who:
+        return None
+    return Names().find(who), path
+
+
+Make = Callable[[Started], Copy]
+"""Given what is told of a start: one try of a copy."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Source and target of one copy."""
+
+    peer: PubKey
+    make: Make
+
+
+def _hash_of(result: Transferred) -> dict[str, str]:
+    """Return the SHA-256 of a file, or None for a directory."""
+    return {"sha256": result.sha256} if result.sha256 else {}
+
+
+def _putter(source: Path, path: str, hidden: bool) -> Make:
+    told: list[Walked] = []
+
+    def left_out(walked: Walked) -> None:
+        if not told:  # not again when it goes on
+            say_left_out(walked)
+        told.append(walked)
+
+    return lambda started: Put(source, path, started=started, hidden=hidden, left_out=left_out)
+
+
+def jobs_of(
+    sources: tuple[str, ...],
+    target: str,
+    *,
+    recursive: bool = False,
+    stage: Path | None = None,
+    hidden: bool = False,
+) -> list[Job]:
+    """Return the copies that the arguments ask for.
+
+    :param recursive: directories of this machine, and what is fetched may be directories.
+    :param stage: see :func:`~dmsg.cli.files.staging.stage_of`.
+    :param hidden: with names that begin with a dot.
+    :raises TransferError: it makes no sense.
+    """
+    if stage is not None:
+        return [
+            *jobs_of(sources, f"{stage}/", recursive=recursive, hidden=hidden),
+            *_from_stage(sources, target, stage, recursive=recursive, hidden=hidden),
+        ]
+    if not sources:
+        raise WrongUse("nothing to copy: SOURCE... TARGET is needed")
+    there = remote(target)
+    jobs: list[Job] = []
+    made: set[str] = set()
+    for source in sources:
+        from_peer = remote(source)
+        if (there is None) == (from_peer is None):
+            raise WrongUse("SOURCE or TARGET must be on a peer: KEY:PATH or NAME:PATH")
+        if there is not None:
+            job, becomes = _sent(source, *there, several=len(sources) > 1, recursive=recursive, hidden=hidden)
+        else:
+            assert from_peer is not None
+            job, becomes = _fetched(
+                source, *from_peer, target, several=len(sources) > 1, recursive=recursive, hidden=hidden
+            )
+        if becomes in made:
+            raise TransferError(f"{source}: two sources have this name, and one would overwrite the other")
+        made.add(becomes)
+        jobs.append(job)
+    return jobs
+
+
+def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: bool, hidden: bool) -> tuple[Job, str]:
+    """The copy of something of this machine, and what it is there.  :raises TransferError: it cannot be one."""
+    local = Path(source)
+    check_name(source, local.name, hidden=hidden)
+    into = not path or path.endswith("/")
+    if local.is_dir():
+        if not recursive:
+            raise TransferError(f"{source}: is a directory; -r copies it")
+        if not into:
+            raise TransferError("a directory needs a target that ends in : or /, where it keeps its name")
+        becomes = path + local.resolve().name
+        return Job(peer, _putter(local, becomes, hidden)), becomes
+    regular_size(local)
+    if several and not into:
+        raise TransferError("several files need a target that ends in : or /")
+    becomes = path + local.name if into else path
+    return Job(peer, _putter(local, becomes, hidden)), becomes
+
+
+def check_name(shown: str, name: str, *, hidden: bool) -> None:
+    """:raises TransferError: a name begins with a dot, which nobody has asked for.  :param shown: as it was typed."""
+    if has_dot(name) and not hidden:
+        raise TransferError(f"{shown}: its name begins with a dot; --hidden copies it")
+
+
+def _fetched(
+    source: str, peer: PubKey, path: str, target: str, *, several: bool, recursive: bool, hidden: bool
+) -> tuple[Job, str]:
+    """The copy of something of a peer, and what it is here.  :raises TransferError: it cannot be one."""
+    name = PurePosixPath(path).name
+    if (path.endswith("/") and not recursive) or name in ("", ".", ".."):
+        raise TransferError(f"{source}: names no file" + (" and no directory" if recursive else ""))
+    local = Path(target)
+    if local.is_dir():
+        local /= name
+    check_name(os.fspath(local), local.name, hidden=hidden)
+    if local.is_symlink() and local.exists():
+        local = local.resolve()  # as cp(1): what it leads to is written
+    if recursive:
+        if not Path(target).is_dir():
+            raise TransferError(f"{target}: there is no such directory")
+    elif local.exists() and not local.is_file():
+        raise TransferError(f"{target}: not a regular file")
+    if not Path(target).is_dir() and (target.endswith("/") or several):
+        raise TransferError(f"{target}: there is no such directory")
+    if not local.parent.is_dir():
+        raise TransferError(f"{local.parent}: there is no such directory")
+
+    def make(started: Started) -> Copy:
+        return Get(path.rstrip("/"), local, directories=recursive, hidden=hidden, started=started)
+
+    return Job(peer, make), os.fspath(local)
+
+
+def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool, hidden: bool) -> list[Job]:
+    """Copy from the staging directory on to the peer, once the source has arrived and its kind is known."""
+    there = remote(target)
+    assert there is not None
+    peer, path = there
+    into = not path or path.endswith("/")
+    if not into and (len(sources) > 1 or recursive):
+        raise TransferError("several files, or a directory, need a target that ends in : or /")
+    jobs = []
+    for source in sources:
+        name = PurePosixPath(source.partition(":")[2].rstrip("/")).name
+        becomes = path + name if into else path
+        jobs.append(Job(peer, _putter(stage / name, becomes, hidden)))
+    return jobs
+
+
+async def copy_one(
+    reactor: Reactor,
+    client: Client,
+    job: Job,
+    port: int,
+    retry: float,
+    timeout: float = CONNECT_TIMEOUT,
+) -> None:
+    """Copy one file or directory; retry after a lost connection for ``retry`` seconds without progress."""
+
+    from dmsg.cli.files.send_by_key import transfer_progress
+
+    peer = job.peer
+    who = Names().name_of(peer) or peer.short
+    with transfer_progress() as progress:
+        away = _Away(reactor, progress, who, retry)
+        watching = LoopingCall(away.look)
+        watching.clock = reactor
+        watching.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
+        reached = False
+        try:
+            while True:
+                copier = job.make(away.started)
+                factory = Factory.forProtocol(lambda copier=copier: copier)  # type: ignore[misc]
+                factory.noisy = False
+                try:
+                    connected = await client.connect(peer, factory, port, timeout=timeout)
+                    reached = True
+                    away.transport = stream_of(connected)
+                    try:
+                        done = await copier.done
+                    finally:
+                        if isinstance(copier, Get):
+                            with suppress(TimeoutError):
+                                await copier.closed.addTimeout(CLOSE_TIMEOUT, reactor)
+                    break
+                except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
+                    if not reached:
+                        raise ConnectFailed(f"{copier.what}{error}", key=getattr(error, "key", "")) from None
+                    if away.given_up(busy=isinstance(error, CopyBusy)):
+                        raise CopyCut(f"{copier.what}{error}{away.where()}") from None
+                away.transport = None
+                await deferLater(reactor, RETRY_DELAY)
+        finally:
+            watching.stop()
+    tell(
+        f"{done.name}: {human_size(done.size)} in {done.seconds:.2f} s, {human_size(done.rate)}/s"
+        + (f", sha256 {done.sha256}" if done.sha256 else ""),
+        copied=done.name,
+        bytes=done.size,
+        seconds=done.seconds,
+        **_hash_of(done),
+    )
+    if done.changed:
+        notice(changed_text(done.name))
+
+
+class _Away:
+    """Shows where a copy is, and when its peer is away for how long and until when it is tried."""
+
+    def __init__(self, reactor: Reactor, progress: Progress, who: str, retry: float) -> None:
+        self._reactor = reactor
+        self._progress = progress
+        self._who = who
+        self._retry = retry
+        self._bar: TaskID | None = None
+        self._name = ""
+        self._size = self._done = 0
+        self._since: float | None = None
+        self._told = self._busy = False
+        self.transport: StreamTransport | None = None
+
+    def started(self, name: str, size: int, offset: int) -> Callable[[int], None]:
+        """The copy begins, or goes on; what is told of its progress."""
+        if self._bar is None:
+            self._bar = self._progress.add_task(name, total=size, completed=offset)
+        if offset and self._since is not None:
+            self._say(f"{self._who} is back, {name} goes on at {human_size(offset)} of {human_size(size)}")
+        self._name, self._size, self._done = name, size, offset
+        self._back()
+        return self._moved
+
+    def _moved(self, done: int) -> None:
+        self._done = done
+        assert self._bar is not None
+        self._progress.update(self._bar, completed=done)
+        if self._since is not None:
+            self._back()
+
+    def _back(self) -> None:
+        self._since, self._told, self._busy = None, False, False
+        if self._bar is not None:
+            self._progress.update(self._bar, description=self._name)
+
+    def given_up(self, *, busy: bool = False) -> bool:
+        """The connection was lost: whether it was so for too long.
+
+        :param busy: the peer is there, and receives this from somebody else.
+        """
+        if busy != self._busy:
+            self._busy, self._told = busy, False
+        now = self._reactor.seconds()
+        if self._since is None:
+            self._since = now
+        return bool(now - self._since >= self._retry)
+
+    def where(self) -> str:
+        """Return the text that says at which byte the same command would resume."""
+        return (
+            f"; the same command goes on at {human_size(self._done)} of {human_size(self._size)}" if self._done else ""
+        )
+
+    def look(self) -> None:
+        """Time has passed."""
+        stream = self.transport
+        now = self._reactor.seconds()
+        if stream is not None and stream.away_since is not None and self._since is None:
+            self._since = stream.away_since
+        if self._since is None:
+            return
+        gone = now - self._since
+        if gone >= self._retry and stream is not None:
+            stream.abortConnection()  # one limit for all ways of waiting
+            return
+        until = clock_time(self._retry - gone)
+        what = "receives it from another connection" if self._busy else f"is away for {gone:.0f} s"
+        text = f"{self._who} {what}, tried until {until}"
+        if self._bar is not None:
+            from dmsg.cli.files.send_by_key import WIDE
+
+            narrow = self._progress.console.width < WIDE
+            short = f"{self._who} {'busy' if self._busy else 'away'}, until {until}"
+            self._progress.update(self._bar, description=short if narrow else f"{self._name}: {text}")
+        if gone >= TELL_AFTER and not self._told:
+            self._told = True
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        if self._progress.disable:  # else the bar says it
+            notice(text)

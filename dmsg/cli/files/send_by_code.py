@@ -1,0 +1,482 @@
+"""Implementation of ``dmsg send`` and ``dmsg receive`` with a code instead of a key."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from twisted.internet.defer import Deferred, TimeoutError, succeed
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.threads import deferToThread
+from twisted.python.failure import Failure
+
+from dmsg.apps.codes.rendezvous import CLOSE_TIMEOUT
+from dmsg.apps.codes.stream import Agreed
+from dmsg.apps.codes.words import Code
+from dmsg.apps.exposure import NEED_HIDDEN, has_dot
+from dmsg.apps.parcels.destination import Place
+from dmsg.apps.parcels.manifest import DIRECTORY
+from dmsg.apps.parcels.offers import Offer
+from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
+from dmsg.apps.parcels.sender import FilesSender, OldFileSender, ParcelSender, PipeSender, Sent, TextSender
+from dmsg.apps.parcels.walk import Walked, walk
+from dmsg.apps.sources import changed_text
+from dmsg.apps.transfer import Refused, TransferError
+from dmsg.base.printable import printable
+from dmsg.base.units import human_size
+from dmsg.cli.code_display import accept_code, offer_code
+from dmsg.cli.files.send_by_key import SHOWN_THINGS, beside, report, say_left_out, transfer_progress
+from dmsg.cli.output import cannot_write, notice, say, state, tell
+from dmsg.cli.prompts import ask, can_ask
+from dmsg.cli.reconnect_notice import patience_of, watched
+from dmsg.net.streams.transports import transport_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+    from twisted.internet.interfaces import IProducer
+
+    from dmsg.keys import PubKey
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
+
+NAME_SHOWN = 255
+"""Characters of the name of a pipe."""
+OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer")
+"""Refusal by which a receiver of dmsg before 0.2, which takes one file at a time, is recognised."""
+
+
+# --- the side that makes the code ---
+
+
+async def send_by_code(
+    reactor: Reactor, client: Client, make: Making, words: int, *, verify: bool, show_qr: bool
+) -> None:
+    """Make a code, wait for who knows it, and give him what ``make`` makes."""
+    agreed = await offer_code(reactor, client, words, make.type_there, verify=verify, show_qr=show_qr)
+    try:
+        sender = make()
+        agreed.go_on(sender)
+        with watched(reactor, lambda: sender.transport, client.streams.resume_timeout, make.say):
+            sent = await sender.done
+        make.stop()
+        make.report(sent)
+    finally:
+        make.stop()
+
+
+async def send_to_key(reactor: Reactor, client: Client, make: Making, key: PubKey, timeout: float) -> None:
+    """Send what ``make`` makes to a key; one file also to a program of dmsg 0.1.
+
+    :param timeout: seconds that opening a stream may take.
+    """
+    try:
+        await _give(reactor, client, make, make(), key, timeout)
+    except TransferError as error:
+        if not any(old in str(error) for old in OLD_RECEIVERS):
+            raise
+        sender = make.for_0_1()
+        if sender is None:
+            why = "the dmsg there is older, and takes one file at a time; by a code it takes all"
+            raise TransferError(f"not sent to {key.short}: {why}") from None
+        await _give(reactor, client, make, sender, key, timeout)
+
+
+async def _give(
+    reactor: Reactor, client: Client, make: Making, sender: ParcelSender, key: PubKey, timeout: float
+) -> None:
+    factory = Factory.forProtocol(lambda: sender)
+    factory.noisy = False
+    try:
+        await client.connect(key, factory, timeout=timeout)
+        with watched(reactor, lambda: sender.transport, patience_of(client), make.say):
+            sent = await sender.done
+    finally:
+        make.stop()
+    make.report(sent, key)
+
+
+class Making:
+    """Factory of the parcel to send; builds the parcel when a receiver has connected.
+
+    :ivar what: it, for a person; ``fields``: the same with ``--json``.
+    :ivar type_there: the command that takes it, as far as the code.
+    """
+
+    what = ""
+    type_there = "dmsg receive"
+    size = 0
+    fields: dict[str, Any]
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bar: TaskID | None = None
+
+    def __call__(self) -> ParcelSender:
+        raise NotImplementedError
+
+    def for_0_1(self) -> ParcelSender | None:
+        """Return the sender for a program of dmsg 0.1, or None if no such sender can send these files."""
+        return None
+
+    def _begin(self, name: str, size: int | None) -> None:
+        self._bar = self._progress.add_task(printable(name), total=size)
+        self._progress.start()
+
+    def _moved(self, done: int) -> None:
+        if self._bar is not None:
+            self._progress.update(self._bar, completed=done)
+
+    def say(self, text: str) -> None:
+        """A notice, beside the bar if there is one."""
+        beside(self._progress, lambda: notice(text))
+
+    def stop(self) -> None:
+        """No bar is shown any more."""
+        self._progress.stop()
+
+    def report(self, sent: Sent, whom: PubKey | None = None) -> None:
+        """Say that it has arrived, when no bar is shown any more.  :param whom: who has it, where that is a key."""
+        if whom is not None and sent.sha256:
+            report("sent", self.fields["sent"][0], sent, whom)
+            say_changed(sent.changed)
+            return
+        fields = self.fields if whom is None else {**self.fields, "peer": str(whom)}
+        to = "" if whom is None else f" to {whom.text}"
+        text = f"sent {self.what}{to}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
+        text += _were_there(self.size - sent.size if self.size else 0)
+        tell(text, bytes=sent.size, seconds=sent.seconds, **fields)
+        say_changed(sent.changed)
+
+
+class FilesToSend(Making):
+    """Files and directories."""
+
+    def __init__(self, progress: Progress, walked: Walked) -> None:
+        super().__init__(progress)
+        self._walked = walked
+        names = [entry.path for entry in walked.checked.entries if "/" not in entry.path]
+        self.what, self.fields = listed(names), {"sent": names, "files": walked.checked.files}
+        self.size = walked.checked.size
+        if any(has_dot(entry.path.rpartition("/")[2]) for entry in walked.checked.entries):
+            self.type_there = "dmsg receive --hidden"
+
+    def __call__(self) -> ParcelSender:
+        return self._sender(FilesSender)
+
+    def for_0_1(self) -> ParcelSender | None:
+        return self._sender(OldFileSender) if len(self._walked.checked.entries) == 1 else None
+
+    def _sender(self, kind: type[FilesSender]) -> ParcelSender:
+        return kind(self._walked, taken=lambda: self._begin(self.what, self.size), progress=self._moved)
+
+
+class TextToSend(Making):
+    """A text."""
+
+    def __init__(self, progress: Progress, text: str) -> None:
+        super().__init__(progress)
+        self._text = text
+        self.what, self.fields = "the text", {"sent": "text"}
+
+    def __call__(self) -> ParcelSender:
+        return TextSender(self._text)
+
+
+class InputToSend(Making):
+    """Standard input, or another pipe, to its end."""
+
+    def __init__(self, reactor: Reactor, progress: Progress, descriptor: int = 0, name: str = "standard input") -> None:
+        super().__init__(progress)
+        self._reactor = reactor
+        self._descriptor = descriptor
+        self.what, self.fields = printable(name), {"sent": name if descriptor else "-"}
+
+    def __call__(self) -> ParcelSender:
+        return PipeSender(
+            self.what[:NAME_SHOWN],
+            lambda pipe: _Input.read(self._reactor, pipe, self._descriptor),
+            # at a terminal the bar would be where one types
+            taken=lambda: None if os.isatty(self._descriptor) else self._begin(self.what, None),
+            progress=self._moved,
+        )
+
+
+class _Input(Protocol):
+    """A pipe, read as fast as the other side takes it."""
+
+    def __init__(self, pipe: PipeSender) -> None:
+        self._pipe = pipe
+
+    @classmethod
+    def read(cls, reactor: Reactor, pipe: PipeSender, descriptor: int) -> None:
+        """Begin."""
+        from twisted.internet.interfaces import IHalfCloseableProtocol
+        from twisted.internet.stdio import StandardIO
+        from zope.interface import directlyProvides
+
+        console = cls(pipe)
+        directlyProvides(console, IHalfCloseableProtocol)
+        console_of: Any = StandardIO
+        console_of(console, stdin=descriptor, reactor=reactor)
+
+    def connectionMade(self) -> None:
+        transport_of(self._pipe).registerProducer(cast("IProducer", self.transport), True)
+
+    def dataReceived(self, data: bytes) -> None:
+        if not self._pipe.done.called:
+            self._pipe.write(data)
+
+    def readConnectionLost(self) -> None:
+        """Handle the end of standard input."""
+        transport_of(self._pipe).unregisterProducer()
+        self._pipe.end()
+
+    def writeConnectionLost(self) -> None:
+        """Standard output is closed; what is read is sent all the same."""
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        pass
+
+
+async def files_to_send(paths: Sequence[Path], progress: Progress, *, hidden: bool) -> FilesToSend:
+    """:param hidden: with names that begin with a dot.  :raises TransferError: they cannot be sent."""
+    walked = await deferToThread(walk, paths, hidden=hidden)
+    say_left_out(walked)
+    return FilesToSend(progress, walked)
+
+
+# --- the side that types it ---
+
+
+async def receive_by_code(
+    reactor: Reactor,
+    client: Client,
+    code: Code,
+    directory: Path,
+    *,
+    overwrite: bool,
+    hidden: bool,
+    max_size: int | None,
+    yes: bool,
+    verify: bool,
+    timeout: float,
+) -> None:
+    """Find who made the code, prove it, and take what he offers."""
+    agreed = await accept_code(reactor, client, code, verify=verify, timeout=timeout)
+    progress = transfer_progress()
+    try:
+        done = await _Taking(
+            reactor,
+            progress,
+            client.streams.resume_timeout,
+            Place(directory, overwrite=overwrite, hidden=hidden),
+            max_size,
+            yes,
+        ).take(agreed)
+    finally:
+        progress.stop()
+    done()
+
+
+class _Taking:
+    """Dialogue with the person about one transfer: question, progress, result."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        progress: Progress,
+        patience: float,
+        place: Place,
+        max_size: int | None,
+        yes: bool,
+    ) -> None:
+        self._reactor = reactor
+        self._progress = progress
+        self._patience = patience
+        self._place = place
+        self._max_size = max_size
+        self._yes = yes
+        self._bar: TaskID | None = None
+        self._output: _Output | None = None
+        self._declined = False
+
+    def _say(self, text: str) -> None:
+        beside(self._progress, lambda: notice(text))
+
+    async def take(self, agreed: Agreed) -> Callable[[], None]:
+        """All of it.  :returns: says what has come, when no bar is shown any more."""
+        receiver = ParcelReceiver(
+            self._place,
+            self._asked,
+            progress=self._moved,
+            pipe=self._write,
+            most=self._max_size,
+        )
+        self._receiver = receiver
+        agreed.go_on(receiver)
+        try:
+            with watched(self._reactor, lambda: receiver.transport, self._patience, self._say):
+                taken = await receiver.done
+        except TransferError as error:
+            if self._declined:
+                raise Refused("not taken") from None
+            if str(error).endswith("exists already"):
+                hint = "--overwrite replaces files, --dir puts it elsewhere; the code is used up, ask for another"
+                raise TransferError(f"{error}: {hint}") from None
+            if NEED_HIDDEN in str(error):
+                raise TransferError(f"{error}; the code is used up, ask for another") from None
+            raise
+        finally:
+            if self._output is not None:
+                await self._output.close()
+            with suppress(TimeoutError):
+                # the other side hears what became of it before this program ends
+                await receiver.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
+        return lambda: self._report(taken)
+
+    def _report(self, taken: Taken) -> None:
+        offer = taken.offer
+        if offer.kind == "text":
+            return  # it was shown when it came
+        names = [str(path) for path in taken.paths]
+        what = listed(names) if names else printable(offer.text)
+        text = f"received {what}: {human_size(taken.size)} in {taken.seconds:.2f} s, {human_size(taken.rate)}/s"
+        text += _were_there(offer.size - taken.size if names else 0)
+        fields = {"bytes": taken.size, "files": offer.files, "seconds": taken.seconds}
+        if offer.kind == "pipe":
+            notice(text)  # standard output has what came
+        else:
+            tell(text, received=names, **fields)
+            say_changed(taken.changed)
+
+    def _asked(self, offer: Offer) -> Deferred[str | None]:
+        if offer.kind == "text":
+            if state.json:
+                tell("", text=offer.text)
+            else:
+                say(offer.text, as_it_is=not sys.stdout.isatty())
+            # before the sender is told that it has arrived
+            return succeed(None if state.status is None else "it could not be written")
+        if offer.kind == "pipe" and sys.stdout.isatty():
+            notice(f"{described(offer)}: say where it goes, dmsg receive CODE > FILE")
+            return succeed("the receiver's standard output is a terminal")
+        if self._max_size is not None and offer.size > self._max_size:
+            return succeed(f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}")
+        question = f"{described(offer)}, from a stranger; take it?"
+        if self._yes:
+            asked: Deferred[bool] = succeed(True)
+        elif can_ask():
+            asked = ask(self._reactor, question, default=True)
+        else:
+            notice(f"{question} Nobody can be asked: standard input is no terminal; --yes takes it")
+            return succeed("there is nobody who could be asked")
+
+        def answered(wanted: bool) -> str | None:
+            if not wanted:
+                self._declined = True
+                return "the receiver does not want it"
+            if offer.kind == "pipe":
+                self._output = _Output(self._reactor, self._receiver)
+            # not before: bars and a question would write over each other
+            self._bar = self._progress.add_task(described(offer), total=offer.size or None)
+            self._progress.start()
+            return None
+
+        return asked.addCallback(answered)
+
+    def _moved(self, done: int) -> None:
+        if self._bar is not None:
+            self._progress.update(self._bar, completed=done)
+
+    def _write(self, data: bytes) -> None:
+        assert self._output is not None
+        self._output.write(data)
+
+
+class _Output(Protocol):
+    """Standard output for a pipe; a slow reader slows the sender."""
+
+    def __init__(self, reactor: Reactor, receiver: ParcelReceiver) -> None:
+        from twisted.internet.interfaces import IHalfCloseableProtocol
+        from twisted.internet.stdio import StandardIO
+        from zope.interface import directlyProvides
+
+        self._receiver = receiver
+        self._over: Deferred[None] = Deferred()
+        directlyProvides(self, IHalfCloseableProtocol)
+        self._console: Any = StandardIO(self, reactor=reactor)
+        self._console.registerProducer(receiver.transport, True)
+
+    def write(self, data: bytes) -> None:
+        """More of it."""
+        self._console.write(data)
+
+    def readConnectionLost(self) -> None:
+        """Nothing is read here."""
+
+    def writeConnectionLost(self) -> None:
+        """Handle the loss of standard output."""
+        self._ended()
+        if not self._receiver.done.called:
+            self._receiver.refuse("its standard output takes no more")
+            self._receiver.done.errback(Failure(cannot_write()))
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._ended()
+
+    def _ended(self) -> None:
+        if not self._over.called:
+            self._over.callback(None)
+
+    def close(self) -> Deferred[None]:
+        """Close standard output when all data is written."""
+        self._console.unregisterProducer()
+        self._console.loseConnection()
+        return self._over
+
+
+def described(offer: Offer) -> str:
+    """Describe an offer to a person."""
+    if offer.kind == "pipe":
+        return f"a pipe ({printable(offer.text)}) to standard output, of a length that nobody knows"
+    named = [
+        f"{_quoted(name)}{'/' if kind == DIRECTORY else ''}"
+        + (f" ({files:,} {'file' if files == 1 else 'files'})" if kind == DIRECTORY else "")
+        # hidden ones first: nobody is to overlook them
+        for name, kind, _, files, _ in sorted(offer.things, key=lambda thing: thing[0][:1] != ".")[:SHOWN_THINGS]
+    ]
+    more = len(offer.things) - SHOWN_THINGS
+    if more > 0:
+        named.append(f"and {more} more")
+    return f"{', '.join(named)}, {human_size(offer.size)}"
+
+
+def _quoted(name: str) -> str:
+    """A name that could be taken for more than a name stands in quotes."""
+    shown = printable(name)
+    shown = shown.replace('"', '\\"')
+    return f'"{shown}"' if re.search(r"[,;()?\"]|^\s|\s$|\s\s", shown) else shown
+
+
+def say_changed(paths: Sequence[str]) -> None:
+    """Say which files were written to while they were sent."""
+    for path in paths:
+        notice(printable(changed_text(path)))
+
+
+def _were_there(size: int) -> str:
+    return f"; {human_size(size)} had arrived before" if size > 0 else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in one line; of many the first ones."""
+    more = len(names) - SHOWN_THINGS
+    shown = ", ".join(_quoted(name) for name in names[:SHOWN_THINGS])
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,95 @@
+"""Staging directories: where copies from peer to peer are stored on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dmsg.apps.partial_files import PART_SUFFIX, part_name
+from dmsg.apps.transfer import Refused, TransferError
+from dmsg.cli.files.cp_run import remote
+from dmsg.directories import cache_directory, make_directory
+from dmsg.filelock import is_at, lock_if_can
+
+KEPT = 7 * 86400.0
+"""Seconds for which what a copy left is kept, so that the same command goes on with it."""
+
+
+def stage_of(sources: tuple[str, ...], target: str) -> Path | None:
+    """The directory; None: nothing lies anywhere.
+
+    It is the same for the same command, so that what was cut goes on there.
+    """
+    if remote(target) is None or any(remote(source) is None for source in sources):
+        return None
+    return _all() / hashlib.sha256("\0".join((*sources, target)).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def stage(directory: Path | None) -> Iterator[None]:
+    """Use it; what it has is gone when all has arrived, and goes on when it has not.
+
+    :param directory: of :func:`stage_of`.
+    :raises TransferError: the same command runs already.
+    """
+    if directory is None:
+        yield
+        return
+    with _alone(directory):
+        _forget_old(directory)
+        _begin_again(directory)
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, Refused):
+                shutil.rmtree(directory, ignore_errors=True)  # it would be refused again
+            with suppress(OSError):
+                directory.rmdir()  # if nothing has come
+            raise
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Make it, and keep the same command in another terminal out of it.
+
+    :raises TransferError: that runs already.
+    """
+    while True:
+        make_directory(directory)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not lock_if_can(descriptor):
+                raise TransferError("the same copy is under way already, by another dmsg cp of yours")
+            if is_at(descriptor, directory):  # else the other has just ended, and taken it away
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _all() -> Path:
+    return cache_directory() / "cp"
+
+
+def _begin_again(directory: Path) -> None:
+    """Turn a complete staged file into a partial one, so that it is compared with the source and not fetched again.
+
+    Else a directory that is there would be refused, and a file fetched anew.
+    """
+    for path in list(directory.iterdir()):
+        part = directory / part_name(path.name)
+        if not path.name.endswith(PART_SUFFIX) and not part.exists():
+            path.rename(part)
+
+
+def _forget_old(directory: Path) -> None:
+    for other in _all().iterdir():
+        with suppress(OSError):
+            if other != directory and time.time() - other.stat().st_mtime > KEPT:
+                shutil.rmtree(other, ignore_errors=True)

@@ -1,0 +1,258 @@
+"""Implementation of ``dmsg serve`` and ``dmsg curl``: HTTP over streams."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+import click
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.protocol import Protocol
+from twisted.python.failure import Failure
+from twisted.web import http
+from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer, ResponseDone
+from twisted.web.iweb import IAgent, IBodyProducer, IResponse
+from twisted.web.resource import IResource
+
+from dmsg.apps.exposure import check_source
+from dmsg.base.log_throttle import LogThrottle
+from dmsg.base.printable import printable, without_userinfo
+from dmsg.base.units import human_size
+from dmsg.cli.client_settings import ClientSettings
+from dmsg.cli.files.urls import http_url
+from dmsg.cli.output import notice, say, state, writing
+from dmsg.clients.http import DmsgEndpointFactory
+from dmsg.errors import DmsgError
+from dmsg.net.web.channel import BoundedChannel, BoundedSite
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IAddress
+    from twisted.web.http_headers import Headers
+
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
+
+IDLE_TIMEOUT = 120
+"""Seconds that a connection may be silent."""
+
+
+class Site(BoundedSite):
+    """Files for some peers, or for all; a line for each request."""
+
+    def __init__(self, reactor: Reactor, resource: IResource, allowed: Callable[[IAddress], bool]) -> None:
+        from dmsg.net.web.site import bounded
+
+        seldom = LogThrottle(reactor.seconds)
+
+        def refused(reason: str) -> None:
+            if (more := seldom.suffix()) is not None:
+                notice(f"a request was refused: {reason}{more}")
+
+        super().__init__(resource, **bounded(reactor, 0, refused, IDLE_TIMEOUT))
+        self.admits = self._allowed = allowed
+        self.displayTracebacks = False
+
+    def buildProtocol(self, addr: IAddress | None) -> BoundedChannel | None:  # type: ignore[override]
+        return super().buildProtocol(addr) if self._allowed(cast("IAddress", addr)) else None
+
+    def log(self, request: http.Request) -> None:
+        from dmsg.net.streams.address import DmsgAddress
+
+        peer = request.getClientAddress()
+        who = peer.public_key.short if isinstance(peer, DmsgAddress) else "?"
+        asked = f"{request.method.decode('ascii', 'replace')} {request.uri.decode('ascii', 'replace')}"
+        say(f"{who} {printable(asked)} {request.code}")
+
+
+class _Body(Protocol):
+    """Writes what comes to a file."""
+
+    def __init__(self, output: IO[bytes], progress: Callable[[int], object]) -> None:
+
+        self._output = output
+        self._progress = progress
+        self.size = 0
+        self.done: Deferred[None] = Deferred()
+
+    def dataReceived(self, data: bytes) -> None:
+        try:
+            self._output.write(data)
+        except OSError:
+            self.transport.stopProducing()  # type: ignore[union-attr]
+            if not self.done.called:
+                self.done.errback(Failure())
+            return
+        self.size += len(data)
+        self._progress(self.size)
+
+    def connectionLost(self, reason: Failure = Failure(ResponseDone())) -> None:
+        if not self.done.called:
+            self.done.callback(None if reason.check(ResponseDone) else reason)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Request that the command line describes.
+
+    :ivar start: from which byte on.
+    :ivar fails: a status of 400 and more is an error.
+    """
+
+    url: str
+    verb: bytes
+    fields: Headers
+    body: str | None
+    output: Path | None
+    start: int
+    head: bool
+    shows_head: bool
+    fails: bool
+    follows: bool
+    silent: bool
+    write_out: str | None
+
+    def producer(self) -> FileBodyProducer | None:
+        """Return the producer of the request's body."""
+
+        if self.body is None:
+            return None
+        return FileBodyProducer(
+            _body_file(self.body[1:]) if self.body.startswith("@") else io.BytesIO(self.body.encode())
+        )
+
+
+async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, timeout: float) -> None:
+    """Ask, and write what is answered."""
+
+    from dmsg.cli.client_run import with_client
+    from dmsg.net.web.fetch import make_pool
+
+    target, producer = http_url(wanted.url), wanted.producer()
+    before = reactor.seconds()
+
+    async def use(client: Client) -> None:
+        agent: IAgent = Agent.usingEndpointFactory(
+            reactor, DmsgEndpointFactory(client, timeout=timeout), make_pool(reactor, persistent=False)
+        )
+        if wanted.follows:
+            agent = BrowserLikeRedirectAgent(agent)
+        response = await _requested(agent, wanted.verb, target, wanted.fields, producer)
+        if wanted.shows_head:
+            _show_head(response)
+        if wanted.start and response.code == 416:
+            notice(f"{wanted.output} is complete already")
+            return
+        if response.code >= 400 and wanted.fails:
+            if not wanted.silent:
+                say(f"dmsg: {without_userinfo(wanted.url)[:200]}: status {response.code}", err=True)
+            raise SystemExit(22)
+        append = bool(wanted.start) and response.code == 206
+        size = 0 if wanted.head else await _save(response, wanted.output, append=append)
+        if wanted.write_out is not None:
+            values = {"http_code": str(response.code), "size_download": str(size)}
+            values["time_total"] = f"{reactor.seconds() - before:.6f}"
+            with writing():
+                sys.stdout.write(_written_out(wanted.write_out, values))
+
+    await with_client(reactor, settings, use)
+
+
+def _show_head(response: IResponse) -> None:
+    say(f"HTTP/1.1 {response.code} {response.phrase.decode('latin-1')}")
+    for name, values in response.headers.getAllRawHeaders():
+        for value in values:
+            say(f"{name.decode('latin-1')}: {value.decode('latin-1')}")
+    say()
+
+
+def start_at(continue_at: str | None, output: Path | None) -> int:
+    """Return the byte at which to resume.
+
+    :raises click.UsageError: it is no number.
+    """
+    if continue_at is None or output is None:
+        return 0
+    if continue_at == "-":
+        return output.stat().st_size if output.exists() else 0
+    if not continue_at.isascii() or not continue_at.isdigit():
+        raise click.UsageError(f"{continue_at!r} is no offset: a number of bytes, or - for what is there")
+    return int(continue_at)
+
+
+def _written_out(text: str, values: dict[str, str]) -> str:
+    """Expand a format as curl's ``-w`` does: ``%{NAME}``, ``\\n`` and ``\\t``."""
+    text = re.sub(r"%\{(\w+)\}", lambda match: values.get(match[1], ""), text)
+    return text.replace("\\n", "\n").replace("\\t", "\t").replace("%%", "%")
+
+
+def _body_file(path: str) -> IO[bytes]:
+    """:raises OSError: it cannot be read, or is no regular file, which might never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", path)
+        check_source(descriptor, path, path=path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+async def _requested(
+    agent: IAgent, verb: bytes, target: bytes, fields: Headers, producer: IBodyProducer | None
+) -> IResponse:
+    try:
+        return await agent.request(verb, target, fields, producer)
+    except DmsgError:
+        raise
+    except Exception as error:
+        reasons = getattr(error, "reasons", None)
+        cause = reasons[0].value if reasons else error
+        raise DmsgError(" ".join(str(cause).split()) or type(cause).__name__) from None
+
+
+async def _save(response: IResponse, output: Path | None, *, append: bool) -> int:
+    """Take the body; how many bytes came."""
+
+    from dmsg.cli.files.send_by_key import transfer_progress
+
+    length = response.length if isinstance(response.length, int) else None
+    if output is None:
+        body = _Body(sys.stdout.buffer, lambda size: None)
+        with writing():
+            response.deliverBody(body)
+            await _arrived(body, length)
+        return body.size
+    with output.open("ab" if append else "wb") as file, transfer_progress() as progress:
+        bar = progress.add_task(output.name, total=length)
+        body = _Body(file, lambda size: progress.update(bar, completed=size))
+        response.deliverBody(body)
+        await _arrived(body, length)
+    if not state.quiet:
+        say(f"{output}: {human_size(body.size)}", err=True)
+    return body.size
+
+
+async def _arrived(body: _Body, length: int | None) -> None:
+
+    try:
+        await body.done
+    except OSError:
+        raise
+    except CancelledError:
+        raise  # Ctrl-C
+    except Exception as error:
+        reasons = getattr(error, "reasons", None)  # as Twisted's web client wraps them
+        if reasons:
+            error = reasons[0].value
+        got = f"{body.size} of {length} bytes" if length is not None else f"{body.size} bytes"
+        raise DmsgError(f"cut after {got}: {' '.join(str(error).split()) or type(error).__name__}") from None

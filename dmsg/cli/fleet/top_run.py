@@ -1,0 +1,183 @@
+"""Implementation of ``dmsg top``: queries all entities repeatedly and shows their metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from twisted.internet.defer import CancelledError, Deferred, gatherResults
+from twisted.internet.error import ConnectingCancelledError, ConnectionRefusedError, TimeoutError
+from twisted.internet.task import deferLater
+from twisted.web.client import ResponseNeverReceived
+
+from dmsg.base.printable import printable
+from dmsg.base.units import human_count, human_size, milliseconds
+from dmsg.cli.fleet.entity_metrics import Row, Seen, read, row
+from dmsg.cli.output import describe, say, state
+from dmsg.cli.screen import screen
+from dmsg.errors import DmsgError
+from dmsg.net.reactor import Reactor
+from dmsg.net.web.body import read_body
+from dmsg.net.web.fetch import WebClient, cancellable, make_pool
+
+MAX_METRICS = 4 * 1024 * 1024
+"""Bytes of an entity's metrics."""
+MAX_HEALTH = 256 * 1024
+HEAD_LINES = 6
+"""Lines of a screen that the table needs beside its rows."""
+ORDERS: dict[str, Callable[[Row], Any]] = {
+    "problem": lambda one: (-one.worse, -(one.byte_rate or 0), one.name),
+    "name": lambda one: one.name,
+    "clients": lambda one: -(one.clients or 0),
+    "rate": lambda one: -(one.in_rate or 0),
+    "bytes": lambda one: -(one.byte_rate or 0),
+    "refused": lambda one: -(one.refused_rate or 0),
+    "slowest": lambda one: -(one.slowest or 0),
+    "memory": lambda one: -(one.memory or 0),
+}
+
+
+class Fleet:
+    """The entities that are asked.
+
+    :param urls: where each has its ``/metrics``.
+    """
+
+    def __init__(self, reactor: Reactor, urls: list[str], timeout: float) -> None:
+        self._reactor = reactor
+        self._urls = urls
+        self._timeout = timeout
+        self._client = WebClient(reactor, make_pool(reactor), timeout)
+        self._before: dict[str, Seen] = {}
+
+    async def look(self) -> list[Row]:
+        """Ask all of them at once."""
+        asking = gatherResults([Deferred.fromCoroutine(self._ask(url)) for url in self._urls])
+        looks: list[Seen] = await cancellable(asking)
+        rows = []
+        for url, seen in zip(self._urls, looks, strict=True):
+            rows.append(row(_name(url), seen, self._before.get(url)))
+            self._before[url] = seen
+        return rows
+
+    async def _ask(self, url: str) -> Seen:
+        at = self._reactor.seconds()
+        try:
+            metrics = await self._get(f"{url}/metrics", MAX_METRICS)
+            health = await self._get(f"{url}/health", MAX_HEALTH)
+        except Exception as error:  # Twisted's connect errors have no common class
+            return Seen(at, error=_why(error))
+        try:
+            return read(at, metrics, health)
+        except ValueError as error:
+            return Seen(at, error=f"answers, but not as an entity of dmsg: {error}")
+
+    async def _get(self, url: str, most: int) -> str:
+        response = await self._client.request("GET", url, timeout=self._timeout, reactor=self._reactor)
+        body = await read_body(response, most)
+        # /health says 503 with its reason
+        if response.code not in (200, 503):
+            raise DmsgError(f"status {response.code}")
+        return body.decode("utf-8", "replace")
+
+
+def _name(url: str) -> str:
+    """Return a URL without its credentials."""
+    return url.partition("://")[2].rpartition("@")[2]
+
+
+def _why(error: Exception) -> str:
+    reasons = getattr(error, "reasons", None)
+    cause = reasons[0].value if reasons else error
+    if isinstance(cause, ConnectionRefusedError):
+        return "nothing listens there"
+    # what the HTTP client makes of a request that it gave up in time
+    if isinstance(cause, TimeoutError | ResponseNeverReceived | ConnectingCancelledError | CancelledError):
+        return "no answer"
+    return printable(describe(cause).rstrip("."))[:80]
+
+
+async def watch(
+    reactor: Reactor, urls: list[str], *, every: float, once: bool, sort: str, wanted: str, timeout: float
+) -> None:
+    """Show them until Ctrl-C, or once."""
+    fleet = Fleet(reactor, urls, timeout)
+    console = screen(140)
+    rows = await fleet.look()
+    if once:
+        await deferLater(reactor, min(every, 2.0))
+        rows = _chosen(await fleet.look(), sort, wanted)
+        _say(console, rows)
+        if wanted and not rows:
+            raise DmsgError(f"no watched entity has the column {wanted!r}")
+        if any(one.worse for one in rows):
+            raise SystemExit(1)
+        return
+    if state.json or not console.is_terminal:
+        while True:
+            _say(console, _chosen(rows, sort, wanted))
+            await deferLater(reactor, every)
+            rows = await fleet.look()
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            live.update(drawn(_chosen(rows, sort, wanted), console.width, console.height), refresh=True)
+            await deferLater(reactor, every)
+            rows = await fleet.look()
+
+
+def _chosen(rows: list[Row], sort: str, wanted: str) -> list[Row]:
+    found = [one for one in rows if wanted.lower() in f"{one.name} {one.kind} {one.status} {one.why}".lower()]
+    return sorted(found, key=ORDERS[sort])
+
+
+def _say(console: Console, rows: list[Row]) -> None:
+    if state.json:
+        for one in rows:
+            say(json.dumps(dataclasses.asdict(one)))
+    else:
+        console.print(drawn(rows, console.width))
+
+
+COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
+    ("kind", 70, lambda one: one.kind),
+    ("clients", 0, lambda one: _number(one.clients, human_count)),
+    ("free", 100, lambda one: _number(one.free, human_count)),
+    ("in/s", 60, lambda one: _number(one.in_rate, human_count)),
+    ("bytes/s", 0, lambda one: _number(one.byte_rate, human_size)),
+    ("refused/s", 80, lambda one: _number(one.refused_rate, human_count)),
+    ("99 of 100", 90, lambda one: _number(one.slowest, milliseconds)),
+    ("memory", 110, lambda one: _number(one.memory, lambda share: f"{share:.0%}")),
+)
+"""Title, the width of a terminal from which on it is shown, and what it says."""
+
+
+def drawn(rows: list[Row], width: int, height: int | None = None) -> Table:
+    """The table, as wide as the terminal allows, and as long.  :param height: None: as long as it is."""
+    wrong = sum(1 for one in rows if one.worse)
+    title = Text(f"{time.strftime('%H:%M:%S')}  {len(rows)} watched, ")
+    title.append(f"{wrong} to be looked at" if wrong else "nothing wrong", style="bold red" if wrong else "green")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, expand=width < 140, padding=(0, 1))
+    most = len(rows) if height is None else max(1, height - HEAD_LINES)
+    if most < len(rows):
+        title.append(f"; {len(rows) - most} more below: --only, --sort", style="bold")
+    shown = [(name, said) for name, least, said in COLUMNS if width >= least]
+    table.add_column("entity", overflow="fold", ratio=2)
+    table.add_column("state", overflow="fold", ratio=2)
+    for name, _ in shown:
+        table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
+    for one in rows[:most]:
+        style = "red" if one.worse >= 70 else "yellow" if one.worse else ""
+        table.add_row(one.name, one.why or one.status, *(said(one) for _, said in shown), style=style)
+    return table
+
+
+def _number(value: float | None, said: Callable[[float], str]) -> str:
+    return "-" if value is None else said(value)

@@ -1,0 +1,231 @@
+"""Implementation of ``dmsg listen``, ``connect`` and ``nc``: standard input and output over a stream."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol
+from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.cli.access import Access
+from dmsg.cli.client_run import listening_at
+from dmsg.cli.output import cannot_write, notice, say
+from dmsg.cli.reconnect_notice import patience_of, watched
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.reactor import cancel_call
+from dmsg.net.streams.address import DmsgAddress
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IAddress
+    from twisted.internet.stdio import StandardIO
+
+    from dmsg.clients.client import AnyClient
+    from dmsg.messaging.client import Client as MessagingClient
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
+
+class _Console(Protocol):
+    """Standard input and output; each side pauses the other."""
+
+    def __init__(self, stream: _Stream, wait: float | None) -> None:
+        self._stream = stream
+        self._wait = wait
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None and self._stream.transport is not None
+        self._stream.transport.registerProducer(self.transport, True)  # type: ignore[attr-defined]
+        self.transport.registerProducer(self._stream.transport, True)  # type: ignore[attr-defined]
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._stream.transport is not None:
+            self._stream.transport.write(data)
+
+    def readConnectionLost(self) -> None:
+        """End of input."""
+        self._stream.end_of_input(self._wait)
+
+    def writeConnectionLost(self) -> None:
+        """Standard output is closed, or takes nothing."""
+        if not self._stream.output_ended:
+            self._stream.output_failed()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if not reason.check(ConnectionDone):
+            self._stream.output_lost()  # the stream has ended, and not all that came over it was written
+        self._stream.end_of_input(0)
+
+
+@implementer(IHalfCloseableProtocol)
+class _Stream(Protocol):
+    """The transport; ``done`` fires when it ended, and fails when not cleanly.
+
+    :param wait: seconds to go on after the end of input; None: until the other side ends, where it understands
+        half-close, else not at all.
+    """
+
+    def __init__(self, reactor: Reactor, done: Deferred[None], wait: float | None) -> None:
+        self._reactor = reactor
+        self._done = done
+        self._wait = wait
+        self._console: StandardIO | None = None
+        self._ending = False
+        self._over = False
+        self.output_ended = False
+        self._late: IDelayedCall | None = None
+        self._failure: Failure | None = None
+
+    def connectionMade(self) -> None:
+        from twisted.internet.stdio import StandardIO
+
+        class Console(StandardIO):
+            """Says when what was to be written last could not be: half-closing, Twisted's tells nobody."""
+
+            def childConnectionLost(self, fd: str, reason: Failure) -> None:
+                if fd == "write" and not reason.check(ConnectionDone):
+                    stream.output_failed()
+                super().childConnectionLost(fd, reason)  # type: ignore[misc]
+
+        stream = self
+        self._console = Console(  # type: ignore[no-untyped-call]
+            _Half(_Console(self, self._wait)), reactor=self._reactor
+        )
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self._console is not None
+        self._console.write(data)
+
+    def end_of_input(self, wait: float | None) -> None:
+        """Say that no more follows and let the other side finish; or end all after ``wait`` seconds."""
+        if self._ending or self.transport is None:
+            return
+        self._ending = True
+        if wait is None and getattr(self.transport, "can_half_close", False):
+            self.transport.unregisterProducer()  # type: ignore[attr-defined]
+            self.transport.loseWriteConnection()  # type: ignore[attr-defined]
+            return
+        self._late = self._reactor.callLater(wait or 0, self._close)
+
+    def readConnectionLost(self) -> None:
+        """The other side sends no more: so standard output ends, and at a terminal so does all."""
+        assert self._console is not None
+        self.output_ended = True
+        self._console.unregisterProducer()
+        self._console.loseWriteConnection()  # type: ignore[attr-defined]
+        # where this side has said all, too, no answer is waited for; a person would have to type an end of input
+        if self._ending or os.isatty(0):
+            self._ending = True
+            self._close()
+
+    def writeConnectionLost(self) -> None:
+        """The other side knows that no more follows."""
+
+    def output_failed(self) -> None:
+        """Abort the stream because its data cannot be written; the peer then knows that the data did not arrive."""
+        if self._over or self.transport is None:
+            return
+        self._ending = True
+        self.output_lost()
+        self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def interrupt(self) -> None:
+        """End the stream early, for example after Ctrl-C."""
+        if not self._over and self.transport is not None:
+            self._ending = True
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def output_lost(self) -> None:
+        """Note that some received data was not written."""
+        self._failure = Failure(cannot_write())
+
+    def _close(self) -> None:
+        assert self.transport is not None
+        # a stream closes when its producer is done, as TCP does
+        self.transport.unregisterProducer()  # type: ignore[attr-defined]
+        self.transport.loseConnection()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        cancel_call(self._late)
+        left = getattr(self.transport, "unacknowledged", 0)
+        if left and reason.check(ConnectionDone):
+            reason = Failure(DmsgError("the other side ended the connection before all of the input had arrived"))
+        self._ending = self._over = True
+        if self._console is not None:
+            self._console.unregisterProducer()
+            self._console.loseConnection()
+        # what was printed leaves first
+        self._reactor.callLater(0.05, self._tell, None if reason.check(ConnectionDone) else reason)
+
+    def _tell(self, reason: Failure | None) -> None:
+        if not self._done.called:
+            self._done.callback(self._failure or reason)
+
+
+def _Half(console: _Console) -> object:
+    """Mark as half-closable, so that end of input is told apart from end of all."""
+    from zope.interface import directlyProvides
+
+    directlyProvides(console, IHalfCloseableProtocol)
+    return console
+
+
+class Once(Factory):
+    """Builds one protocol and refuses the rest."""
+
+    noisy = False
+
+    def __init__(self, reactor: Reactor, wait: float | None, access: Access) -> None:
+
+        self.admits = access
+        self.done: Deferred[None] = Deferred()
+        self._reactor = reactor
+        self._wait = wait
+        self._used = False
+        self._stream: _Stream | None = None
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        if self._used or addr is None or not self.admits(addr):
+            return None
+        self._used = True
+        self._stream = _Stream(self._reactor, self.done, self._wait)
+        say(f"connected: {addr.text if isinstance(addr, DmsgAddress) else addr}", err=True)
+        return self._stream
+
+    async def over(self, client: object) -> None:
+        """Wait until the stream has ended; whoever is away meanwhile is named."""
+        with watched(self._reactor, lambda: getattr(self._stream, "transport", None), patience_of(client), notice):
+            try:
+                await self.done
+            except CancelledError:
+                # The client would close the stream, which tells the other side that everything was sent and taken.
+                if self._stream is not None:
+                    self._stream.interrupt()
+                raise
+
+
+async def take_one(reactor: Reactor, client: AnyClient, wait: float | None, access: Access, port: int = 0) -> None:
+    """Accept one stream and join it to standard input and output, to its end."""
+
+    factory = Once(reactor, wait, access)
+    listening = await listening_at(client, factory, port, access=access, offers="standard input and output")
+    say(f"listening: {DmsgAddress(client.public_key, port).text}", err=True)
+    access.show()
+    try:
+        await factory.over(client)
+    finally:
+        await maybeDeferred(listening.stopListening)
+
+
+async def open_one(
+    reactor: Reactor, client: Client | MessagingClient, remote: PubKey | DmsgAddress, timeout: float, wait: float | None
+) -> None:
+    """Open a stream and join it to standard input and output, to its end."""
+    factory = Once(reactor, wait, Access(()))  # whom it connects to is said
+    await client.connect(remote, factory, timeout=timeout)
+    await factory.over(client)

@@ -1,0 +1,92 @@
+"""A question to the person at the terminal, while everything else goes on."""
+
+from __future__ import annotations
+
+import sys
+import termios
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from dmsg.cli.output import say, state
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+
+    from dmsg.apps.codes.words import Code
+    from dmsg.net.reactor import Reactor
+
+
+def can_ask() -> bool:
+    """Whether there is somebody who could answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def check_can_ask() -> None:
+    """:raises click.UsageError: ``--verify`` asks, and nobody could answer."""
+    if not can_ask():
+        raise click.UsageError("--verify asks whether two numbers are the same: it needs a terminal")
+
+
+def ask_code() -> Code:
+    """Ask for a code at the terminal, with completion of its words, until it can be one.
+
+    :raises click.UsageError: the input has ended.
+    """
+    from dmsg.apps.codes.words import Code, CodeError, completions
+
+    edited = sys.stdout.isatty() and not state.json  # else readline would write into results
+    if edited:
+        import readline
+
+        def complete(text: str, number: int) -> str | None:
+            found = completions(text)
+            return found[number] if number < len(found) else None
+
+        readline.set_completer(complete)
+        readline.set_completer_delims("")  # a code is one word
+        readline.set_auto_history(False)  # nothing else is to show it again
+        libedit = "libedit" in (readline.__doc__ or "")
+        readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
+        with suppress(AttributeError):
+            readline.parse_and_bind("set completion-query-items 20")
+    while True:
+        try:
+            text = _line("code: ", edited)
+        except EOFError:
+            raise click.UsageError("no CODE was typed") from None
+        if not text.strip():
+            continue
+        try:
+            return Code.parse(text)
+        except CodeError as error:
+            say(f"dmsg: {error}", err=True)
+
+
+def _line(prompt: str, edited: bool) -> str:
+    """:raises EOFError: the input has ended."""
+    if edited:
+        return input(prompt)
+    sys.stderr.write(prompt)
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line
+
+
+def ask(reactor: Reactor, question: str, *, default: bool) -> Deferred[bool]:
+    """Ask, and wait for a line; an empty one is ``default``, the end of input is a no.
+
+    Cancelling takes the question back.
+    """
+    from dmsg.cli.line_input import Line
+
+    with suppress(termios.error, OSError):  # no terminal
+        # what was typed before is no answer to what nobody had seen
+        termios.tcflush(0, termios.TCIFLUSH)
+    sys.stderr.write(f"{question} [{'Y/n' if default else 'y/N'}] ")
+    sys.stderr.flush()
+
+    return Line(reactor, default).answered

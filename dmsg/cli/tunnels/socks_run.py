@@ -1,0 +1,86 @@
+"""Implementation of ``dmsg socks``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import fail
+from twisted.internet.interfaces import IProtocol
+from twisted.internet.protocol import Factory
+
+from dmsg.clients.address_book import SUFFIX, Names, UnknownName
+from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import IAddress
+    from twisted.internet.protocol import Protocol
+    from twisted.python.failure import Failure
+
+    from dmsg.apps.splice import Half
+    from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.address import DmsgAddress
+    from dmsg.v2019.client import Client
+
+
+class NotAPeer(UnknownName):
+    """A host that is not of this network; the proxy leads nowhere else."""
+
+
+def peer_of(host: str, port: int) -> DmsgAddress:
+    """``KEY.dmsg``, ``NAME.dmsg``; see :meth:`~dmsg.clients.address_book.Names.find_host`.
+
+    :raises UnknownName: no such peer.
+    """
+
+    from dmsg.net.streams.address import DmsgAddress
+
+    if not host.lower().endswith(SUFFIX):
+        raise NotAPeer(f"{host[:80]!r} is not KEY.dmsg or NAME.dmsg")
+    return DmsgAddress(Names().find_host(host), port)
+
+
+def _code_of(failure: Failure) -> int:
+    from dmsg.apps.socks import FAILED, NOT_ALLOWED, REFUSED, UNREACHABLE
+    from dmsg.cli.tunnels.forward import warn
+
+    warn(failure)
+    if failure.check(NotAPeer):
+        return NOT_ALLOWED
+    if failure.check(EntryNotFound, UnknownName, DmsgTimeout):
+        return UNREACHABLE
+    return REFUSED if failure.check(ConnectFailed) else FAILED
+
+
+class Proxy(Factory):
+    """So many connections at a time."""
+
+    noisy = False
+
+    def __init__(self, reactor: Reactor, client: Client, timeout: float) -> None:
+        self._reactor = reactor
+        self._client = client
+        self._timeout = timeout
+        self._connections = 0
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        from dmsg.apps.socks import SocksProtocol
+        from dmsg.apps.splice import MAX_JOINTS
+
+        if self._connections >= MAX_JOINTS:
+            return None
+        self._connections += 1
+        return SocksProtocol(self._reactor, self._dial, _code_of, self._lost)
+
+    def _lost(self) -> None:
+        self._connections -= 1
+
+    def _dial(self, host: str, port: int, half: Half) -> Deferred[IProtocol]:
+
+        try:
+            address = peer_of(host, port)
+        except UnknownName:
+            return fail()
+        factory = Factory.forProtocol(lambda: half)
+        factory.noisy = False
+        return self._client.connect(address, factory, timeout=self._timeout)

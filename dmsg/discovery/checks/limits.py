@@ -1,0 +1,203 @@
+"""Limits on the load that discovery puts on others because of what strangers write into entries.
+
+The poster of an entry chooses an address: connections to it, and resolutions of its name, are counted by target and by
+poster. A check that exceeds a limit is postponed, which says nothing about the server.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import cast
+
+from attrs import Factory, define
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import (
+    IAddress,
+    IHostResolution,
+    IReactorPluggableNameResolver,
+    IReactorTime,
+    IResolutionReceiver,
+)
+from zope.interface import implementer
+
+from dmsg.base.bounded_tables import remember
+from dmsg.net.addresses import Address, block_of, is_public, literal
+from dmsg.net.blocks import BlockCounts, blocks_of
+
+PORTS, PORTS_OF_PLACE = 16, 4
+"""Ports of one address that are checked per window: in all, and for one poster's address block, so that nobody can scan
+ports through discovery. The blocks around a poster get half of the total.
+"""
+PROOFS, PROOFS_OF_PLACE = 32, 8
+"""Checks of one address per window: in all, and for one poster's address block; the blocks around a poster get half of
+the total. The blocks around the target are limited as well, to the total times the factor of the block.
+"""
+OWN_LOOKS = 16
+"""Checks per window of servers that were posted from their own address block."""
+OF_HOST = 32
+"""Servers listed at one public address; the blocks around it may have this number times their factor."""
+RESOLVING, RESOLVING_OF_PLACE = 8, 2
+"""Concurrent resolutions of names: in all, and for one poster's address block (half of all for a block around it). Each
+resolution occupies a thread until it ends.
+"""
+NAME_TIMEOUT = 3.0
+"""Seconds to wait for the resolution of a name."""
+MAX_REMEMBERED = 10_000
+"""Maximum number of addresses that are remembered; the same number applies to names that led to servers."""
+
+
+class Postponed(Exception):
+    """The server could not be checked and is checked later; the text says why."""
+
+
+@define
+class _Window:
+    since: float
+    own: int = 0
+    total: int = 0
+    every: set[int] = Factory(set)
+    looks: Counter[str] = Factory(Counter)
+    ports: dict[str, set[int]] = Factory(dict)
+
+
+class Allowance:
+    """Budget of checks for each target address.
+
+    :param seconds: length of a window.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._windows: OrderedDict[str, _Window] = OrderedDict()
+
+    def take(self, number: str, port: int, place: str, *, known: bool, now: float) -> None:
+        """Take one check from the budget.
+
+        :param place: address block of the poster.
+        :param known: whether the server has proved its key there before.
+        :raises Postponed: the budget of this window is used up.
+        """
+        if known:  # few at one address: OF_HOST limits them
+            return
+        windows = [(self._window(name, now), factor) for name, factor in blocks_of(number)]
+        window, _ = windows[0]
+        if place == block_of(number) and window.own < OWN_LOOKS:
+            window.own += 1
+            return
+        places = blocks_of(place)
+        of_place = [
+            (PROOFS_OF_PLACE, PORTS_OF_PLACE) if one.factor == 1 else (PROOFS // 2, PORTS // 2) for one in places
+        ]
+        if any(one.total >= PROOFS * factor for one, factor in windows) or (
+            port not in window.every and len(window.every) >= PORTS
+        ):
+            raise Postponed("too many servers claim its address")
+        for (name, _), (looks, ports) in zip(places, of_place, strict=True):
+            asked = window.ports.get(name, set())
+            if window.looks[name] >= looks or (port not in asked and len(asked) >= ports):
+                raise Postponed("too many servers claim its address")
+        window.every.add(port)
+        for name, _ in places:
+            window.ports.setdefault(name, set()).add(port)
+            window.looks[name] += 1
+        for one, _ in windows:
+            one.total += 1
+
+    def _window(self, name: str, now: float) -> _Window:
+        window = self._windows.get(name)
+        if window is None or now - window.since >= self._seconds:
+            window = _Window(now)
+        remember(self._windows, name, window, MAX_REMEMBERED)
+        return window
+
+
+class Names:
+    """Resolver of servers' names, limited so that others still get the resolver's threads."""
+
+    def __init__(self, reactor: IReactorTime) -> None:
+        self._reactor = reactor
+        self._resolving = BlockCounts()
+        self._running = 0
+        self._good: OrderedDict[str, list[Address]] = OrderedDict()
+
+    def led_to_a_server(self, host: str, addresses: list[Address]) -> None:
+        """Remember the addresses of a name that led to a server; :meth:`resolve` falls back on them."""
+        remember(self._good, host, addresses, MAX_REMEMBERED)
+
+    async def resolve(self, host: str, place: str) -> list[Address]:
+        """Resolve a name; an empty list means that the name does not exist.
+
+        If too many resolutions are under way, or this one takes too long, return the addresses that worked before.
+
+        :raises Postponed: no resolution is possible now, and no addresses are known.
+        """
+        if self._running >= RESOLVING or self._resolving.crowded(place, RESOLVING_OF_PLACE, RESOLVING // 2):
+            known = self._good.get(host)
+            if known is None:
+                raise Postponed("too many host names are being resolved")
+            return known
+        found: list[str] = []
+        done: Deferred[None] = Deferred()
+        self._resolving.add(place)
+        self._running += 1
+
+        def over() -> None:
+            self._resolving.remove(place)
+            self._running -= 1
+
+        @implementer(IResolutionReceiver)
+        class Receiver:
+            def resolutionBegan(self, resolution: IHostResolution) -> None:
+                """Ignore the start; the addresses follow."""
+
+            def addressResolved(self, address: IAddress) -> None:
+                if isinstance(address, IPv4Address | IPv6Address):
+                    found.append(address.host)
+
+            def resolutionComplete(self) -> None:
+                over()  # even if nobody waits any more: the thread was busy until now
+                if not done.called:
+                    done.callback(None)
+
+        try:
+            cast(IReactorPluggableNameResolver, self._reactor).nameResolver.resolveHostName(Receiver(), host)
+        except Exception:
+            over()
+            return []
+        try:
+            await done.addTimeout(NAME_TIMEOUT, self._reactor)
+        except Exception:
+            known = self._good.get(host)
+            if known is None:
+                raise Postponed("its host name takes too long to resolve") from None
+            return known
+        return [number for one in found if (number := literal(one)) is not None]
+
+
+class Hosts:
+    """Number of servers that have proved their keys at each public address. Limited, because clients are all sent
+    there."""
+
+    def __init__(self, seconds: float) -> None:
+        """Start empty.
+
+        :param seconds: time after which a server without a new proof is forgotten.
+        """
+        self._seconds = seconds
+        self._at: OrderedDict[str, dict[str, float]] = OrderedDict()
+
+    def has_room(self, number: str, static: str, now: float) -> bool:
+        """Whether the server may be listed at this address, where it is known or there is room; if so, count it."""
+        if not is_public(number):
+            return True
+        blocks = blocks_of(number)
+        room = True
+        for name, factor in blocks:
+            there = {one: at for one, at in self._at.get(name, {}).items() if now - at < self._seconds}
+            remember(self._at, name, there, MAX_REMEMBERED)
+            room = room and (static in there or len(there) < OF_HOST * factor)
+        if room:
+            for name, _ in blocks:
+                self._at[name][static] = now
+        return room

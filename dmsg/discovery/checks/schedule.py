@@ -1,0 +1,423 @@
+"""Reachability checks: discovery connects to servers before it lists them, and periodically afterwards.
+
+Strangers choose the addresses that discovery connects to by writing them into entries. So few checks run at a time; a
+name is resolved once and then connected to by number; an address is checked once in a while, however many
+entries name it. Addresses that are not public are checked only for posters in the same kind of network
+(:func:`may_look`). Otherwise anybody could use discovery to scan the network beside it.
+
+A server has to prove its key (:mod:`dmsg.discovery.checks.proof`) when it is posted, and once an hour. Programs of 2019
+post their entry only once: between proofs, a TCP connection tells whether they are still there.
+
+A server that accepts connections and says nothing occupies a slot for seconds. An attacker with many such
+servers could occupy all slots. So listed servers have slots of their own, blocks of addresses take turns, and
+posters of silent servers queue with each other only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from random import Random
+from typing import NamedTuple
+
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, gatherResults, maybeDeferred
+from twisted.internet.error import ConnectError, TimeoutError as ConnectTimeout
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.base.bounded_tables import remember
+from dmsg.base.buckets import RateLimit
+from dmsg.discovery.checks import proof
+from dmsg.discovery.checks.limits import Allowance, Hosts, Names, Postponed
+from dmsg.discovery.checks.proof import OPENINGS, Opening, Openings, openings_of
+from dmsg.discovery.entries.dialects import decode
+from dmsg.discovery.entries.entry import Entry
+from dmsg.discovery.entries.rules import NEVER
+from dmsg.discovery.store.base import Due, IEntryStore
+from dmsg.errors import DmsgError, EntryError, HandshakeError
+from dmsg.net.addresses import Address, block_of, kind_of, literal, parse_address
+from dmsg.net.blocks import blocks_of
+from dmsg.net.fair_queue import Crowded, FairQueue
+from dmsg.net.retry_loop import RetryLoop
+
+LOOK_EVERY = 5.0
+"""Seconds between rounds."""
+SOON = 0.05
+"""Seconds after which a server is checked whose entry was just posted."""
+AT_ONCE, AT_ONCE_OWN = 32, 32
+"""Concurrent checks: ``AT_ONCE`` of servers in general; ``AT_ONCE_OWN`` each of listed servers and of servers posted
+from their own address.
+"""
+AT_ONCE_SILENT = 16
+"""Concurrent checks for address blocks that have posted too many silent servers."""
+AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE = 8, 16
+"""Concurrent checks in each queue for one poster's address block, and for the wider block around it."""
+WAITING, WAITING_OF_PLACE = 1024, 32
+"""Servers that may wait in each queue: in all, and for one poster's address block. Others are postponed."""
+PATIENCE, SHORT_PATIENCE = 8.0, 1.5
+"""Seconds that a server has to answer: normally; and while others wait, unless the server is listed."""
+SILENT_BURST, SILENT_RATE = 4.0, 1 / 60
+"""Budget of silent servers for an address block, before it has to queue with other posters of silent servers; and how
+many are forgiven per second.
+"""
+NO_ANSWER = "no answer"
+"""Beginning of the text about a silent server."""
+IN_ROUND = 4096
+"""Maximum number of servers that are being checked or wait for a check."""
+IN_SLICE = 32
+"""Maximum number of checks that begin in one reactor turn, because each takes about a millisecond."""
+POSTPONED_FOR = 20.0
+"""Seconds after which a postponed server is tried again; longer if many are postponed."""
+POSTPONED_RATE = 300.0
+"""Maximum number of postponed servers that are tried again per second."""
+LOST_AFTER = 120.0
+"""Seconds after which a check counts as lost, because the process that made it has ended."""
+PROVED_FOR = 3600.0
+"""Seconds for which a proof is valid."""
+UNLISTED_AFTER = 3
+"""Number of consecutive failed checks after which a server is no longer listed."""
+TRIES = 6
+"""Number of consecutive failed checks after which a quiet server is not checked again before its entry is posted
+again."""
+_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
+LOOKS_IN_TTL = 3
+"""Number of checks of a quiet server in the time after which it would no longer be listed."""
+LONGEST = 3600.0
+"""Longest interval in seconds between checks of a quiet server that keeps failing."""
+LONGEST_REFRESHING = 300.0
+"""Longest interval in seconds between checks of a failing server that posts its entry regularly."""
+MAX_REMEMBERED = 10_000
+"""Maximum number of results that are remembered; the same number applies to counts of failures."""
+
+_log = Logger()
+
+
+def may_look(address: str, poster: str, anywhere: bool = False) -> bool:
+    """Whether to check a server at ``address`` whose entry was posted from ``poster``; True for every valid name.
+
+    A name is decided on once it has been resolved.
+
+    :param poster: an address, or a block of addresses.
+    :param anywhere: check private addresses whoever posted them.
+    """
+    found = _read(address)
+    if found is None:
+        return False
+    target, _, _ = found
+    return target is None or kind_of(target) in _kinds(poster, anywhere)
+
+
+def _kinds(poster: str, anywhere: bool) -> frozenset[str]:
+    """Return the kinds of networks in which servers of this poster are checked."""
+    source = literal(poster.partition("/")[0])
+    kind = "public" if source is None else kind_of(source)
+    kinds = {"public"} if kind == "none" else {"public", kind}
+    return frozenset(kinds | {"private", "loopback"}) if anywhere else frozenset(kinds)
+
+
+def _read(address: str) -> tuple[Address | None, str, int] | None:
+    """Parse an entry's address into its number (None for a name), host and port; None if it cannot be checked."""
+    try:
+        host, port = parse_address(address)
+    except DmsgError:
+        return None
+    number = literal(host)
+    if "%" in host or (number is None and not _NAME.fullmatch(host)):
+        return None
+    return number, host, port
+
+
+class _Way(NamedTuple):
+    """Target of a check: an address as a number, a port, the poster's address block, and whether the server is
+    listed."""
+
+    number: str
+    port: int
+    place: str
+    listed: bool
+
+
+_Target = tuple[str, int, str]
+"""Address as a number, port, and the key to be proved; an empty key stands for a mere connection."""
+
+
+class Looks:
+    """Checker of the servers in a store.
+
+    :param store: provides :class:`~dmsg.discovery.store.base.IEntryStore`.
+    :param now: clock, in seconds since 1970.
+    :param ttl: seconds after which a quiet server is no longer listed unless a check has found it.
+    :param lasts: seconds for which the entry of a quiet server is kept after a successful check.
+    :param openings: handshakes by which servers can prove their keys.
+    :param anywhere: check private addresses whoever posted them.
+    :param reach: connects to a host and a port, with an opening or None. Its deferred fires if the server is right, and
+        fails otherwise.
+    :ivar looked: number of connections attempted.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        store: IEntryStore,
+        now: Callable[[], float],
+        ttl: float,
+        *,
+        lasts: float = 0.0,
+        openings: Openings = OPENINGS,
+        anywhere: bool = False,
+        reach: Callable[[str, int, Opening | None], Awaitable[object]] | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self._random = random or Random()
+        self._reactor = reactor
+        self._store = store
+        self._now = now
+        self._ttl = ttl
+        self._lasts = lasts
+        self._openings = openings
+        self._anywhere = anywhere
+        self._reach = reach or partial(proof.reach, reactor)
+        self._again = RetryLoop(reactor, self._round, lambda failures: LOOK_EVERY, "looking at servers")
+        self._under_way: set[Deferred[None]] = set()
+        self._stopped = True
+        self._failures: OrderedDict[str, int] = OrderedDict()
+        self._results: OrderedDict[_Target, tuple[float, str]] = OrderedDict()
+        self._proved: OrderedDict[_Target, float] = OrderedDict()
+        self._pending: dict[_Target, list[Deferred[str | None]]] = {}
+        self._allowance = Allowance(ttl / LOOKS_IN_TTL)
+        self._names = Names(reactor)
+        self._hosts = Hosts(2 * PROVED_FOR)
+        self._listed, self._own, self._others, self._silent = (
+            FairQueue(most, AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE, WAITING, WAITING_OF_PLACE)
+            for most in (AT_ONCE_OWN, AT_ONCE_OWN, AT_ONCE, AT_ONCE_SILENT)
+        )
+        self._silences = RateLimit(SILENT_RATE, SILENT_BURST, blocks_of)
+        self._postponed: deque[float] = deque()
+        self.looked = 0
+
+    def start(self) -> None:
+        """Start checking."""
+        self._stopped = False
+        self._again.start()
+        self._again.soon(LOOK_EVERY)
+
+    def soon(self) -> None:
+        """Schedule a round now, because a server was posted."""
+        self._again.soon(SOON)
+
+    async def stop(self) -> None:
+        """Stop checking, and cancel the checks under way."""
+        self._stopped = True
+        self._again.stop()
+        for look in list(self._under_way):
+            look.cancel()
+
+    async def _round(self) -> float:
+        room = min(IN_SLICE, IN_ROUND - len(self._under_way))
+        due: list[Due] = []
+        if room > 0:
+            now = self._now()
+            try:
+                due = await self._store.due(room, now, now + LOST_AFTER)
+            except Exception as error:  # the store is down; its failures are logged where requests hit them
+                _log.info("servers are not checked: {error}", error=str(error))
+            for one in due:
+                self._begin(one)
+        return SOON if len(due) == IN_SLICE else LOOK_EVERY
+
+    def _begin(self, due: Due) -> None:
+        def over(result: object) -> None:
+            self._under_way.discard(look)
+            if isinstance(result, Failure) and not self._stopped:
+                _log.info("checking a server failed: {error}", error=str(result.value))
+
+        look = Deferred.fromCoroutine(self._look_at(due))
+        self._under_way.add(look)
+        look.addBoth(over)
+
+    async def _look_at(self, due: Due) -> None:
+        try:
+            entry = decode(due.json)
+        except EntryError:
+            return
+        if entry.server is None:
+            return
+        address = entry.server.address
+        try:
+            why = await self._why_not(entry, due.place, due.refreshes, due.listed)
+        except Postponed:
+            await self._store.seen(entry.static, address, None, self._now() + self._postpone())
+            return
+        now = self._now()
+        if not why:
+            if self._failures.pop(entry.static, 0) >= UNLISTED_AFTER:
+                _log.info("server {key} is reachable again", key=entry.static)
+            next_look = now + (PROVED_FOR if due.refreshes else self._ttl / LOOKS_IN_TTL)
+            await self._store.seen(entry.static, address, now, next_look, self._lasts)
+            return
+        failures = self._failures.pop(entry.static, 0) + 1
+        if failures == 1:
+            _log.info("server {key} is not reachable: {why}", key=entry.static, why=why)
+        remember(self._failures, entry.static, failures, MAX_REMEMBERED)
+        listed = failures < UNLISTED_AFTER
+        if failures >= TRIES and not due.refreshes:
+            self._failures.pop(entry.static, None)
+            await self._store.seen(entry.static, address, None, NEVER, listed=False)
+            return
+        longest = LONGEST_REFRESHING if due.refreshes else LONGEST
+        delay = min(longest, self._ttl / LOOKS_IN_TTL * 2 ** min(failures - 1, 20))
+        await self._store.seen(entry.static, address, None, now + delay, listed=listed)
+
+    def _postpone(self) -> float:
+        """Return the seconds after which a postponed server is tried again.
+
+        Postponed servers come again and again, and must not take the store's time from listed servers.
+        """
+        now = self._reactor.seconds()
+        while self._postponed and self._postponed[0] <= now:
+            self._postponed.popleft()
+        seconds = max(POSTPONED_FOR, len(self._postponed) / POSTPONED_RATE)
+        # The random factor spreads servers that were postponed together; together again, they would keep newcomers
+        # waiting.
+        seconds *= self._random.uniform(0.5, 1.5)
+        self._postponed.append(now + seconds)
+        return seconds
+
+    async def _why_not(self, entry: Entry, place: str, refreshes: bool, listed: bool = False) -> str:
+        """Check a server; return an empty string if it is there, else the reason why not.
+
+        :raises Postponed: the server cannot be checked now.
+        """
+        assert entry.server is not None
+        found = _read(entry.server.address)
+        if found is None:
+            return "its address cannot be read"
+        number, host, port = found
+        kinds = _kinds(place, self._anywhere)
+        # Connections go to a number only, never to a text that a stranger wrote: a second resolution could lead
+        # elsewhere.
+        candidates = [number] if number is not None else await self._names.resolve(host, place)
+        numbers = [one for one in candidates if kind_of(one) in kinds]
+        if not numbers:
+            return "its address is not one that is looked at for who posted it" if candidates else "no such host"
+        why = ""
+        for one in numbers[:2]:
+            why = await self._ask(_Way(str(one), port, place, listed), entry, refreshes)
+            if not why:
+                if number is None:
+                    self._names.led_to_a_server(host, [one])
+                break
+        return why
+
+    async def _ask(self, way: _Way, entry: Entry, refreshes: bool) -> str:
+        """Check by a proof if one is due, else by a connection."""
+        target = way.number, way.port, entry.static
+        now = self._reactor.seconds()
+        proved = self._proved.get(target)
+        known = proved is not None or way.listed
+        if not refreshes and proved is not None and now - proved < PROVED_FOR:
+            return await self._once((way.number, way.port, ""), way, known, lambda: self._try(way, None))
+        why = await self._once(target, way, known, lambda: self._prove(way, entry))
+        if not why and not self._hosts.has_room(way.number, entry.static, now):
+            return "there are as many servers at its address as may be"
+        if not why:
+            remember(self._proved, target, now, MAX_REMEMBERED)
+        return why
+
+    async def _once(self, target: _Target, way: _Way, known: bool, ask: Callable[[], Awaitable[str]]) -> str:
+        """Return the result of an earlier check or of one under way, or make a new check.
+
+        :param known: whether the server has proved its key there before.
+        """
+        now = self._reactor.seconds()
+        anybody = way.number, way.port, ""
+        for one in (target, anybody):
+            at, why = self._results.get(one, (-self._ttl, ""))
+            # A successful connection does not say that the right server is there, so only its failure counts for other
+            # keys.
+            if now - at < self._ttl / LOOKS_IN_TTL and (one == target or why):
+                return why
+        waiting = self._pending.get(target)
+        if waiting is not None:
+            shared: Deferred[str | None] = Deferred()
+            waiting.append(shared)
+            said = await shared
+            if said is None:
+                raise Postponed("another check of it ended without a result")
+            return said
+        self._allowance.take(way.number, way.port, way.place, known=known, now=now)
+        self._pending[target] = []
+        found: str | None = None
+        try:
+            found = await self._in_turn(way, ask)
+        finally:
+            for shared in self._pending.pop(target):
+                shared.callback(found)
+        remember(self._results, target, (now, found), MAX_REMEMBERED)
+        return found
+
+    def _queue(self, way: _Way) -> FairQueue:
+        """Return the queue in which a server waits for its check."""
+        if way.listed:
+            return self._listed
+        if self._silences.owes(way.place, self._reactor.seconds()):
+            return self._silent
+        return self._own if block_of(way.number) == way.place else self._others
+
+    async def _in_turn(self, way: _Way, ask: Callable[[], Awaitable[str]]) -> str:
+        """Run a check when its turn comes; charge the poster if the server stays silent."""
+        queue = self._queue(way)
+        try:
+            await queue.acquire(way.place)
+        except Crowded:
+            raise Postponed("too many servers are waiting for their check") from None
+        try:
+            why = await ask()
+            if why.startswith(NO_ANSWER):
+                self._silences.charge(way.place, 1.0, self._reactor.seconds())
+            return why
+        finally:
+            queue.release(way.place)
+
+    def _is_short(self, way: _Way) -> bool:
+        """Whether other servers wait for the slot of this unlisted server."""
+        return not way.listed and self._queue(way).is_scarce
+
+    async def _prove(self, way: _Way, entry: Entry) -> str:
+        openings = openings_of(entry, self._openings)
+        if len(openings) > 1 and self._is_short(way):  # tried in turn, each would cost a silent server's full timeout
+            tries = [Deferred.fromCoroutine(self._try(way, opening(entry.key))) for opening in openings]
+            found = await gatherResults(tries, consumeErrors=True)
+            return "" if "" in found else found[0]
+        why = "nothing is known that it might speak"
+        for opening in openings:
+            why = await self._try(way, opening(entry.key))
+            if not why or (way.number, way.port, "") in self._results:
+                break
+        return why
+
+    async def _try(self, way: _Way, opening: Opening | None) -> str:
+        number, port = way.number, way.port
+        self.looked += 1
+        self._results.pop((number, port, ""), None)
+        try:
+            reaching: Deferred[object] = maybeDeferred(self._reach, number, port, opening)
+            await reaching.addTimeout(SHORT_PATIENCE if self._is_short(way) else PATIENCE, self._reactor)
+        except CancelledError:
+            if self._stopped:
+                raise
+            return NO_ANSWER
+        except HandshakeError as error:
+            return f"{number}:{port} does not prove its key: {error}"
+        except Exception as error:  # a connection can fail with any error: the server is not there
+            _log.debug("{host}:{port} is not there: {error!r}", host=number, port=port, error=error)
+            why = f"{number}:{port}: {str(error) or type(error).__name__}"
+            if isinstance(error, TimeoutError | ConnectTimeout):
+                why = f"{NO_ANSWER} from {number}:{port}"
+            if isinstance(error, ConnectError):
+                remember(self._results, (number, port, ""), (self._reactor.seconds(), why), MAX_REMEMBERED)
+            return why
+        return ""

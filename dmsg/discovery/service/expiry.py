@@ -1,0 +1,89 @@
+"""Expiry of entries: drops a few at a time, and counts what was dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from dmsg.base.log_throttle import LogThrottle
+from dmsg.discovery.store.base import IEntryStore
+from dmsg.net.retry_loop import RetryLoop
+from dmsg.telemetry.metrics import Metrics
+
+SWEEP_EVERY = 30.0
+"""Seconds between sweeps when nothing is left to drop."""
+FIRST_SWEEP = 2400.0
+"""Seconds after the start until the first sweep. Clients post every half hour, and discovery may have been down for
+longer than entries last.
+"""
+SLICE = 100
+"""Entries dropped at a time; with SQLite this takes some milliseconds of the reactor thread."""
+PAUSE = 0.05
+"""Seconds between batches."""
+TOLD_EVERY = 60.0
+"""Seconds between log lines about addresses that lose entries because a limit is reached."""
+
+_log = Logger()
+
+
+class Drops:
+    """Counter of dropped entries; logs now and then from which addresses they came."""
+
+    def __init__(self, seconds: Callable[[], float], metrics: Metrics) -> None:
+        """Start with no entries counted.
+
+        :param seconds: monotonic clock.
+        """
+        self._metrics = metrics
+        self._seldom = LogThrottle(seconds, TOLD_EVERY)
+
+    def tell(self, reason: str, place: str, number: int) -> None:
+        """Count entries; see :data:`~dmsg.discovery.store.base.Dropped`."""
+        self._metrics.dropped.labels(reason).inc(number)
+        if reason in ("ended", "deleted") or self._seldom.left_out() is None:
+            return
+        why = "it has more than an address may have" if reason == "address" else "there are too many in all"
+        whose = place or "an unknown address"
+        _log.warn("entries of {whose} are dropped, the oldest first: {why}", whose=whose, why=why)
+
+
+class Sweep:
+    """Periodic removal of expired entries.
+
+    :param now: clock of the store, in seconds since 1970.
+    """
+
+    def __init__(self, reactor: IReactorTime, store: IEntryStore, now: Callable[[], float]) -> None:
+        self._reactor = reactor
+        self._store = store
+        self._now = now
+        self._not_before = 0.0
+        self._again = RetryLoop(reactor, self._sweep, lambda failures: SWEEP_EVERY, "dropping old entries")
+
+    def start(self) -> None:
+        """Start sweeping, after the initial delay."""
+        self._again.start()
+        self.postpone()
+
+    def postpone(self) -> None:
+        """Drop nothing until clients have had time to post their entries again, because all entries may look old
+        now."""
+        self._not_before = self._reactor.seconds() + FIRST_SWEEP
+        self._again.soon(FIRST_SWEEP)
+
+    def stop(self) -> None:
+        """Stop sweeping."""
+        self._again.stop()
+
+    async def _sweep(self) -> float:
+        early = self._not_before - self._reactor.seconds()
+        if early > 0:
+            return early
+        try:
+            swept = await self._store.sweep(self._now(), SLICE)
+        except Exception as error:  # the store is down; its failures are logged where requests hit them
+            _log.info("old entries could not be removed: {error}", error=str(error))
+            swept = 0
+        return PAUSE if swept == SLICE else SWEEP_EVERY

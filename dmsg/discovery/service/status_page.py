@@ -1,0 +1,295 @@
+"""Status page of discovery."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TypedDict
+
+from prometheus_client.registry import Collector
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.base.units import human_count, human_size, human_time
+from dmsg.discovery.service.api import DiscoveryAPI
+from dmsg.discovery.store.measured import StoreUnavailable
+from dmsg.errors import EntryNotFound, KeyFormatError
+from dmsg.keys import PubKey
+from dmsg.pages.history import Quantiles, in_each
+from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.process import of_process
+from dmsg.telemetry.metrics import LATENCIES, Metrics
+
+VERSION = version("dmsg")
+SHOWN_SERVERS = 100
+"""Maximum number of servers in the table of each kind: listed, quiet, and missing."""
+SLOW = 5.0
+"""Seconds without an answer of the store after which the page reports it."""
+SHOWN_MISSED = 5
+"""Maximum number of missing servers among the problems."""
+BEGIN = 8
+"""Minimum number of digits of a key by which a server on the page can be searched."""
+SHOWN_RELAYS = 20
+"""Maximum number of servers in the table of clients per server."""
+
+
+_log = Logger()
+
+
+class _Server(TypedDict, total=False):
+    """Server part of an entry, in either spelling of its fields."""
+
+    address: str
+    available_connections: int
+    availableConnections: int
+
+
+class _Client(TypedDict, total=False):
+    """Client part of an entry."""
+
+    delegated_servers: list[str] | None
+
+
+class _Entry(TypedDict, total=False):
+    """JSON of an entry, as the store keeps it."""
+
+    version: str
+    sequence: int
+    timestamp: int
+    static: str
+    server: _Server | None
+    client: _Client | None
+
+
+class DiscoveryShown(Shown):
+    """Discovery as the subject of a status page."""
+
+    kind = "dmsg discovery"
+    asks = "a public key"
+    charts = (
+        Chart("Requests", "/s", (Line("answered", "requests", rate=True),)),
+        Chart("Entries taken", "/s", (Line("posted", "posts", rate=True),)),
+        Chart("Refused", "/s", (Line("all reasons", "refused", rate=True),)),
+        Chart("From a request to its answer", "ms", (Line("half within", "p50"), Line("99 of 100 within", "p99"))),
+    )
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        api: DiscoveryAPI,
+        metrics: Metrics,
+        started: float,
+        store_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Set up the page.
+
+        :param store_clock: clock of the store.
+        """
+        self._clock = clock
+        self._store_clock = store_clock
+        self._api = api
+        self._metrics = metrics
+        self._started = started
+        self._quantiles = Quantiles((*LATENCIES, float("inf")))
+        self._status = ""
+        self._kinds: dict[str, int] = {}
+        self._size = 0
+        self._servers: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+        self._asking: Deferred[None] | None = None
+        self._asked = 0.0
+
+    def look(self) -> None:
+        """Ask the store, unless a request is under way. If it does not answer, the page shows its last answer and
+        says so."""
+        now = time.monotonic()
+        if self._asking is None:
+            self._asked = now
+            self._asking = Deferred.fromCoroutine(self._ask())
+            self._asking.addBoth(self._answered)
+        elif now - self._asked > SLOW:
+            self._status = f"no answer for {now - self._asked:.0f} s"
+
+    async def _ask(self) -> None:
+        status = str((await self._api.told_health())["status"])
+        self._kinds, self._size = await self._api.counts()
+        self._servers = await self._api.some_servers(SHOWN_SERVERS)
+        self._status = status
+
+    def _answered(self, result: object) -> None:
+        self._asking = None
+        if isinstance(result, Failure):
+            self._status = "it does not answer"
+            if not result.check(StoreUnavailable, CancelledError):
+                _log.failure("asking the store for the page failed", result)
+
+    def facts(self) -> list[Fact]:
+        status = self._status or "starting"
+        kinds = self._kinds
+        return [
+            Fact("State", status, GOOD if status == "ok" else BAD if self._status else "", told=True),
+            *of_process(self._started),
+            Fact("Entries", human_count(sum(kinds.values()))),
+            Fact("Clients' entries", human_count(kinds.get("client", 0) + kinds.get("both", 0))),
+            Fact("Servers that clients are sent to", _at_least(self._servers[0]), told=True),
+            Fact("Servers' entries", human_count(kinds.get("server", 0) + kinds.get("both", 0))),
+            Fact("Kept", human_size(self._size)),
+            Fact("Clients that posted lately", human_count(len(self._api.delegations))),
+            Fact("Runs", f"dmsg {VERSION}"),
+        ]
+
+    def problems(self) -> list[str]:
+        found = []
+        if self._status not in ("", "ok"):
+            found.append(f"The store: {self._status}.  Entries are answered as far as it can be read.")
+        if self._status and not self._kinds.get("server", 0) + self._kinds.get("both", 0):
+            found.append("No server has an entry here: clients find nobody to connect to.")
+        now = time.time()
+        for one in map(json.loads, self._missed()[:SHOWN_MISSED]):
+            key, address, *_, posted = self._server(one, now)
+            found.append(f"Server {key[:8]}… at {address} posted last {posted}: is it up?")
+        return found
+
+    def _missed(self) -> list[bytes]:
+        """Return the entries of servers that stopped posting without announcing that they leave."""
+        return [body for body in self._servers[2] if _takes_clients(json.loads(body))]
+
+    def numbers(self) -> dict[str, float]:
+        quantiles = zip(("p50", "p99"), self._quantiles.since(self._buckets(), 0.5, 0.99), strict=False)
+        return {
+            "requests": _total(self._metrics.requests),
+            "posts": _total(self._metrics.posted),
+            "refused": _total(self._metrics.refused),
+            **{name: seconds * 1000 for name, seconds in quantiles},
+        }
+
+    def _buckets(self) -> list[float]:
+        """Return the counts of the latency buckets, over all paths."""
+        sums: dict[str, float] = {}
+        for metric in self._metrics.seconds.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_bucket"):
+                    border = sample.labels["le"]
+                    sums[border] = sums.get(border, 0.0) + sample.value
+        ordered = list(sums.values()) or [0.0] * (len(LATENCIES) + 1)
+        return in_each(ordered)
+
+    def reasons(self) -> dict[str, float]:
+        return {
+            **_by(self._metrics.refused, "reason"),
+            **{f"entries dropped: {name}": number for name, number in _by(self._metrics.dropped, "reason").items()},
+        }
+
+    async def tables(self) -> list[Table]:
+        now = time.time()
+        self._api.delegations.look(self._store_clock())
+        listed, quiet, _ = self._servers
+        known = {str(json.loads(body).get("static")) for body in (*listed, *quiet)}
+        states = ("listed", listed), ("seen, says nothing", quiet), ("missed", self._missed())
+        rows = [(*self._server(json.loads(body), now), state) for state, bodies in states for body in bodies]
+        rows.sort(key=lambda row: row[1])
+        return [
+            Table(
+                "Servers that clients are sent to",
+                ("Server", "Address", "Free", "Version", "Posted", "State"),
+                rows,
+                "there is none: clients find nobody to connect to",
+            ),
+            Table(
+                "Who relays for how many, as clients said in the last hour",
+                ("Server", "Clients", "Of a hundred", "Is listed"),
+                [
+                    (
+                        server,
+                        human_count(number),
+                        f"{100 * number / max(1, len(self._api.delegations)):.0f} %",
+                        "yes" if server in known else "no",
+                    )
+                    for server, number in self._api.delegations.most(SHOWN_RELAYS)
+                ],
+                "no client has posted an entry since it started",
+            ),
+        ]
+
+    def _whole(self, text: str) -> str:
+        """Return the full key of a server on the page, given its first digits; any other text as it is."""
+        if BEGIN <= len(text) < 66:
+            keys = {str(json.loads(body).get("static")) for bodies in self._servers for body in bodies}
+            keys = {key for key in keys if key.startswith(text.rstrip("….").lower())}
+            if len(keys) == 1:
+                return keys.pop()
+        return text
+
+    def _server(self, entry: _Entry, now: float) -> tuple[str, str, str, str, str]:
+        server = entry.get("server") or {}
+        return (
+            str(entry.get("static", "")),
+            str(server.get("address", "")),
+            str(_free(entry)),
+            str(entry.get("version", "")),
+            f"{human_time(max(0.0, now - int(entry.get('timestamp', 0)) / 1e9))} ago",
+        )
+
+    async def search(self, text: str) -> Table:
+        columns = ("What", "Says")
+        text = self._whole(text)
+        try:
+            key = PubKey.from_text(text)
+            answer = Deferred.fromCoroutine(self._api.entry_of(key.hex()))
+            entry = json.loads(await answer.addTimeout(SLOW, self._clock))
+        except (KeyFormatError, ValueError):
+            words = (
+                "that is no public key (53 characters, 66 in hexadecimal), nor the first 8 of a server's that is shown"
+            )
+            return Table("Search", columns, [], words)
+        except EntryNotFound:
+            return Table(f"Entry of {text[:8]}", columns, [], "there is no entry of that key")
+        except (StoreUnavailable, TimeoutError):
+            return Table(f"Entry of {text[:8]}", columns, [], "the store does not answer")
+        return Table(f"Entry of {text[:8]}", columns, list(_rows(entry)))
+
+
+def _at_least(bodies: list[bytes]) -> str:
+    return f"{len(bodies)}{' or more' if len(bodies) >= SHOWN_SERVERS else ''}"
+
+
+def _takes_clients(entry: _Entry) -> bool:
+    """Whether a server still takes clients; a server that is about to leave says that it has no room."""
+    return bool(_free(entry))
+
+
+def _free(entry: _Entry) -> int | str:
+    """Return how many clients a server still takes, in either spelling; empty if the entry does not say."""
+    server = entry.get("server") or {}
+    return server.get("available_connections", server.get("availableConnections", ""))
+
+
+def _rows(entry: _Entry) -> Iterable[tuple[str, str]]:
+    posted = datetime.fromtimestamp(int(entry.get("timestamp", 0)) / 1e9, UTC)
+    yield "Posted", f"{posted:%Y-%m-%d %H:%M:%S} UTC"
+    yield "Sequence", str(entry.get("sequence", ""))
+    yield "Version", str(entry.get("version", ""))
+    for name, value in (entry.get("server") or {}).items():
+        yield f"Server: {name}", str(value)
+    for server in (entry.get("client") or {}).get("delegated_servers") or ():
+        yield "Is reached through", str(server)
+
+
+def _by(counter: Collector, label: str) -> dict[str, float]:
+    return {
+        sample.labels[label]: sample.value
+        for metric in counter.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    }
+
+
+def _total(counter: Collector) -> float:
+    return math.fsum(
+        sample.value for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total")
+    )

@@ -1,0 +1,100 @@
+"""Work that asks somebody outside and is done again and again: whatever it raises, its next try is planned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+_log = Logger()
+
+
+class RetryLoop:
+    """One piece of work, never twice at a time.
+
+    :param work: returns the seconds until it is to be done again; None: when :meth:`soon` says so.
+    :param retry: seconds until the next try, of how many have raised in a row.
+    :param what: for the log, as in "looking for servers".
+    :ivar busy: it is under way.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        work: Callable[[], Coroutine[Deferred[object], object, float | None]],
+        retry: Callable[[int], float],
+        what: str,
+    ) -> None:
+        self._reactor = reactor
+        self._work = work
+        self._retry = retry
+        self._what = what
+        self._call: IDelayedCall | None = None
+        self._next = math.inf
+        self._raised = 0
+        self._running = False
+        self.busy = False
+
+    @property
+    def planned(self) -> bool:
+        """A next try has its time."""
+        return self._call is not None
+
+    def start(self) -> None:
+        """From now on :meth:`soon` has an effect."""
+        self._running = True
+
+    def stop(self) -> None:
+        """Plan nothing more; what is under way goes on to its end."""
+        self._running = False
+        self._cancel()
+
+    def _cancel(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    def soon(self, delay: float) -> None:
+        """In ``delay`` seconds or before; if it is under way, as long after its end."""
+        if not self._running:
+            return
+        if self.busy:
+            self._next = min(self._next, delay)
+            return
+        if self._call is not None:
+            if self._call.getTime() <= self._reactor.seconds() + delay:
+                return
+            self._cancel()
+        self._call = self._reactor.callLater(delay, self._due)
+
+    def _due(self) -> None:
+        self._call = None
+        self.now()
+
+    def now(self) -> None:
+        """At once, or right after what is under way."""
+        if self.busy:
+            self._next = 0.0
+            return
+        self._cancel()
+        self.busy = True
+        self._next = math.inf
+        Deferred.fromCoroutine(self._work()).addBoth(self._done)
+
+    def _done(self, result: float | Failure | None) -> None:
+        self.busy = False
+        if isinstance(result, Failure):
+            self._raised += 1
+            if not result.check(CancelledError):
+                _log.failure("{what} failed, and is tried again", result, what=self._what)
+            delay: float | None = self._retry(self._raised)
+        else:
+            self._raised = 0
+            delay = result
+        after = min(math.inf if delay is None else delay, self._next)
+        if after < math.inf:
+            self.soon(after)

@@ -1,0 +1,64 @@
+"""Recent events in words, derived from an entity's counters, so that strangers cannot fill the list. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from dmsg.base.units import human_time
+from dmsg.pages.model import BAD, Fact
+
+KEPT = 50
+"""Maximum number of changes of facts that are kept; in addition, each reason has one event."""
+QUIET = 30.0
+"""Seconds of silence after which further occurrences of a reason count as a new event."""
+
+
+class RecentEvents:
+    """Recent events: changes of facts, and bursts of refusals, drops and ends.
+
+    Each reason has one event at most. Otherwise a stranger could push out all others by repeating one.
+    """
+
+    def __init__(self) -> None:
+        self._changes: deque[tuple[float, str]] = deque(maxlen=KEPT)
+        self._facts: dict[str, str] | None = None
+        self._reasons: dict[str, float] = {}
+        self._bursts: dict[str, tuple[float, float, float]] = {}
+        """Current burst of each reason: its first and last time, and the number of occurrences."""
+
+    @property
+    def events(self) -> list[tuple[float, str]]:
+        """Events as (Unix time, text), the newest last; a burst has the time of its last occurrence."""
+        bursts = [
+            (last, f"{reason.replace('_', ' ')}: {number:.0f}{_within(last - began)}")
+            for reason, (began, last, number) in self._bursts.items()
+        ]
+        return sorted([*self._changes, *bursts])
+
+    def look(self, now: float, facts: Sequence[Fact], reasons: Mapping[str, float]) -> None:
+        """Compare facts and reasons with those of the previous call, and record what changed."""
+        told = {fact.label: fact.value for fact in facts if fact.told}
+        first = self._facts is None
+        for label, value in told.items():
+            before = (self._facts or {}).get(label)
+            if before is not None and before != value:
+                self._changes.append((now, f"{label}: {value} (was {before})"))
+        self._facts = told
+        for reason, count in reasons.items():
+            grown = count - self._reasons.get(reason, 0.0)
+            self._reasons[reason] = count
+            if grown > 0 and not first:
+                began, last, number = self._bursts.get(reason, (now, now, 0.0))
+                if now - last > QUIET:
+                    began, number = now, 0.0
+                self._bursts[reason] = began, now, number + grown
+
+
+def _within(seconds: float) -> str:
+    return f" in {human_time(seconds)}" if seconds > 0 else ""
+
+
+def worst_first(facts: Sequence[Fact]) -> list[Fact]:
+    """Return facts with bad ones first."""
+    return sorted(facts, key=lambda fact: fact.level != BAD)

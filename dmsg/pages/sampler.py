@@ -1,0 +1,124 @@
+"""Sampling of an entity's numbers every few seconds, and the browsers that watch the page live."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.web.server import Request
+
+from dmsg.net.retry_loop import RetryLoop
+from dmsg.pages.history import Samples, of_reason
+from dmsg.pages.model import Shown
+from dmsg.pages.recent_events import RecentEvents
+from dmsg.pages.rendering import Parts, flat, parts
+
+INTERVAL = 2.0
+"""Seconds between samples."""
+MAX_WATCHERS = 16
+"""Maximum number of browsers that watch at a time."""
+
+
+class TooManyWatch(Exception):
+    """Too many browsers are watching the page."""
+
+
+class Watcher:
+    """Browser that receives each update as a server-sent event.
+
+    A browser that does not read fast enough skips updates (back-pressure) until its send queue is empty again.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._last: dict[str, str] = {}
+        self._paused = False
+        request.setHeader(b"content-type", b"text/event-stream")
+        request.setHeader(b"cache-control", b"no-store")
+        request.registerProducer(self, True)
+        request.write(b"retry: 2000\n\n")
+
+    def tell(self, content: dict[str, str]) -> None:
+        """Send the parts of the page that have changed since the last update."""
+        if self._paused:
+            return
+        changed = {name: text for name, text in content.items() if self._last.get(name) != text}
+        self._last.update(changed)
+        self._request.write(b"data: " + json.dumps(changed).encode() + b"\n\n")
+
+    def end(self) -> None:
+        """End the response because the entity stops."""
+        self._request.unregisterProducer()
+        self._request.finish()
+
+    def pauseProducing(self) -> None:
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        self._paused = False
+
+    def stopProducing(self) -> None:
+        """Ignore the end of the connection; ``notifyFinish`` of the request reports it as well."""
+
+
+class Sampling:
+    """Sampler of one entity, with the history that its page shows.
+
+    :param wall: clock, in Unix time.
+    """
+
+    def __init__(self, reactor: IReactorTime, shown: Shown, wall: Callable[[], float]) -> None:
+        self.shown = shown
+        self._reactor = reactor
+        self._wall = wall
+        self.samples = Samples()
+        self.happenings = RecentEvents()
+        self._watchers: dict[Watcher, None] = {}
+        self._again = RetryLoop(reactor, self._look, lambda failures: INTERVAL, "looking at what the page shows")
+
+    def start(self) -> None:
+        """Take a sample now, and then every :data:`INTERVAL` seconds."""
+        self._again.start()
+        self._again.now()
+
+    def stop(self) -> None:
+        """Stop sampling, and end the watchers' connections."""
+        self._again.stop()
+        for one in list(self._watchers):
+            self._forget(one)
+            one.end()
+
+    async def _look(self) -> float:
+        shown = self.shown
+        shown.look()
+        reasons = shown.reasons()
+        counted = {of_reason(name): number for name, number in reasons.items() if number}
+        self.samples.add(self._reactor.seconds(), shown.numbers(), counted)
+        self.happenings.look(self._wall(), shown.facts(), reasons)
+        if self._watchers:
+            content = {name: flat(part) for name, part in (await self.parts()).items()}
+            for one in list(self._watchers):
+                one.tell(content)
+        return INTERVAL
+
+    async def parts(self) -> Parts:
+        """Return the parts of the page as they are now."""
+        tables = await self.shown.tables()
+        return parts(self.shown, self.samples, self.happenings, tables, self._wall())
+
+    def watch(self, request: Request) -> None:
+        """Send updates to a browser from now on.
+
+        :raises TooManyWatch: too many browsers are watching.
+        """
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise TooManyWatch
+        one = Watcher(request)
+        self._watchers[one] = None
+        left: Deferred[None] = request.notifyFinish()
+        left.addBoth(lambda _: self._forget(one))
+
+    def _forget(self, one: Watcher) -> None:
+        self._watchers.pop(one, None)

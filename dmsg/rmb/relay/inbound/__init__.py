@@ -1,0 +1,1 @@
+"""What other relays send: verified, then accepted."""

@@ -1,0 +1,173 @@
+"""What other relays bring, one message or several: looked at, verified, handed on to the switch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import NamedTuple
+
+from dmsg.base.buckets import RateLimit
+from dmsg.errors import DmsgError
+from dmsg.net.blocks import blocks_of
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.texts import OFFLINE
+from dmsg.rmb.envelope.wire import challenge, decode
+from dmsg.rmb.errors import Drop, EnvelopeError, SignatureInvalid, TwinNotFound
+from dmsg.rmb.relay.inbound.accept import Intake
+from dmsg.rmb.relay.limiter import FixedWindow
+from dmsg.rmb.relay.mail import Header
+from dmsg.rmb.relay.rules import Refused
+from dmsg.rmb.relay.switch import Switch
+from dmsg.rmb.twins.identity import verify
+from dmsg.rmb.twins.twin import Twin
+
+INTAKE_RATE, INTAKE_BURST = 5000.0, 10_000.0
+"""Messages a second of one address, and at once, that other relays may bring."""
+INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
+"""Messages and bytes a minute of one twin that other relays may bring."""
+MAX_TAKEN = 65_536
+"""Messages of other relays that are remembered as long as they are good: each is taken once, and counted once."""
+WORTHLESS = 20
+"""Messages that one counts for which is malformed, or not signed by who is said to have sent it."""
+MAX_INTAKE = 1024
+"""Messages of other relays under way at once."""
+
+
+class Verdict(NamedTuple):
+    """What is answered of a message.
+
+    What may be true a moment later is never a 4xx: relays of the reference take those as final.
+
+    :ivar after: seconds after which it may be another; None: it stays so.
+    """
+
+    status: int
+    text: str = ""
+    after: int | None = None
+
+
+TAKEN = Verdict(202)
+
+
+class Bringing:
+    """The way of other relays' messages into a relay.
+
+    :ivar under_way: messages of which nothing was answered yet.
+    """
+
+    def __init__(self, switch: Switch) -> None:
+        self._switch = switch
+        self._intake = Intake(switch)
+        self._rate = RateLimit(INTAKE_RATE, INTAKE_BURST, blocks_of)
+        self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
+        switch.rules.windows.append(self._of_twins)
+        self._taken: OrderedDict[bytes, float] = OrderedDict()
+        self.under_way = 0
+
+    def too_many(self, address: str, now: float) -> Verdict | None:
+        """The answer when there is no room for one more of ``address``; counted when there is (None)."""
+        if self.under_way < MAX_INTAKE and self._rate.allow(address, now):
+            return None
+        return self._later(Drop.INTAKE_RATE, "too many messages")
+
+    def charge(self, address: str, now: float) -> None:
+        """What was worth nothing counts as many: checking it is what costs."""
+        self._rate.charge(address, WORTHLESS, now)
+
+    def _refuse(self, drop: Drop, status: int, text: str) -> Verdict:
+        self._switch.rules.drops[drop] += 1
+        return Verdict(status, text)
+
+    def _later(self, drop: Drop, text: str, seconds: int = 1) -> Verdict:
+        self._switch.rules.drops[drop] += 1
+        return Verdict(503, text, seconds)
+
+    async def take(self, data: bytes, *, only_connected: bool) -> tuple[Verdict, bool]:
+        """One message, of which something is answered when it is confirmed, kept or refused.
+
+        :returns: what is answered, and whether it was worth nothing.
+        """
+        self.under_way += 1
+        try:
+            return await self._take(data, only_connected)
+        finally:
+            self.under_way -= 1
+
+    # Each verdict returns.
+    async def _take(self, data: bytes, only_connected: bool) -> tuple[Verdict, bool]:  # noqa: PLR0911
+        switch = self._switch
+        try:
+            envelope = decode(data)
+        except EnvelopeError as error:
+            return self._refuse(Drop.BAD_INTAKE, 400, f"bad request: {error}"), True
+        header = Header(envelope)
+        if not (header.source.twin and header.destination.twin):
+            return self._refuse(Drop.BAD_INTAKE, 400, "bad request: without source or destination"), True
+        try:
+            switch.rules.check_message(header, switch.now())
+        except Refused as refused:
+            if refused.drop is Drop.BAD_TIMES:  # its time comes
+                return self._later(refused.drop, f"bad request: {refused}", 10), False
+            return self._refuse(refused.drop, 400, f"bad request: {refused}"), False
+        try:
+            await self._check_source(envelope)
+            receiver = await self._twin(header.destination.twin)
+        except TwinNotFound as error:  # perhaps its registry is ahead of ours
+            return self._later(Drop.INTAKE_SIGNATURE, str(error), 5), False
+        except SignatureInvalid as error:
+            return self._refuse(Drop.INTAKE_SIGNATURE, 401, f"bad signature: {error}"), True
+        except DmsgError as error:
+            return self._later(Drop.REGISTRY_DOWN, f"failed to get twin: {error}"), False
+        return await self._hand_on(envelope, header, data, receiver, only_connected), False
+
+    async def _hand_on(
+        self, envelope: Envelope, header: Header, data: bytes, receiver: Twin | None, only_connected: bool
+    ) -> Verdict:
+        """One whose sender has signed it."""
+        switch = self._switch
+        # whoever has a message can bring it again: it is there already
+        key = hashlib.sha256(envelope.signature).digest()
+        if self._taken.get(key, 0.0) > switch.now():
+            return TAKEN
+        # only what is signed counts, so that nobody can use up what another may send
+        size, now = len(data), switch.now()
+        if not self._of_twins.measure(header.source.twin, size, now, is_answer=header.is_answer):
+            switch.limited.count(header.source.twin)
+            return self._later(Drop.INTAKE_RATE, "too many messages of this twin", 10)
+        try:
+            receiver = await self._again_if_elsewhere(header.destination.twin, receiver)
+            if receiver is not None:
+                switch.rules.carried(header, now)
+            await self._intake.take(header, data, receiver, only_connected=only_connected)
+        except Refused as refused:
+            if refused.drop is Drop.OFFLINE:
+                return self._refuse(refused.drop, 404, OFFLINE)
+            # the registry may say so tomorrow, and the other relay may know today
+            return self._later(refused.drop, str(refused), 5)
+        except DmsgError as error:
+            return self._later(Drop.QUEUE_FAILED, f"switch error: {error}")
+        self._taken[key] = header.timestamp + header.expiration
+        if len(self._taken) > MAX_TAKEN:
+            self._taken.popitem(last=False)
+        return TAKEN
+
+    async def _check_source(self, envelope: Envelope) -> None:
+        twin = await self._switch.registry.get(envelope.source.twin)
+        verify(envelope.signature, challenge(envelope), twin.account)
+
+    async def _again_if_elsewhere(self, number: int, twin: Twin | None) -> Twin | None:
+        """A twin that is not here as far as is remembered may have moved since."""
+        domains = self._switch.rules.domains
+        if not domains or (twin is not None and twin.relays & domains):
+            return twin
+        self._switch.registry.doubt(number)
+        try:
+            return await self._twin(number)
+        except DmsgError:
+            return twin
+
+    async def _twin(self, number: int) -> Twin | None:
+        try:
+            return await self._switch.registry.get(number)
+        except TwinNotFound:
+            return None

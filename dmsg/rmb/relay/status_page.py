@@ -1,0 +1,168 @@
+"""What the page of a relay of the bus shows."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from importlib.metadata import version
+from typing import Protocol
+
+from dmsg.base.memory import Memory
+from dmsg.base.units import human_count, human_size
+from dmsg.pages.history import Growth
+from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.process import of_process
+from dmsg.rmb.errors import Drop
+from dmsg.rmb.relay.settings import RelaySettings
+from dmsg.rmb.relay.switch import Switch
+
+VERSION = version("dmsg")
+SHOWN_SESSIONS = 10
+"""Sessions in each table."""
+NEARLY_FULL = 0.9
+"""Share of what may be held from which on the page says so."""
+
+
+class Looked(Protocol):
+    """A relay, as its page asks it."""
+
+    settings: RelaySettings
+    memory: Memory
+    started: float
+
+    def health(self) -> dict[str, object]:
+        """What ``/health`` says."""
+
+
+class RmbRelayShown(Shown):
+    """A relay, as :class:`~dmsg.pages.model.Shown`."""
+
+    kind = "rmb relay"
+    charts = (
+        Chart("Messages", "/s", (Line("taken", "message_rx", rate=True), Line("sent", "message_tx", rate=True))),
+        Chart(
+            "Bytes",
+            "bytes/s",
+            (Line("taken", "message_rx_bytes", rate=True), Line("sent", "message_tx_bytes", rate=True)),
+        ),
+        Chart("Sessions", "", (Line("connected", "sessions"),)),
+        Chart("Refused, dropped or ended", "/s", (Line("all reasons", "drops", rate=True),)),
+        Chart(
+            "To other relays",
+            "/s",
+            (Line("taken", "forwarded", rate=True), Line("failed", "not_forwarded", rate=True)),
+        ),
+        Chart("Held in memory", "bytes", (Line("held", "held"),)),
+    )
+
+    def __init__(self, relay: Looked, switch: Switch) -> None:
+        self._relay = relay
+        self._switch = switch
+        self._growth: Growth[str] = Growth()
+        self._rates: dict[str, float] = {}
+        self._growth_in: Growth[str] = Growth()
+        self._rates_in: dict[str, float] = {}
+
+    @property
+    def key(self) -> str:
+        return ", ".join(sorted(self._relay.settings.domains))
+
+    def look(self) -> None:
+        sent = {str(name): session.delivery.sent for name, session in self._switch.sessions.items()}
+        self._rates = self._growth.since(time.monotonic(), sent)
+        came = {str(name): session.bytes_in for name, session in self._switch.sessions.items()}
+        self._rates_in = self._growth_in.since(time.monotonic(), came)
+
+    def facts(self) -> list[Fact]:
+        relay, switch = self._relay, self._switch
+        status = str(relay.health()["status"])
+        cache = switch.registry
+        asked = cache.hits + cache.misses
+        return [
+            Fact("State", status, GOOD if status == "ok" else BAD, told=True),
+            *of_process(relay.started),
+            Fact("Sessions", f"{len(switch.sessions)} of {relay.settings.max_sessions}"),
+            Fact("Messages under way to other relays", human_count(len(switch.federation))),
+            Fact("Twins known", human_count(len(cache))),
+            Fact("Questions for the registry", f"{human_count(cache.misses)} of {human_count(asked)}"),
+            Fact("Memory for sessions", f"{human_size(relay.memory.total)} of {human_size(relay.memory.limit)}"),
+            Fact("Queue", relay.settings.queue.partition(":")[0]),
+            Fact("Runs", f"dmsg {VERSION}"),
+        ]
+
+    def problems(self) -> list[str]:
+        relay = self._relay
+        found = []
+        health = relay.health()
+        if health["status"] == "draining":
+            found.append("It is leaving: nobody new is taken.")
+        elif "queue" in health:
+            found.append(f"The queue takes nothing: {health['queue']}. Who is away gets no messages until it does.")
+        if relay.memory.total >= NEARLY_FULL * relay.memory.limit:
+            found.append("The memory for sessions is nearly used up: what has waited longest goes into the queue.")
+        if len(self._switch.sessions) >= NEARLY_FULL * relay.settings.max_sessions:
+            found.append("It has nearly as many sessions as it may have.")
+        return found
+
+    def numbers(self) -> dict[str, float]:
+        switch, asking = self._switch, self._switch.federation.asking
+        names = ("message_rx", "message_tx", "message_rx_bytes", "message_tx_bytes")
+        return {
+            **{name: float(switch.counters[name]) for name in names},
+            "sessions": float(len(switch.sessions)),
+            "drops": float(sum(switch.rules.drops.values())),
+            "forwarded": float(sum(asking.success.values())),
+            "not_forwarded": float(sum(asking.error.values())),
+            "held": float(self._relay.memory.total),
+        }
+
+    def reasons(self) -> dict[str, float]:
+        return {drop.value: float(self._switch.rules.drops[drop]) for drop in Drop}
+
+    async def tables(self) -> list[Table]:
+        sessions = {str(name): session for name, session in self._switch.sessions.items()}
+        sent = {name: session.delivery.sent for name, session in sessions.items()}
+        rates = {name: self._rates.get(name, 0.0) for name in sessions}
+        busiest = heapq.nlargest(SHOWN_SESSIONS, sessions, key=lambda name: (rates[name], sent[name]))
+        rates_in = {name: self._rates_in.get(name, 0.0) for name in sessions}
+        senders = heapq.nlargest(SHOWN_SESSIONS, sessions, key=lambda name: (rates_in[name], sessions[name].bytes_in))
+        waiting = [name for name, session in sessions.items() if len(session.delivery)]
+        slowest = heapq.nlargest(SHOWN_SESSIONS, waiting, key=lambda name: sessions[name].delivery.size)
+        failing = sorted(self._switch.federation.asking.error.items(), key=lambda one: -one[1])[:SHOWN_SESSIONS]
+        return [
+            Table(
+                "Who sends most",
+                ("Session", "Now", "Bytes", "Messages"),
+                [
+                    (
+                        name,
+                        f"{human_size(rates_in[name])}/s",
+                        human_size(sessions[name].bytes_in),
+                        human_count(sessions[name].messages_in),
+                    )
+                    for name in senders
+                ],
+                "nobody is connected",
+            ),
+            Table(
+                "Who gets most",
+                ("Session", "Now", "Messages"),
+                [(name, f"{human_count(rates[name])}/s", human_count(sent[name])) for name in busiest],
+                "nobody is connected",
+            ),
+            Table(
+                "Who confirms slowest",
+                ("Session", "Messages wait", "Bytes"),
+                [
+                    (name, human_count(len(sessions[name].delivery)), human_size(sessions[name].delivery.size))
+                    for name in slowest
+                ],
+                "nothing waits for anybody",
+            ),
+            Table(
+                "Other relays that failed",
+                ("Relay", "Messages"),
+                [(name, human_count(number)) for name, number in failing],
+                "none",
+            ),
+        ]

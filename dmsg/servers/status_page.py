@@ -1,0 +1,217 @@
+"""What the page of a server shows."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from importlib.metadata import version
+from typing import Protocol
+
+from dmsg.base.units import human_count, human_size
+from dmsg.errors import DropReason
+from dmsg.pages.history import Growth, Quantiles, in_each
+from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.process import of_process
+from dmsg.servers.admission import Admission
+from dmsg.servers.registration import Registration
+from dmsg.servers.relays import ServedPeer
+from dmsg.servers.serving import AnyServing
+from dmsg.telemetry.metrics import LATENCIES
+
+VERSION = version("dmsg")
+SHOWN_CLIENTS = 10
+"""Clients in each table."""
+NEARLY_FULL = 0.9
+"""Share of what may connect, or be held, from which on the page says so."""
+CHARTS = (
+    Chart("Frames", "/s", (Line("received", "frames", rate=True),)),
+    Chart("Bytes", "bytes/s", (Line("received", "frame_bytes", rate=True),)),
+    Chart("Clients", "", (Line("connected", "connections"), Line("handshakes", "handshakes"))),
+    Chart("New", "/s", (Line("connects", "connections_opened", rate=True), Line("transports", "opened", rate=True))),
+    Chart("Refused, dropped or ended", "/s", (Line("all reasons", "drops", rate=True),)),
+    Chart("Relaying, from reading to writing", "ms", (Line("half within", "p50"), Line("99 of 100 within", "p99"))),
+    Chart("Waiting for clients that read slowly", "bytes", (Line("queued", "queue_bytes"), Line("held", "held_bytes"))),
+    Chart("Transports", "", (Line("open", "transports"),)),
+)
+
+CHARTS_OF_LINKS = (
+    *(chart for chart in CHARTS if chart.title not in ("Transports", "New")),
+    Chart("New", "/s", (Line("connects", "connections_opened", rate=True),)),
+)
+"""Of a family without transports."""
+
+
+class Looked(Protocol):
+    """A server, as its page asks it."""
+
+    started: float
+    listens_as: str
+    factory: AnyServing
+    registration: Registration
+    reachable: bool | None
+
+    def health(self) -> dict[str, object]:
+        """What ``/health`` says."""
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """What goes up and down."""
+
+    def counters(self) -> dict[str, tuple[str, float]]:
+        """What only goes up."""
+
+    def drops(self) -> dict[DropReason, int]:
+        """How often each reason occurred."""
+
+    def client_name(self, key: bytes) -> str:
+        """What the page calls a client."""
+
+
+class ServerShown(Shown):
+    """A server of any family, as :class:`~dmsg.pages.model.Shown`."""
+
+    def __init__(self, server: Looked, kind: str) -> None:
+        self._server = server
+        self.kind = kind
+        self._quantiles = Quantiles((*LATENCIES, float("inf")))
+        self._growth: Growth[ServedPeer] = Growth()
+        self._rates: dict[ServedPeer, float] = {}
+        has_transports = "transports" in server.gauges()
+        self.charts = CHARTS if has_transports else CHARTS_OF_LINKS
+
+    @property
+    def key(self) -> str:
+        return self._server.listens_as.rpartition(" ")[2]
+
+    def look(self) -> None:
+        peers = self._server.factory.relay.peers
+        self._rates = self._growth.since(time.monotonic(), {peer: peer.bytes_in for peer in peers})
+
+    def facts(self) -> list[Fact]:
+        server, health = self._server, self._server.health()
+        gauges = _values(server.gauges())
+        connections, free = gauges["connections"], gauges["available_connections"]
+        status = str(health["status"])
+        held, most = gauges["held_bytes"], gauges["memory_limit_bytes"]
+        reachable = {True: "yes", False: "no", None: "not looked"}[server.reachable]
+        registered = "yes" if server.registration.current else "no" if server.registration.wanted else "not wanted"
+        admission = server.factory.admission
+        facts = [
+            Fact("State", status, GOOD if status == "ok" else BAD, told=True),
+            *of_process(server.started),
+            Fact("Clients", f"{connections:.0f} of {connections + free:.0f}"),
+        ]
+        if "transports" in gauges:
+            facts.append(Fact("Transports", human_count(gauges["transports"])))
+        return [
+            *facts,
+            Fact("Registered in discovery", registered, BAD if registered == "no" else "", told=True),
+            Fact("Reaches itself at its address", reachable, BAD if reachable == "no" else "", told=True),
+            Fact("Address", server.registration.address or "none", told=True),
+            Fact("Admission", _admission(admission), told=True),
+            Fact("Memory for clients", f"{human_size(held)} of {human_size(most)}"),
+            Fact("Congested clients", human_count(gauges["congested"])),
+            Fact("Runs", f"dmsg {VERSION}"),
+        ]
+
+    def problems(self) -> list[str]:
+        server = self._server
+        health = server.health()
+        gauges = _values(server.gauges())
+        connections, free = gauges["connections"], gauges["available_connections"]
+        found = []
+        if health["status"] == "draining":
+            found.append("It is leaving: clients are sent elsewhere, and nobody new is taken.")
+        if server.registration.wanted and not server.registration.current:
+            found.append("Discovery did not take its last entry: clients are not sent here once the one before ends.")
+        if server.registration.shared_with is not None:
+            found.append(
+                f"Another server, at {server.registration.shared_with}, posts the entry of the same key: stop one."
+            )
+        if server.reachable is False:
+            found.append("It did not reach itself at its public address: can clients?")
+        if health["status"] == "full":
+            found.append(f"It is full: {connections:.0f} clients are connected, and others are sent elsewhere.")
+        elif connections + free and connections / (connections + free) >= NEARLY_FULL:
+            found.append(f"{connections:.0f} of {connections + free:.0f} clients are connected: it is nearly full.")
+        if gauges["held_bytes"] >= NEARLY_FULL * gauges["memory_limit_bytes"]:
+            found.append("The memory for clients that read slowly is nearly used up: who has most will lose it.")
+        return found
+
+    def numbers(self) -> dict[str, float]:
+        server = self._server
+        found = _values(server.gauges())
+        counters = _values(server.counters())
+        found |= {name: counters[name] for name in ("frames", "frame_bytes", "connections_opened")}
+        found["opened"] = counters.get("transports_opened", 0.0)
+        found["drops"] = float(sum(server.drops().values()))
+        for name, seconds in zip(("p50", "p99"), self._quantiles.since(self._buckets(), 0.5, 0.99), strict=False):
+            found[name] = seconds * 1000
+        return found
+
+    def _buckets(self) -> list[float]:
+        """Turns of each bucket."""
+        sums = [
+            sample.value
+            for metric in self._server.factory.relay_seconds.collect()
+            for sample in metric.samples
+            if sample.name.endswith("_bucket")
+        ]
+        return in_each(sums)
+
+    def reasons(self) -> dict[str, float]:
+        return {reason.value: float(number) for reason, number in self._server.drops().items()}
+
+    async def tables(self) -> list[Table]:
+        peers = list(self._server.factory.relay.peers)
+        rates = {peer: self._rates.get(peer, 0.0) for peer in peers}
+        busiest = heapq.nlargest(SHOWN_CLIENTS, peers, key=lambda peer: (rates[peer], peer.bytes_in))
+        slowest = heapq.nlargest(
+            SHOWN_CLIENTS, (peer for peer in peers if peer.congested or peer.port.queued()), key=self._waiting
+        )
+        return [
+            Table(
+                "Who sends most",
+                ("Client", "Now", "Bytes", "Frames"),
+                [
+                    (
+                        self._server.client_name(peer.key),
+                        f"{human_size(rates[peer])}/s",
+                        human_size(peer.bytes_in),
+                        human_count(peer.frames_in),
+                    )
+                    for peer in busiest
+                ],
+                "nobody is connected",
+            ),
+            Table(
+                "Who reads slowest",
+                ("Client", "Waits for it", "State"),
+                [
+                    (self._server.client_name(peer.key), human_size(self._waiting(peer)), _slow(peer))
+                    for peer in slowest
+                ],
+                "nothing waits for anybody",
+            ),
+        ]
+
+    @staticmethod
+    def _waiting(peer: ServedPeer) -> int:
+        return peer.port.queued()
+
+
+def _values(told: dict[str, tuple[str, float]]) -> dict[str, float]:
+    """Without what each of them means."""
+    return {name: value for name, (_, value) in told.items()}
+
+
+def _slow(peer: ServedPeer) -> str:
+    if getattr(peer, "stalled", False):
+        return "takes nothing"
+    return "congested" if peer.congested else "reads"
+
+
+def _admission(admission: Admission) -> str:
+    words = [name for name in ("allow", "deny") if getattr(admission, name, None) is not None]
+    if admission.hook is not None:
+        words.append("hook")
+    return ", ".join(words) or "everybody"

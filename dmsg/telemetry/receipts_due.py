@@ -1,0 +1,150 @@
+"""Receipts due to a server: one from each end of each secure transport that it carried. No I/O.
+
+Any other receipt would cost the pipeline time and the spool space, so it is rejected here. Cheap checks come
+first; a signature is verified only if a receipt is due.
+
+After a crash a server does not know what it had carried. For a while after its start it therefore also accepts
+receipts of unknown transports. The pipeline finds out from the server's earlier events which of these are genuine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from enum import IntEnum
+
+from attrs import define
+
+from dmsg.telemetry.receipts import Receipt, ReceiptError, Role, names_in, parse_receipt
+
+MAX_OWED = 65_536
+"""Maximum number of ended transports whose receipts are still due; beyond that the one that ended first is forgotten.
+Open transports need no limit here, because the server limits how many it carries.
+"""
+OWED_FOR = 600.0
+"""Seconds after the end of a transport for which its receipts are due. For the same time after a start, receipts of
+transports from before the start are accepted.
+"""
+MAX_FORMER = 65_536
+"""Maximum number of receipts accepted for transports from before the start, in all."""
+MAX_FORMER_OF_NETWORK = 4096
+"""Maximum number of these receipts from clients of one network (/24, /48). Keys cost an attacker nothing, so a limit
+for each key alone would not help.
+"""
+MAX_FORMER_OF_SIGNER = 1024
+"""Maximum number of these receipts from one client, as many as a client keeps for a server
+(:mod:`dmsg.v2019.core.receipts_kept`)."""
+
+
+class Due(IntEnum):
+    """Verdict on a receipt that a client hands in."""
+
+    NOT = 0
+    KNOWN = 1
+    """Due: from an end of a carried transport, and it names the other end."""
+    FORMER = 2
+    """Possibly due: of a transport from before the start. Earlier events tell whether the signer was an end of it."""
+
+
+@define
+class _Transport:
+    initiator: bytes
+    responder: bytes
+    ends: set[bytes]
+    ended: float | None = None
+
+    def names_ends(self, receipt: Receipt) -> bool:
+        """Whether a receipt names both ends in their true roles."""
+        ends = (self.initiator, self.responder)
+        return (receipt.signer, receipt.peer) == (ends if receipt.role is Role.INITIATOR else ends[::-1])
+
+
+class Owed:
+    """Receipts due to one server.
+
+    :param server: the server's public key.
+    :param now: time of the start, in seconds.
+    """
+
+    def __init__(self, server: bytes, now: float = 0.0) -> None:
+        self._server = server
+        self._open: OrderedDict[bytes, _Transport] = OrderedDict()
+        self._ended: OrderedDict[bytes, _Transport] = OrderedDict()
+        self._former_until = now + OWED_FOR
+        self._former: dict[bytes, set[bytes]] = {}
+        """Former transports for which each signer has handed in a receipt, while such receipts are accepted."""
+        self._former_of: Counter[str] = Counter()
+        """Number of these receipts by network."""
+        self._taken: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
+        """Transport and signer of recent due receipts, in order, for the same time; so that a repeat does not pass as a
+        former one.
+        """
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._ended)
+
+    def carries(self, transport: bytes, initiator: bytes, responder: bytes) -> None:
+        """Record an accepted transport; each of its ends, given by public key, owes a receipt."""
+        self._open[transport] = _Transport(initiator, responder, {initiator, responder})
+
+    def ended(self, transport: bytes, now: float) -> None:
+        """Record the end of a transport; its receipts are due for :data:`OWED_FOR` more seconds."""
+        owed = self._open.pop(transport, None)
+        if owed is not None and owed.ends:
+            owed.ended = now
+            self._ended[transport] = owed
+            if len(self._ended) > MAX_OWED:
+                self._ended.popitem(last=False)
+        self._forget(now)
+        while self._ended and (next(iter(self._ended.values())).ended or 0.0) <= now - OWED_FOR:
+            self._ended.popitem(last=False)
+
+    def takes(self, payload: bytes, by: bytes, now: float, network: str = "") -> Due:
+        """Check a receipt and mark it as delivered, so that a second one is not due.
+
+        :param by: public key of the client that hands the receipt in.
+        :param network: network of that client.
+        """
+        transport, server, signer = names_in(payload)
+        if signer != by or server != self._server:
+            return Due.NOT
+        owed = self._open.get(transport) or self._ended.get(transport)
+        if owed is None:
+            return self._takes_former(payload, transport, by, now, network)
+        if by not in owed.ends or (receipt := _signed(payload)) is None or not owed.names_ends(receipt):
+            return Due.NOT
+        owed.ends.discard(by)
+        if not owed.ends:
+            self._ended.pop(transport, None)
+        if now < self._former_until:
+            self._taken[transport, by] = None
+            if len(self._taken) > MAX_OWED:
+                self._taken.popitem(last=False)
+        return Due.KNOWN
+
+    def _forget(self, now: float) -> None:
+        """Clear the tables that are only needed while former receipts are accepted."""
+        if now >= self._former_until and (self._former or self._taken):
+            self._former.clear()
+            self._former_of.clear()
+            self._taken.clear()
+
+    def _takes_former(self, payload: bytes, transport: bytes, by: bytes, now: float, network: str) -> Due:
+        """Check a receipt of a transport that this process did not carry, or has forgotten."""
+        self._forget(now)
+        known = self._former.get(by, set())
+        if now >= self._former_until or transport in known or (transport, by) in self._taken:
+            return Due.NOT
+        if len(known) >= MAX_FORMER_OF_SIGNER or self._former_of[network] >= MAX_FORMER_OF_NETWORK:
+            return Due.NOT
+        if self._former_of.total() >= MAX_FORMER or _signed(payload) is None:
+            return Due.NOT
+        self._former.setdefault(by, set()).add(transport)
+        self._former_of[network] += 1
+        return Due.FORMER
+
+
+def _signed(payload: bytes) -> Receipt | None:
+    try:
+        return parse_receipt(payload)
+    except ReceiptError:
+        return None

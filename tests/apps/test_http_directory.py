@@ -1,0 +1,201 @@
+"""Files over HTTP, as a browser gets them: listings in threads, sizes that are true."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.trial.unittest import TestCase
+from twisted.web.client import Agent, readBody
+from twisted.web.http_headers import Headers
+from twisted.web.server import Site
+
+from dmsg.apps import http_directory
+from dmsg.apps.http_directory import LISTINGS_AT_ONCE, Listing, Threads, file_site
+from tests.support import asynchronous
+
+
+class SiteCase(TestCase):
+    """A directory that is served."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        self.root.mkdir()
+        (self.root / "film").write_bytes(b"0123456789")
+
+    async def serve(self, root: Path | None = None) -> None:
+        site: Any = file_site(root or self.root, "bob", reactor=reactor)
+        self.port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Site(site))
+        self.addCleanup(self.port.stopListening)
+
+    async def get(self, path: str, method: bytes = b"GET", **headers: str) -> tuple[Any, bytes]:
+        url = f"http://127.0.0.1:{self.port.getHost().port}/{path}".encode()
+        fields = Headers({name: [value] for name, value in headers.items()})
+        response: Any = await Agent(reactor).request(method, url, fields)
+        return response, await readBody(response)
+
+
+class ListingTests(SiteCase):
+    """Of many files."""
+
+    @asynchronous
+    async def test_the_reactor_makes_none(self) -> None:
+        threads = set()
+        made = Listing._made
+
+        def in_which(listing: Listing, *arguments: Any) -> bytes:
+            threads.add(threading.get_ident())
+            return made(listing, *arguments)
+
+        self.patch(Listing, "_made", in_which)
+        await self.serve()
+        _, body = await self.get("")
+        self.assertIn(b'href="./film"', body)
+        self.assertNotIn(threading.get_ident(), threads)
+
+    @asynchronous
+    async def test_more_than_fit(self) -> None:
+        self.patch(http_directory, "ROWS_LIMIT", 2)
+        for name in "abc":
+            (self.root / name).write_bytes(b"")
+        await self.serve()
+        _, body = await self.get("")
+        self.assertEqual((body.count(b'href="./'), b"and 2 more" in body), (2, True))
+
+    @asynchronous
+    async def test_a_directory_that_is_gone(self) -> None:
+        (self.root / "below").mkdir()
+        await self.serve()
+        rows = Listing._rows
+
+        def gone(listing: Listing) -> Any:
+            (self.root / "below").rmdir()
+            return rows(listing)
+
+        self.patch(Listing, "_rows", gone)
+        response, body = await self.get("below/")
+        self.assertEqual((response.code, body), (403, b"this directory cannot be read\n"))
+
+    @asynchronous
+    async def test_a_few_at_a_time(self) -> None:
+        """Who leaves while he waits takes no thread; when too many wait, the next is told so."""
+        go = threading.Event()
+        self.addCleanup(go.set)
+        running: list[None] = []
+
+        def slow() -> bytes:
+            running.append(None)
+            go.wait(20)
+            return b"page"
+
+        threads = Threads(reactor)
+        made = [threads.run(number, slow, Deferred()) for number in range(LISTINGS_AT_ONCE)]
+        gone: Deferred[Any] = Deferred()
+        waiting = threads.run("gone", slow, gone)
+        gone.errback(OSError())
+        self.failureResultOf(waiting)
+        self.patch(http_directory, "LISTINGS_WAITING", 1)
+        self.assertFalse(threads.is_full)
+        left: Deferred[Any] = Deferred()
+        made.append(threads.run("left", slow, left))
+        self.assertTrue(threads.is_full)
+        go.set()
+        await gatherResults(made)
+        self.assertEqual(len(running), LISTINGS_AT_ONCE + 1)
+
+    @asynchronous
+    async def test_one_page_for_all_who_wait(self) -> None:
+        """Who asks for the same listing does not add work; who asks while it is made gets a newer one."""
+        go = threading.Event()
+        self.addCleanup(go.set)
+        pages: list[None] = []
+
+        def slow() -> bytes:
+            pages.append(None)
+            go.wait(20)
+            return b"page %d" % len(pages)
+
+        threads = Threads(reactor)
+        asked = [threads.run("name", slow, Deferred()) for _ in range(4)]
+        go.set()
+        self.assertEqual(await gatherResults(asked), [b"page 1", *[b"page 2"] * 3])
+        self.assertEqual(await threads.run("name", slow, Deferred()), b"page 3")
+
+    @asynchronous
+    async def test_too_many(self) -> None:
+        self.patch(http_directory, "LISTINGS_WAITING", 0)
+        await self.serve()
+        response, _ = await self.get("")
+        self.assertEqual(response.code, 503)
+        response, body = await self.get("film")
+        self.assertEqual((response.code, body), (200, b"0123456789"))
+
+
+class SizeTests(SiteCase):
+    """What the header says is what comes, whatever becomes of a file."""
+
+    @asynchronous
+    async def test_a_file_of_the_system(self) -> None:
+        """It says that it has nothing."""
+        await self.serve(Path("/proc/sys/kernel"))
+        expected = Path("/proc/sys/kernel/ostype").read_bytes()
+        response, body = await self.get("ostype")
+        self.assertEqual((response.length, body), (len(expected), expected))
+        response, body = await self.get("ostype", b"HEAD")
+        self.assertEqual(response.headers.getRawHeaders("content-length"), [str(len(expected))])
+        response, body = await self.get("ostype", range="bytes=1-2")
+        self.assertEqual((response.code, body), (206, expected[1:3]))
+        response, body = await self.get("ostype", range="bytes=6-")
+        self.assertEqual((response.code, body), (416, b""), "it is complete already")
+
+    @asynchronous
+    async def test_one_that_changes(self) -> None:
+        """What is more is left out; what is less is an end that is none."""
+        await self.serve()
+        film = self.root / "film"
+        film.write_bytes(bytes(3_000_000))
+        opened = http_directory.Contained.openForReading
+        for size, whole in ((3_000_100, True), (1000, False)):
+            os.truncate(film, 3_000_000)
+
+            def open_and_change(file: Any, size: int = size) -> Any:
+                source = opened(file)
+                os.truncate(film, size)
+                return source
+
+            self.patch(http_directory.Contained, "openForReading", open_and_change)
+            if whole:
+                self.assertEqual((await self.get("film"))[1], bytes(3_000_000))
+            else:
+                try:
+                    await self.get("film")
+                except Exception as error:
+                    self.assertNotIsInstance(error, AssertionError)
+                else:
+                    self.fail("it looks whole")
+
+    @asynchronous
+    async def test_a_link_that_comes_to_be(self) -> None:
+        """Between the look and the opening."""
+        outside = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, outside)
+        (outside / "film").write_bytes(b"secret")
+        await self.serve()
+        looked = http_directory.servable
+
+        def look_and_change(*arguments: Any, **options: Any) -> bool:
+            found = looked(*arguments, **options)
+            (self.root / "film").unlink(missing_ok=True)
+            (self.root / "film").symlink_to(outside / "film")
+            return found
+
+        self.patch(http_directory, "servable", look_and_change)
+        response, body = await self.get("film")
+        self.assertEqual((response.code, b"secret" in body), (403, False))

@@ -1,0 +1,53 @@
+"""Tables that do not grow for ever."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.base.bounded_tables import SPARSE, SPARSE_ENTRY, compact, remember, uncount
+from dmsg.base.priority_queue import SLACK, PriorityQueue
+
+
+class TableTests(SynchronousTestCase):
+    def test_what_counts_nothing_has_no_place(self) -> None:
+        counter = Counter({"a": 2, "b": 5})
+        uncount(counter, "a")
+        self.assertEqual(counter, {"a": 1, "b": 5})
+        uncount(counter, "a")
+        uncount(counter, "b", 5)
+        self.assertEqual(list(counter), [])
+
+    def test_the_oldest_is_forgotten(self) -> None:
+        """What is remembered again is the newest."""
+        known: OrderedDict[str, int] = OrderedDict()
+        for number, key in enumerate("abcad"):
+            remember(known, key, number, 3)
+        self.assertEqual(list(known.items()), [("c", 2), ("a", 3), ("d", 4)])
+
+    def test_a_dict_that_is_mostly_empty_gives_its_room_back(self) -> None:
+        table = dict.fromkeys(range(5000))
+        self.assertIs(compact(table), table)
+        for number in range(4000):
+            del table[number]
+        smaller = compact(table)
+        self.assertEqual((list(smaller), len(smaller)), (list(table), 1000))
+        self.assertLess(sys.getsizeof(smaller), sys.getsizeof(table) // 2)
+        self.assertLess(sys.getsizeof(smaller), max(SPARSE, SPARSE_ENTRY * 1000))
+        self.assertIs(compact(smaller), smaller)
+
+
+class RankedTests(SynchronousTestCase):
+    def test_names_that_are_gone_are_not_kept(self) -> None:
+        ranked: PriorityQueue[str] = PriorityQueue()
+        for number in range(50):
+            ranked.put("a", number)
+            ranked.put(f"b{number}", 0)
+        for number in range(50):
+            ranked.remove(f"b{number}")
+        self.assertEqual((ranked.first(), len(ranked)), ("a", 1))
+        self.assertLessEqual(len(ranked._heap), 2 + SLACK)
+        ranked.remove("a")
+        self.assertEqual(ranked._heap, [])

@@ -1,0 +1,32 @@
+"""One line of a kind in a while."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.base.log_throttle import MAX_KINDS, LogThrottle
+
+
+class SeldomTests(SynchronousTestCase):
+    def test_one_in_a_while(self) -> None:
+        clock = Clock()
+        seldom = LogThrottle(clock.seconds, 10.0)
+        self.assertEqual(seldom.suffix("a"), "")
+        self.assertEqual([seldom.suffix("a") for _ in range(3)], [None] * 3)
+        self.assertEqual(seldom.suffix("b"), "")
+        clock.advance(10.0)
+        self.assertEqual(seldom.suffix("a"), ", and 3 more since the last line")
+        clock.advance(9.9)
+        self.assertIsNone(seldom.suffix("a"))
+
+    def test_kinds_that_strangers_make_up(self) -> None:
+        """They are one, and cost nothing."""
+        clock = Clock()
+        seldom = LogThrottle(clock.seconds, 10.0)
+        told = [seldom.left_out(number) for number in range(10 * MAX_KINDS)]
+        self.assertEqual(told.count(0), MAX_KINDS + 1)
+        self.assertLessEqual(len(seldom._told), MAX_KINDS + 1)
+        clock.advance(10.0 * MAX_KINDS)
+        self.assertEqual(seldom.left_out("new"), 0)
+        self.assertEqual(len(seldom._told), 1)

@@ -1,0 +1,62 @@
+"""The address book, as programs that run for long ask it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.clients import address_book
+from dmsg.clients.address_book import Names, NoSuchName, UnknownName
+from dmsg.keys import SecKey
+
+ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))
+
+
+class ReadingTests(SynchronousTestCase):
+    """It is read when it has changed, and not for each question."""
+
+    def setUp(self) -> None:
+        self.path = Path(self.mktemp())
+        self.patch(address_book, "_last", {})
+
+    def test_it_is_read_once(self) -> None:
+        read: list[Path] = []
+        text_of = Path.read_text
+
+        def counted(path: Path) -> str:
+            read.append(path)
+            return text_of(path)
+
+        self.patch(Path, "read_text", counted)
+        self.patch(address_book, "SETTLED", -1.0)
+        Names(self.path).add("alice", ALICE)
+        for _ in range(5):
+            self.assertEqual(Names(self.path).find("alice"), ALICE)
+            self.assertEqual(Names(self.path).name_of(ALICE), "alice")
+        self.assertEqual(len(read), 1)
+
+    def test_what_is_changed_is_seen(self) -> None:
+        book = Names(self.path)
+        self.assertRaises(NoSuchName, book.find, "alice")
+        book.add("alice", ALICE)
+        self.assertEqual(book.find("alice"), ALICE)
+        book.add("alice", BOB, replace=True)
+        self.assertEqual(Names(self.path).find("alice"), BOB)
+        self.path.write_text(f"bob {BOB}\n")
+        self.assertEqual(list(book.all()), ["bob"])
+        before = self.path.stat()
+        self.path.write_text(f"bob {ALICE}\n")
+        os.utime(self.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        self.assertEqual(book.find("bob"), ALICE, "at once, and with the time of the first")
+        self.path.write_text("bob\n")
+        self.assertRaises(UnknownName, book.find, "bob")
+        self.path.unlink()
+        self.assertEqual(book.all(), {})
+
+    def test_what_is_given_is_a_copy(self) -> None:
+        book = Names(self.path)
+        book.add("alice", ALICE)
+        book.all().clear()
+        self.assertEqual(book.find("alice"), ALICE)

@@ -1,0 +1,160 @@
+"""Who is let in to knock: before any key is worked out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.clients import handshake_limits as doorman_module
+from dmsg.clients.handshake_limits import (
+    OF_KNOWN_BURST,
+    OF_ONE_BURST,
+    OF_ONE_RATE,
+    OF_STRANGERS_BURST,
+    OF_STRANGERS_RATE,
+    ONE_STRANGER_BURST,
+    RESERVED_BURST,
+    HandshakeLimits,
+)
+from dmsg.errors import CloseReason
+from dmsg.streams.core.agreement import Offer
+from dmsg.v2019.core.wire import CLOSE, REQUEST, Frame
+from tests.support import KEYS, SERVER_KEY, Accepting, RawClient
+from tests.v2019.secure_support import SecureCase
+
+A, B = KEYS["A"].public, KEYS["B"].public
+
+
+def request(number: int) -> bytes:
+    return number.to_bytes(33, "big")
+
+
+class DoormanTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.factories: list[Any] = []
+        self.doorman = HandshakeLimits(self.clock.seconds, lambda: self.factories)
+        self.here, self.there = (self.doorman.at(KEYS[name].public) for name in "CB")
+        self.count = 0
+
+    def asked(self, count: float, *who: bytes, at: Any = None) -> int:
+        """How many of so many handshakes are let in, of these initiators in turn."""
+        let_in = 0
+        for number in range(int(count)):
+            self.count += 1
+            let_in += (at or self.here)(who[number % len(who)], request(self.count)) is None
+        return let_in
+
+    def test_each_once(self) -> None:
+        self.assertIsNone(self.here(A, request(1)))
+        self.assertIs(self.here(A, request(1)), CloseReason.NOT_AUTHENTIC)
+        # by whomever, and at whichever server, it is said again
+        self.assertIs(self.there(B, request(1)), CloseReason.NOT_AUTHENTIC)
+        self.assertEqual(self.doorman.refused, 2)
+
+    def test_of_one(self) -> None:
+        self.doorman.met(A)
+        self.assertEqual(self.asked(OF_ONE_BURST + 10, A), OF_ONE_BURST)
+        self.assertIs(self.here(A, request(0)), CloseReason.RATE_LIMITED)
+        self.clock.advance(1)
+        self.assertEqual(self.asked(OF_ONE_RATE + 10, A), OF_ONE_RATE)
+        # what came through another server was counted there
+        self.assertEqual(self.asked(10, A, at=self.there), 10)
+
+    def test_strangers_do_not_keep_out_who_has_been_met(self) -> None:
+        self.doorman.met(A)
+        # as many as there are places, each under a name of its own
+        names = [bytes([2]) + number.to_bytes(32, "big") for number in range(int(OF_STRANGERS_BURST) + 50)]
+        self.assertEqual(self.asked(len(names), *names), OF_STRANGERS_BURST)
+        self.assertIs(self.here(B, request(0)), CloseReason.RATE_LIMITED)
+        self.assertEqual(self.asked(100, A), 100)
+        self.assertIsNone(self.there(B, request(0)))
+
+    def test_the_same_strangers_do_not_keep_out_new_ones(self) -> None:
+        """However many, and however often they knock: at most one of fifty newcomers is refused."""
+        for attackers in (100, 1000):
+            self.setUp()
+            names = [bytes([2]) + number.to_bytes(32, "big") for number in range(attackers)]
+            let_in = newcomers = refused = 0
+            for turn in range(600):
+                self.clock.advance(0.02)
+                let_in += self.asked(100, *names)  # 5000 a second
+                names = [*names[100:], *names[:100]]
+                if not turn % 6:
+                    newcomers += 1
+                    refused += not self.asked(1, bytes([3]) + turn.to_bytes(32, "big"))
+            self.assertEqual((newcomers, refused), (100, 0), attackers)
+            self.assertLess(let_in, 12 * OF_STRANGERS_RATE + OF_STRANGERS_BURST)
+
+    def test_servers_are_counted_apart_and_forgotten(self) -> None:
+        self.patch(doorman_module, "MAX_SERVERS", 2)
+        for name in "ABC":
+            self.asked(1, A, at=self.doorman.at(KEYS[name].public))
+        self.assertEqual(len(self.doorman._of_strangers), 2)
+
+    def test_what_each_has_whatever_the_others_do(self) -> None:
+        others = [bytes([2]) + number.to_bytes(32, "big") for number in range(100)]
+        for one in (A, *others):
+            self.doorman.met(one)  # type: ignore[arg-type]
+        least = RESERVED_BURST * len(others)
+        self.assertEqual(self.asked(OF_KNOWN_BURST + least + 500, *others), OF_KNOWN_BURST + least)
+        self.assertEqual(self.asked(RESERVED_BURST + 5, A), RESERVED_BURST)
+
+    def test_of_one_stranger(self) -> None:
+        self.assertEqual(self.asked(ONE_STRANGER_BURST + 10, A), ONE_STRANGER_BURST)
+        self.assertEqual(self.asked(5, B), 5)
+        self.doorman.met(A)
+        self.assertEqual(self.asked(300, A), 300)
+
+    def test_what_is_remembered(self) -> None:
+        self.patch(doorman_module, "KNOWN", 3)
+        for number in range(5):
+            self.doorman.met(bytes([number]))  # type: ignore[arg-type]
+        self.assertEqual(len(self.doorman._known), 3)
+
+    def test_who_is_admitted(self) -> None:
+        """Nobody whom no listener takes; everybody, as long as one asks nothing, or there is none."""
+        self.assertIsNone(self.here(A, request(1)))
+
+        class Only:
+            def admits(self, address: Any) -> bool:
+                return bool(address.public_key == A)
+
+        self.factories.append(Only())
+        self.assertIsNone(self.here(A, request(2)))
+        self.assertIs(self.here(B, request(3)), CloseReason.REFUSED)
+        self.assertIs(self.here(bytes(33), request(4)), CloseReason.REFUSED)
+        self.factories.append(object())
+        self.assertIsNone(self.here(B, request(5)))
+
+
+class ReplayTests(SecureCase):
+    """At a whole client."""
+
+    def test_a_request_said_again_costs_no_keys(self) -> None:
+        """By a client that has seen it go by, or by a relay."""
+        raw = RawClient(KEYS["C"], SERVER_KEY.public)
+        self.network.join(raw)
+        self.network.settle()
+        raw.take()
+        opened: list[bytes] = []
+        original = Offer.__init__
+
+        def counted(offer: Any, key: Any, payload: bytes) -> None:
+            opened.append(payload)
+            original(offer, key, payload)
+
+        self.patch(Offer, "__init__", counted)
+        self.a.open(B, Accepting(), port=7, secure=True)
+        self.network.settle()
+        self.assertEqual(len(opened), 1)
+        replayed = bytes(KEYS["C"].public + B) + opened[0][66:]
+        for number in range(50):
+            raw.send(Frame(REQUEST, 2 * number, replayed).encode())
+        self.network.settle()
+        self.assertEqual(len(opened), 1)
+        self.assertEqual(
+            [(frame.type, frame.payload[0]) for frame in raw.take()], [(CLOSE, CloseReason.NOT_AUTHENTIC)] * 50
+        )

@@ -1,0 +1,366 @@
+"""Looking at servers: what is connected to, how often, and what has to be proved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.discovery.checks import schedule as looks_module
+from dmsg.discovery.checks.limits import (
+    OWN_LOOKS,
+    PORTS,
+    PORTS_OF_PLACE,
+    PROOFS_OF_PLACE,
+)
+from dmsg.discovery.checks.proof import Opening
+from dmsg.discovery.checks.schedule import (
+    AT_ONCE,
+    AT_ONCE_OF_PLACE,
+    AT_ONCE_OF_WIDE,
+    AT_ONCE_SILENT,
+    LONGEST_REFRESHING,
+    LOOK_EVERY,
+    POSTPONED_FOR,
+    PROVED_FOR,
+    SOON,
+    TRIES,
+    UNLISTED_AFTER,
+    Looks,
+)
+from dmsg.discovery.entries.entry import Entry, ServerMeta
+from dmsg.discovery.entries.rules import Terms
+from dmsg.discovery.store.sqlite import SQLiteStore
+from dmsg.errors import HandshakeError
+from dmsg.keys import SecKey
+
+TTL = 120.0
+
+
+def server(number: int, address: str = "8.8.8.8:1", sequence: int = 0, version: str = "0.0.1") -> Entry:
+    key = SecKey.from_seed(b"looks %d" % number)
+    return Entry(version, sequence, 1 + sequence, key.public.hex(), server=ServerMeta(address, 1)).sign(key)
+
+
+class LooksTests(SynchronousTestCase):
+    """With a clock, and a network that says who is there."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.store = SQLiteStore(":memory:")
+        self.there = True
+        self.proves = True
+        self.reached: list[tuple[str, int]] = []
+        self.proofs = 0
+        self.looks = Looks(self.clock, self.store, self.clock.seconds, TTL, reach=self.reach, lasts=1000.0)
+        self.looks.start()
+        self.addCleanup(lambda: self.successResultOf(Deferred.fromCoroutine(self.looks.stop())))
+
+    def reach(self, host: str, port: int, opening: Opening | None) -> Deferred[Any]:
+        self.reached.append((host, port))
+        if not self.there:
+            return fail(ConnectionRefusedError())
+        if opening is not None:
+            self.proofs += 1
+            if not self.proves:
+                return fail(HandshakeError("another key"))
+        return succeed(None)
+
+    def post(self, entry: Entry, refreshes: bool = False, place: str = "1.1.1.1") -> None:
+        terms = Terms(refreshes=refreshes, checked=False, place=place, lasts=1000.0)
+        self.successResultOf(self.store.post(entry, self.clock.seconds(), terms))
+        self.looks.soon()
+
+    def listed(self) -> int:
+        return len(self.successResultOf(self.store.quiet(100, self.clock.seconds() - TTL)))
+
+    def available(self) -> int:
+        return len(self.successResultOf(self.store.available(1000, self.clock.seconds() - TTL)))
+
+    def advance(self, seconds: float) -> None:
+        self.clock.pump([LOOK_EVERY] * int(seconds / LOOK_EVERY))
+
+    def test_it_stays_as_long_as_it_is_there(self) -> None:
+        self.post(server(1))
+        self.assertEqual(self.listed(), 0)
+        self.clock.advance(0.1)
+        self.assertEqual(self.listed(), 1)
+        self.advance(3500.0)
+        self.assertEqual(self.listed(), 1)
+        self.assertLess(len(self.reached), 3600 / (TTL / 3) + 2)
+        self.assertEqual(self.proofs, 1)
+        # it is kept for so long after it was seen
+        self.assertEqual(self.successResultOf(self.store.sweep(self.clock.seconds() + 900.0, 10)), 0)
+        self.there = False
+        self.advance(TTL + 10)
+        self.assertEqual(self.listed(), 0)
+        self.there = True
+        self.advance(TTL * 4)
+        self.assertEqual(self.listed(), 1)
+
+    def test_who_does_not_prove_the_key_is_not_listed(self) -> None:
+        """Anybody can write somebody's address into an entry."""
+        self.proves = False
+        self.post(server(1))
+        self.post(server(2, "8.8.4.4:1", version="0.0.1+relay1"), refreshes=True)
+        self.advance(600.0)
+        self.assertEqual((self.listed(), self.available()), (0, 0))
+        self.assertTrue(self.proofs)
+
+    def test_a_proof_is_asked_for_once_an_hour(self) -> None:
+        for number, refreshes in ((1, True), (2, False)):
+            version = "0.0.1+relay1" if refreshes else "0.0.1"
+            self.post(server(number, f"8.8.8.{number}:1", version=version), refreshes)
+        self.clock.advance(0.1)
+        self.assertEqual(self.proofs, 2)
+        self.advance(PROVED_FOR - 10)
+        self.assertEqual(self.proofs, 2)
+        self.advance(TTL)
+        self.assertEqual(self.proofs, 4)
+        # another has its address now
+        self.proves = False
+        self.advance(PROVED_FOR + 5 * LONGEST_REFRESHING)
+        self.assertEqual(self.listed(), 0)
+        self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
+
+    def test_one_that_refreshes(self) -> None:
+        """It is looked at when it comes, and when it moves; it stays listed through two looks in vain."""
+        self.post(server(1, version="0.0.1+relay1"), refreshes=True)
+        self.clock.advance(0.1)
+        self.assertEqual((self.available(), len(self.reached)), (1, 1))
+        for sequence in range(1, 20):
+            self.post(server(1, sequence=sequence, version="0.0.1+relay1"), refreshes=True)
+            self.advance(30.0)
+        self.assertEqual((self.available(), len(self.reached)), (1, 1))
+        self.there = False
+        self.post(server(1, "8.8.4.4:1", sequence=20, version="0.0.1+relay1"), refreshes=True)
+        self.clock.advance(0.1)
+        self.assertEqual((self.available(), len(self.reached)), (0, 2))
+        self.there = True
+        self.advance(60.0)
+        self.assertEqual((self.available(), len(self.reached)), (1, 3))
+        self.there = False
+        self.advance(PROVED_FOR + 3000.0)
+        looked = len(self.reached)
+        self.assertLess(looked, 3 + 5 + 3000.0 / LONGEST_REFRESHING)
+        self.assertGreaterEqual(looked, 3 + UNLISTED_AFTER)
+        self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
+
+    def test_a_quiet_one_with_an_old_mark(self) -> None:
+        """Another program left it: what counts is how the entry was posted."""
+        self.post(server(1, version="0.0.1+relay1"))
+        self.advance(600.0)
+        self.assertEqual(self.listed(), 1)
+
+    def test_one_that_is_never_there_is_asked_rarely(self) -> None:
+        self.there = False
+        self.post(server(1))
+        self.advance(24 * 3600.0)
+        self.assertLess(len(self.reached), 10)
+
+    def test_an_address_that_many_entries_name_is_asked_so_often(self) -> None:
+        """Or entries would be a way to have discovery flood somebody.  Others have their part."""
+        for number in range(100):
+            self.post(server(number))
+        self.advance(30.0)
+        self.assertEqual((len(self.reached), self.listed()), (PROOFS_OF_PLACE, PROOFS_OF_PLACE))
+        self.post(server(100), place="2.2.2.2")
+        self.advance(5.0)
+        self.assertEqual(self.listed(), PROOFS_OF_PLACE + 1)
+
+    def test_who_posts_from_where_the_server_is(self) -> None:
+        """Has looks of his own, whatever others say is there."""
+        for number in range(400):
+            self.post(server(number, f"8.8.8.8:{number + 1}"), place=f"1.1.1.{number % 50}")
+        self.clock.pump([0.1] * 20)
+        self.assertLessEqual(len(self.reached), PORTS)
+        self.post(server(500, "8.8.8.8:7777"), place="8.8.8.8")
+        self.clock.pump([0.1] * 20)
+        self.assertEqual(self.reached[-1], ("8.8.8.8", 7777))
+        for number in range(600, 700):
+            self.post(server(number, "8.8.8.8:7777"), place="8.8.8.8")
+        self.advance(5.0)
+        self.assertLessEqual(self.reached.count(("8.8.8.8", 7777)), OWN_LOOKS + PROOFS_OF_PLACE)
+
+    def test_what_is_listed_is_not_unlisted_by_what_others_say(self) -> None:
+        """Ports that somebody names at its host; its looks are postponed, which says nothing of it."""
+        self.post(server(1, "8.8.8.8:1", version="0.0.1+relay1"), refreshes=True)
+        self.advance(5.0)
+        self.assertEqual(self.available(), 1)
+        for number in range(2, 400):
+            self.post(server(number, f"8.8.8.8:{number}"), place=f"1.1.1.{number % 50}")
+        for sequence in range(1, 200):
+            self.post(server(1, "8.8.8.8:1", sequence=sequence, version="0.0.1+relay1"), refreshes=True)
+            self.advance(30.0)
+        self.assertEqual(self.available(), 1)
+        self.assertGreater(self.reached.count(("8.8.8.8", 1)), 1)
+
+    def test_one_place_has_few_at_a_time(self) -> None:
+        """Servers that take connections and say nothing keep nobody else waiting."""
+        silent = self.silence("8.8.8.")
+        for number in range(200):
+            self.post(server(number, f"8.8.8.{number}:1"))
+        self.post(server(300, "8.8.4.4:1"), place="2.2.2.2")
+        self.clock.pump([SOON] * 20)
+        self.assertEqual((len(silent), self.listed()), (AT_ONCE_OF_PLACE, 1))
+        self.advance(60.0)
+        self.assertLessEqual(len(silent), AT_ONCE_OF_PLACE)
+
+    def test_a_look_that_is_over_when_the_server_has_moved(self) -> None:
+        """It says nothing of where it is now."""
+        looks: list[Deferred[Any]] = []
+
+        def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
+            if host == "8.8.8.8":
+                looks.append(Deferred())
+                return looks[-1]
+            return fail(HandshakeError("another key"))
+
+        self.looks._reach = reach
+        self.post(server(1, "8.8.8.8:1", version="0.0.1+relay1"), refreshes=True)
+        self.advance(5.0)
+        self.post(server(1, "10.0.0.1:80", sequence=1, version="0.0.1+relay1"), refreshes=True)
+        looks[0].callback(None)
+        self.advance(5.0)
+        self.assertEqual(self.available(), 0)
+        self.advance(60.0)
+        self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
+
+    def test_an_address_where_nobody_is_is_connected_to_once(self) -> None:
+        self.there = False
+        for number in range(100):
+            self.post(server(number))
+        self.advance(30.0)
+        self.assertEqual(len(self.reached), 1)
+
+    def test_few_at_a_time(self) -> None:
+        self.patch(looks_module, "IN_ROUND", 300)
+        for number in range(500):
+            self.post(server(number, f"8.8.{number // 200}.{number % 200}:1"), place=f"1.{number % 50}.1.1")
+        silent = self.silence("8.8.")
+        self.clock.pump([SOON] * 20)
+        self.assertEqual(len(silent), AT_ONCE)
+        self.assertEqual(len(self.looks._under_way), 300)
+        silent[0].callback(None)
+        self.assertEqual(len(silent), AT_ONCE)
+        self.assertEqual(self.listed(), 1)
+
+    def test_a_crowd_of_silent_servers(self) -> None:
+        """Some thousand entries from /64s of one /55, as somebody posted them: servers that take connections and say
+        nothing.  A new one is listed at once, one of 2019 that was listed stays so."""
+        old = server(5000, "9.9.9.9:1")
+        self.post(old, place="9.9.9.8")
+        self.clock.advance(0.1)
+        self.assertEqual(self.listed(), 1)
+        silent = self.silence("2600:1:")
+        for number in range(1040):
+            block = 0x200 + number % 260
+            self.post(server(number, f"[2600:1:0:{block:x}::{number:x}]:1"), place=f"2600:1:0:{block:x}::/64")
+        self.clock.pump([SOON] * 200)
+        longest = 0.0
+        for number in range(5):
+            self.post(server(6000 + number, f"8.8.{number}.8:1"), place=f"8.9.{number}.8")
+            came = self.clock.seconds()
+            while self.listed() < 2 + number:
+                self.clock.advance(SOON)
+                self.assertLess(self.clock.seconds() - came, 10.0)
+            longest = max(longest, self.clock.seconds() - came)
+            self.clock.pump([SOON] * 200)
+        self.assertLess(longest, 1.0)
+        self.assertIn(old.to_json(), self.successResultOf(self.store.quiet(100, self.clock.seconds() - TTL)))
+        self.assertLessEqual(len(silent), AT_ONCE_OF_WIDE + AT_ONCE_SILENT)
+
+    def test_neighbours_of_silent_servers_are_looked_at_too(self) -> None:
+        """Later: their /48 has only some of the places, and they wait behind the others of it in turn."""
+        self.silence("2600:1:0:2")
+        for number in range(250):
+            self.post(server(number, f"[2600:1:0:{0x200 + number:x}::1]:1"), place=f"2600:1:0:{0x200 + number:x}::/64")
+        self.clock.pump([SOON] * 400)
+        self.post(server(1000, "[2600:1:0:9000::1]:1"), place="2600:1:0:9000::/64")
+        for _ in range(60):
+            self.clock.advance(1.0)
+        self.assertEqual(self.listed(), 1)
+
+    def test_what_is_postponed_does_not_take_all_rounds(self) -> None:
+        """Entries for which there is no room come back, and the more of them there are the later."""
+        delays = [self.looks._postpone() for _ in range(60_000)]
+        self.assertGreater(sum(delays[-100:]) / 100, 150.0)
+        self.assertLess(sum(delays[:100]) / 100, 1.5 * POSTPONED_FOR)
+        self.clock.advance(400.0)
+        self.assertLess(self.looks._postpone(), 1.5 * POSTPONED_FOR + 1)
+
+    def silence(self, prefix: str) -> list[Deferred[Any]]:
+        """Servers there take connections and say nothing.  :returns: connections to them that are open."""
+        silent: list[Deferred[Any]] = []
+
+        def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
+            if not host.startswith(prefix):
+                return self.reach(host, port, opening)
+            connection: Deferred[Any] = Deferred()
+            silent.append(connection)
+
+            def over(result: Any) -> Any:
+                silent.remove(connection)
+                return result
+
+            connection.addBoth(over)
+            return connection
+
+        self.looks._reach = reach
+        return silent
+
+    def test_one_that_says_nothing_keeps_nobody_waiting(self) -> None:
+        def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
+            return Deferred() if host == "8.8.8.8" else self.reach(host, port, opening)
+
+        self.looks._reach = reach
+        self.post(server(1))
+        self.advance(10.0)
+        self.post(server(2, "8.8.4.4:1"))
+        self.clock.advance(0.1)
+        self.assertEqual(self.listed(), 1)
+
+    def test_ports_of_one_address_are_few(self) -> None:
+        """Nobody has discovery look for open ones."""
+        for number in range(50):
+            self.post(server(number, f"8.8.8.8:{number + 1}"))
+        self.advance(LOOK_EVERY)
+        self.assertEqual(len(self.reached), PORTS_OF_PLACE)
+
+    def test_spellings_of_one_address_are_one(self) -> None:
+        self.there = False
+        for number, text in enumerate(("8.8.8.8:1", "[::ffff:8.8.8.8]:1", "[::ffff:808:808]:1")):
+            self.post(server(number, text))
+        self.post(server(9, "8.8.8.8%x.example:1"))
+        self.advance(LOOK_EVERY)
+        self.assertEqual(self.reached, [("8.8.8.8", 1)])
+
+    def test_what_is_private_is_looked_at_for_who_is_there_too(self) -> None:
+        self.post(server(1, "10.0.0.1:1"), place="10.0.0.7")
+        self.post(server(2, "10.0.0.2:1"), place="1.1.1.1")
+        self.post(server(3, "127.0.0.1:1"), place="10.0.0.7")
+        self.advance(60.0)
+        self.assertEqual(self.reached[0], ("10.0.0.1", 1))
+        self.assertEqual(self.listed(), 1)
+        self.looks._anywhere = True
+        self.advance(TTL * 3)
+        self.assertEqual(self.listed(), 3)
+
+    def test_one_that_is_never_there_is_given_up(self) -> None:
+        """Dead entries would take the time of those that live."""
+        self.there = False
+        self.post(server(1))
+        self.advance(48 * 3600.0)
+        self.assertEqual(len(self.reached), TRIES)
+
+    def test_a_store_that_fails_is_asked_again(self) -> None:
+        due = self.store.due
+        self.store.due = lambda *arguments: fail(OSError("away"))  # type: ignore[method-assign]
+        self.post(server(1))
+        self.advance(TTL)
+        self.store.due = due  # type: ignore[method-assign]
+        self.advance(LOOK_EVERY * 2)
+        self.assertEqual(len(self.reached), 1)

@@ -1,0 +1,74 @@
+"""When memory that was freed is given back to the system."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.net.memory_watch import LONGEST_TRIM_PAUSE, TRIM_PAUSE, WORTH_GIVING_BACK, Allocator
+
+MIB = 1024 * 1024
+BASE = 60 * MIB
+
+
+class AllocatorTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.size = BASE
+        self.kept = 0
+        """Bytes that were freed and not given back; ``stuck``: that cannot be."""
+        self.stuck = 0
+        self.allocator = Allocator(self.clock.seconds, self.trim, lambda: self.size + self.kept + self.stuck)
+
+    def trim(self) -> None:
+        self.kept = 0
+
+    def look(self, seconds: float, held: int = 0) -> None:
+        for _ in range(int(seconds)):
+            self.clock.advance(1)
+            self.allocator.look(held)
+
+    def test_nothing_to_give(self) -> None:
+        self.look(600)
+        self.kept = WORTH_GIVING_BACK - MIB
+        self.look(600)
+        self.assertEqual(self.allocator.asked, 0)
+
+    def test_back_within_a_minute(self) -> None:
+        """Whatever was held, and for however long."""
+        for lasts in (1, 20, 300):
+            self.size = BASE + 100 * MIB
+            self.look(lasts, held=100 * MIB)
+            self.size, self.kept = BASE, 100 * MIB
+            self.look(60)
+            self.assertEqual(self.kept, 0, lasts)
+
+    def test_what_nobody_counted(self) -> None:
+        self.size = BASE + 50 * MIB
+        self.look(30)
+        self.size, self.kept = BASE, 50 * MIB
+        self.look(60)
+        self.assertEqual(self.kept, 0)
+
+    def test_in_vain_it_is_asked_less_and_less(self) -> None:
+        """And again soon when there is more, or less is held."""
+        self.stuck = 30 * MIB
+        self.look(3600)
+        asked = self.allocator.asked
+        self.assertLess(asked, 3600 / LONGEST_TRIM_PAUSE + 10)
+        self.kept = 20 * MIB
+        self.look(LONGEST_TRIM_PAUSE)
+        self.assertEqual(self.kept, 0)
+        self.look(1800, held=25 * MIB)
+        self.kept, self.stuck = 28 * MIB, 2 * MIB
+        self.look(TRIM_PAUSE + 1)
+        self.assertEqual(self.kept, 0)
+
+    def test_a_request_that_takes_long_is_made_seldom(self) -> None:
+        def trim() -> None:
+            self.clock.advance(1)
+
+        self.allocator = Allocator(self.clock.seconds, trim, lambda: BASE + self.stuck)
+        self.stuck = 100 * MIB
+        self.look(1500)
+        self.assertEqual(self.allocator.asked, 2)

@@ -1,0 +1,243 @@
+"""Nobody keeps the reactor for himself: turns are shared, and nothing of what waits is lost or told out of order."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from hypothesis import given, strategies as st
+from twisted.internet.address import IPv4Address
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.keys import SecKey
+from dmsg.net.links.acceptor import FAILED_BURST, FAILED_RATE, FLOOD_BURST
+from dmsg.net.turn_share import LEAST, MOST, STEPS, TURN, Share
+from dmsg.net.turns import Hold
+from dmsg.servers.serving import STRAY_BURST
+from dmsg.v2019.core.policing import Limits
+from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, Frame, encode_frame
+from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient, TurnClock
+
+
+class Waiter:
+    def __init__(self, share: Share, owner: str, log: list[str], cost: float) -> None:
+        self.share, self.owner, self.log, self.cost = share, owner, log, cost
+
+    def go_on(self) -> None:
+        if not self.share.allows(self.owner):
+            self.share.wait(self)
+            return
+        self.log.append(self.owner)
+        self.share.used(self.owner, self.cost)
+
+
+class ShareTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = TurnClock()
+        self.share = Share(self.clock)
+
+    def test_a_part_each(self) -> None:
+        self.assertTrue(self.share.allows("a"))
+        self.share.used("a", MOST)
+        self.assertFalse(self.share.allows("a"))
+        self.assertTrue(self.share.allows("b"))
+
+    def test_the_next_turn_comes_when_nobody_asks_for_it(self) -> None:
+        self.share.used("a", MOST)
+        self.clock.advance(TURN)
+        self.share.used("b", 0.0)
+        self.assertTrue(self.share.allows("a"))
+
+    def test_who_waits_longest_comes_first(self) -> None:
+        """Two of one owner, who has a turn for one of them, and one of another."""
+        log: list[str] = []
+        for owner in ("a", "a", "b"):
+            self.share.wait(Waiter(self.share, owner, log, MOST))
+        self.clock.advance(0)
+        self.assertEqual(log, ["a", "b"])
+        self.clock.advance(0)
+        self.assertEqual(log, ["a", "b", "a"])
+        self.assertEqual(self.share.waited, 4)
+
+    def test_who_always_has_more_does_not_stay_first(self) -> None:
+        """Three of one owner, whose part is enough for one of them at a time: each has every third turn."""
+        log: list[str] = []
+        share = self.share
+
+        class Insatiable(Waiter):
+            def go_on(self) -> None:
+                if share.allows("nat"):
+                    share.wait(self)
+                    log.append(self.owner)
+                    share.used("nat", MOST)
+                else:
+                    share.wait(self)
+
+        for name in "abc":
+            share.wait(Insatiable(share, name, log, MOST))
+        for _ in range(9):
+            self.clock.advance(0)
+        self.assertEqual("".join(log), "abc" * 3)
+        self.assertEqual(len(self.clock.getDelayedCalls()), 1)
+
+    def test_many_have_less_each(self) -> None:
+        for number in range(1000):
+            self.share.used(f"{number}", 1e-6)
+        self.clock.advance(TURN)
+        self.share.used("x", LEAST / 2)
+        self.assertTrue(self.share.allows("x"))
+        self.share.used("x", LEAST / 2)
+        self.assertFalse(self.share.allows("x"))
+
+    def test_an_error_of_one_costs_the_others_nothing(self) -> None:
+        log: list[str] = []
+
+        class Bad:
+            def go_on(self) -> None:
+                raise ValueError("ours")
+
+        self.share.wait(Bad())
+        self.share.wait(Waiter(self.share, "b", log, 0.0))
+        self.clock.advance(0)
+        self.assertEqual(log, ["b"])
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+
+
+class LinkTests(SynchronousTestCase):
+    """A server with a client that sends very many frames in one record."""
+
+    def setUp(self) -> None:
+        self.network = MemoryNetwork(TurnClock())
+        self.clock = self.network.clock
+
+    def raw(self, name: str) -> RawClient:
+        client = RawClient(KEYS[name], SERVER_KEY.public)
+        self.network.join(client)
+        self.network.settle()
+        self.assertEqual([frame.type for frame in client.take()], [OK])
+        return client
+
+    def pair(self) -> tuple[RawClient, RawClient, int]:
+        one, two = self.raw("A"), self.raw("B")
+        payload = bytes(one.key.public + two.key.public)
+        one.send(encode_frame(REQUEST, 2, payload))
+        self.network.settle()
+        (request,) = two.take()
+        two.send(encode_frame(ACCEPT, request.id, payload))
+        self.network.settle()
+        one.take()
+        return one, two, request.id
+
+    def test_others_have_their_turn(self) -> None:
+        """What comes behind ten thousand strays waits for many turns; another client's frame for none."""
+        factory = self.network.factory
+        one, two, theirs = self.pair()
+        other = self.raw("C")
+        strays = b"".join(encode_frame(FWD, 2 * number, b"") for number in range(10_000))
+        other.send(strays + encode_frame(CLOSE, 8, b"\1"))
+        one.send(encode_frame(FWD, 2, b"\0\1a"))
+        for pump in self.network.pumps:
+            pump.pump()
+        self.assertEqual(sum(factory.relay.drops.values()), STEPS)
+        self.clock.advance(0)
+        for pump in self.network.pumps:
+            pump.pump()
+        self.assertLessEqual(sum(factory.relay.drops.values()), 2 * STEPS)
+        self.assertEqual(two.take(), [Frame(FWD, theirs, b"\0\1a")])
+        self.network.settle()
+        self.assertEqual(sum(factory.relay.drops.values()), 10_000 + 1)
+        self.assertGreater(factory.share.waited, 10_000 // STEPS - 1)
+
+    @given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(1, 4000), max_size=4), st.booleans())
+    def test_nothing_is_lost_at_the_end_of_a_turn(self, kinds: list[int], cuts: list[int], bad: bool) -> None:
+        """Whatever is cut and whatever ends it, what was whole before the end is delivered, in order."""
+        self.setUp()
+        one, two, theirs = self.pair()
+        expected: list[Frame] = []
+        frames = []
+        for number, kind in enumerate(kinds):
+            if kind == 3:
+                body = bytes(2) + b"%d" % number
+                expected.append(Frame(FWD, theirs, body))
+                frames.append(encode_frame(FWD, 2, body))
+            else:
+                frames += [encode_frame(FWD, 100 + 2 * (k % 2), b"") for k in range(50 * kind)]
+        stream = b"".join(frames) + (encode_frame(0x77, 2, b"") if bad else b"")
+        for size in [*cuts, len(stream)]:
+            piece, stream = stream[:size], stream[size:]
+            if piece:
+                one.send(piece)
+        if not bad:
+            cast(Any, one.transport).loseConnection()
+        self.network.settle()
+        got = [frame for frame in two.take() if frame.type != CLOSE]
+        self.assertEqual(got, expected)
+        self.assertTrue(one.closed)
+
+    def test_a_flood_of_strays_ends(self) -> None:
+        """First the connection; who comes again and again is kept out for a while."""
+        factory = self.network.factory
+        client = self.raw("A")
+        record = b"".join(encode_frame(FWD, 2 + 2 * (number % 2), b"") for number in range(13_000))
+        sent = 0
+        while not client.closed:
+            self.assertLess(sent, 2 * STRAY_BURST)
+            client.send(record)
+            sent += 13_000
+            while factory.sessions and next(iter(factory.sessions)).link.held_by >= {Hold.TOO_FAST}:
+                self.clock.advance(0.1)
+            self.network.settle()
+        self.assertEqual(factory.relay.drops[DropReason.FLOOD], 1)
+        self.assertGreater(sent, STRAY_BURST)
+
+    def end(self, host: str, key: SecKey, reason: DropReason) -> Any:
+        """A connection of ``key`` from ``host``, which ends for ``reason``."""
+        factory = self.network.factory
+        link: Any = factory.buildProtocol(IPv4Address("TCP", host, 1))
+        if link is None:
+            return None
+        transport = StringTransport()
+        self.patch(transport, "unregisterProducer", lambda: None)
+        link.makeConnection(transport)
+        if reason is DropReason.HANDSHAKE_FAILED:
+            factory._handshake_failed(link, Failure(RemoteProtocolError(reason, "no key")))
+            return link
+        session = factory._make_session(key.public)
+        session.link, link.remote = link, key.public
+        factory.session_up(session)
+        refused, link.ended_for = link.ended_for, reason
+        factory.session_down(session)
+        return refused
+
+    def test_who_floods_has_only_himself_refused(self) -> None:
+        """Everybody else behind his address goes on, whatever many floods there are, and under whatever many keys."""
+        for _ in range(int(FLOOD_BURST)):
+            self.assertIsNone(self.end("203.0.113.7", KEYS["A"], DropReason.FLOOD))
+        for number in range(20):
+            self.assertIsNone(self.end("203.0.113.7", SecKey.from_seed(bytes([number])), DropReason.FLOOD))
+        self.assertIs(self.end("203.0.113.7", KEYS["A"], DropReason.FLOOD), DropReason.FLOODED_BEFORE)
+        self.assertIs(self.end("203.0.113.8", KEYS["A"], DropReason.FLOOD), DropReason.FLOODED_BEFORE)
+        self.assertIsNone(self.end("203.0.113.7", KEYS["B"], DropReason.REPLACED))
+        self.assertEqual(self.network.factory.relay.drops[DropReason.FLOODED_BEFORE], 2)
+
+    def test_an_address_is_refused_for_handshakes_that_fail(self) -> None:
+        for _ in range(int(FAILED_BURST)):
+            self.assertIsNotNone(self.end("203.0.113.7", KEYS["A"], DropReason.HANDSHAKE_FAILED))
+        factory = self.network.factory
+        self.assertIsNone(self.end("203.0.113.7", KEYS["A"], DropReason.HANDSHAKE_FAILED))
+        self.assertEqual(factory.relay.drops[DropReason.FAILED_BEFORE], 1)
+        self.assertIsNotNone(self.end("203.0.113.8", KEYS["A"], DropReason.HANDSHAKE_FAILED))
+        self.clock.advance(1 / FAILED_RATE + 0.01)
+        self.assertIsNotNone(self.end("203.0.113.7", KEYS["A"], DropReason.HANDSHAKE_FAILED))
+        # behind a proxy all have one address
+        factory.limits = Limits(max_per_address=0)
+        for _ in range(2 * int(FAILED_BURST)):
+            self.assertIsNotNone(self.end("203.0.113.9", KEYS["A"], DropReason.HANDSHAKE_FAILED))
+
+    def test_behind_a_proxy_each_is_on_its_own(self) -> None:
+        factory = self.network.factory
+        factory.limits = Limits(max_per_address=0)
+        one, two = (factory.buildProtocol(IPv4Address("TCP", "10.0.0.1", n)) for n in (1, 2))
+        self.assertNotEqual(one.owner, two.owner)

@@ -1,0 +1,154 @@
+"""Which receipts a server takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.keys import SecKey
+from dmsg.telemetry import receipts_due as owed_module
+from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, Role
+from dmsg.telemetry.receipts_due import OWED_FOR, Due, Owed
+
+A, B, C, SERVER = (SecKey.from_seed(bytes([number])) for number in range(1, 5))
+TRANSPORT = bytes(range(16))
+RECEIPT = Receipt(Role.INITIATOR, TRANSPORT, SERVER.public, A.public, B.public, 10, 20)
+
+
+def key(secret: SecKey) -> bytes:
+    return bytes(secret.public)
+
+
+class OwedTests(SynchronousTestCase):
+    """By plain calls."""
+
+    def setUp(self) -> None:
+        self.owed = Owed(key(SERVER), -OWED_FOR)
+
+    def takes(self, payload: bytes, by: bytes, now: float = 0.0) -> Due:
+        """As it says."""
+        return self.owed.takes(payload, by, now)
+
+    def carry(self, transport: bytes = TRANSPORT) -> None:
+        self.owed.carries(transport, key(A), key(B))
+
+    def test_one_of_each_end(self) -> None:
+        self.carry()
+        of_a, of_b = RECEIPT.sign(A), replace(RECEIPT, role=Role.RESPONDER, signer=B.public, peer=A.public).sign(B)
+        self.assertTrue(self.takes(of_a, key(A)))
+        self.assertFalse(self.takes(of_a, key(A)))
+        self.owed.ended(TRANSPORT, 5.0)
+        self.assertTrue(self.takes(of_b, key(B)))
+        self.assertFalse(self.takes(of_b, key(B)))
+        self.assertEqual(len(self.owed), 0)
+
+    def test_what_was_not_due(self) -> None:
+        """Of no transport, by no end of it, for another server, handed in by somebody else, badly signed."""
+        self.carry()
+        good = RECEIPT.sign(A)
+        for data, by in (
+            (bytes(RECEIPT_SIZE), key(A)),
+            (replace(RECEIPT, transport=bytes(16)).sign(A), key(A)),
+            (replace(RECEIPT, signer=C.public).sign(C), key(C)),
+            (replace(RECEIPT, server=C.public).sign(A), key(A)),
+            (good, key(B)),
+            (RECEIPT.sign(B), key(A)),
+            (good[:-1] + bytes([good[-1] ^ 1]), key(A)),
+            (replace(RECEIPT, role=Role.RESPONDER).sign(A), key(A)),
+            (replace(RECEIPT, peer=C.public).sign(A), key(A)),
+        ):
+            self.assertFalse(self.takes(data, by))
+        self.assertTrue(self.takes(good, key(A)))
+
+    def test_they_are_waited_for_so_long(self) -> None:
+        self.carry()
+        self.owed.ended(TRANSPORT, 5.0)
+        self.owed.ended(bytes(16), 5.0 + OWED_FOR - 1)
+        self.assertEqual(len(self.owed), 1)
+        self.owed.ended(bytes(16), 5.0 + OWED_FOR)
+        self.assertFalse(self.takes(RECEIPT.sign(A), key(A)))
+        self.assertEqual(len(self.owed), 0)
+
+    def test_they_are_so_many(self) -> None:
+        """Those of open transports stay, however many others begin."""
+        self.patch(owed_module, "MAX_OWED", 3)
+        self.carry()
+        for number in range(10):
+            self.carry(bytes([number]) * 16)
+            self.owed.ended(bytes([number]) * 16, float(number))
+        self.assertEqual(len(self.owed), 4)
+        self.assertEqual([one[0] for one in self.owed._ended], [7, 8, 9])
+        self.owed.ended(TRANSPORT, 20.0)
+        self.owed.ended(bytes(16), 8.0 + OWED_FOR)
+        self.assertEqual([one[0] for one in self.owed._ended], [9, 0])
+        self.assertTrue(self.takes(RECEIPT.sign(A), key(A)))
+
+
+class FormerTests(SynchronousTestCase):
+    """After its start a server takes receipts of what it had carried before it was killed."""
+
+    def setUp(self) -> None:
+        self.owed = Owed(key(SERVER), 100.0)
+
+    def test_once_and_for_a_while(self) -> None:
+        good = RECEIPT.sign(A)
+        self.assertFalse(self.owed.takes(good, key(B), 101.0))
+        self.assertFalse(self.owed.takes(good[:-1] + bytes([good[-1] ^ 1]), key(A), 101.0))
+        self.assertFalse(self.owed.takes(replace(RECEIPT, server=C.public).sign(A), key(A), 101.0))
+        self.assertTrue(self.owed.takes(good, key(A), 101.0))
+        self.assertFalse(self.owed.takes(good, key(A), 102.0))
+        other = replace(RECEIPT, transport=bytes(16)).sign(A)
+        self.assertTrue(self.owed.takes(other, key(A), 99.9 + OWED_FOR))
+        self.assertFalse(self.owed.takes(replace(RECEIPT, transport=b"1" * 16).sign(A), key(A), 100.0 + OWED_FOR))
+        self.assertEqual(self.owed._former, {})
+
+    def test_it_says_which_are_former_ones(self) -> None:
+        self.owed.carries(TRANSPORT, key(A), key(B))
+        other = replace(RECEIPT, transport=bytes(16))
+        self.assertIs(self.owed.takes(RECEIPT.sign(A), key(A), 101.0), Due.KNOWN)
+        self.assertIs(self.owed.takes(other.sign(A), key(A), 101.0), Due.FORMER)
+
+    def test_live_ones_take_nobodys_place_and_no_memory_for_ever(self) -> None:
+        self.patch(owed_module, "MAX_FORMER_OF_SIGNER", 2)
+        self.patch(owed_module, "MAX_OWED", 4)
+        for number in range(1, 10):
+            transport = bytes([number]) * 16
+            self.owed.carries(transport, key(A), key(B))
+            self.assertTrue(self.owed.takes(replace(RECEIPT, transport=transport).sign(A), key(A), 101.0))
+        self.assertEqual(len(self.owed._taken), 4)
+        self.assertIs(self.owed.takes(replace(RECEIPT, transport=bytes(16)).sign(A), key(A), 101.0), Due.FORMER)
+        self.owed.ended(TRANSPORT, 100.0 + OWED_FOR)
+        self.assertEqual((self.owed._taken, self.owed._former), ({}, {}))
+
+    def test_what_was_handed_in_in_order_is_not_former(self) -> None:
+        self.owed.carries(TRANSPORT, key(A), key(B))
+        for by, data in (
+            (A, RECEIPT.sign(A)),
+            (B, replace(RECEIPT, role=Role.RESPONDER, signer=B.public, peer=A.public).sign(B)),
+        ):
+            self.assertTrue(self.owed.takes(data, key(by), 101.0))
+            self.assertFalse(self.owed.takes(data, key(by), 101.0))
+
+    def test_so_many_of_one_and_in_all(self) -> None:
+        self.patch(owed_module, "MAX_FORMER_OF_SIGNER", 3)
+        self.patch(owed_module, "MAX_FORMER", 5)
+
+        self.patch(owed_module, "MAX_FORMER_OF_NETWORK", 4)
+
+        def taken(signer: SecKey, network: str) -> int:
+            peer = B if signer is not B else A
+            return sum(
+                self.owed.takes(
+                    replace(RECEIPT, transport=bytes([number]) * 16, signer=signer.public, peer=peer.public).sign(
+                        signer
+                    ),
+                    key(signer),
+                    101.0,
+                    network,
+                )
+                is Due.FORMER
+                for number in range(10)
+            )
+
+        self.assertEqual([taken(A, "here"), taken(B, "here"), taken(B, "there"), taken(C, "there")], [3, 1, 1, 0])
