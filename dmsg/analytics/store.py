@@ -29,7 +29,7 @@ from dmsg.analytics.runs import Claim, Runs, State
 from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, SILVER, Table
 
 Row = dict[str, Any]
-"""Row of a table, by column name; the columns are in :mod:`dmsg.analytics.schemas`."""
+"""Row of a table, by column name; the columns are in ``dmsg.analytics.schemas``."""
 
 SUMS = Table(
     "sums",
