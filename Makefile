@@ -174,7 +174,7 @@ $(VENV)/.mutation: $(VENV)/.test
 
 FAMILIES ?=
 SAMPLE ?= 200
-long-mutate: $(VENV)/.mutation ## whether tests notice seeded mutants of the cores, 90 in 100 (FAMILIES="v2019 rmb" SAMPLE=200)
+long-mutate: $(VENV)/.mutation ## whether tests notice seeded mutants of the cores (FAMILIES="v2019 rmb" SAMPLE=200)
 	$(BIN)/python -m tests.mutation $(FAMILIES) --sample $(SAMPLE)
 
 long-docs: $(VENV)/.test ## every command and program of README and docs
