@@ -1,4 +1,4 @@
-"""Addresses of servers, and of those who ask: what they are, and whom they are counted as."""
+"""Addresses of servers and of clients: parsing, kinds, and the blocks by which they count."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from dmsg.errors import DmsgError
 
 MAX_ADDRESS = 64
-"""Characters of an address that somebody says: it is remembered."""
+"""Maximum number of characters of an address that somebody sends, because it is remembered."""
 IPV6_BLOCK = 64
-"""Bits of an IPv6 address that are one customer's: he has all addresses below."""
+"""Prefix length of the IPv6 block that one customer usually has."""
 
 Address = IPv4Address | IPv6Address
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of a server entry's address, as in ``host:1``, ``1.2.3.4:1``, ``[::1]:1``.
+    """Return host and port of a server entry's address, such as ``host:1``, ``1.2.3.4:1`` or ``[::1]:1``.
 
-    :raises DmsgError: it is none.
+    :raises DmsgError: the text is not an address.
     """
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -31,7 +31,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def literal(host: str) -> Address | None:
-    """The address that a text is, one of IPv4 inside one of IPv6 taken out; None for a name."""
+    """Parse an IP address; an IPv4 address mapped into IPv6 is unmapped. Return None for a name."""
     try:
         found = ip_address(host.partition("%")[0])
     except ValueError:
@@ -43,9 +43,9 @@ def literal(host: str) -> Address | None:
 
 @lru_cache(maxsize=4096)
 def block_of(host: str, bits: int = IPV6_BLOCK) -> str:
-    """Whom an address is counted as: itself, or the block that an IPv6 address is in.
+    """Return the name under which an address is counted: an IPv4 address itself, or the block of an IPv6 address.
 
-    :param bits: that are common to the addresses of a block.
+    :param bits: prefix length of the block.
     """
     found = literal(host)
     if isinstance(found, IPv6Address):
@@ -55,13 +55,13 @@ def block_of(host: str, bits: int = IPV6_BLOCK) -> str:
 
 
 def kind_of(address: Address) -> str:
-    """``public``, ``private``, ``loopback``, or ``none``: nobody's server is there."""
+    """Return ``public``, ``private``, ``loopback``, or ``none`` for an address where no server can be."""
     if address.is_loopback:
         return "loopback"
     if isinstance(address, IPv6Address) and (
         address.sixtofour is not None or address.teredo is not None or address.is_site_local
     ):
-        return "none"  # leads to an address of IPv4 that it hides, or to none
+        return "none"  # 6to4 and Teredo hide an IPv4 address; site-local addresses are obsolete.
     if address.is_multicast or address.is_unspecified or address.is_link_local or address.is_reserved:
         return "none"
     return "public" if address.is_global else "private"
@@ -69,18 +69,24 @@ def kind_of(address: Address) -> str:
 
 @lru_cache(maxsize=4096)
 def is_public(host: str) -> bool:
-    """A text is an address on the internet: whoever is there is a stranger, and no proxy of ours."""
+    """Return whether a text is a public IP address. Whoever has it is a stranger, and not a proxy of ours."""
     found = literal(host)
     return found is not None and kind_of(found) == "public"
 
 
 def forwarded_client(header: bytes | None) -> str:
-    """Whom our own proxy saw, by X-Forwarded-For: the last; what stands before it anybody can write.  Or empty."""
+    """Return the client's address that our own proxy appended to X-Forwarded-For, or an empty text.
+
+    Only the last address is used: the client can write anything before it.
+    """
     return (header or b"").decode("latin-1").rpartition(",")[2].strip()[:MAX_ADDRESS]
 
 
 def parse_port(text: str) -> int:
-    """:raises ValueError: not 0 to 65535."""
+    """Parse a port number.
+
+    :raises ValueError: the text is not a number from 0 to 65535.
+    """
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise ValueError(f"{text[:20]!r} is not a port, 0 to 65535")
     return int(text)

@@ -1,9 +1,8 @@
-"""Blocks of addresses: a limit for an address counts at several widths at once.
+"""Blocks of addresses: a limit for one address counts at several widths at once.
 
-Whoever has a /64 of IPv6 often has the /56 or /48 around it, and a /24 of IPv4 is
-rented as a whole.  So each limit holds for the narrow block, and a larger one for
-each block around it: its *factor* times as much, because neighbours who do not
-know each other share it.
+Whoever has a /64 of IPv6 often has the /56 or /48 around it, and a /24 of IPv4 is rented as a whole. So each limit
+holds for the narrow block, and a larger one for each block around it. The larger limit is the block's *factor* times
+the limit, because independent neighbours share the block.
 """
 
 from __future__ import annotations
@@ -20,22 +19,24 @@ from dmsg.base.priority_queue import PriorityQueue
 from dmsg.net.addresses import literal
 
 WIDTHS_IPV6 = ((64, 1), (56, 4), (48, 8))
-"""Bits of the blocks that an IPv6 address counts in, and how many times the limit of an address each may have."""
+"""Prefix lengths of the blocks in which an IPv6 address counts, each with its factor."""
 WIDTHS_IPV4 = ((32, 1), (24, 8))
-"""The same of IPv4."""
+"""Prefix lengths of the blocks in which an IPv4 address counts, each with its factor."""
 LEAST_FACTOR = 4
-"""Least factor of a block that is wider than one address."""
+"""Smallest factor of a block that is wider than one address."""
 INSIDE_SLACK = 8
-"""Stale places in the order of what is inside one block: there are many blocks, most with few addresses."""
+"""Number of stale entries allowed in the ranking inside one block. It is small, as there are many blocks with few
+addresses each.
+"""
 BLOCKS_REMEMBERED = 16_384
-"""Addresses whose blocks are kept, because working them out takes some microseconds."""
+"""Number of addresses whose blocks are cached, because computing them takes some microseconds."""
 
 
 class Block(NamedTuple):
-    """A block of addresses.
+    """Block of addresses.
 
-    :ivar name: as ``1.2.3.4``, ``1.2.3.0/24`` or ``2001:db8::/64``.
-    :ivar factor: how many times the limit of one address it may have.
+    :ivar name: name such as ``1.2.3.4``, ``1.2.3.0/24`` or ``2001:db8::/64``.
+    :ivar factor: multiple of one address's limit that the block may use.
     """
 
     name: str
@@ -44,9 +45,9 @@ class Block(NamedTuple):
 
 @lru_cache(maxsize=BLOCKS_REMEMBERED)
 def blocks_of(host: str) -> tuple[Block, ...]:
-    """Return the blocks that an address counts in, the narrowest first.
+    """Return the blocks in which an address counts, the narrowest first.
 
-    :param host: an address, or the name of a block, which counts in itself and those around it.  What is neither
+    :param host: address, or the name of a block, which counts in itself and in the blocks around it. Any other text
         (the key at the end of a stream, a connection behind a proxy) counts as itself.
     """
     address, _, bits = host.partition("/")
@@ -64,24 +65,24 @@ def blocks_of(host: str) -> tuple[Block, ...]:
 
 
 class BlockCounts:
-    """How many of something each block of addresses has."""
+    """Counter of things, such as connections, per block of addresses."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._ranks: PriorityQueue[str] = PriorityQueue()
         self._inside: dict[str, PriorityQueue[str]] = {}
-        """Narrow blocks inside each wide one, the one with most first."""
+        """Narrow blocks inside each wide one, ordered by count, the largest first."""
 
     def __getitem__(self, host: str) -> int:
-        """Number of the narrowest block of ``host``."""
+        """Return the count of the narrowest block of ``host``."""
         return self._counts[blocks_of(host)[0].name]
 
     def __len__(self) -> int:
-        """Number of narrow blocks that have any."""
+        """Return the number of narrow blocks with a count above 0."""
         return sum(1 for _ in self.narrow())
 
     def narrow(self) -> Iterator[tuple[str, int]]:
-        """The narrow blocks, with their numbers."""
+        """Iterate over the narrow blocks and their counts."""
         return ((name, count) for name, count in self._counts.items() if name not in self._inside)
 
     def add(self, host: str, number: int = 1) -> None:
@@ -120,11 +121,11 @@ class BlockCounts:
             inside.put(narrow, -self._counts[narrow])
 
     def load(self, host: str) -> float:
-        """How many times as much as one address ``host`` or a block around it has: the largest number by its factor."""
+        """Return the load of ``host``: the largest count divided by its factor, over all blocks of ``host``."""
         return max(self._counts[name] / factor for name, factor in blocks_of(host))
 
     def crowded(self, host: str, most: float, wide: float | None = None) -> str:
-        """The narrowest block of ``host`` that has its limit; empty: each may have more.
+        """Return the narrowest block of ``host`` that has reached its limit, or an empty text.
 
         :param most: limit of one address.
         :param wide: limit of each block around it; by default ``most`` times its factor.
@@ -135,9 +136,9 @@ class BlockCounts:
         return ""
 
     def heaviest(self, block: str = "") -> str:
-        """The narrow block that has most, of the block that has most for its width; empty: nobody has any.
+        """Return the narrow block with most, inside the block with most for its width. Empty if nothing is counted.
 
-        :param block: only of this one.
+        :param block: wide block to look in, instead of the one with most.
         """
         first = block or self._ranks.first()
         if first is None:
@@ -146,7 +147,7 @@ class BlockCounts:
         return first if inside is None else inside.first() or first
 
     def by_load(self, most: int) -> list[str]:
-        """So many narrow blocks, the one with the largest load first."""
+        """Return at most ``most`` narrow blocks, the one with the largest load first."""
         loads: dict[str, float] = dict(self.narrow())
         for wide, inside in self._inside.items():
             load = -self._ranks.rank(wide)

@@ -1,4 +1,4 @@
-"""Clocks for dates: one that no step of the system's clock moves, and a watch that notices steps."""
+"""Steady clock for dates, and a watch that notices when the system's clock is set."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from dmsg.base.units import human_time
 from dmsg.net.isolate import isolated
 
 LOOK_INTERVAL = 5.0
-"""Seconds between looks at the system's clock."""
+"""Seconds between comparisons of the system's clock with the reactor's."""
 LEAST_STEP = 2.0
-"""Seconds by which the system's clock has to be off between two looks to count as set.  NTP corrects less than that
-slowly, without a step."""
+"""Seconds by which the system's clock must have jumped between two comparisons to count as set. NTP corrects smaller
+errors slowly, without a jump.
+"""
 
 _log = Logger()
 
 
 class SteadyClock:
-    """Seconds since 1970 as the system said them once, counted on by the reactor's clock.
+    """Clock that reads the system's clock once and then counts with the reactor's.
 
-    Two times that it told are as far apart as they were in truth, whatever was done to the system's clock between
-    them.  For what is kept in one process, or in a file that one process writes.
+    The difference of two times is the true one, even if the system's clock was set in between. Use this clock for data
+    that stays in one process, or in a file that one process writes.
     """
 
     def __init__(self, reactor: IReactorTime, wall_clock: Callable[[], float] = time.time) -> None:
@@ -38,7 +39,7 @@ class SteadyClock:
 
 
 class ClockWatch(Service):
-    """Notices that the system's clock was set, and names it in the log.
+    """Service that notices when the system's clock was set, and logs it.
 
     :param told: called with the seconds by which it was set, negative when it was set back.
     """
@@ -75,7 +76,7 @@ class ClockWatch(Service):
 
 
 def name_step(step: float) -> None:
-    """Say in the log that the system's clock was set."""
+    """Log that the system's clock was set."""
     way = "back" if step < 0 else "forward"
     _log.warn(
         "the clock of this machine was set {way} by {much}: timers go on as they were, dates are the new ones",

@@ -1,8 +1,7 @@
-"""A queue for work that strangers cause: each block of addresses has its turn, however much others wait for.
+"""Fair queue for work that strangers cause: blocks of addresses take turns, however much others have queued.
 
-So many pieces of work go on at a time.  When there are more, the next turn goes
-to the widest block that has waited longest for one, in it to the narrower block
-that has, and there to the oldest piece of work.
+A limited number of jobs runs at a time. When there are more, the next turn goes to the widest block that has waited
+longest. Within it, it goes to the narrower block that has waited longest, and there to the oldest job.
 """
 
 from __future__ import annotations
@@ -19,16 +18,18 @@ _Level = OrderedDict[str, Union["_Level", _Waiters]]
 
 
 class Crowded(Exception):
-    """The block has as much waiting as it may have, or others had to have the room."""
+    """The block has reached its limit of waiting jobs, or the job was dropped to make room for others."""
 
 
 class FairQueue:
-    """Turns for work of blocks of addresses.
+    """Queue of jobs by blocks of addresses.
 
-    :param most: pieces of work at a time; of these one narrow block has at most ``most_of_one``, and a block around it
-        ``most_of_wide``.
-    :param waiting: pieces that wait; of these one narrow block has at most ``waiting_of_one``, and blocks around it as
-        many times as much as their factor.
+    :param most: maximum number of running jobs.
+    :param most_of_one: maximum number of running jobs of one narrow block.
+    :param most_of_wide: maximum number of running jobs of a block around it.
+    :param waiting: maximum number of waiting jobs.
+    :param waiting_of_one: maximum number of waiting jobs of one narrow block; blocks around it may have this times
+        their factor.
     """
 
     def __init__(self, most: int, most_of_one: int, most_of_wide: int, waiting: int, waiting_of_one: int) -> None:
@@ -43,13 +44,13 @@ class FairQueue:
 
     @property
     def is_scarce(self) -> bool:
-        """Whether somebody has to wait."""
+        """Whether any job is waiting."""
         return self.waiting > 0
 
     def acquire(self, host: str) -> Deferred[None]:
-        """Fire when it is the turn of ``host``; :meth:`release` has to follow.
+        """Return a Deferred that fires when a job of ``host`` may run; :meth:`release` must follow.
 
-        Fails with :class:`Crowded`.  May be cancelled while it waits.
+        It fails with :class:`Crowded`, and may be cancelled while it waits.
         """
         turn: Deferred[None] = Deferred(lambda cancelled: self._forget(host, cancelled))
         if self.running < self._most and self._may_run(host):
@@ -76,7 +77,7 @@ class FairQueue:
         return turn
 
     def release(self, host: str) -> None:
-        """The work of ``host`` is done."""
+        """Note that a job of ``host`` has ended, and start waiting ones."""
         self._running.remove(host)
         self.running -= 1
         while self.running < self._most and (found := self._next(self._levels)) is not None:
@@ -94,7 +95,7 @@ class FairQueue:
         self.running += 1
 
     def _next(self, level: _Level) -> tuple[str, Deferred[None]] | None:
-        """Take the next piece of work out of a level whose block may have another one."""
+        """Remove the next waiting job whose blocks may run another one, below ``level``."""
         for name, below in level.items():
             if not self._may_run(name):
                 continue
@@ -107,7 +108,7 @@ class FairQueue:
         return None
 
     def _make_room(self, host: str) -> bool:
-        """Let the newest piece of work go of the block that has most waiting; False: ``host`` is of that block."""
+        """Drop the newest waiting job of the block with most. Return False if ``host`` has as much as that block."""
         heaviest = self._waiting.heaviest()
         if self._waiting.load(heaviest) <= self._waiting.load(host) + 1:
             return False
@@ -144,5 +145,5 @@ class FairQueue:
 
 
 def _path(host: str) -> tuple[str, ...]:
-    """The blocks of ``host``, the widest first."""
+    """Return the names of the blocks of ``host``, the widest first."""
     return tuple(block.name for block in reversed(blocks_of(host)))

@@ -1,4 +1,4 @@
-"""The end of a reactor turn: what was collected in it leaves together."""
+"""Flushing at the end of a reactor turn, so that everything queued in the turn leaves together."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _log = Logger()
 
 
 class Flushable(Protocol):
-    """Something that collects until the reactor turn ends."""
+    """Interface of an object that queues data until the reactor turn ends."""
 
     def flush(self) -> None:
-        """Pass on what was collected."""
+        """Pass on the queued data."""
 
 
 def _flush_all(ones: list[Flushable]) -> None:
-    """An error in one, which is a producer's or ours, does not keep the others waiting."""
+    """Flush each object. An exception in one, from a producer or from this package, does not stop the others."""
     for one in ones:
         try:
             one.flush()
@@ -28,15 +28,15 @@ def _flush_all(ones: list[Flushable]) -> None:
 
 
 class TurnFlush:
-    """Streams and links that have something to send, until the reactor turn ends.
+    """List of streams and links to flush when the reactor turn ends.
 
-    Streams first: what they pass on leaves with the links in the same turn.
+    Streams are flushed first, because their frames leave with the links in the same turn.
     """
 
     __slots__ = ("_began", "_links", "_measured", "_reactor", "_scheduled", "_streams")
 
     def __init__(self, reactor: IReactorTime, measured: Callable[[float], None] | None = None) -> None:
-        """:param measured: told the seconds from the first that was added in a turn to the end of writing."""
+        """:param measured: called with the seconds from the first object added in a turn to the end of writing."""
         self._reactor = reactor
         self._measured = measured
         self._began = 0.0
@@ -45,13 +45,13 @@ class TurnFlush:
         self._scheduled = False
 
     def add(self, link: Flushable) -> None:
-        """Call ``link.flush()`` when everything readable has been read."""
+        """Flush ``link`` when everything readable has been read."""
         self._links.append(link)
         if not self._scheduled:
             self._schedule()
 
     def add_stream(self, stream: Flushable) -> None:
-        """The same, before the links."""
+        """Flush ``stream`` when everything readable has been read, before the links."""
         self._streams.append(stream)
         if not self._scheduled:
             self._schedule()

@@ -1,4 +1,4 @@
-"""One failing call must not keep the next one from being made."""
+"""Isolation of calls: an exception in one is logged and does not prevent the next."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ _T = TypeVar("_T")
 
 
 def isolated(call: Callable[..., object], *arguments: object) -> bool:
-    """Make a call among others that have nothing to do with each other.
+    """Make a call, and log any exception with its traceback.
 
-    What it raises is logged, with its traceback.
-
-    :returns: whether it came back.
+    :returns: whether the call returned without an exception.
     """
     try:
         call(*arguments)
@@ -33,10 +31,10 @@ def dispatched(
     handler: object,
     lost: Callable[[_T], object],
 ) -> None:
-    """Hand each event to the method for its type; a failing one does not keep the next from being handled.
+    """Call the handler of each event by its type. An exception in one does not prevent the next.
 
     :param handlers: methods of ``handler``'s class, by type of event.
-    :param lost: told of each event whose method raised.
+    :param lost: called with each event whose handler raised.
     """
     for event in events:
         if not isolated(handlers[type(event)], handler, event):

@@ -1,4 +1,4 @@
-"""An entity that listens: a service whose ports are there when ``ready`` fires, and gone when it is stopped."""
+"""Base of entities that listen on ports: a service whose ``ready`` fires when its ports are open."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _log = Logger()
 
 
 def check_endpoint(description: str) -> str:
-    """Return a Twisted endpoint string when a port could be opened with it; none is opened.
+    """Return a Twisted endpoint string unchanged if it is valid. No port is opened.
 
-    :raises ValueError: it is none.
+    :raises ValueError: the string is not valid.
     """
     from twisted.internet import reactor
 
@@ -37,18 +37,17 @@ ENDPOINT = Text("endpoint string", check_endpoint)
 
 
 class ListeningService(Service):
-    """What starting, listening and stopping of all entities have in common.
+    """Base of services that listen, which opens and closes their ports.
 
-    A subclass has ``_start``, which calls ``_listen``, and
-    ``_stop``, which calls ``_stop_listening`` first.
+    A subclass has ``_start``, which calls ``_listen``, and ``_stop``, which calls ``_stop_listening`` first.
 
     :param listen: Twisted endpoint strings.
-    :ivar ports: that listen now.
-    :ivar ready: fires with them; fails with what starting or listening raises.
+    :ivar ports: ports that are open.
+    :ivar ready: Deferred that fires with the ports, or fails with the error of starting or listening.
     """
 
     listens_as = "entity"
-    """What log lines call it."""
+    """Name of the service in log lines."""
 
     def __init__(self, reactor: Reactor, listen: Sequence[str]) -> None:
         self._reactor = reactor
@@ -69,11 +68,11 @@ class ListeningService(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _start(self) -> None:
-        """Make what is behind the ports, and listen."""
+        """Create the objects behind the ports, then listen."""
         raise NotImplementedError
 
     async def _stop(self) -> None:
-        """Take nobody new, and let go of everything."""
+        """Accept no new connections, and release everything."""
         raise NotImplementedError
 
     async def _listen(self, factory: IProtocolFactory) -> bool:
@@ -91,7 +90,7 @@ class ListeningService(Service):
         return tuned
 
     async def _stop_listening(self, *others: IListeningPort | None) -> None:
-        """Close the ports, also while they are being opened, and ``others`` beside them."""
+        """Close the ports and ``others``, also while the ports are still being opened."""
         self.ready.addErrback(lambda _: None)
         self.ready.cancel()
         ports = [port for port in (*self.ports, *others) if port is not None]

@@ -1,4 +1,4 @@
-"""Looks again and again at what is held for others, and knows for how long it is: for :mod:`dmsg.base.memory`."""
+"""Periodic checks of the memory held for others and of its age, for :mod:`dmsg.base.memory`."""
 
 from __future__ import annotations
 
@@ -15,30 +15,34 @@ from dmsg.base.log_throttle import LogThrottle
 from dmsg.base.memory import LOOK_INTERVAL, Holding, Memory, resident
 
 MARKS = 240
-"""Looks that are remembered of a holder."""
+"""Number of checks remembered for each holder."""
 WORTH_GIVING_BACK = 8 * 1024 * 1024
-"""Bytes that a process has to have beyond what it had and holds, before the allocator is asked to give to the system
-what it keeps; or a tenth of what it had, if that is more."""
+"""Bytes by which a process must exceed its known needs before the allocator is asked to return memory. If a tenth of
+the process's base size is more, that counts instead.
+"""
 TRIM_PAUSE, LONGEST_TRIM_PAUSE = 5.0, 300.0
-"""Seconds between two such requests; twice as many after each that was in vain, until something changes."""
+"""Shortest and longest pause in seconds between two such requests. The pause doubles after each request that had no
+effect, until something changes.
+"""
 TRIM_COST = 1000.0
-"""A pause is so many times as long as the last request took, at least."""
+"""Factor by which a pause is at least longer than the last request took."""
 
 _log = Logger()
 
 
 def _trim() -> None:
-    """What was freed stays with glibc, in pieces below what is in use, until it is asked."""
+    """Ask glibc to return freed memory to the system. It keeps freed pieces that lie below pieces in use."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class Allocator:
-    """Gives memory that was freed back to the system.
+    """Returns freed memory to the system from time to time.
 
-    :param trim: makes the allocator give back what it keeps; ``resident``: bytes that the process has.
-    :ivar asked: how often the allocator was asked.
+    :param trim: makes the allocator return memory.
+    :param resident: returns the resident size of the process in bytes.
+    :ivar asked: number of requests to the allocator.
     """
 
     def __init__(
@@ -51,14 +55,17 @@ class Allocator:
         self._trim = trim
         self._resident = resident
         self._least = resident()
-        """Bytes of the process beyond what is held, at the least."""
+        """Smallest size of the process seen so far, in bytes, without the memory held for others."""
         self._known = (0, 0)
         self._pause = TRIM_PAUSE
         self._next = now() + TRIM_PAUSE
         self.asked = 0
 
     def look(self, held: int) -> None:
-        """Give back, if it is time and there may be something.  :param held: bytes that are known to be held."""
+        """Return memory to the system, if the pause is over and there may be some.
+
+        :param held: bytes known to be held for others.
+        """
         now = self._now()
         if now < self._next and held >= self._known[1] // 2:
             return
@@ -67,7 +74,7 @@ class Allocator:
         self._least = max(0, min(self._least, beyond))
         worth = max(WORTH_GIVING_BACK, self._least // 10)
         if have > self._known[0] + worth or held < self._known[1] - worth:
-            self._pause = TRIM_PAUSE  # it is another situation than that in which it was in vain
+            self._pause = TRIM_PAUSE  # The situation has changed since the last request had no effect.
         self._next = now + self._pause
         self._known = have, held
         if beyond <= self._least + worth:
@@ -84,13 +91,13 @@ Holder = TypeVar("Holder", bound=Hashable)
 
 
 class Looks(Generic[Holder]):
-    """What a source of holdings is built on.
+    """Base of a source of holdings.
 
     A source calls :meth:`next_look` before it goes through its holders, then :meth:`age` for each.
 
-    :cvar interval: seconds between looks.
-    :cvar what: for whom is held, as a line of the log names them.
-    :ivar now: when the look under way began.
+    :cvar interval: seconds between checks.
+    :cvar what: name, in log lines, of those for whom data are held.
+    :ivar now: time when the current check began.
     """
 
     interval = LOOK_INTERVAL
@@ -108,20 +115,20 @@ class Looks(Generic[Holder]):
         self._call.clock = reactor
 
     def start(self) -> None:
-        """Look from time to time."""
+        """Start the periodic checks."""
         running = self._call.start(self.interval, now=False)
         running.addErrback(lambda failure: _log.failure("the memory watch stopped", failure))
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the periodic checks."""
         if self._call.running:
             self._call.stop()
 
     def given_up(self, count: int) -> None:
-        """A look gave up so many holdings, one or more."""
+        """Note that a check dropped ``count`` holdings, one or more."""
 
     def tell(self, holding: Holding) -> None:
-        """Say in the log who gives, one line in a while; for :meth:`dmsg.base.memory.Memory.add`."""
+        """Log a dropped holding, at most one line per interval; a callback for :meth:`dmsg.base.memory.Memory.add`."""
         more = self._seldom.suffix()
         if more is None:
             return
@@ -144,22 +151,23 @@ class Looks(Generic[Holder]):
             return
         if given:
             self.given_up(given)
-        # not all that takes memory is booked, as what a request needs for a moment
+        # The account does not cover all memory, such as what a request needs for a moment.
         self._allocator.look(self._memory.total)
 
     def next_look(self) -> None:
-        """Who is not asked about until the next one is forgotten."""
+        """Begin a check. Holders that are not visited before the next check are forgotten."""
         self.now = self._reactor.seconds()
         self._before, self._marks = self._marks, {}
 
     def age(self, holder: Holder, gone: int, come: int) -> float:
-        """Seconds for which the oldest of what is held has been, as far as looks have seen it.
+        """Return the age in seconds of the oldest byte held, as far as checks have seen it.
 
-        :param gone: bytes that have gone so far; ``come``: that have come.
+        :param gone: number of bytes that have left so far.
+        :param come: number of bytes that have come so far.
         """
         if come == gone:
             return 0.0
-        # A list: an empty deque takes 760 bytes, and there is one of these for each holder.
+        # A list, because an empty deque takes 760 bytes and each holder has one.
         marks = self._before.get(holder, [])
         if not marks or marks[-1][0] != come:
             marks.append((come, self.now))

@@ -1,4 +1,4 @@
-"""So many a second, and who asks for many waits longest."""
+"""Rate limit shared fairly: whoever asks most often waits longest."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 
 class Pace:
-    """Places in time that are given out evenly, to those who ask in turn.
+    """Queue that releases its waiters at an even rate, in turn by who asks.
 
-    :param rate: says how many a second.
+    :param rate: returns the number of releases per second.
     """
 
     def __init__(self, reactor: IReactorTime, rate: Callable[[], float]) -> None:
@@ -23,7 +23,7 @@ class Pace:
         self._call: IDelayedCall | None = None
 
     def wait(self, who: Hashable) -> Deferred[None]:
-        """Fires when it is the turn of one who asks; who is cancelled has no place any more."""
+        """Return a Deferred that fires when it is the turn of ``who``. Cancelling it gives up the place."""
         now = self._reactor.seconds()
         if not self._lines and self._next <= now:
             self._next = now + 1 / self._rate()
@@ -55,7 +55,8 @@ class Pace:
             self._lines.move_to_end(who)
         else:
             del self._lines[who]
-        # what a busy reactor was late by is made up for, but not more than a second of it
+        # Turns that a busy reactor has missed are made up for, but at most those of one second, so that no larger burst
+        # follows.
         self._next = max(self._next, self._reactor.seconds() - 1.0) + 1 / self._rate()
         self._plan()
         place.callback(None)

@@ -1,7 +1,7 @@
-"""Deferreds that wait for the peer, by id.
+"""Deferreds that wait for answers of a peer, by id.
 
-Each fires exactly once; when the connection is lost all that are left fail,
-and new ones fail at once with the same reason.
+Each fires exactly once. When the connection is lost, all pending ones fail, and new ones fail at once with the same
+reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 
 class Pending(Generic[K, V]):
-    """id -> Deferred."""
+    """Table of pending answers: a Deferred by id."""
 
     def __init__(self) -> None:
         self._waiting: dict[K, Deferred[V]] | None = {}
@@ -27,7 +27,7 @@ class Pending(Generic[K, V]):
         return len(self._waiting or ())
 
     def add(self, key: K) -> Deferred[V]:
-        """A Deferred for the answer to ``key``; cancelling forgets it."""
+        """Return a Deferred for the answer to ``key``. Cancelling it drops the answer."""
         if self._waiting is None:
             assert self._reason is not None
             return fail(self._reason)
@@ -41,20 +41,20 @@ class Pending(Generic[K, V]):
         return deferred
 
     def succeed(self, key: K, value: V) -> None:
-        """The answer is there; an answer that nobody waits for is ignored."""
+        """Deliver the answer to ``key``. An answer that nobody waits for is ignored."""
         if self._waiting is not None and (deferred := self._waiting.pop(key, None)) is not None:
             deferred.callback(value)
 
     def fail(self, key: K, reason: Failure) -> None:
-        """The answer is a refusal."""
+        """Fail the Deferred of ``key``."""
         if self._waiting is not None and (deferred := self._waiting.pop(key, None)) is not None:
             deferred.errback(reason)
 
     def fail_all(self, reason: Failure) -> None:
-        """The peer is gone: fail what waits, and whatever is added from now on."""
-        # the table is taken away first: callbacks may come back and add
+        """Fail all pending Deferreds, and whatever is added from now on."""
+        # The table is taken away first, because callbacks may add to it.
         waiting, self._waiting = self._waiting, None
         self._reason = reason
         for deferred in list((waiting or {}).values()):
-            if not deferred.called:  # a callback before may have cancelled this one
+            if not deferred.called:  # An earlier callback may have cancelled this one.
                 deferred.errback(reason)

@@ -1,8 +1,8 @@
-"""The type of a reactor that does more than tell the time, and the clock by which it waits.
+"""Type of the reactor where more than timers is needed, and the monotonic clock by which it waits.
 
-What only waits takes :class:`~twisted.internet.interfaces.IReactorTime`, and so
-a :class:`~twisted.internet.task.Clock` in tests.  ``reactor.seconds()`` measures durations only; where a date is
-meant, the system's clock is a parameter of its own.
+Code that only waits takes :class:`~twisted.internet.interfaces.IReactorTime`, so tests can pass a
+:class:`~twisted.internet.task.Clock`. ``reactor.seconds()`` only measures durations. Where a date is meant, the
+system's clock is a parameter of its own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from twisted.internet.interfaces import (
 )
 
 if TYPE_CHECKING:
-    # as Twisted types its global reactor
+    # The type that Twisted's annotations give to ``twisted.internet.reactor``.
     from twisted.internet import _IReactorCommon
 
     Reactor = _IReactorCommon
 else:
 
     class Reactor(IReactorCore, IReactorTime, IReactorFDSet, IReactorTCP, IReactorProcess):
-        """Sockets, processes, time, and a start and stop."""
+        """Reactor with sockets, processes, timers, and a start and stop."""
 
 
 if hasattr(time, "CLOCK_BOOTTIME"):
@@ -35,8 +35,8 @@ if hasattr(time, "CLOCK_BOOTTIME"):
     def monotonic() -> float:
         """Return the seconds since this machine started.
 
-        Nobody can set this clock.  Unlike ``time.monotonic`` it counts the time for which the machine slept: after
-        that, entries have to be posted again at once.
+        Nobody can set this clock. Unlike ``time.monotonic`` it includes the time for which the machine was suspended.
+        After a suspension, entries must be posted again at once.
         """
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -45,14 +45,13 @@ else:
 
 
 def use_monotonic_clock(reactor: object) -> None:
-    """Make every timer of ``reactor`` wait by a clock that nobody can set.
+    """Make all timers of ``reactor`` use a clock that nobody can set.
 
-    Twisted waits by the system's clock.  When that is set back by an hour, each timer fires an hour late: entries are
-    not refreshed, dead peers are not noticed.  Call this before anything is started; calls that are planned already
-    keep the delay that they have left.  From then on ``reactor.seconds()`` is no date.
+    By default Twisted uses the system's clock. When that is set back by an hour, each timer fires an hour late:
+    entries are not refreshed, and dead peers are not noticed. Call this function before anything is started. Calls
+    that are already scheduled keep their remaining delay. From then on ``reactor.seconds()`` is not a date.
 
-    :param reactor: one of Twisted's own kind; others, such as a :class:`~twisted.internet.task.Clock`, stay as they
-        are.
+    :param reactor: a reactor of Twisted; others, such as a :class:`~twisted.internet.task.Clock`, are not changed.
     """
     from twisted.internet.base import ReactorBase
 
@@ -60,14 +59,14 @@ def use_monotonic_clock(reactor: object) -> None:
         return
     gained = monotonic() - reactor.seconds()
     reactor.seconds = monotonic
-    # cancelled calls too, which getDelayedCalls leaves out: all move alike, so the heap stays a heap
+    # Cancelled calls are moved too, which getDelayedCalls leaves out: the heap stays ordered only if all move alike.
     for call in (*reactor._pendingTimedCalls, *reactor._newTimedCalls):  # noqa: SLF001
         call.time += gained
         call.seconds = monotonic
 
 
 def the_reactor(given: Reactor | None = None) -> Reactor:
-    """Return the given reactor, or that of this process, which is made now and waits by a monotonic clock."""
+    """Return the given reactor, or else that of this process, which then waits by the monotonic clock."""
     if given is not None:
         return given
     from twisted.internet import reactor

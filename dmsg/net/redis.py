@@ -1,4 +1,4 @@
-"""A connection to Redis of what a URL says; reconnects by itself."""
+"""Connections to Redis by URL, which reconnect by themselves."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _T = TypeVar("_T")
 
 REDIS_PASSWORD = "DMSG_REDIS_PASSWORD"  # noqa: S105  # the name of a variable
 CONNECT_TIMEOUT = 5
-"""Seconds."""
+"""Seconds to wait for a connection to Redis, and for the first ping."""
 REPLY_TIMEOUT = 10
-"""Seconds."""
+"""Seconds to wait for the reply to a command, by default."""
 GRACE = 1.0
-"""Seconds that calls wait for a connection that was just lost, or is just being made; then they fail at once."""
+"""Seconds that calls wait while a connection is being made or was just lost. After that, calls fail at once."""
 MAX_DELAY = 2.0
-"""Seconds between attempts to connect, at most."""
+"""Maximum number of seconds between two attempts to connect."""
 
 
 class RedisUnavailable(DmsgError):
-    """No URL of Redis, or it does not answer."""
+    """The URL does not name a Redis, or Redis does not answer."""
 
 
 class RedisConnection(Protocol):
-    """Commands of a connection of txredisapi, which has no types of its own."""
+    """Interface of a connection of txredisapi, which has no type annotations."""
 
     def eval(self, script: str, keys: Sequence[str], arguments: Sequence[str | bytes]) -> Deferred[Any]:
-        """Run a Lua script; its answer is what the script returns."""
+        """Run a Lua script and return its result."""
 
     def get(self, key: str) -> Deferred[bytes | None]:
         """Return the value of a key."""
@@ -56,17 +56,17 @@ class RedisConnection(Protocol):
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown."""
+    """Return the URL without its password, for messages."""
     return without_userinfo(url)
 
 
 def redis_address(url: str) -> tuple[str, int, int]:
-    """Host, port and database of ``redis://HOST[:PORT][/DATABASE]``.
+    """Return host, port and database of ``redis://HOST[:PORT][/DATABASE]``.
 
-    :raises RedisUnavailable: it is none, or there is a password in it.
+    :raises RedisUnavailable: the URL is malformed or contains a password.
     """
     if "@" in url:
-        # arguments are for everybody to read who may list processes
+        # Everybody who may list processes can read arguments.
         raise RedisUnavailable(f"{without_password(url)}: put the password into {REDIS_PASSWORD}, not into the URL")
     try:
         parts = urlsplit(url)
@@ -81,11 +81,11 @@ def redis_address(url: str) -> tuple[str, int, int]:
 
 # Ruff counts the methods of the classes inside.
 def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa: C901
-    """Those of txredisapi, an extra, with two of its habits mended; the second is for subscriptions.
+    """Return two subclasses of the factory of txredisapi: one for commands, one for subscriptions.
 
-    Its calls wait without limit while there is no connection: here they fail,
-    a moment after it was lost.  And a connection whose SELECT or AUTH is not answered in time
-    ends all attempts for ever: here they go on.
+    The package is an extra, so it is imported here. Two of its habits are changed. Its calls wait without limit while
+    there is no connection: these fail :data:`GRACE` seconds after it was lost. Its factory stops reconnecting for good
+    when SELECT or AUTH is not answered in time: these continue.
     """
     from twisted.internet import reactor
     from txredisapi import ConnectionError as NotConnected, RedisFactory, RedisProtocol
@@ -111,7 +111,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
             super().startConnecting(endpoint)
 
         def _without(self) -> None:
-            """There is no connection from now on."""
+            """Note that there is no connection, and start the grace period."""
             self._since = clock.seconds()
             self._stop_timer()
             if not self.stopped:
@@ -137,7 +137,8 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
         def delConnection(self, conn: RedisProtocol) -> None:
             super().delConnection(conn)
-            # a queue beside the pool, which this factory does not use, would keep it
+            # The base class also has a queue beside the pool. Nobody uses it here, but it would keep the connection
+            # alive.
             if conn in self.connectionQueue.pending:
                 self.connectionQueue.remove(conn)
             self._without()
@@ -162,26 +163,30 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
 
 class _Kept:
-    """The factory as a connection sees it: it cannot end the attempts of those that follow."""
+    """Proxy of the factory for one connection, which cannot stop the reconnecting."""
 
     def __init__(self, factory: RedisFactory) -> None:
         self._factory = factory
 
     def stopTrying(self) -> None:
-        """It goes on."""
+        """Ignore the request to stop reconnecting."""
 
     def connectionError(self, why: str) -> None:
-        """txredisapi logs it; nobody has the factory's own Deferred, which would be an error that nobody handled."""
+        """Ignore the error, which txredisapi logs. Nobody has the factory's own Deferred, so failing it would only be
+        logged as unhandled.
+        """
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._factory, name)
 
 
 def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> ConnectionHandler:
-    """A connection of txredisapi; while Redis is away calls fail, :data:`GRACE` seconds after it was lost.
+    """Return a connection that is made when needed.
 
-    :param reply_timeout: seconds; None for calls that wait as long as they like.
-    :raises RedisUnavailable: no URL, or the package is not installed.
+    While Redis is away, calls fail :data:`GRACE` seconds after the connection was lost.
+
+    :param reply_timeout: seconds to wait for a reply; None for commands that block as long as they like.
+    :raises RedisUnavailable: the URL is wrong, or txredisapi is not installed.
     """
     try:
         from txredisapi import ConnectionHandler
@@ -206,9 +211,9 @@ def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> Conn
 
 
 async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = REPLY_TIMEOUT) -> ConnectionHandler:
-    """The same, when Redis answers.
+    """Return a connection to Redis once Redis has answered a ping.
 
-    :raises RedisUnavailable: it does not.
+    :raises RedisUnavailable: the URL is wrong, the package is missing, or Redis does not answer.
     """
     connection = lazy_redis(url, reply_timeout=reply_timeout)
     try:
@@ -221,7 +226,10 @@ async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = 
 
 
 def patience(clock: IReactorTime, call: Deferred[_T], seconds: float) -> Deferred[_T]:
-    """The result of a call, or TimeoutError after so long; the call itself goes on, and its result is dropped."""
+    """Return the result of a call, or fail with TimeoutError after ``seconds``.
+
+    The call itself is not cancelled; a late result is dropped.
+    """
     result: Deferred[_T] = Deferred(lambda _: timer.cancel() if timer.active() else None)
     timer = clock.callLater(seconds, lambda: result.errback(TimeoutError("Redis does not answer")))
 
@@ -235,9 +243,9 @@ def patience(clock: IReactorTime, call: Deferred[_T], seconds: float) -> Deferre
 
 
 def subscribe(reactor: IReactorTime, url: str, channel: str, told: Callable[[bytes], None]) -> RedisFactory:
-    """Call ``told`` with every message on a channel; reconnects by itself.
+    """Subscribe to a channel, and call ``told`` with each message. The connection is made again when it is lost.
 
-    :returns: something with ``disconnect()``, which fires a Deferred.
+    :returns: factory whose ``disconnect()`` returns a Deferred.
     """
     from txredisapi import ConnectionHandler, SubscriberProtocol
 

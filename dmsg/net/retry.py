@@ -1,22 +1,23 @@
-"""How long to wait before something that failed is tried again."""
+"""Delays before retries: exponential backoff with jitter."""
 
 from __future__ import annotations
 
 from random import Random
 
 FIRST_DELAY = 0.5
-"""Seconds after no failure; each one makes it longer."""
+"""Seconds to wait after no failure; each failure multiplies the delay by ``DELAY_FACTOR``."""
 DELAY_FACTOR = 1.7
 MAX_DELAY = 60.0
-"""Seconds at most, before chance has its share."""
+"""Maximum delay in seconds, before jitter."""
 JITTER = 0.3
-"""Share of a delay that is drawn by chance, so that clients do not come back in step."""
+"""Fraction by which a delay is randomly made shorter or longer, so that clients do not return in step."""
 
 
 def retry_delay(failures: int, random: Random) -> float:
-    """Seconds to wait; grows with each failure, with jitter.
+    """Return the seconds to wait before the next try.
 
-    :param failures: failed tries in a row, as who asks counts them: links to servers do not count the first one.
+    :param failures: number of failures in a row, as the caller counts them. Links to servers do not count the first
+        one.
     """
     delay = min(MAX_DELAY, FIRST_DELAY * DELAY_FACTOR ** min(failures, 30))
     return delay * (1 - JITTER + 2 * JITTER * random.random())

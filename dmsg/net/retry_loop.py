@@ -1,4 +1,4 @@
-"""Work that asks somebody outside and is done again and again: whatever it raises, its next try is planned."""
+"""Repeated work that talks to the outside. The next try is scheduled whatever the last one raised."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _log = Logger()
 
 
 class RetryLoop:
-    """One piece of work, never twice at a time.
+    """Repeater of one piece of work, which never runs twice at a time.
 
-    :param work: returns the seconds until it is to be done again; None: when :meth:`soon` says so.
-    :param retry: seconds until the next try, of how many have raised in a row.
-    :param what: for the log, as in "looking for servers".
-    :ivar busy: it is under way.
+    :param work: returns the seconds until the next run; None to run only after :meth:`soon`.
+    :param retry: returns the seconds until the next try, given the number of failures in a row.
+    :param what: the work in words for the log, as in "looking for servers".
+    :ivar busy: whether the work is running.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class RetryLoop:
 
     @property
     def planned(self) -> bool:
-        """A next try has its time."""
+        """Whether the next run is scheduled."""
         return self._call is not None
 
     def start(self) -> None:
-        """From now on :meth:`soon` has an effect."""
+        """Enable :meth:`soon`, which has no effect before."""
         self._running = True
 
     def stop(self) -> None:
-        """Plan nothing more; what is under way goes on to its end."""
+        """Schedule no further run. A running one continues to its end."""
         self._running = False
         self._cancel()
 
@@ -59,7 +59,7 @@ class RetryLoop:
             call.cancel()
 
     def soon(self, delay: float) -> None:
-        """In ``delay`` seconds or before; if it is under way, as long after its end."""
+        """Run within ``delay`` seconds. If the work is running, wait ``delay`` seconds after its end."""
         if not self._running:
             return
         if self.busy:
@@ -76,7 +76,7 @@ class RetryLoop:
         self.now()
 
     def now(self) -> None:
-        """At once, or right after what is under way."""
+        """Run now, or right after the current run."""
         if self.busy:
             self._next = 0.0
             return

@@ -1,7 +1,7 @@
-"""Two things a relay needs of a TCP socket that Twisted's interfaces do not offer.
+"""Options and queues of TCP sockets that Twisted's interfaces do not offer.
 
-Both fall back to the documented interface for transports that are not plain
-TCP (TLS, in-memory), so nothing depends on them but speed and patience.
+Other transports (TLS, in-memory) get the documented interface instead. They lose some speed and exact numbers, but
+work.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ KEEPALIVE_INTERVAL = 10
 KEEPALIVE_PROBES = 3
 """Unanswered probes after which the connection is dead."""
 USER_TIMEOUT_MS = 30_000
-"""Milliseconds that sent data, or a closed receive window, may stay as it is."""
+"""Milliseconds after which the kernel drops a connection whose data are not acknowledged or whose window stays closed.
+"""
 
 
 SEND_SIZE = 256 * 1024 + 64
-"""Bytes that one call gives to the socket at most: four full records of a link."""
+"""Maximum number of bytes passed to the socket in one call: four full records of a link."""
 WORTH_SHEDDING = 256 * 1024
-"""Bytes."""
+"""Minimum number of sent bytes in Twisted's buffer that are worth copying the rest to free them."""
 BACKLOG = 1024
-"""Connections that wait to be accepted; the kernel may have a lower limit."""
+"""Number of connections that may wait to be accepted; the kernel may have a lower limit."""
 
 _OPTIONS = (
     (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
@@ -48,12 +49,12 @@ def _set_options(handle: socket.socket) -> bool:
             if option is not None:
                 handle.setsockopt(level, option, value)
     except OSError:
-        return False  # a UNIX socket, or the peer is gone already
+        return False  # This is a UNIX socket, or the peer has already left.
     return True
 
 
 def _is_set(handle: socket.socket) -> bool:
-    """Whether its listening socket was tuned: nobody else sets the last of the options to our number."""
+    """Return whether the socket inherited our options: nobody else sets the last one to this number."""
     level, name, value = _OPTIONS[-1]
     option = getattr(socket, name, None)
     try:
@@ -63,7 +64,7 @@ def _is_set(handle: socket.socket) -> bool:
 
 
 def tune(transport: object) -> None:
-    """No delay for small writes; dead peers are found by the kernel."""
+    """Send small writes without delay, and let the kernel find dead peers."""
     if isinstance(transport, Connection):
         send_more(transport)
         handle = transport.getHandle()
@@ -72,19 +73,17 @@ def tune(transport: object) -> None:
 
 
 def send_more(transport: object) -> None:
-    """Give the socket more at a time than Twisted does."""
+    """Raise the number of bytes that Twisted passes to the socket in one call."""
     if isinstance(transport, Connection):
         transport.SEND_LIMIT = SEND_SIZE
 
 
 def tune_listening(port: object) -> bool:
-    """The same for all connections that will be accepted, and room for ``BACKLOG`` of them.
+    """Set the options of all connections that a port will accept, and let ``BACKLOG`` of them wait.
 
-    Twisted's default backlog of 50 is overrun by the clients of another server
-    that went down.
+    Twisted's default backlog of 50 is not enough: when another server goes down, its clients all come at once.
 
-    :returns: whether accepted connections need not be tuned one by one: Linux
-        lets them inherit options.
+    :returns: whether accepted sockets inherit the options, as on Linux, and need not be tuned one by one.
     """
     if not isinstance(port, Port):
         return False
@@ -93,28 +92,31 @@ def tune_listening(port: object) -> bool:
 
 
 def queued(transport: object) -> int | None:
-    """Bytes that the transport holds unsent, or None when it does not say."""
+    """Return the number of unsent bytes in the transport's buffer, or None if that is unknown."""
     if isinstance(transport, Connection) and not transport.TLS:
         return len(transport.dataBuffer) - transport.offset + transport._tempDataLen
     return None
 
 
 def held(transport: object) -> int:
-    """Bytes that the transport keeps: also those that are sent, as long as they are in one piece with others."""
+    """Return the number of bytes that the transport's buffer occupies.
+
+    This includes sent bytes if they are in one object with unsent ones.
+    """
     if isinstance(transport, Connection) and not transport.TLS:
         return len(transport.dataBuffer) + transport._tempDataLen
     return 0
 
 
 def shed(transport: object) -> None:
-    """Let go of what is sent, where it is more than what is left of its piece."""
+    """Free the sent part of the transport's buffer, if it is larger than the unsent part."""
     if isinstance(transport, Connection) and transport.offset > max(WORTH_SHEDDING, len(transport.dataBuffer) // 2):
         transport.dataBuffer = bytes(memoryview(transport.dataBuffer)[transport.offset :])
         transport.offset = 0
 
 
 def unacknowledged(transport: object) -> int:
-    """Bytes that the kernel has taken and the peer's has not, on Linux; else 0."""
+    """Return the number of bytes that the peer's kernel has not acknowledged; 0 if that is unknown (not on Linux)."""
     if isinstance(transport, Connection) and transport.connected and sys.platform == "linux":
         try:
             return int.from_bytes(fcntl.ioctl(transport.getHandle(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
@@ -124,7 +126,7 @@ def unacknowledged(transport: object) -> int:
 
 
 def forget_unsent(transport: object) -> None:
-    """Let go of what a lost connection did not send: Twisted keeps it until a collection finds the transport."""
+    """Free the unsent data of a lost connection. Twisted keeps them until the transport is garbage-collected."""
     if isinstance(transport, Connection):
         transport.dataBuffer = b""
         transport._tempDataBuffer = []
@@ -132,10 +134,10 @@ def forget_unsent(transport: object) -> None:
 
 
 def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview) -> None:
-    """``transport.write``, but try the socket first when nothing waits there.  Nothing of ``data`` is kept.
+    """Write data, directly to the socket if nothing is queued. ``data`` is not kept after the call.
 
-    Saves the pair of epoll_ctl calls that each ``write`` costs, a fifth of the
-    CPU of sparse traffic.  Call it once per reactor turn, not per frame.
+    This saves the two calls of ``epoll_ctl`` of each ``transport.write``, a fifth of the CPU time of sparse traffic.
+    Call it once per reactor turn, not per frame.
     """
     if (
         isinstance(transport, Connection)
@@ -146,8 +148,8 @@ def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview
         and not transport._tempDataLen
     ):
         while data:
-            sent = transport.writeSomeData(data)  # any buffer will do
-            # an error is left for write() to meet again in the proper place
+            sent = transport.writeSomeData(data)  # Any kind of buffer is accepted.
+            # write() meets an error again, and reports it where Twisted expects it.
             if not isinstance(sent, int) or sent <= 0:
                 break
             if sent == len(data):
@@ -155,6 +157,6 @@ def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview
             tried = min(len(data), transport.SEND_LIMIT)
             data = memoryview(data)[sent:]
             if sent < tried:
-                break  # the socket is full
+                break  # The socket is full.
     assert transport is not None
     transport.write(bytes(data))

@@ -1,4 +1,4 @@
-"""Blocking calls, where there are threads."""
+"""Running blocking calls in threads of the reactor."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 PART = 0.001
-"""Seconds for which a thread computes before it lets the reactor's thread go on, and for which it then sleeps.
-Otherwise the reactor's thread would wait up to 5 ms for the interpreter after each of its system calls, of which one
-answer needs about ten."""
+"""Seconds for which a thread computes before it sleeps for the same time, so that the reactor's thread can run.
+Without this pause the reactor's thread would wait up to 5 ms for the interpreter after each of its system calls. One
+answer needs about ten system calls.
+"""
 
 
 def in_thread(
     reactor: IReactorTime | None, act: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs
 ) -> Deferred[_T]:
-    """Call in a thread of the reactor's; at once by a clock, which has none, or without a reactor."""
+    """Call a function in a thread of the reactor's pool.
+
+    Without a reactor, and with a test's clock, which has no threads, the call is made at once.
+    """
     pool = getattr(reactor, "getThreadPool", None)
     if pool is None:
         return maybeDeferred(act, *arguments, **options)
@@ -30,7 +34,7 @@ def in_thread(
 
 
 def giving_way(items: Iterable[_T]) -> Iterator[_T]:
-    """Iterate in a thread so that the reactor's thread is not kept waiting: it has half of the time."""
+    """Iterate in a thread, and leave half of the time to the reactor's thread."""
     began = time.monotonic()
     for item in items:
         yield item

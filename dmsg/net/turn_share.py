@@ -1,11 +1,10 @@
-"""Sharing a turn of the reactor: nobody keeps the others waiting for longer than his part of it.
+"""Fair sharing of a reactor turn: nobody keeps the others waiting for longer than a share of it.
 
-What a read costs depends on what is in it: 64 KiB may be one frame, or thirteen
-thousand.  So the time that goes into the reads of each *owner*, a block of
-addresses, is measured, and that of the wider blocks around it, whose part is as many times as large as
-their factor (:mod:`dmsg.net.blocks`).  Who has used his part of a turn waits for the next
-one, with what he has sent; then those who waited longest come first.  When
-nobody else has anything to do, the next turn is there at once.
+The cost of a read depends on its content: 64 KiB may be one frame or thirteen thousand. So time is measured. Each
+*owner*, a block of addresses, has a share of a turn. The wider blocks around it have a share that is their factor
+times as large (:mod:`dmsg.net.blocks`). An owner that has used up its share waits for the next turn, with the data
+received so far. In the next turn, those who waited longest come first. When nobody else has work, the next turn begins
+at once.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from dmsg.net.blocks import LEAST_FACTOR, blocks_of
 from dmsg.net.isolate import isolated
 
 TURN = 0.008
-"""Seconds that the owners have between them in one turn."""
+"""Seconds that all owners together have in one turn."""
 MOST = 0.002
-"""Seconds of one owner, at most, however few there are."""
+"""Maximum share of one owner in seconds, however few owners there are."""
 LEAST = 0.0002
-"""Seconds of one owner, at least, however many there are; what is begun is finished."""
+"""Minimum share of one owner in seconds, however many owners there are. Work that has begun is finished."""
 STEPS = 256
-"""Frames of one read that are handled one by one; the rest comes again in the next turn."""
+"""Maximum number of frames of one read that a server handles one by one; the rest is offered again in the next turn."""
 FRAMES = 1024
-"""Frames of one read that a client takes; the rest comes again in the next turn."""
+"""Maximum number of frames of one read that a client handles; the rest is offered again in the next turn."""
 
 
 class Waiting(Protocol):
-    """Something that has received more than it may handle in this turn."""
+    """Interface of a receiver that has more data than it may handle in this turn."""
 
     def go_on(self) -> None:
-        """The next turn is there."""
+        """Continue; called in the next turn."""
 
 
 class Share:
-    """Who has used how much of the present turn.
+    """Account of the time that each owner has used in the current turn.
 
-    :ivar waited: how often somebody had to wait for the next turn.
+    :ivar waited: number of times that somebody had to wait for the next turn.
     """
 
     def __init__(self, reactor: IReactorTime) -> None:
@@ -58,13 +57,15 @@ class Share:
         self.waited = 0
 
     def allows(self, owner: Hashable) -> bool:
-        """Whether there is something left for ``owner`` in this turn."""
-        if self._most_around < self._part * LEAST_FACTOR:  # no block around anybody has used up its part
+        """Whether ``owner`` has time left in this turn."""
+        if self._most_around < self._part * LEAST_FACTOR:  # No wide block has used up its share.
             return self._used.get(owner, 0.0) < self._part
         return self.left(owner) > 0.0
 
     def left(self, owner: Hashable) -> float:
-        """Seconds that ``owner`` may still use in this turn: who works frame by frame looks at the clock after each."""
+        """Return the seconds left to ``owner`` in this turn. Receivers that work frame by frame compare them with the
+        clock after each.
+        """
         left = self._part - self._used.get(owner, 0.0)
         if self._around and isinstance(owner, str):
             for name, factor in blocks_of(owner)[1:]:
@@ -72,10 +73,10 @@ class Share:
         return left
 
     def used(self, owner: Hashable, seconds: float) -> None:
-        """So much went into a read of ``owner``."""
+        """Add the seconds that a read of ``owner`` took."""
         self._is_used = True
         if not self._is_due:
-            # nobody asked for the next turn, so nobody says when it begins
+            # Nobody has requested the next turn, so its beginning is found by the clock.
             now = self.now()
             if not 0.0 <= now - self._began < TURN:
                 self._next(now)
@@ -86,7 +87,7 @@ class Share:
                 self._most_around = max(self._most_around, around)
 
     def wait(self, one: Waiting) -> None:
-        """Tell ``one`` in the next turn to go on."""
+        """Call ``one.go_on()`` in the next turn."""
         if not self._is_due:
             self._is_due = True
             self._reactor.callLater(0, self._run)
@@ -109,6 +110,7 @@ class Share:
             self._is_used = False
             isolated(one.go_on)
             if not self._is_used and self._waiting and self._waiting[-1] is one:
-                # another connection of its owner has used this turn: behind that one it would wait for ever
+                # Another connection of the same owner has used up this turn. This one keeps its place at the front, or
+                # else it would wait behind that connection for ever.
                 passed_over.append(self._waiting.pop())
         self._waiting.extendleft(reversed(passed_over))

@@ -1,9 +1,9 @@
-"""Work that takes turns of the reactor, and who holds back the reading of a connection.
+"""Work in turns of the reactor, and the reasons why a connection is not read.
 
-A peer may send more in one read than its owner's part of a reactor turn pays for. Whoever receives the data handles
-that part, keeps the rest, and goes on in the next turn; meanwhile nothing more is read. Others hold back reading, too,
-each under a name of its own, and reading goes on when nobody does. No Twisted and no clock: both come with the share
-(:class:`dmsg.net.turn_share.Share`).
+A peer may send more in one read than its owner's share of a reactor turn allows. The receiver handles that share,
+keeps the rest, and continues in the next turn. Until then the connection is not read. Others can stop reading too,
+each for a reason of its own; reading continues when no reason is left. This module needs neither Twisted nor a clock:
+both come with the share (:class:`dmsg.net.turn_share.Share`).
 """
 
 from __future__ import annotations
@@ -14,65 +14,65 @@ from typing import Protocol
 
 
 class Hold(StrEnum):
-    """Reason for which a connection is not read."""
+    """Reason not to read a connection."""
 
     TURN = "turn"
-    """Something of the last read is left for the next turn."""
+    """Part of the last read is left for the next turn."""
     CONGESTED = "congested"
-    """The peer's data go to somebody who is slower than the peer."""
+    """The receiver of the peer's data is slower than the peer."""
     UNREAD = "unread"
-    """The application has more than it takes."""
+    """The application has paused, and its queue is full."""
     PENDING = "pending"
-    """Whether the peer may come in is being asked."""
+    """The check whether the peer is admitted is not finished."""
     THROTTLED = "throttled"
     """The peer has sent more bytes a second than it may."""
     TOO_FAST = "too fast"
     """The peer's address has sent more frames a second than it may."""
     UNSENT = "unsent"
-    """The peer does not read what it is sent."""
+    """The peer does not read the data sent to it."""
     PARKED = "parked"
-    """Messages to somebody who is slow wait at their sender."""
+    """Messages to a slow receiver wait at their sender, which is this peer."""
     UNSETTLED = "unsettled"
-    """The peer has sent too much that nobody has confirmed."""
+    """The peer has too many messages that are not confirmed."""
     UNHANDLED = "unhandled"
-    """The peer has sent too much that handlers have not taken."""
+    """The peer has too many messages that no handler has taken."""
     LOOKUPS = "lookups"
-    """The registry is being asked for too many of the peer's receivers."""
+    """Too many of the peer's receivers are being looked up in the registry."""
     REGISTRY = "registry"
-    """Too much waits for the registry's answers in all."""
+    """Too much is waiting for the registry, for all peers together."""
     OVER = "over"
     """The connection is being closed."""
 
 
 class HeldReading:
-    """Base of a connection whose reading several others may hold back.
+    """Base of a connection whose reading can be stopped for several reasons at once.
 
-    :ivar held_by: who does.
+    :ivar held_by: reasons for which reading is stopped now.
     """
 
     held_by: frozenset[Hold] = frozenset()
 
     def _stop_reading(self) -> None:
-        """Read nothing more for now."""
+        """Stop reading."""
         raise NotImplementedError
 
     def _read_on(self) -> None:
-        """Read again."""
+        """Resume reading."""
         raise NotImplementedError
 
     @property
     def held(self) -> bool:
-        """Whether somebody holds back reading."""
+        """Whether reading is stopped."""
         return bool(self.held_by)
 
     def hold(self, why: Hold) -> None:
-        """Read nothing more until :meth:`release` with the same name; may be repeated."""
+        """Stop reading until :meth:`release` with the same reason. A second call has no effect."""
         if not self.held_by:
             self._stop_reading()
         self.held_by |= {why}
 
     def release(self, why: Hold) -> None:
-        """Read again, unless somebody else holds back reading, too."""
+        """Resume reading, unless another reason is left."""
         if why in self.held_by:
             self.held_by -= {why}
             if not self.held_by:
@@ -80,39 +80,39 @@ class HeldReading:
 
 
 class Turns(Protocol):
-    """Record of who has used how much of the present turn: :class:`dmsg.net.turn_share.Share`."""
+    """Interface of the account of time in a turn: :class:`dmsg.net.turn_share.Share`."""
 
     now: Callable[[], float]
 
     def allows(self, owner: Hashable) -> bool:
-        """Whether there is something left for ``owner`` in this turn."""
+        """Whether ``owner`` has time left in this turn."""
 
     def left(self, owner: Hashable) -> float:
         """Seconds that ``owner`` may still use in this turn."""
 
     def used(self, owner: Hashable, seconds: float) -> None:
-        """Count so many seconds of work for ``owner``."""
+        """Add ``seconds`` of work to the account of ``owner``."""
 
     def wait(self, one: TakesTurns) -> None:
         """Call ``one.go_on()`` in the next turn."""
 
 
 class TakesTurns:
-    """Base of something that receives more than it may handle in one turn.
+    """Base of a receiver that may get more than it can handle in one turn.
 
-    :ivar share: who has used how much of a turn; None: turns are not shared.
-    :ivar owner: whose part of a turn the work uses.
+    :ivar share: account of time in a turn; None if turns are not shared.
+    :ivar owner: owner whose time the work uses.
     """
 
     share: Turns | None
     owner: Hashable
     _waits: bool
-    """The next turn is asked for."""
+    """Whether the next turn has been requested."""
     _since: float
-    """Seconds of the share's clock when the work under way began, or was last counted."""
+    """Time of the share's clock when the current work began, or was last counted."""
 
     def _work(self) -> None:
-        """Go on with what was left; the next turn is there."""
+        """Continue with the rest; called in the next turn."""
         raise NotImplementedError
 
     def _is_idle(self) -> bool:
@@ -120,24 +120,24 @@ class TakesTurns:
         return False
 
     def _turn_is_over(self) -> None:
-        """Something is left for the next turn, and was not before."""
+        """Note that something is left for the next turn; called once until that turn."""
 
     def _later(self, call: Callable[[], None]) -> object:
-        """Call ``call`` in the next turn, where turns are not shared."""
+        """Schedule ``call`` for the next turn. Used only if turns are not shared."""
         raise NotImplementedError
 
     def _may_work(self) -> bool:
-        """Whether the owner has something left of this turn."""
+        """Whether the owner has time left in this turn."""
         share = self.share
         return share is None or share.allows(self.owner)
 
     def _spend(self, work: Callable[..., object], *arguments: object) -> None:
-        """Work, and count the time for the owner."""
+        """Do work, and add its time to the owner's account."""
         share = self.share
         if share is None:
             work(*arguments)
             return
-        owner = self.owner  # afterwards nobody may know it any more
+        owner = self.owner  # Read before the work, which may clear it.
         self._since = share.now()
         try:
             work(*arguments)
@@ -145,7 +145,7 @@ class TakesTurns:
             share.used(owner, share.now() - self._since)
 
     def _count(self) -> None:
-        """Count the time of the work under way so far, also before its end."""
+        """Add the time of the current work so far to the owner's account."""
         share = self.share
         if share is not None:
             now = share.now()
@@ -153,7 +153,7 @@ class TakesTurns:
             self._since = now
 
     def _next_turn(self) -> None:
-        """Go on in the next turn."""
+        """Continue in the next turn."""
         if self._waits:
             return
         self._waits = True
@@ -164,7 +164,7 @@ class TakesTurns:
             self._later(self.go_on)
 
     def go_on(self) -> None:
-        """Go on if the owner has something left of the turn that has begun, else in the next one."""
+        """Continue if the owner has time left in the turn that has begun, else in the next one."""
         self._waits = False
         if self._is_idle():
             return

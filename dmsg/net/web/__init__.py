@@ -1,1 +1,1 @@
-"""HTTP at both ends: sites and what guards them, fetching and its limits."""
+"""HTTP servers and clients with limits."""

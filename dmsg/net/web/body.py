@@ -1,4 +1,4 @@
-"""Answers of HTTP servers that nobody vouches for: so much of them, and no more."""
+"""Reading of response bodies up to a limit, for servers that nobody vouches for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmsg.errors import DmsgError
 
 
 class AnswerTooLong(DmsgError):
-    """There was more than was wanted; the connection was dropped."""
+    """The response was longer than allowed; its connection was dropped."""
 
 
 class _Collector(Protocol):
@@ -43,7 +43,7 @@ class _Collector(Protocol):
 
 
 def drop(transport: object) -> None:
-    """End the connection under an answer; Twisted's proxies for it differ in what they have."""
+    """End the connection of a response. Twisted's proxies for a connection differ in the methods that they have."""
     for name in ("abortConnection", "loseConnection", "stopProducing"):
         end = getattr(transport, name, None)
         if end is not None:
@@ -52,9 +52,9 @@ def drop(transport: object) -> None:
 
 
 def read_body(response: IResponse, most: int) -> Deferred[bytes]:
-    """The body of an answer of :class:`twisted.web.client.Agent`.
+    """Return the body of a response of :class:`twisted.web.client.Agent`.
 
-    Fails with :class:`AnswerTooLong`, and with what a connection can die of.
+    Fails with :class:`AnswerTooLong` if the body exceeds ``most`` bytes, and with any error that ends a connection.
     """
 
     def cancelled(_: Deferred[bytes]) -> None:

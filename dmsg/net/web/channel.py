@@ -1,10 +1,9 @@
-"""HTTP/1.1 connections over which more comes than is answered: so much waits and no more, and is looked at once.
+"""Server side of HTTP/1.1 connections, with bounded buffers and turns.
 
-Twisted's channel goes on reading after each answer, whatever it has not yet
-parsed, and copies all of that for every line.  So who sends many small requests
-one behind the other makes each as dear as everything behind it.  Nor does it ask
-what parsing costs: a body in chunks of one byte is dear, and a header or a
-parameter of a few bytes is an object of hundreds.
+Twisted's channel keeps reading after each response, however much is unparsed, and copies all of that for every line.
+Many small pipelined requests therefore cost a time that grows with the square of their number. Nor does Twisted limit
+the cost of parsing: a body in chunks of one byte takes long, and a short header or parameter becomes an object of
+hundreds of bytes.
 """
 
 from __future__ import annotations
@@ -28,32 +27,35 @@ from dmsg.net.turns import TakesTurns
 from dmsg.net.web.pending_requests import Unanswered
 
 PIECE = 2 * 1024
-"""Bytes that are parsed at a time; what is behind them waits, and when a request is being answered nothing is read."""
+"""Number of bytes parsed at a time. The rest waits, and while a request is being answered nothing is read."""
 MAX_HEADERS = 100
-"""Headers of a request; 16 KiB of them are Twisted's limit."""
+"""Maximum number of headers of a request. Twisted limits their size to 16 KiB."""
 HEADER_COST = 300
-"""Bytes that a header takes beside its text."""
+"""Bytes of memory that a header takes beside its text."""
 MAX_TRAILERS = 1024
-"""Bytes of what may follow a body in chunks, which nobody reads."""
+"""Maximum number of bytes of trailers behind a chunked body, which nobody reads."""
 MAX_PARAMETERS = 64
-"""Parameters of a query."""
+"""Maximum number of parameters of a query."""
 LONGEST_LENGTH = 40
-"""Bytes of a Content-Length header: Python refuses to read numbers of thousands of digits, by an exception."""
+"""Maximum length of a Content-Length header line in bytes. Python raises an exception for numbers of thousands of
+digits.
+"""
 LINGER_FOR, LINGER_SIZE = 5.0, 64 * 1024 * 1024
-"""Seconds, and bytes, for which the rest of a request is read and dropped behind an answer that did not wait for it: a
-connection that is closed while something comes is reset, and its client never sees the answer."""
+"""Maximum number of seconds and bytes for which the rest of a request is read and dropped after an early response. If
+a connection is closed while data arrive, it is reset, and the client never sees the response.
+"""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([/?].*|)", re.IGNORECASE | re.DOTALL)
 
 
 def owner_of(address: object) -> str:
-    """Whose a connection is, as turns and memory count: a block of addresses, or the key at the end of a stream."""
+    """Return the owner of a connection, for turns and memory: a block of addresses, or the key at the end of a stream."""
     return blocks_of(str(getattr(address, "host", None) or getattr(address, "public_key", "")))[0].name
 
 
 class BoundedChannel(TakesTurns, HTTPChannel):
-    """Has one read of what comes, and parses it piece by piece, in its turns.
+    """HTTP channel that buffers one read at most, and parses it piece by piece in its turns.
 
-    :ivar feeding: a piece is being parsed, and its time counted.
+    :ivar feeding: whether a piece is being parsed, and its time counted.
     """
 
     maxHeaders = MAX_HEADERS
@@ -100,7 +102,7 @@ class BoundedChannel(TakesTurns, HTTPChannel):
         super().allHeadersReceived()  # type: ignore[no-untyped-call]
 
     def setLineMode(self, extra: bytes = b"") -> None:
-        # a request is answered; what came with the end of its body is before all that waits
+        # A request is answered. Data that came with the end of its body precede everything that waits.
         self.line_mode = 1
         if extra:
             self._behind.appendleft(extra)
@@ -113,7 +115,8 @@ class BoundedChannel(TakesTurns, HTTPChannel):
         self._feed()
 
     def resumeProducing(self) -> None:
-        # answers have gone out: as long as they wait, no further requests are looked at
+        # Responses have been sent. While they wait in the buffer, no further request is parsed, so a client that does
+        # not read its responses cannot pile them up.
         super().resumeProducing()  # type: ignore[no-untyped-call]
         self._feed()
 
@@ -126,7 +129,9 @@ class BoundedChannel(TakesTurns, HTTPChannel):
         return self.block
 
     def count(self) -> None:
-        """Count what the piece that is being parsed has taken so far: a request in it asks what is left of the turn."""
+        """Count the time that the piece being parsed has taken so far, before a request in it asks what is left of the
+        turn.
+        """
         self._count()
 
     def _work(self) -> None:
@@ -158,16 +163,18 @@ class BoundedChannel(TakesTurns, HTTPChannel):
 
     @property
     def _over(self) -> bool:
-        # an upgrade takes the transport, an answer may end the connection
+        # An upgrade takes the transport away, and a response may end the connection.
         return self._given_up or self.transport is None or bool(self.transport.disconnecting)  # type: ignore[attr-defined]
 
     def let_go(self) -> None:
-        """Nothing that has come is looked at any more: the connection ends, or is somebody else's."""
+        """Drop the data that are not parsed: the connection ends, or belongs to somebody else now."""
         self._behind.clear()
         self.site.unanswered.let_go(self)
 
     def linger(self) -> None:
-        """An answer was written before its request was whole: close when the client has had the time to read it."""
+        """Close the connection when the client has had time to read a response that was written before its request was
+        whole.
+        """
         self._given_up = True
         self.let_go()
         self.setTimeout(None)  # type: ignore[no-untyped-call]
@@ -180,7 +187,9 @@ class BoundedChannel(TakesTurns, HTTPChannel):
         self.loseConnection()  # type: ignore[no-untyped-call]
 
     def give_up(self) -> None:
-        """Others need the room; for :class:`~dmsg.net.web.pending_requests.Holder`."""
+        """End the connection, with 503 if possible, to free its memory for others
+        (:class:`~dmsg.net.web.pending_requests.Holder`).
+        """
         self._given_up = True
         self._behind.clear()
         answer = getattr(self.requests[-1], "answer_busy", None) if self.requests else None
@@ -193,7 +202,8 @@ class BoundedChannel(TakesTurns, HTTPChannel):
         self.let_go()
         cancel_call(self._lingering)
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
-        # a request, its channel and what decodes its body hold each other; they would wait for the collector
+        # A request, its channel and its decoder refer to each other. Without this they would wait for the garbage
+        # collector.
         self.requests = []
         self._transferDecoder = None
         self._dataBuffer = []
@@ -201,7 +211,7 @@ class BoundedChannel(TakesTurns, HTTPChannel):
 
 
 class PlainRequest(Request):
-    """Has no cookies, which nobody asks for, so many parameters, and one host.
+    """Request without cookies, with a limited number of parameters and exactly one host.
 
     Its target may be a whole URL, as proxies send it (absolute-form, RFC 9112, 3.2.2).
     """
@@ -209,7 +219,7 @@ class PlainRequest(Request):
     channel: BoundedChannel
 
     def parseCookies(self) -> None:
-        """Each would be an object or two."""
+        """Skip cookies: nobody asks for them, and each would be one or two objects."""
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         hosts = self.requestHeaders.getRawHeaders(b"host")
@@ -218,7 +228,7 @@ class PlainRequest(Request):
             self.channel._respondToBadRequestAndDisconnect()  # type: ignore[no-untyped-call]  # noqa: SLF001  # as Twisted's own requests do
             return
         if path[:1] != b"/" and (whole := _ABSOLUTE.fullmatch(path)) is not None:
-            # what the URL names counts, whatever Host says
+            # The host in the URL counts, whatever the Host header says.
             self.requestHeaders.setRawHeaders(b"host", [whole[1]])
             rest = whole[2]
             path = rest if rest.startswith(b"/") else b"/" + rest
@@ -226,7 +236,7 @@ class PlainRequest(Request):
 
 
 class SiteOptions(TypedDict, total=False):
-    """Arguments of :class:`twisted.web.server.Site` that its makers here use."""
+    """Arguments of :class:`twisted.web.server.Site` that are used here."""
 
     timeout: float
     reactor: IReactorTime
@@ -234,10 +244,12 @@ class SiteOptions(TypedDict, total=False):
 
 
 class BoundedSite(Site):
-    """A site of such connections; HTTP/2, which Twisted speaks where a library for it is, has other channels.
+    """Site whose connections are :class:`BoundedChannel` objects.
 
-    :ivar share: by which its connections take turns.
-    :ivar unanswered: what they hold.
+    It offers no HTTP/2, because Twisted uses other channels for that.
+
+    :ivar share: account of time by which its connections take turns.
+    :ivar unanswered: account of the memory that its connections use.
     """
 
     noisy = False
@@ -251,9 +263,8 @@ class BoundedSite(Site):
         refused: Callable[[str], None] = lambda reason: None,
         **options: Unpack[SiteOptions],
     ) -> None:
-        """:param refused: told ``busy`` when a connection ends because all hold too much.
-
-        :param options: those of :class:`twisted.web.server.Site`.
+        """:param refused: called with ``busy`` when a connection ends because all together use too much memory.
+        :param options: arguments of :class:`twisted.web.server.Site`.
         """
         super().__init__(resource, requestFactory=requestFactory, **options)  # type: ignore[no-untyped-call]
         self.share = share or Share(self.reactor)
@@ -264,9 +275,9 @@ class BoundedSite(Site):
         return channel
 
     def protocol(self) -> BoundedChannel:  # type: ignore[override]
-        """What :meth:`buildProtocol` makes."""
+        """Return a new channel for :meth:`buildProtocol`."""
         return BoundedChannel()
 
     def acceptableProtocols(self) -> list[bytes]:
-        """For TLS."""
+        """Return the protocols to offer over TLS (ALPN): only HTTP/1.1."""
         return [b"http/1.1"]

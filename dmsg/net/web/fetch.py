@@ -1,9 +1,8 @@
-"""Asking HTTP servers that nobody vouches for: so much of an answer and no more, as it came, from where it was asked.
+"""HTTP client for servers that nobody vouches for, with limits.
 
-Bodies are read by :func:`dmsg.net.web.body.read_body`.  Headers have a limit too, for
-Twisted takes any number of them; nothing is decompressed, for a few bytes may
-become as many as somebody likes; redirections are not followed, for they lead
-where nobody wanted to ask.
+Bodies are read by :func:`dmsg.net.web.body.read_body`. Headers have a limit too, because Twisted accepts any number.
+Nothing is decompressed, because a few bytes could become any amount of data. Redirections are not followed, because
+they could lead to an address that nobody meant to ask.
 """
 
 from __future__ import annotations
@@ -38,27 +37,28 @@ if TYPE_CHECKING:
     from treq.response import _Response
 
 MAX_HEAD = 64 * 1024
-"""Bytes of an answer before its body."""
+"""Maximum number of bytes of a response before its body."""
 KEPT = 20
-"""Seconds for which a connection is kept that nothing is asked over: less than the 30 after which discoveries end
-them, or a POST would be sent into one that is ending, and nobody could say whether it was taken."""
+"""Seconds for which an idle connection is kept. This is less than the 30 s after which discoveries close it: a POST
+that is sent into a closing connection may or may not have been accepted.
+"""
 
 _KEEPS = (b"HTTP", 1, 1)
-"""The first version of HTTP whose servers keep connections."""
+"""First version of HTTP whose servers keep connections open."""
 _UNANSWERED = (RequestNotSent, RequestTransmissionFailed, ResponseNeverReceived)
-"""What says that not a byte came back."""
+"""Errors that mean that no byte of a response arrived."""
 
 T = TypeVar("T")
 
 
 class HeadTooLong(DmsgError):
-    """The headers of an answer do not end."""
+    """The headers of a response exceed the limit."""
 
 
 class _Bounded(HTTP11ClientProtocol):
-    """Drops a connection whose answer has too many headers.
+    """Connection that is dropped if its response has too many headers.
 
-    :ivar kept: an earlier request was answered over this connection.
+    :ivar kept: whether an earlier request was answered over this connection.
     """
 
     kept = False
@@ -66,7 +66,7 @@ class _Bounded(HTTP11ClientProtocol):
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        # head and body of a request are two writes: without it the second waits for the peer's acknowledgement
+        # Head and body of a request are two writes. With Nagle's algorithm the second would wait for the peer's ACK.
         no_delay = getattr(self.transport, "setTcpNoDelay", None)
         if no_delay is not None:
             no_delay(True)
@@ -80,7 +80,7 @@ class _Bounded(HTTP11ClientProtocol):
         parser = self._parser
         if parser is not None and parser.state in (STATUS, HEADER):
             self._head += len(data)
-            # one read may bring the end of the head and much of the body
+            # The last read is left out, because it may hold the end of the head and much of the body.
             if self._head - len(data) > MAX_HEAD:
                 error = HeadTooLong(f"an answer with more than {MAX_HEAD} bytes of headers")
                 self._giveUp(Failure(error))  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ class _Bounded(HTTP11ClientProtocol):
 
 
 class BoundedFactory(_HTTP11ClientFactory):
-    """For :class:`twisted.web.client.HTTPConnectionPool`; two lines of log for each connection are no news."""
+    """Factory of the connections of a pool, which does not log each of them."""
 
     noisy = False
 
@@ -99,7 +99,7 @@ class BoundedFactory(_HTTP11ClientFactory):
 
 @implementer(IBodyProducer)
 class Body:
-    """Body of a request that is written at once, and can be sent again."""
+    """Request body that is written at once, and can be sent again."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -110,17 +110,17 @@ class Body:
         return succeed(None)
 
     def pauseProducing(self) -> None:
-        """Everything was written at once."""
+        """Do nothing: everything was written at once."""
 
     def resumeProducing(self) -> None:
-        """Everything was written at once."""
+        """Do nothing: everything was written at once."""
 
     def stopProducing(self) -> None:
-        """Everything was written at once."""
+        """Do nothing: everything was written at once."""
 
 
 class _Kept:
-    """Kept connection, over which one request is made: if the other side has closed it meanwhile, over a new one."""
+    """Kept connection for one request. If the server has meanwhile closed it, the request goes over a new one."""
 
     def __init__(self, connection: _Bounded, connect: Callable[[], Deferred[Any]]) -> None:
         self._connection = connection
@@ -143,13 +143,13 @@ class _Kept:
 
 
 class _Pool(HTTPConnectionPool):
-    """Connections that are kept for the next request.
+    """Pool of connections that are kept for the next request.
 
-    A server that answers in HTTP/1.0 closes its connection, whether it says so or not: that one is not kept.  The
-    others may close one in the moment in which a request is sent over it.  When nothing was answered, the request is
-    sent again, once, whatever its method: everything that is asked here may be asked twice.
+    A server that answers in HTTP/1.0 closes its connection, whether it says so or not, so that connection is not kept.
+    Other servers may close a connection just when a request is sent over it. If no byte was answered, the request is
+    sent again, once, whatever its method: every request made here is idempotent.
 
-    Nothing is kept any more once the pool is closed: an answer may be there before its connection is free to be kept.
+    A closed pool keeps nothing more. A response may arrive before its connection returns to the pool.
     """
 
     _closed = False
@@ -172,7 +172,7 @@ class _Pool(HTTPConnectionPool):
     def _putConnection(self, key: Hashable, connection: Any) -> None:
         if self._closed:
             connection.transport.abortConnection()
-        elif connection._parser.response.version < _KEEPS:  # noqa: SLF001  # the answer that is just over
+        elif connection._parser.response.version < _KEEPS:  # noqa: SLF001  # The version of the response that has just ended.
             connection.transport.loseConnection()
         else:
             connection.kept = True
@@ -180,7 +180,10 @@ class _Pool(HTTPConnectionPool):
 
 
 def make_pool(reactor: IReactorTime, *, persistent: bool = True, most: int = 2) -> HTTPConnectionPool:
-    """Connections whose answers have a limited head.  :param most: to one host that are kept."""
+    """Return a pool of connections whose responses have limited headers.
+
+    :param most: number of connections kept for one host.
+    """
     pool = _Pool(reactor, persistent)  # type: ignore[no-untyped-call]
     pool.maxPersistentPerHost = most
     pool.cachedConnectionTimeout = KEPT
@@ -190,7 +193,7 @@ def make_pool(reactor: IReactorTime, *, persistent: bool = True, most: int = 2) 
 
 @implementer(IAgent)
 class _AsItComes:
-    """Before treq's own wrapper, which would decompress."""
+    """Agent that asks for uncompressed bodies, and hides Content-Encoding so that treq does not decompress."""
 
     def __init__(self, agent: IAgent) -> None:
         self._agent = agent
@@ -210,15 +213,15 @@ class _AsItComes:
 
 
 class _Literal(EncodedURL):
-    """With an address: hyperlink would have it spelled as a name, and refuse its colons."""
+    """URL with an IPv6 address. hyperlink would encode the address as a name, and refuse its colons."""
 
     def to_uri(self) -> _Literal:
-        """It is one."""
+        """Return the URL itself, which is a URI already."""
         return self
 
 
 class WebClient(HTTPClient):
-    """treq's client, which follows no redirection and decompresses nothing."""
+    """HTTP client of treq that follows no redirection and decompresses nothing."""
 
     def __init__(self, reactor: IReactorTime, pool: HTTPConnectionPool, connect_timeout: float) -> None:
         """:param connect_timeout: seconds for TCP and TLS."""
@@ -226,17 +229,17 @@ class WebClient(HTTPClient):
         super().__init__(_AsItComes(agent), data_to_body_producer=Body)
 
     def request(self, method: str, url: _SomeURL, **options: Any) -> Deferred[_Response]:
-        """As treq's, and by addresses of IPv6."""
+        """Send a request as treq does; the host may also be an IPv6 address."""
         if isinstance(url, str) and "[" in url:
             url = _Literal.from_text(url)
         return super().request(method, url, **{**options, "allow_redirects": False})
 
 
 def cancellable(asking: Deferred[T]) -> Deferred[T]:
-    """The same answer; who cancels fails with CancelledError at once, and with nothing else.
+    """Return a Deferred for the same result that fails with CancelledError as soon as it is cancelled.
 
-    A request that is cancelled dies of many things, by how far it was, as of ConnectingCancelledError: who takes them
-    for an answer goes on to the next server, though nobody wants that any more.
+    A cancelled request itself fails with various errors, such as ConnectingCancelledError. A caller that tries one
+    server after the other would take them for the server's failure, and try the next one.
     """
     wanted = True
 
@@ -260,9 +263,9 @@ def cancellable(asking: Deferred[T]) -> Deferred[T]:
 
 
 def parse_json(body: bytes | str) -> Any:
-    """JSON of somebody else.
+    """Parse JSON from an untrusted sender.
 
-    :raises ValueError: it is none, or nested more deeply than anything that is asked for.
+    :raises ValueError: the text is not JSON, or nested too deeply.
     """
     try:
         return json.loads(body)

@@ -1,9 +1,8 @@
-"""Connections to an HTTP server: so many in all and from one place, and so long for a request to be whole.
+"""Guard of an HTTP server: limits of connections in all and per address, and a deadline for each request.
 
-Without it who opens connections and says nothing more has all descriptors of
-the process.  Where there are too many, the block of addresses that has most of them loses the
-one that has waited longest for the rest of a request, or for a next one: so
-others get in all the same.
+Without limits, a client that opens connections and stays silent would use all descriptors of the process. When there
+are too many connections, the block of addresses with most loses one: the one that has waited longest for the rest of a
+request, or for the next request. So others still get in.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.reactor import cancel_call
 
 MAX_CONNECTIONS = 4096
-"""Connections in all, or as many as there are descriptors for."""
+"""Maximum number of connections in all; less if the limit of descriptors is lower."""
 RESERVE = 64
-"""Descriptors that are not for clients."""
+"""Number of descriptors that are kept free for other uses than clients."""
 MAX_OF_BLOCK = 512
-"""Connections of one address: a company may be behind it; of the blocks around it more (:mod:`dmsg.net.blocks`)."""
+"""Maximum number of connections of one address, which may be a whole company. The blocks around it may have more
+(:mod:`dmsg.net.blocks`).
+"""
 TIME_TO_ASK = 1.0
-"""Seconds after which a connection that has not asked anything may have to go for another."""
+"""Seconds after which a connection without a request may be closed to admit another."""
 WHOLE_WITHIN = 20.0
-"""Seconds from the first byte of a request to its last, however they drip in."""
+"""Maximum number of seconds from the first byte of a request to its last."""
 
 
 def _possible() -> int:
@@ -39,11 +40,11 @@ def _possible() -> int:
 
 
 class Guarded:
-    """One connection, as the guard sees it.
+    """Connection with the state that the guard needs.
 
-    :ivar block: of the address that it comes from.
-    :ivar answering: a whole request is there, and its answer is not.
-    :ivar since: when it came.
+    :ivar block: block of the client's address.
+    :ivar answering: whether a whole request has arrived that is not answered yet.
+    :ivar since: time when the connection was made.
     """
 
     guard: Guard
@@ -54,21 +55,21 @@ class Guarded:
     _timer: IDelayedCall | None = None
 
     def heard(self) -> None:
-        """Something came: from now on there is not for ever for the rest of a request."""
+        """Start the deadline for a whole request; called when bytes arrive."""
         if self._timer is None and not self.answering:
             self._timer = self.guard.clock.callLater(WHOLE_WITHIN, self._late)
 
     def request_is_whole(self) -> None:
-        """All of it is there: the rest of the time is the server's own."""
+        """Note that a whole request has arrived. The time until the response is the server's own."""
         self.answering = True
         self.wait_no_longer()
 
     def request_is_answered(self) -> None:
-        """The next one may come."""
+        """Note that the request was answered, so the next one may come."""
         self.answering = False
 
     def wait_no_longer(self) -> None:
-        """The rest of a request is there, or is not wanted."""
+        """Stop the deadline: the request is whole, or not wanted any more."""
         timer, self._timer = self._timer, None
         cancel_call(timer)
 
@@ -78,18 +79,18 @@ class Guarded:
         self.drop()
 
     def drop(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
         if self.transport is not None:
             self.transport.abortConnection()
 
     def failed(self) -> None:
-        """Twisted could not read what came, and says so by an exception."""
+        """Count a request that made Twisted's parser raise, and close the connection."""
         self.guard.refused("unreadable_request")
         self.drop()
 
 
 class GuardOptions(TypedDict, total=False):
-    """Arguments of :class:`Guard`, for what makes one."""
+    """Optional arguments of :class:`Guard`."""
 
     most: int | None
     most_of_block: int
@@ -98,11 +99,11 @@ class GuardOptions(TypedDict, total=False):
 
 
 class Guard:
-    """The connections of one site.
+    """Set of the open connections of one site.
 
-    :param most: connections in all; None: what the limit of descriptors leaves.
-    :param by_place: connections of one address are counted; not behind a proxy, whose they all are.
-    :param refused: told ``too_many_connections``, ``slow_request`` or ``unreadable_request``.
+    :param most: limit of connections in all; None to use the limit of descriptors.
+    :param by_place: whether to count by address. Not behind a proxy, from which all connections come.
+    :param refused: called with ``too_many_connections``, ``slow_request`` or ``unreadable_request``.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Guard:
         return len(self._open)
 
     def came(self, one: Guarded) -> None:
-        """A connection is there; another may have to go for it."""
+        """Add a connection, and close another one if there are too many."""
         one.guard = self
         one.since = self.clock.seconds()
         if self._by_place:
@@ -137,26 +138,33 @@ class Guard:
         if not crowded and len(self._open) > self._most:
             crowded = self._of.heaviest()
         if crowded or len(self._open) > self._most:
-            # of a wide block one address may have all
+            # The victim comes from the address with most inside the block, because one address may have all of a wide
+            # block.
             victim = self._victim(self._of.heaviest(crowded) if crowded else one.block, one)
             self.refused("too_many_connections")
             self.went(victim)
             victim.drop()
 
     def _victim(self, block: str, new: Guarded) -> Guarded:
-        """Who waits for an answer goes last; but behind a proxy, where all are one, before those who are new."""
+        """Choose the connection of ``block`` to close: the oldest that is not waiting for a response.
+
+        Behind a proxy, where all are in one block, connections younger than ``TIME_TO_ASK`` are spared as well. If
+        nothing else is left, the oldest one is closed.
+        """
         of_block = [other for other in self._open if other.block == block]
         young = self.clock.seconds() - (0.0 if self._by_place else TIME_TO_ASK)
         silent = (other for other in of_block if not other.answering and other is not new and other.since <= young)
         return next(silent, of_block[0])
 
     def drop_all(self) -> None:
-        """End every connection: what answers is about to stop, and a client that keeps one would go on asking it."""
+        """Close every connection: the site is stopping, and a client that kept its connection would continue to ask
+        it.
+        """
         for one in list(self._open):
             one.drop()
 
     def went(self, one: Guarded) -> None:
-        """It is gone, or is no connection of the site any more."""
+        """Remove a connection that has ended or is no longer the site's."""
         if one in self._open:
             del self._open[one]
             self._of.remove(one.block)
@@ -183,7 +191,7 @@ class _Wrapped(Guarded, ProtocolWrapper):
 
 
 class GuardedFactory(WrappingFactory):
-    """Around a site; the arguments are those of :class:`Guard`."""
+    """Factory that guards a site; its arguments are those of :class:`Guard`."""
 
     protocol = _Wrapped
     noisy = False

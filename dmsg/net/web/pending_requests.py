@@ -1,4 +1,4 @@
-"""What a site holds of requests that are not answered, in all, and who has to go where it is too much."""
+"""Memory account of the unanswered requests of a site, and the choice of the victim when it is full."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from typing import Protocol
 from dmsg.net.blocks import BlockCounts
 
 MAX_HELD = 64 * 1024 * 1024
-"""Bytes of all connections of a site."""
+"""Maximum number of bytes that all connections of a site may hold."""
 
 
 class Holder(Protocol):
-    """A connection.
+    """Interface of a connection that holds memory.
 
-    :ivar block: of the address that it comes from.
+    :ivar block: block of the client's address.
     """
 
     block: str
 
     def give_up(self) -> None:
-        """It ends, and with it what it holds: :meth:`Unanswered.let_go` follows, at the latest from here."""
+        """Close the connection and free what it holds. The account calls :meth:`Unanswered.let_go` if the connection
+        did not.
+        """
 
 
 class Unanswered:
-    """The account.
+    """Account of the memory held by connections.
 
-    Where it is too much, the block of addresses that has most for its width gives: of its connections the one that has
-    held something for longest.
+    When the limit is exceeded, the block of addresses with most for its width loses the connection that has held
+    memory for longest.
 
-    :param most: bytes.
-    :param refused: told ``busy`` for each connection that goes.
-    :ivar held: bytes now.
+    :param most: limit in bytes.
+    :param refused: called with ``busy`` for each connection that is closed.
+    :ivar held: bytes held now.
     """
 
     def __init__(self, most: int = MAX_HELD, refused: Callable[[str], None] = lambda reason: None) -> None:
@@ -42,7 +44,7 @@ class Unanswered:
         self._holders: dict[str, dict[Holder, int]] = {}
 
     def book(self, one: Holder, size: int) -> None:
-        """So many bytes more, or less."""
+        """Add ``size`` bytes to a connection's account; ``size`` may be negative."""
         holders = self._holders.setdefault(one.block, {})
         holders[one] = holders.get(one, 0) + size
         self.held += size
@@ -54,7 +56,7 @@ class Unanswered:
             self._of.remove(one.block, -size)
 
     def settle(self, one: Holder, size: int) -> None:
-        """It has this many bytes, whatever it had."""
+        """Set the number of bytes that a connection holds."""
         before = self._holders.get(one.block, {}).get(one, 0)
         if size != before:
             self.book(one, size - before)
@@ -62,7 +64,7 @@ class Unanswered:
             self.let_go(one)
 
     def let_go(self, one: Holder) -> None:
-        """It has nothing any more."""
+        """Remove a connection from the account."""
         holders = self._holders.get(one.block)
         if holders is None or one not in holders:
             return

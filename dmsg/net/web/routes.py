@@ -1,11 +1,9 @@
-"""Klein with a short way to the routes that nearly all requests are for.
+"""Klein with a fast path for the routes of most requests.
 
-Klein asks Werkzeug for the route of each request, which puts the whole URL
-together for it, and hands on what a route answers through five Deferreds: more
-than all the rest that a look-up costs.  Here a path that is a route as it
-stands, or one with a last segment that the route takes, is found in a table; whatever else there is
-(escapes, doubled slashes, other methods, paths that do not exist) goes Klein's way.
-Routes, methods and the error map are declared to Klein, and to nobody else.
+For each request, Klein asks Werkzeug for the route, which assembles the whole URL, and passes the result through five
+Deferreds. That costs more than the rest of a look-up. Here a table finds each path that equals a route, or that is a
+route with a variable last segment. Everything else (escapes, doubled slashes, other methods, unknown paths) goes
+Klein's way. Routes, methods and error handlers are declared to Klein only.
 """
 
 from __future__ import annotations
@@ -24,20 +22,20 @@ _log = Logger()
 
 _SEGMENT = re.compile(rb"[0-9A-Za-z_-]+")
 _HOST = re.compile(rb"[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)*(:[0-9]{1,5})?")
-"""Names and addresses as most of them are; Werkzeug looks at the others."""
+"""Pattern of common host names and addresses. Werkzeug checks the others."""
 _LAST = re.compile("(?P<before>/(?:[^<>]*/)?)<(?P<path>path:)?(?P<name>[^<>:]+)>")
 
 
 class QuickKlein(Klein):
-    """An application whose routes answer ``bytes``, at once or later."""
+    """Klein application whose routes return ``bytes`` or a Deferred of them."""
 
     def resource(self) -> KleinResource:
-        """The root resource."""
+        """Return the root resource."""
         return QuickResource(self)
 
 
 class QuickResource(KleinResource):
-    """The resource of a :class:`QuickKlein`."""
+    """Root resource of a :class:`QuickKlein`."""
 
     def __init__(self, app: Klein) -> None:
         super().__init__(app)
@@ -45,19 +43,19 @@ class QuickResource(KleinResource):
         self._whole: dict[tuple[bytes, bytes], str] = {}
         self._last: dict[tuple[bytes, bytes], tuple[str, str]] = {}
         for rule in app.url_map.iter_rules():
-            # a route without methods takes them all
+            # A route that declares no methods accepts all of them.
             methods = [method.encode() for method in rule.methods or ("GET", "HEAD", "POST")]
             if not rule.arguments:
                 self._whole.update({(method, rule.rule.encode()): rule.endpoint for method in methods})
             elif (found := _LAST.fullmatch(rule.rule)) is not None:
                 way = rule.endpoint, found["name"]
                 for method in methods:
-                    # of two routes with the same beginning the one for one segment goes before that for a path
+                    # If two routes have the same beginning, the one for a segment precedes the one for a path.
                     if not found["path"] or (method, found["before"].encode()) not in self._last:
                         self._last[method, found["before"].encode()] = way
 
     def _find(self, request: Request) -> tuple[str, dict[str, str]] | None:
-        """The route of a request and its arguments; None: Klein looks."""
+        """Return the route of a request and its arguments, or None to let Klein find it."""
         if _HOST.fullmatch(request.getHeader(b"host") or b"") is None:
             return None
         method, path = request.method, request.path
@@ -84,7 +82,7 @@ class QuickResource(KleinResource):
         return NOT_DONE_YET
 
     def _failed(self, failure: Failure, request: Request) -> object:
-        """What the error map says; what it does not know goes on, and what nobody is there any more to be told."""
+        """Call the error handler for a failure. Return the failure if there is no handler, or if the client has left."""
         if request._disconnected:  # noqa: SLF001
             return failure
         for kinds, handler in self._app._error_handlers:  # noqa: SLF001  # there is no public way
@@ -94,9 +92,9 @@ class QuickResource(KleinResource):
 
 
 def finish_with(body: bytes, request: Request) -> None:
-    """A whole answer, to a request that was not answered at once; to a HEAD only its length.
+    """Send a response to a request that was not answered at once; a HEAD gets only its length.
 
-    Nothing, if who asked has left: a route may answer all the same, because it was told so.
+    If the client has left, nothing is sent. A route may still return a body then, because it was told so.
     """
     if request._disconnected:  # noqa: SLF001  # as Twisted's own requests ask
         return
@@ -107,7 +105,7 @@ def finish_with(body: bytes, request: Request) -> None:
 
 
 def _broken(failure: Failure, request: Request) -> None:
-    """A fault of this program, or nobody is there any more to be answered."""
+    """Answer a failed request with an error; if the client has left, only log the error."""
     if not request._disconnected:  # noqa: SLF001
         request.processingFailed(failure)
     elif not failure.check(CancelledError):

@@ -1,4 +1,4 @@
-"""Web sites of entities: what stands before the routes, and answers that are JSON."""
+"""Web sites of entities: limits before the routes, and responses in JSON."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from dmsg.net.web.channel import BoundedSite, PlainRequest, SiteOptions
 from dmsg.net.web.routes import finish_with
 
 MAX_WAITING = 4096
-"""Requests that are delayed at a time, and ``MAX_WAITING_SIZE`` bytes of them; beyond they are refused."""
+"""Maximum number of requests delayed at a time; further ones are refused."""
 MAX_WAITING_SIZE = 64 * 1024 * 1024
+"""Maximum number of bytes of delayed requests; further ones are refused."""
 MAX_WAITING_OF_ADDRESS = 256
-"""Requests of one address that are delayed, or wait for an answer."""
+"""Maximum number of requests of one address that are delayed or being answered."""
 IDLE_TIMEOUT = 30
-"""Seconds that a request, or a kept connection, may take."""
+"""Seconds of silence after which a connection is closed."""
 
 
 def answer(request: IRequest, status: int, message: str, more: bytes = b"") -> bytes:
-    """``{"message": ..., "code": ...}``.
+    """Set the status and return ``{"message": ..., "code": ...}``.
 
     :param more: further members as JSON, beginning with a comma.
     """
@@ -44,7 +45,7 @@ def answer(request: IRequest, status: int, message: str, more: bytes = b"") -> b
 
 
 def answer_http_error(request: IRequest, failure: Failure) -> bytes:
-    """Unknown paths and methods, as Klein's router raises them."""
+    """Answer an HTTP error that Klein's router raises, such as an unknown path or method."""
     error = failure.value
     assert isinstance(error, HTTPException)
     if isinstance(error, RequestRedirect):
@@ -55,11 +56,11 @@ def answer_http_error(request: IRequest, failure: Failure) -> bytes:
 
 
 def _nobody() -> None:
-    """Nobody wants to hear."""
+    """Do nothing; stands for a missing hook of the guard."""
 
 
 def without_body(request: IRequest, body: bytes) -> bytes:
-    """The answer, to a HEAD only its length."""
+    """Return the body of a response; a HEAD gets only its length."""
     if request.method != b"HEAD":
         return body
     request.setHeader(b"content-length", b"%d" % len(body))
@@ -67,18 +68,18 @@ def without_body(request: IRequest, body: bytes) -> bytes:
 
 
 def close_after(request: Request) -> None:
-    """End the connection behind the answer: what else came over it is not looked at."""
+    """Close the connection after the response; further requests over it are ignored."""
     request.setHeader(b"connection", b"close")
     request.channel.persistent = False
 
 
 class BoundedRequest(TakesTurns, PlainRequest):
-    """Answers 413 to a long body at once and reads none of it; 503 when others need the room that it has.
+    """Request that answers 413 to a long body without reading it, and 503 when others need its memory.
 
-    Requests that come one behind the other over one connection take their turns with all others.
+    Pipelined requests take turns with the requests of other connections.
 
-    :cvar max_body: bytes of a body.
-    :cvar share: by which turns are shared.
+    :cvar max_body: maximum number of bytes of a body.
+    :cvar share: account of time by which requests take turns.
     """
 
     max_body: int
@@ -89,7 +90,7 @@ class BoundedRequest(TakesTurns, PlainRequest):
     _waits = False
 
     def gotLength(self, length: int | None) -> None:
-        # never a temporary file, which Twisted takes for a long body, or one whose length nobody says
+        # Never a temporary file, which Twisted would use for a body that is long or of unknown length.
         self.content = BytesIO()
         if length is not None and length > self.max_body:
             self._too_long()
@@ -102,12 +103,12 @@ class BoundedRequest(TakesTurns, PlainRequest):
             super().handleContentChunk(data)  # type: ignore[no-untyped-call]
 
     def _guard(self, name: str) -> Callable[[], None]:
-        """What :mod:`dmsg.net.web.guard` wants to hear of a connection, if one stands before it."""
+        """Return a hook of the guard of this connection, or a function that does nothing if there is no guard."""
         found: Callable[[], None] = getattr(getattr(self.channel, "transport", None), name, _nobody)
         return found
 
     def finish(self) -> None:
-        # before, because the request behind this one may be whole already
+        # The guard is told first, because the next request may already be whole.
         self._guard("request_is_answered")()
         super().finish()  # type: ignore[no-untyped-call]
 
@@ -128,7 +129,8 @@ class BoundedRequest(TakesTurns, PlainRequest):
         return bool(self._disconnected or self.channel is None)
 
     def _work(self) -> None:
-        # the channel keeps what came behind this request until it is answered, and counts all of a piece that it parses
+        # The channel keeps the data behind this request until it is answered, and counts the time of the piece it
+        # parses.
         if self.channel.feeding:
             self._process()
         else:
@@ -138,7 +140,7 @@ class BoundedRequest(TakesTurns, PlainRequest):
         super().requestReceived(*self._received)
 
     def answer_busy(self) -> None:
-        """What there is of this request goes, for others."""
+        """Drop the body received so far and answer 503, to free memory for others."""
         if not self.refused:
             self._refuse(b"503 Service Unavailable", "too much is on its way")
 
@@ -150,13 +152,13 @@ class BoundedRequest(TakesTurns, PlainRequest):
     def _refuse(self, status: bytes, text: str) -> None:
         self.refused = True
         body = json.dumps({"message": text, "code": int(status[:3])}).encode()
-        # the body is still on its way: nothing but the channel itself can answer now
+        # The body is still arriving, so Twisted would not send a response yet: it is written to the channel directly.
         assert self.channel.transport is not None
         self.channel.transport.write(
             b"HTTP/1.1 %s\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(body), body)
         )
-        self.content = BytesIO()  # what has come of it is not needed while the rest of it is dropped
+        self.content = BytesIO()  # Free the received part while the rest is being dropped.
         self.channel.linger()
 
 
@@ -169,7 +171,7 @@ class BoundedOptions(SiteOptions):
 
 
 def bounded(reactor: IReactorTime, max_body: int, refused: Callable[[str], None], timeout: float) -> BoundedOptions:
-    """What a :class:`~dmsg.net.web.channel.BoundedSite` of such requests is made with.
+    """Return the arguments of a :class:`~dmsg.net.web.channel.BoundedSite` of :class:`BoundedRequest`.
 
     :param refused: called with ``too_long`` or ``busy``.
     :param timeout: seconds that a connection may be silent.
@@ -187,10 +189,11 @@ def bounded(reactor: IReactorTime, max_body: int, refused: Callable[[str], None]
 
 
 class Requesters:
-    """Who HTTP requests come from, and how many requests their addresses have left.
+    """Rate limiter of HTTP requests by the client's address.
 
-    :param rate: requests a second and address, ``burst`` of them at once; 0 means no limit.
-    :param proxied: the address is the last of X-Forwarded-For.
+    :param rate: requests per second and address; 0 for no limit.
+    :param burst: requests that may come at once.
+    :param proxied: whether the address is the last one in X-Forwarded-For.
     """
 
     def __init__(self, reactor: IReactorTime, rate: float, burst: float, *, proxied: bool = False) -> None:
@@ -199,22 +202,22 @@ class Requesters:
         self.limit = RateLimit(rate, burst, blocks_of)
 
     def client_of(self, request: IRequest) -> str:
-        """Where the client of a request is; empty when a proxy of ours does not say."""
+        """Return the address of the client of a request, or an empty text if our proxy does not name the client."""
         if self._proxied:
             return forwarded_client(request.getHeader(b"x-forwarded-for"))
         return str(getattr(request.getClientAddress(), "host", ""))
 
     def address_of(self, request: IRequest) -> str:
-        """Whose the request is, as limits count."""
+        """Return the block of addresses for which a request counts."""
         return blocks_of(self.client_of(request) or str(getattr(request.getClientAddress(), "host", "")))[0].name
 
     def charge(self, request: IRequest, requests: float) -> None:
-        """What came with it was worth nothing: its address has fewer requests left."""
+        """Take ``requests`` from the address of a request, because its content was worthless."""
         self.limit.charge(self.address_of(request), requests, self._reactor.seconds())
 
 
 class GateOptions(TypedDict, total=False):
-    """Arguments of :class:`Gate`, for what makes one."""
+    """Optional arguments of :class:`Gate`."""
 
     patience: Callable[[Request], float]
     posts: RateLimit | None
@@ -224,12 +227,13 @@ class GateOptions(TypedDict, total=False):
 
 
 class Gate(Resource):
-    """Body limit and rate limits, for all paths.
+    """Resource that applies the rate limits to all paths before the routes.
 
-    :param patience: seconds that a request may be delayed instead of refused.
-    :param posts: a limit of its own for those requests that ``is_post`` names, as long as their address does not owe
-        requests of the other.
-    :param independent: they have it whatever their address owes.
+    :param patience: returns the seconds for which a request may be delayed instead of refused.
+    :param posts: separate limit for requests for which ``is_post`` is true, unless their address exceeds the general
+        limit.
+    :param independent: whether the separate limit applies even if the address exceeds the general one.
+    :param finished: called with the request, its status and its duration in seconds.
     """
 
     isLeaf = True
@@ -263,14 +267,14 @@ class Gate(Resource):
         self._waiting_size = 0
         self._stopped = False
         self.delayed = 0
-        """Requests that were answered later."""
+        """Number of requests that were delayed."""
 
     def log(self, request: Request) -> None:
-        """In place of a line for each request: it is answered."""
+        """Report an answered request to ``finished``; replaces Twisted's access log."""
         self._finished(request, request.code, self._reactor.seconds() - getattr(request, "began", 0.0))
 
     def stop(self) -> None:
-        """Nobody who waits is answered any more."""
+        """Drop all delayed requests."""
         self._stopped = True
         for request in list(self._waiting):
             self._forget(request)
@@ -314,7 +318,7 @@ class Gate(Resource):
         self._open.remove(address)
 
     def _left(self, _: object, request: Request) -> None:
-        """The client has gone."""
+        """Forget a request whose client has left, and report it with status 499."""
         self._forget(request)
         self._finished(request, 499, self._reactor.seconds() - request.began)  # type: ignore[attr-defined]
 
@@ -328,7 +332,7 @@ class Gate(Resource):
         self._forget(request)
         try:
             body = self._let_in(request)
-        except Exception:  # as Twisted does it for those that it renders itself
+        except Exception:  # As Twisted does when it renders a request itself.
             request.processingFailed(Failure())
             return
         if isinstance(body, bytes):
@@ -339,12 +343,12 @@ class Gate(Resource):
         try:
             b"/".join(segments).decode()
             (request.getHeader(b"host") or b"").decode("ascii")
-        except UnicodeDecodeError:  # Klein would log a traceback
+        except UnicodeDecodeError:  # Klein would log a traceback.
             self._refused("bad_path")
             return answer(request, 400, "path or host is no text")
         try:
             rendered: int | bytes = self._root.render(request)
-        except HTTPException as error:  # of a host that cannot be one
+        except HTTPException as error:  # The Host header is not valid.
             self._refused("bad_path")
             return answer(request, error.code or 400, "host cannot be one")
         return without_body(request, rendered) if isinstance(rendered, bytes) else rendered
@@ -359,14 +363,14 @@ def gated_site(
     max_body: int,
     **of_gate: Unpack[GateOptions],
 ) -> BoundedSite:
-    """The factory to listen with.
+    """Return the factory of a site behind a :class:`Gate`.
 
     :param refused: called with ``too_long``, ``busy``, ``rate_limit`` or ``bad_path``.
-    :param max_body: bytes of a request's body.
-    :param of_gate: see :class:`Gate`, which is the site's ``resource``.
+    :param max_body: maximum number of bytes of a request's body.
+    :param of_gate: arguments of :class:`Gate`, which is the site's ``resource``.
     """
     gate = Gate(root, reactor, requesters, refused, **of_gate)
     site = BoundedSite(gate, **bounded(reactor, max_body, refused, IDLE_TIMEOUT))
-    # a line for each request is no news
-    site.log = gate.log  # type: ignore[method-assign,assignment]  # all requests are of the class above
+    # The log gets no line for each request.
+    site.log = gate.log  # type: ignore[method-assign,assignment]  # All requests are of the class above.
     return site
