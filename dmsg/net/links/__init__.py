@@ -1,1 +1,1 @@
-"""Connections with a handshake, and then frames: over Noise, or as they are."""
+"""Links: connections with a handshake and then frames, encrypted by Noise or plain."""

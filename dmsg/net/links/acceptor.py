@@ -1,8 +1,7 @@
-"""A server's listening side: handshakes under way, connections in all and per address.
+"""Listening side of a server: handshakes under way, and limits of connections in all and per address.
 
-Handshakes are independent of each other; those that fail, stall or are too
-many are closed and counted.  When all places are taken, the block of addresses
-that has most of them loses its newest idle client, so that nobody fills a server
+Handshakes are independent of each other. Those that fail, stall or are too many are closed and counted. When all
+places are taken, the block of addresses with most places loses its newest idle client. So nobody can fill a server
 from a few addresses.
 """
 
@@ -27,40 +26,47 @@ from dmsg.net.links.refusal_log import Strangers
 from dmsg.net.turn_share import Share
 
 MAX_HANDSHAKES = 512
-"""Handshakes under way; one more evicts one of the addresses with most: the first that has said nothing
-sensible, else their oldest."""
+"""Maximum number of handshakes under way. One more evicts one of the block with most: the oldest that has sent no
+valid message, else the oldest.
+"""
 MAX_TOLD = 32
-"""Handshakes under way of those for whom there is no room, so that they can be told; others are cut."""
+"""Maximum number of handshakes completed only to tell the client that there is no room. Further clients are cut off."""
 TOLD_PER_ADDRESS = 4
-"""Of one address."""
+"""Maximum number of such handshakes for one address."""
 FLOOD_BURST = 2.0
-"""Connections of one key that end because they flood, before others of that key are refused.  Others behind its address
-are not: many people may share one, and whoever floods it has nothing but his own connections to lose."""
+"""Number of connections of one key that may end for flooding before its further connections are refused. Other keys
+behind its address are not affected: many people may share an address, and a flooder only ends his own connections.
+"""
 FLOOD_RATE = 0.05
-"""Floods of one key that are forgotten in a second."""
+"""Rate, per second, at which the floods of one key are forgotten."""
 FAILED_BURST = 256.0
-"""Handshakes of one address that fail, before its connections are refused: no key says whose they were."""
+"""Number of failed handshakes of one address before its connections are refused. A failed handshake shows no key, so
+only the address can be charged.
+"""
 FAILED_RATE = 8.0
-"""Failed handshakes of one address that are forgotten in a second."""
+"""Rate, per second, at which the failed handshakes of one address are forgotten."""
 ROOM_AGAIN = 0.9
-"""Part of the clients that a server takes, below which it says that it is full no more."""
+"""Fraction of the limit of clients below which a server that was full logs that it has room again."""
 FEW_PLACES = 4
-"""Clients of one block that are never made to leave for others: a family, or a small office."""
+"""Number of clients of one block that never have to leave for others, such as a family or a small office."""
 GREEDY_PART = 16
-"""When no block has an idle client, one with more than this part of all places loses its newest client all the same."""
+"""Divisor of the number of places. If no client is idle, a block with more than this part loses its newest client,
+though it is busy.
+"""
 SEARCHED = 16
-"""Blocks in which an idle client is looked for, those with most first."""
+"""Number of blocks searched for an idle client, those with most first."""
 SEARCH_AGAIN = 1.0
-"""Seconds for which the same blocks are searched: finding out which have most takes milliseconds, and an attempt of a
-newcomer nearly nothing."""
+"""Seconds for which the list of these blocks is reused. Ranking them takes milliseconds, while an attempt costs a
+newcomer nearly nothing.
+"""
 _SILENT = frozenset({DropReason.HANDSHAKE_ABANDONED, DropReason.DRAINING, DropReason.TOO_MANY_CONNECTIONS})
-"""What the log does not say of each: who only looks whether the port is open is no news."""
+"""Reasons that are not logged each time: a port scan is not worth a line."""
 
 _log = Logger()
 
 
 class AcceptedSession(Protocol):
-    """What lies above an accepted link."""
+    """Interface of the session above an accepted link."""
 
     link: Link | None
 
@@ -69,18 +75,18 @@ class AcceptedSession(Protocol):
         """Whether the client has nothing open."""
 
     def refuse(self, reason: DropReason = ..., /) -> None:
-        """Tell the peer, if the protocol can, and end the link."""
+        """Tell the peer why it is refused, if the protocol can, and end the link."""
 
     def crowd_out(self) -> None:
-        """End the link so that another client has its place, and tell the client to go to another server."""
+        """End the link to give its place to another client, and tell this client to use another server."""
 
 
 class Acceptor(Factory):
-    """Accepts connections of one server.
+    """Factory that accepts the connections of one server.
 
-    :param drops: where refusals are counted.
-    :param counted: reasons of an end that are counted elsewhere.
-    :ivar sessions: the connected clients.
+    :param drops: counter of refusals by reason.
+    :param counted: reasons that are counted elsewhere when a session ends.
+    :ivar sessions: sessions of connected clients.
     """
 
     noisy = False
@@ -101,7 +107,7 @@ class Acceptor(Factory):
         self._of_address = BlockCounts()
         self._shaking_of = BlockCounts()
         self._places = BlockCounts()
-        """Of clients that have a place, by block; ``_placed`` are these clients, the newest last."""
+        """Number of clients with a place, by block. ``_placed`` holds these clients, the newest last."""
         self._placed: dict[str, dict[AcceptedSession, None]] = {}
         self._block_of: dict[AcceptedSession, str] = {}
         self._searched: list[str] = []
@@ -115,62 +121,65 @@ class Acceptor(Factory):
         self._failures = RateLimit(FAILED_RATE, FAILED_BURST, blocks_of)
         self.sessions: set[AcceptedSession] = set()
         self.stirred: set[Link] = set()
-        """Links that read or wrote, and may hold something; who looks at what they hold takes the others out."""
+        """Links that have read or written since the last check of held memory, and so may hold something. The check
+        removes the others.
+        """
         self.connections_opened = 0
         self.tuned = False
-        """The listening sockets hand their options down."""
+        """Whether accepted sockets inherit the options of the listening ones."""
         self._drained: Deferred[None] | None = None
 
-    # --- for a family ---
+    # --- hooks of a family ---
 
     @property
     def limits(self) -> ClientLimits:
-        """How many may connect."""
+        """Return the limits for clients, such as how many may connect."""
         raise NotImplementedError
 
     def _make_link(self) -> Link:
-        """A link whose failure goes to :meth:`_handshake_failed`."""
+        """Return a new link whose failed handshake is reported to :meth:`_handshake_failed`."""
         raise NotImplementedError
 
     def _failed(self, reason: DropReason, host: str | None) -> None:
-        """A handshake failed and is counted."""
+        """Note a failed handshake, which is already counted."""
 
     def _sessions_changed(self) -> None:
-        """The number of sessions changed."""
+        """Note that the number of sessions has changed."""
 
     @property
     def draining(self) -> bool:
-        """Nobody new is taken."""
+        """Whether the server is draining and takes no new clients."""
         raise NotImplementedError
 
     # --- what there is ---
 
     @property
     def available_connections(self) -> int:
-        """How many more clients may connect."""
+        """Number of clients that can still connect."""
         return max(0, self.limits.max_connections - len(self._block_of))
 
     @property
     def places(self) -> int:
-        """How many clients this server says in discovery that it takes.
+        """Number of free places that this server announces in discovery.
 
-        One that is full has places for newcomers, too, as long as a block has many: those of discovery's list come.
+        A full server also has places for newcomers while some block has many, because a client of that block leaves
+        for them. Clients come only to servers that discovery lists with free places.
         """
         free = self.available_connections
         return free if free or not self._by_block else max(0, self._places[self._places.heaviest()] - FEW_PLACES)
 
     @property
     def full(self) -> bool:
-        """Nobody else gets a place, unless another client leaves."""
+        """Whether all places are taken, so that another client must leave first."""
         return len(self._block_of) >= self.limits.max_connections
 
     @property
     def _by_block(self) -> bool:
-        """Whether the addresses of clients say something: behind a proxy they do not."""
+        """Whether limits by address apply. Behind a proxy they do not."""
         return self.limits.max_per_address > 0
 
     def by_connections(self) -> dict[str, int]:
-        """How many addresses have 1, 2 to 9, 10 to 99, 100 and more connections."""
+        """Return the number of addresses with 1, 2 to 9, 10 to 99, and 100 or more connections."""
         found = {"1": 0, "2-9": 0, "10-99": 0, "100-": 0}
         for _, count in self._of_address.narrow():
             found["1" if count < 2 else "2-9" if count < 10 else "10-99" if count < 100 else "100-"] += 1
@@ -183,7 +192,7 @@ class Acceptor(Factory):
 
     @property
     def handshakes(self) -> int:
-        """Handshakes under way."""
+        """Number of handshakes under way."""
         return len(self._handshakes)
 
     # --- connections ---
@@ -199,23 +208,24 @@ class Acceptor(Factory):
             return DropReason.TOO_MANY_FROM_ADDRESS
         return None
 
-    # --- places of a server that is full ---
+    # --- places of a full server ---
 
     def _may_come(self, block: str) -> bool:
-        """Whether a newcomer of ``block`` may have the place of somebody else, as far as can be seen before its
-        handshake."""
+        """Return whether a newcomer of ``block`` could get the place of another client. This is an estimate before its
+        handshake.
+        """
         heaviest = self._places.load(self._places.heaviest())
         return self._by_block and heaviest > max(FEW_PLACES, self._places.load(block) + 1)
 
     def _least(self, session: AcceptedSession) -> float:
-        """What another block has to have at least, to lose a client for ``session``, which is counted already."""
+        """Return the load that another block must exceed to lose a client for ``session``, which is already counted."""
         return max(FEW_PLACES, self._places.load(self._block_of[session]))
 
     def _may_have_place(self, session: AcceptedSession) -> bool:
         return self._by_block and self._places.load(self._places.heaviest()) > self._least(session)
 
     def _make_place(self, session: AcceptedSession) -> bool:
-        """Let a client of a block that has more go for ``session``; False: there is none."""
+        """End a client of a block with more load than that of ``session``. Return False if there is none."""
         if not self._may_have_place(session):
             return False
         least = self._least(session)
@@ -259,11 +269,13 @@ class Acceptor(Factory):
             del self._placed[block]
 
     def _may_be_told(self, refusal: DropReason, block: str | None) -> bool:
-        """After the handshake; before it nothing can be said that the peer could believe."""
+        """Whether to complete the handshake and then refuse the client. Before the handshake a refusal has no
+        authenticity.
+        """
         if refusal in (DropReason.DRAINING, DropReason.FAILED_BEFORE) or len(self._told) >= MAX_TOLD:
             return False
         if len(self._handshakes) >= self._max_handshakes:
-            return False  # the places are for those who may come in
+            return False  # Room for handshakes is kept for clients that may enter.
         same = sum(self._addresses.get(link) == block for link in self._told)
         return block is None or same < TOLD_PER_ADDRESS
 
@@ -291,7 +303,7 @@ class Acceptor(Factory):
         link.is_server_side = True
         link.share = self.share
         link.stirred = self.stirred
-        # behind a proxy all come from one address: then each connection is on its own
+        # Behind a proxy all come from one address, so each connection is an owner of its own.
         link.owner = block if block is not None and self._by_block else id(link)
         blocks = blocks_of(block) if block is not None and self._by_block else ()
         link.places = tuple(one.name for one in reversed(blocks)) or (id(link),)
@@ -305,9 +317,9 @@ class Acceptor(Factory):
         return link
 
     def _make_room(self) -> None:
-        """Silent connections must not keep honest ones out: of the block with most of them the oldest goes.
+        """Evict one handshake, so that silent connections cannot keep honest clients out.
 
-        First one that has said nothing that makes sense.
+        The victim is the oldest of the block with most handshakes. Links without a valid first message go first.
         """
         heaviest = self._shaking_of.heaviest()
         silent = (link for link in self._handshakes if not link.spoken)
@@ -319,7 +331,7 @@ class Acceptor(Factory):
         (victim or next(iter(self._handshakes))).evict()
 
     def _shaken(self, link: Link) -> None:
-        """A handshake is over, in whichever way."""
+        """Remove a link from the handshakes under way, whatever its outcome."""
         if link not in self._handshakes:
             return
         del self._handshakes[link]
@@ -349,7 +361,7 @@ class Acceptor(Factory):
         self._failed(reason, host or None)
 
     def session_up(self, session: AcceptedSession) -> None:
-        """A handshake is done."""
+        """Add the session of a link whose handshake is done, and refuse it if it has no place."""
         assert session.link is not None
         self._shaken(session.link)
         refusal = self._told.pop(session.link, None)
@@ -370,7 +382,10 @@ class Acceptor(Factory):
         self._sessions_changed()
 
     def keep_place(self, session: AcceptedSession) -> bool:
-        """A client is admitted: somebody else may have to go for it, and if nobody does, it is refused."""
+        """Keep the place of an admitted client. Another client may have to leave for it.
+
+        :returns: False if nobody could leave, and the client was refused.
+        """
         if session not in self._block_of:
             return False
         if len(self._block_of) <= self.limits.max_connections or self._make_place(session):
@@ -382,7 +397,7 @@ class Acceptor(Factory):
         return False
 
     def session_down(self, session: AcceptedSession) -> None:
-        """A client is gone."""
+        """Remove the session of a client that has left, and count the reason."""
         self.sessions.discard(session)
         self._take_place(session)
         assert session.link is not None
@@ -405,7 +420,7 @@ class Acceptor(Factory):
         self._sessions_changed()
 
     def close_all(self) -> Deferred[None]:
-        """End every connection and every handshake; fires when all are gone."""
+        """End all connections and handshakes. Return a Deferred that fires when all connections have ended."""
         self.strangers.stop()
         for link in list(self._handshakes):
             isolated(link.close, DropReason.DRAINING)

@@ -1,4 +1,4 @@
-"""The client's side of a link: a connection through another endpoint, and its handshake."""
+"""Client side of a link: a connection through another endpoint, and the handshake."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dmsg.net.links.interfaces import LinkUser
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 
 MakeLink = Callable[[MakeUser, OnFailure], Link]
-"""Maker of the link of one connection."""
+"""Factory of the link of one connection."""
 _U = TypeVar("_U", bound=LinkUser[Link])
 
 
 def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> IStreamClientEndpoint:
-    """A client endpoint for ``host:port``.
+    """Return a client endpoint for ``host:port``.
 
     :raises DmsgError: the address is malformed.
     """
@@ -32,8 +32,8 @@ def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> IStream
 
 
 def host_endpoint(reactor: IReactorTime, host: str, port: int, timeout: float) -> IStreamClientEndpoint:
-    """A client endpoint for a host, by its name or its address."""
-    # a literal address needs no resolver, and its refusal is known at once
+    """Return a client endpoint for a host name or an IP address."""
+    # A literal address needs no resolver, and a refused connection is reported at once.
     if isIPAddress(host):
         return TCP4ClientEndpoint(reactor, host, port, timeout=timeout)
     if isIPv6Address(host):
@@ -42,12 +42,9 @@ def host_endpoint(reactor: IReactorTime, host: str, port: int, timeout: float) -
 
 
 class LinkClientEndpoint:
-    """Connects through another endpoint and does the handshake.
+    """Endpoint that connects through another endpoint and does the handshake.
 
-    The Deferred of :meth:`connect` fires with the user when the link is up;
-    cancelling it ends the connection.
-
-    :param make_link: makes the link of (what makes the user, what is told of a failure).
+    :param make_link: makes a link, given the factory of its user and the callback for a failure.
     """
 
     def __init__(
@@ -61,13 +58,16 @@ class LinkClientEndpoint:
         self._make_link = make_link
 
     def connect(self, make_user: Callable[[PubKey], _U]) -> Deferred[_U]:
-        """Fires with what ``make_user`` returned; fails with HandshakeError or Twisted's errors."""
+        """Connect, and return a Deferred that fires with the result of ``make_user`` when the link is up.
+
+        It fails with HandshakeError or an error of Twisted. Cancelling it ends the connection.
+        """
         links: list[Link] = []
         done: Deferred[_U] = Deferred(lambda _: self._cancel(dialling, links))
 
         def user_made(remote: PubKey) -> _U:
             user = make_user(remote)
-            # after link_up(), which follows at once
+            # The caller gets the user after link_up(), which follows at once.
             self._reactor.callLater(0, lambda: None if done.called else done.callback(user))
             return user
 

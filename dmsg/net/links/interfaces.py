@@ -1,4 +1,4 @@
-"""What a link stands between: a handshake before it, and what lies above it."""
+"""Interfaces below and above a link: its handshake and its user."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ LinkT_contra = TypeVar("LinkT_contra", contravariant=True)
 
 
 class LinkHandshake(Protocol):
-    """A handshake over a byte stream; after an error it is damaged.
+    """Interface of a handshake over a byte stream. After an error it cannot be used any more.
 
-    Which frames follow is not its matter: any handshake may stand before any kind of
-    link that finds in it what it needs.
+    A handshake does not know which frames follow. It fits any kind of link that finds the attributes it needs in the
+    handshake.
 
-    :ivar remote: the peer's key, once the handshake is done.
+    :ivar remote: public key of the peer; None until the handshake is done.
     """
 
     remote: PubKey | None
 
     def data_to_send(self) -> bytes:
-        """What has to be sent now, and forget it."""
+        """Return the bytes to send now, and clear them."""
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes of the peer.
+        """Process bytes from the peer.
 
-        :raises HandshakeError: it failed.
+        :raises HandshakeError: the handshake failed.
         """
 
     def trailing_data(self) -> bytes:
-        """What came after the last message."""
+        """Return the bytes that followed the last message of the handshake."""
 
 
 class LinkUser(Protocol[LinkT_contra]):
-    """What lies above a link."""
+    """Interface of the object above a link, which handles its frames."""
 
     def link_up(self, link: LinkT_contra) -> None:
-        """The handshake is done; ``link.remote`` is the peer's key."""
+        """Start using the link. The handshake is done, and ``link.remote`` is the peer's key."""
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
-        """Take whole frames from the start of ``buffer``; may change it.
+        """Process whole frames from the start of ``buffer``, which may be changed.
 
-        :returns: the number of bytes taken; the rest comes again with more.
-        :raises RemoteProtocolError: the link is to be ended.
+        :returns: number of bytes processed. The rest is offered again with more.
+        :raises RemoteProtocolError: the peer broke the protocol, and the link must end.
         """
 
     def link_congested(self) -> None:
-        """More than ``HIGH_WATER`` bytes wait to be sent."""
+        """Stop sending: more than ``HIGH_WATER`` bytes are queued."""
 
     def link_relieved(self) -> None:
-        """All of them are sent."""
+        """Continue to send: the queue is empty again."""
 
     def link_lost(self, reason: Failure) -> None:
-        """The connection is gone."""
+        """Note that the connection is lost."""

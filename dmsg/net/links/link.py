@@ -1,9 +1,9 @@
-"""A connection that begins with a handshake and then carries frames, whatever the two are.
+"""Base of links: a connection with any handshake and then any kind of frames.
 
-What lies above is told when the link is up, and is never built for a
-connection whose handshake fails.  Frames that are sent in one reactor turn
-leave together (:class:`~dmsg.net.flush.TurnFlush`).  :class:`~dmsg.net.links.records.RecordLink` and
-:class:`~dmsg.net.links.plain.PlainLink` say how bytes become frames and frames bytes.
+The user above the link is made when the handshake is done. It is never made if the handshake fails. Frames sent in one
+reactor turn leave together (:class:`~dmsg.net.flush.TurnFlush`). The subclasses
+:class:`~dmsg.net.links.records.RecordLink` and :class:`~dmsg.net.links.plain.PlainLink` convert between bytes and
+frames.
 """
 
 from __future__ import annotations
@@ -28,62 +28,64 @@ from dmsg.net.socketopts import forget_unsent, held, queued, send_more, shed, tu
 from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds for TCP accept to the last handshake message (2019 reference: 10 s)."""
+"""Seconds from the TCP connection to the last handshake message; then the link is closed. The reference of 2019 has 10
+s, too.
+"""
 CLOSE_TIMEOUT = 3.0
-"""Seconds in which some of what is queued has to leave before a closing link is cut."""
+"""Seconds in which a closing link must send some of its queue; otherwise it is cut."""
 CLOSE_LIMIT = 30.0
-"""Seconds that it has in all, as long as some of it leaves."""
+"""Maximum number of seconds for which a link may be closing, even if it sends some of its queue."""
 DIRECT_SIZE = 16 * 1024
-"""Bytes from which data is taken where it lies instead of being collected."""
+"""Size in bytes from which data are sealed or written directly instead of being collected."""
 HIGH_WATER = 256 * 1024
-"""Unsent bytes from which a link counts as congested, until all of them are sent."""
+"""High-water mark in unsent bytes. Above it the link is congested until its queue is empty."""
 MAX_TAIL = 65540
-"""Bytes of the longest unfinished frame."""
+"""Maximum size of an unfinished frame in bytes."""
 
 _log = Logger()
 
 MakeUser = Callable[[PubKey], "LinkUser[Link]"]
-"""Maker of what lies above a link, called with the peer's key when the handshake is done."""
+"""Factory of the user of a link, called with the peer's key when the handshake is done."""
 OnFailure = Callable[["Link", Failure], None]
-"""Callback for a link whose handshake failed, called once with the cause."""
+"""Callback called once with a link whose handshake failed, and the cause."""
 
 
 @implementer(IPushProducer)
 class Link(HeldReading, TakesTurns, TwistedProtocol):
-    """One connection; for a relay it is also the port of its peer.
+    """Connection of two peers. For a relay it is also the port of the peer.
 
-    :param handshake: of this connection.
-    :param make_user: what lies above; asked for when the handshake is done.
-    :param failed: told why the handshake failed, once, when it did.
-    :param tuned: the socket has its options from the listening one.
+    :param handshake: handshake of this connection.
+    :param make_user: factory of the user above the link, called when the handshake is done.
+    :param failed: callback called once if the handshake fails.
+    :param tuned: whether the socket inherited its options from the listening one.
     """
 
     remote: PubKey | None = None
     ended_for: DropReason | None = None
-    """Why this side ended the link; None when the peer or the network did."""
+    """Reason for which this side ended the link; None if the peer or the network did."""
     made_at = 0.0
-    """When TCP was there: seconds of the reactor's clock."""
+    """Time when TCP was connected, in seconds of the reactor's clock."""
     address = ""
-    """Where the peer is, without its port."""
+    """Address of the peer, without its port."""
     written = 0
-    """Bytes that were handed to TCP."""
+    """Number of bytes handed to TCP."""
     left_behind = 0
-    """When the connection is gone: bytes that were queued and never left, as far as that can be known."""
+    """Number of queued bytes that were never sent, as far as known; set when the connection ends."""
     spoken = False
-    """The peer's first message of the handshake was a good one."""
+    """Whether the first handshake message of the peer was valid."""
     is_server_side = False
-    """A server's side: the server says in its log what the peer did wrong."""
+    """Whether this is the side of a server, which logs errors of the peer itself."""
     erred = ""
-    """What the peer did wrong, in words."""
+    """Protocol error of the peer, in words."""
     share: Turns | None = None
-    """By which turns of the reactor are shared; a client's side has none."""
+    """Account of time by which the reactor's turns are shared; None on a client."""
     owner: Hashable = None
-    """Whom its time is counted for."""
+    """Owner for whom the time of this link is counted."""
     _waits = False
     places: Sequence[Hashable] = ()
-    """Blocks of addresses that the peer is in, the largest first; behind a proxy the connection itself."""
+    """Blocks of addresses of the peer, the widest first. Behind a proxy, the connection itself."""
     stirred: set[Link] | None = None
-    """Where it says that it read or wrote: who wants to know what links hold need not look at all of them."""
+    """Set to which the link adds itself when it reads or writes, so that memory checks need not visit idle links."""
 
     def __init__(
         self,
@@ -118,28 +120,28 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         self._left = False
         self._error: RemoteProtocolError | None = None
 
-    # --- what kind of link it is ---
+    # --- hooks of the kind of link ---
 
     def _begin(self, handshake: LinkHandshake) -> None:
-        """The handshake is done."""
+        """Prepare for frames; called when the handshake is done."""
 
     def _receive(self, data: bytes | memoryview) -> None:
-        """Take at most ``READ_SIZE`` bytes of the peer after the handshake."""
+        """Process at most ``READ_SIZE`` bytes received after the handshake."""
         raise NotImplementedError
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue whole frames; they leave at the end of the reactor turn."""
+        """Queue whole frames, which are sent at the end of the reactor turn."""
         raise NotImplementedError
 
     def _outgoing(self) -> tuple[Iterable[bytes | bytearray | memoryview], int]:
-        """What is to be written now, and its size; forget it."""
+        """Return the data to write now and their size, and clear them."""
         raise NotImplementedError
 
     def _written(self) -> None:
-        """Nobody looks any more at what :meth:`_outgoing` gave."""
+        """Release the buffers that :meth:`_outgoing` returned."""
 
     def _unwritten(self) -> int:
-        """Bytes that :meth:`flush` has not seen."""
+        """Return the number of bytes queued since the last :meth:`flush`."""
         raise NotImplementedError
 
     # --- Twisted's side ---
@@ -150,7 +152,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         else:
             tune(self.transport)
         self.made_at = self._reactor.seconds()
-        # a socket that is gone does not know it any more
+        # The address is read now, because a closed socket no longer knows it.
         self.address = str(getattr(self.transport.getPeer(), "host", "")) if self.transport is not None else ""
         self._timer = self._reactor.callLater(self._timeout, self._too_late)
         read_kept(self.transport, self._received, self._may_read)
@@ -163,7 +165,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         return READ_SIZE if self._may_work() else HELD_SIZE
 
     def _received(self, data: bytes | memoryview) -> None:
-        """What has come; a view is no good when this returns."""
+        """Handle received bytes. A memoryview is only valid until this method returns."""
         if self._gone or self.ended_for is not None:
             return
         if self.stirred is not None:
@@ -190,7 +192,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
             self._peer_erred(error)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        # what came before the end is told before it
+        # Data received before the end are delivered before the end is reported.
         while (self._left or (self._held and len(self._tail) <= MAX_TAIL)) and self.ended_for is None:
             self._go_on()
         self._gone = True
@@ -248,7 +250,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         self._peer_erred(HandshakeError("handshake took too long", DropReason.HANDSHAKE_TIMEOUT))
 
     def evict(self) -> None:
-        """End a handshake to make room for others."""
+        """End the handshake to make room for others."""
         self._peer_erred(HandshakeError("too many handshakes under way", DropReason.HANDSHAKE_EVICTED))
 
     def _peer_erred(self, error: RemoteProtocolError) -> None:
@@ -280,24 +282,26 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
             self._next_turn()
 
     def pause_reading(self) -> None:
-        """Read nothing more: the relay has too much for those to whom the peer sends."""
+        """Stop reading, because the receivers of the peer's data have too much queued."""
         self.hold(Hold.CONGESTED)
 
     def resume_reading(self) -> None:
-        """The relay has room again."""
+        """Resume reading: the receivers have room again."""
         self.release(Hold.CONGESTED)
 
     # --- the next turn ---
 
     def left(self) -> None:
-        """The user left whole frames behind: they are offered again in the next turn, before anything else."""
+        """Note that the user left whole frames in the buffer. They are offered again in the next turn, before new
+        data.
+        """
         self._left = True
         self._next_turn()
 
     def fail_behind(self, error: RemoteProtocolError) -> None:
-        """The peer erred; what it sent before may still have to be taken.
+        """End the link for an error of the peer, after frames that the peer sent before are processed.
 
-        :raises RemoteProtocolError: all of it is taken.
+        :raises RemoteProtocolError: no frame is left.
         """
         if not self._left:
             raise error
@@ -334,7 +338,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
             self.release(Hold.TURN)
 
     def read_again(self) -> None:
-        """Offer once more what was not taken."""
+        """Offer the frames that were left to the user again."""
         tail, self._tail = self._tail, b""
         if not tail or self._user is None or self._gone or self.ended_for is not None:
             return
@@ -354,7 +358,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
             self._turn.add(self)
 
     def flush(self) -> None:
-        """Hand what is queued to TCP."""
+        """Write the queued data to TCP."""
         self._dirty = False
         if self._gone or not self._up:
             return
@@ -374,38 +378,38 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
                 self._congest()
 
     def queued(self) -> int:
-        """Bytes that wait to be sent."""
+        """Return the number of bytes that wait to be sent."""
         waiting = queued(self.transport)
-        if waiting is None:  # not plain TCP: all that was written since it was empty
+        if waiting is None:  # Not plain TCP, so count what was written since the link became congested.
             waiting = self._since_congested
         return waiting + self._unwritten()
 
     @property
     def user(self) -> LinkUser[Link] | None:
-        """What lies above; None before the handshake is done and after the end."""
+        """User above the link; None before the handshake is done and after the end."""
         return self._user
 
     @property
     def holds(self) -> int:
-        """Bytes that it keeps, in both directions."""
+        """Number of bytes that the link buffers in both directions."""
         received = len(self._tail) + sum(map(len, self._held)) + self._unopened()
         return max(held(self.transport), self.queued() - self._unwritten()) + self._unwritten() + received
 
     def shed(self) -> None:
-        """Keep no more than has to be."""
+        """Free buffer space that is not needed."""
         shed(self.transport)
 
     def _unopened(self) -> int:
-        """Bytes of a record that is not whole."""
+        """Return the number of bytes of an incomplete record."""
         return 0
 
     def unsent(self) -> int:
-        """Bytes that the peer's TCP does not have yet, as far as that can be known."""
+        """Return the number of bytes that the peer's TCP has not acknowledged, as far as known."""
         return self.queued() + unacknowledged(self.transport)
 
     @property
     def congested(self) -> bool:
-        """More than ``HIGH_WATER`` bytes were queued and are not all sent."""
+        """Whether the send queue exceeded ``HIGH_WATER`` and has not been emptied since."""
         return self._congested
 
     def _congest(self) -> None:
@@ -415,7 +419,8 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
             self._user.link_congested()
 
     def pauseProducing(self) -> None:
-        # Twisted's own limit is lower than ours, and it repeats itself
+        # Twisted calls this at a lower mark than ours, and repeatedly. It only counts where the queue cannot be
+        # measured.
         if not self._congested and queued(self.transport) is None:
             self._congest()
 
@@ -426,13 +431,15 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
                 self._user.link_relieved()
 
     def stopProducing(self) -> None:
-        """The transport is gone; connectionLost follows."""
+        """Do nothing: connectionLost follows."""
 
     # --- the end ---
 
     def close(self, reason: DropReason | None = None) -> None:
-        """End the link when what is queued has left, at the latest after ``CLOSE_LIMIT``, or ``CLOSE_TIMEOUT`` in which
-        none of it leaves."""
+        """End the link when its queue is sent.
+
+        The link is cut after ``CLOSE_LIMIT`` seconds, or if nothing is sent for ``CLOSE_TIMEOUT`` seconds.
+        """
         if self._closing or self._gone or self.transport is None:
             return
         self.ended_for = self.ended_for or reason
@@ -449,7 +456,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
     def _close_late(self, before: int, until: float) -> None:
         self._timer = None
         waiting = self.queued()
-        if 0 < waiting < before and self._reactor.seconds() < until:  # it goes on, slowly
+        if 0 < waiting < before and self._reactor.seconds() < until:  # The queue shrinks, if slowly.
             self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, waiting, until)
         else:
             self._abort()
@@ -460,7 +467,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         self._abort()
 
     def abandon(self) -> None:
-        """End it at once; nobody is told of it."""
+        """End the link at once, without calling the failure callback."""
         self._failed = None
         self._abort()
 
@@ -469,7 +476,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         self._cancel_timer()
         if self._gone or self.transport is None:
             return
-        # what the peer's TCP does not have is gone with the connection; afterwards nobody could say how much it was
+        # Bytes that the peer's TCP has not acknowledged are lost. Their number is unknown after the abort.
         self.left_behind = self.unsent()
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:

@@ -1,4 +1,4 @@
-"""A link whose frames are on the wire as they are: what they carry is encrypted, or nothing is."""
+"""Link that sends its frames as they are: their content is encrypted elsewhere, or not at all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _scratch: list[bytearray] = []
 
 
 class PlainLink(Link):
-    """A handshake of any kind, then frames.
+    """Link with any handshake, followed by plain frames.
 
-    A handshake may have ``optional`` bytes, which may follow it and are skipped.
+    A handshake may name ``optional`` bytes, which are skipped if they follow the handshake.
     """
 
     _optional = b""
@@ -26,8 +26,7 @@ class PlainLink(Link):
         if self._optional:
             optional, self._optional = self._optional, b""
             data = bytes(data).removeprefix(optional)
-        # a buffer of its own for each call under way: nothing breaks when a
-        # callback feeds another link before it returns
+        # Each call takes a buffer of its own, because a callback may feed another link before it returns.
         buffer = _scratch.pop() if _scratch else bytearray(SCRATCH_SIZE)
         try:
             tail = self._tail
@@ -42,7 +41,7 @@ class PlainLink(Link):
             _scratch.append(buffer)
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue whole frames; they leave at the end of the reactor turn."""
+        """Queue whole frames, which are sent at the end of the reactor turn."""
         if self._gone or self._closing:
             return
         self._pending.append(bytes(data))

@@ -1,12 +1,11 @@
-"""Reads of links into one buffer that is kept, as much at a time as there is.
+"""Large reads of links into one buffer that is reused.
 
-Twisted reads 64 KiB at a time into an object that it makes for each read.  Where a link
-is busy that is a quarter of a record's cost: the kernel has to give the memory and zero
-it, records of 64 KiB lie in two reads and are put together by copying.  Here a read is up
-to ``READ_SIZE`` bytes, and what is read is opened where it lies.
+Twisted reads 64 KiB at a time into an object that is new for each read. On a busy link this is a quarter of a record's
+cost: the kernel must provide and zero the memory, and records of 64 KiB span two reads and are copied. Here a read
+takes up to ``READ_SIZE`` bytes, and records are opened in place.
 
-Only plain TCP of Twisted's own reactors reads so; every other transport (TLS, in memory, of
-other reactors) goes on calling ``dataReceived``.
+Only plain TCP of Twisted's own reactors reads so. All other transports (TLS, in memory, of other reactors) call
+``dataReceived`` as usual.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 from twisted.internet.tcp import Connection
 
 READ_SIZE = 256 * 1024 + 64
-"""Bytes that one read takes at most: four full records of a link."""
+"""Maximum number of bytes of one read: four full records of a link."""
 HELD_SIZE = 64 * 1024
-"""Bytes that it takes when they cannot be looked at in this turn, and are held until the next one."""
+"""Maximum number of bytes of a read that must be copied and kept until the next turn."""
 
 _AGAIN = (EAGAIN, EWOULDBLOCK, EINTR)
 _buffer: list[memoryview] = []
 
 
 def read_kept(transport: object, received: Callable[[memoryview], None], most: Callable[[], int]) -> bool:
-    """Let ``transport`` read into the buffer of this process.
+    """Make ``transport`` read into the shared buffer of this process.
 
-    :param received: told what has come; it is there until this returns.
-    :param most: how many bytes, up to ``READ_SIZE``, the next read may take.
-    :returns: whether it does; else it calls ``dataReceived`` as always.
+    :param received: called with the data, which are valid until it returns.
+    :param most: returns the maximum size of the next read in bytes, up to ``READ_SIZE``.
+    :returns: whether the transport does so; otherwise it calls ``dataReceived`` as usual.
     """
-    # not what derives from it and reads in another way, as TLS does
+    # Subclasses that read in another way, such as TLS, are left alone.
     if not isinstance(transport, Connection) or transport.TLS or type(transport).doRead is not Connection.doRead:
         return False
     transport.doRead = partial(_do_read, transport, received, most)  # type: ignore[method-assign]
@@ -45,10 +44,10 @@ def read_kept(transport: object, received: Callable[[memoryview], None], most: C
 def _do_read(
     transport: Connection, received: Callable[[memoryview], None], most: Callable[[], int]
 ) -> ConnectionDone | ConnectionLost | None:
-    """As ``Connection.doRead``: what it returns ends the connection."""
-    if transport.TLS:  # since it was looked at
+    """Read once, in place of ``Connection.doRead``. A returned error ends the connection."""
+    if transport.TLS:  # TLS was started since read_kept.
         return Connection.doRead(transport)
-    # a reactor that is run within a callback would read into what is still looked at
+    # A callback may run the reactor, and a second read would overwrite the data in use. So it gets another buffer.
     view = _buffer.pop() if _buffer else memoryview(bytearray(READ_SIZE))
     try:
         try:

@@ -1,4 +1,4 @@
-"""A link whose frames are in sealed records; those that are sent in one reactor turn leave in one record."""
+"""Link that sends its frames in sealed records. Frames sent in one reactor turn share a record."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from dmsg.noise.xk import XKHandshake
 
 SCRATCH_SIZE = MAX_TAIL + READ_SIZE + MAX_RECORD
 NONCE_RESERVE = 1 << 16
-"""A link is ended this many records before its nonces are used up."""
+"""Number of records before the end of the nonces at which a link is closed. A nonce must never be used twice."""
 
 _SCRATCH = BufferPool(SCRATCH_SIZE, 2)
 RECORDS = BufferPool(4 * MAX_RECORD, 16)
-"""For large records, until they are written: at the end of the turn in which they were sealed."""
+"""Buffers for large records, from sealing until they are written at the end of the same turn."""
 
 
 class KeyedHandshake(LinkHandshake, Protocol):
-    """A handshake at whose end there are keys.
+    """Interface of a handshake that agrees on keys.
 
-    :ivar keys: to send and to receive with.
+    :ivar keys: keys to send and to receive with; None until the handshake is done.
     """
 
     keys: tuple[bytes, bytes] | None
 
 
 class RecordLink(Link):
-    """One encrypted connection: the records of 2019 behind a handshake that has keys."""
+    """Encrypted link: the records of 2019 after a handshake with keys."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class RecordLink(Link):
     ) -> None:
         super().__init__(reactor, turn, handshake, make_user, failed=failed, timeout=timeout, tuned=tuned)
         self._keyed: KeyedHandshake | None = handshake
-        """The handshake, until its keys are taken."""
+        """Handshake, until its keys are taken."""
         self._sealer: RecordSealer | None = None
         self._opener: RecordOpener | None = None
         self._records: list[bytes | bytearray | memoryview] = []
@@ -59,7 +59,7 @@ class RecordLink(Link):
         self._buffers: list[bytearray] = []
         self._writing: list[bytearray] = []
         self._filled = self._begun = 0
-        """How far the last of the buffers is filled, and where the last of the records' pieces begins in it."""
+        """Fill level of the last buffer, and the start in it of the last piece of ``_records`` (-1: none)."""
 
     def _begin(self, handshake: LinkHandshake) -> None:
         keyed, self._keyed = self._keyed, None
@@ -72,8 +72,7 @@ class RecordLink(Link):
     def _receive(self, data: bytes | memoryview) -> None:
         opener = self._opener
         assert opener is not None
-        # a buffer of its own for each call under way: nothing breaks when a
-        # callback feeds another link before it returns
+        # Each call takes a buffer of its own, because a callback may feed another link before it returns.
         buffer = _SCRATCH.take()
         try:
             tail = self._tail
@@ -94,7 +93,7 @@ class RecordLink(Link):
     # --- records out ---
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue plaintext; it leaves at the end of the reactor turn."""
+        """Queue plaintext, which is sent at the end of the reactor turn."""
         if self._gone or self._closing:
             return
         size = len(data)
@@ -135,7 +134,7 @@ class RecordLink(Link):
         if self._begun < 0:
             self._begun = start
             self._records.append(view[start : self._filled])
-        else:  # behind another one: one piece to write
+        else:  # Adjacent records are written as one piece.
             self._records[-1] = view[self._begun : self._filled]
 
     def _seal_pending(self) -> None:
@@ -151,7 +150,7 @@ class RecordLink(Link):
         records, size = self._records, self._records_size
         self._records = []
         self._records_size = 0
-        # what is sealed while these are written has others
+        # Records sealed while these are being written use other buffers.
         self._writing += self._buffers
         self._buffers = []
         self._filled, self._begun = 0, -1
@@ -172,7 +171,7 @@ class RecordLink(Link):
 
 
 class RecordClientEndpoint(LinkClientEndpoint):
-    """Connects through another endpoint to a server whose key is known: Noise XK, then records."""
+    """Endpoint that connects through another endpoint to a server of known key: Noise XK, then records."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""What the log says of strangers: who was refused and why, and how often, without a line for each time.
+"""Log of refused strangers, which sums up repetitions.
 
-The first time of an address and a reason is a line at once; what follows
-within ``SUM_UP`` seconds is one line at their end.  The lines have one form,
-which programs that ban addresses can read::
+The first refusal of an address for a reason is logged at once. Repetitions within ``SUM_UP`` seconds are one line at
+the end. The lines have a fixed form, which programs that ban addresses can parse::
 
     stranger 203.0.113.5: too_many_from_address
     stranger 203.0.113.5: too_many_from_address, 262 more in 10 s
@@ -14,15 +13,17 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 SUM_UP = 10.0
-"""Seconds after which what came again is summed up."""
+"""Seconds between the lines that sum up repetitions."""
 MAX_STRANGERS = 50
-"""Addresses, with their reasons, that have lines of their own in that time; the rest is one line for each reason."""
+"""Maximum number of pairs of address and reason with lines of their own in that time. The rest is one line for each
+reason.
+"""
 
 _log = Logger()
 
 
 class Strangers:
-    """Those of one server."""
+    """Log of the strangers of one server."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
@@ -32,9 +33,9 @@ class Strangers:
         self._stopped = False
 
     def tell(self, address: str, reason: str, detail: str = "") -> None:
-        """Somebody at ``address`` was refused, or its connection ended, for ``reason``.
+        """Log that a stranger was refused, or that its connection ended for ``reason``.
 
-        :param detail: in words; said once.
+        :param detail: explanation in words, logged with the first refusal only.
         """
         who = address, reason
         if who in self._again:
@@ -70,7 +71,7 @@ class Strangers:
         self._others.clear()
 
     def stop(self) -> None:
-        """Sum up now, and for the last time."""
+        """Log the last summary."""
         self._stopped = True
         if self._call is not None:
             self._call.cancel()

@@ -1,1 +1,1 @@
-"""What applications hold: streams, as Twisted transports, and endpoints for them."""
+"""Streams as Twisted transports, and endpoints for them."""

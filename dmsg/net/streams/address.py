@@ -1,4 +1,4 @@
-"""Whom a stream leads to, and why it ended."""
+"""Addresses of streams, and the errors with which streams end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dmsg.keys import PubKey
 @implementer(IAddress)
 @frozen
 class DmsgAddress:
-    """The address of a client: its public key, and the port that somebody listens on.
+    """Address of a client: its public key and a port.
 
-    Port 0 is the one of transports that name none: those of 2019.
+    Port 0 stands for transports of 2019, which have no port.
     """
 
     public_key: PubKey
@@ -26,8 +26,8 @@ class DmsgAddress:
     def of(cls, remote: PubKey | DmsgAddress, port: int = 0) -> DmsgAddress:
         """Return the address that ``connect(remote, factory, port)`` means.
 
-        :raises TypeError: ``port`` is not an int: before 0.2 the time-out stood in its place.
-        :raises ValueError: it is not 0 to 65535, or ``remote`` is an address with another port.
+        :raises TypeError: ``port`` is not an int. Before 0.2, the timeout stood in its place.
+        :raises ValueError: ``port`` is not 0 to 65535, or ``remote`` is an address with another port.
         """
         if isinstance(port, bool) or not isinstance(port, int):
             raise TypeError(f"port is an int, not {type(port).__name__}; a time-out is given as timeout=SECONDS")
@@ -41,17 +41,17 @@ class DmsgAddress:
 
     @property
     def host(self) -> str:
-        """The public key as a host name, :attr:`~dmsg.PubKey.text`; web frameworks ask any address for it."""
+        """Public key as a host name (:attr:`~dmsg.PubKey.text`). Web frameworks expect this attribute."""
         return self.public_key.text
 
     @property
     def text(self) -> str:
-        """The address for people, as commands take it: ``KEY:PORT`` with the key in 53 characters, or ``KEY`` alone."""
+        """Address for people, as commands accept it: ``KEY:PORT`` with the key in 53 characters, or only ``KEY``."""
         return f"{self.host}:{self.port}" if self.port else self.host
 
     @property
     def short(self) -> str:
-        """The first 8 hexadecimal digits of the key, and the port if it is not 0: for logs and errors."""
+        """First 8 hexadecimal digits of the key, and the port unless it is 0, for logs and errors."""
         return f"{self.public_key.short}:{self.port}" if self.port else self.public_key.short
 
     def __str__(self) -> str:
@@ -59,9 +59,9 @@ class DmsgAddress:
 
 
 class StreamLost(ConnectionLost, DmsgError):
-    """The stream was closed for a reason other than that it was done.
+    """The stream was closed for another reason than normal completion.
 
-    :ivar close_reason: a :class:`~dmsg.errors.CloseReason`, or the byte of the CLOSE frame where it is none of them.
+    :ivar close_reason: a :class:`~dmsg.errors.CloseReason`, or the byte of the CLOSE frame if no member has its value.
     """
 
     def __init__(self, close_reason: int) -> None:
@@ -69,12 +69,12 @@ class StreamLost(ConnectionLost, DmsgError):
         self.close_reason = as_close_reason(close_reason)
 
     def __str__(self) -> str:
-        # Twisted's own would speak of "a non-clean fashion" before it
+        # The base class would write "a non-clean fashion" before the reason.
         return close_reason_text(self.close_reason)
 
 
 class StreamTimeout(StreamLost, DmsgTimeout):
-    """A deadline passed: :meth:`~dmsg.StreamTransport.setDeadline` and the like."""
+    """A deadline of the stream has passed, such as that of :meth:`~dmsg.StreamTransport.setDeadline`."""
 
     def __init__(self, text: str) -> None:
         super().__init__(CloseReason.TIMEOUT)

@@ -1,8 +1,7 @@
-"""What carries a stream: its place on the connection that it lies in now.
+"""Carriers, which bind a stream to the transport that carries it now.
 
-A stream has one carrier at a time, and knows nothing else of connections.  Who finds a
-stream by a frame finds the carrier first: it is the one object that knows the stream, what
-it lies in (a transport, a channel), and the connection.
+A stream has one carrier at a time, and knows nothing else of connections. A frame leads to the carrier first: the one
+object that knows the stream, its transport or channel, and the connection.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class CarryingSession(Protocol):
-    """The connection to a server, as the carriers on it need it.
+    """Interface of the session of a server, as its carriers need it.
 
-    :ivar writable: whether the link takes more.
+    :ivar writable: whether the link accepts more data.
     """
 
     server: PubKey
     writable: bool
 
     def flush(self) -> None:
-        """Send what the streams have queued."""
+        """Send the data that the streams have queued."""
 
     def schedule(self, stream: StreamTransport) -> None:
         """Flush ``stream`` at the end of the reactor turn."""
@@ -38,12 +37,12 @@ StreamT = TypeVar("StreamT", bound="StreamTransport")
 
 
 class SessionCarrier(Generic[SessionT, StreamT]):
-    """Base of the carriers on one connection to a server: it knows the session and the stream.
+    """Base of carriers: binds a stream to the session of a server.
 
-    Back-pressure has two levels: ``session.writable`` holds back all streams of the link, ``writable`` this one alone.
-    ``may_send`` of a family asks both.
+    Back-pressure has two levels. ``session.writable`` stops all streams of the link, ``writable`` only this one.
+    ``may_send`` of each family checks both.
 
-    :ivar writable: False while something holds back this stream alone.
+    :ivar writable: False while something stops this stream only.
     """
 
     __slots__ = ("session", "stream", "writable")
@@ -66,19 +65,20 @@ class SessionCarrier(Generic[SessionT, StreamT]):
         self.session.schedule(self.stream)
 
     def congested(self) -> None:
-        """Hold back this stream; the others of the connection go on."""
+        """Stop this stream; the others of the connection continue."""
         self.writable = False
 
     def relieved(self) -> None:
-        """Let this stream go on."""
+        """Let this stream continue."""
         self.writable = True
         self.stream.window_opened()
 
 
 class EndedCarrier:
-    """Carrier of a stream that is over: it refers to nothing, so that the stream's memory is free at once.
+    """Carrier of a stream that has ended. It refers to nothing, so that the memory of the stream is free at once.
 
-    :ivar server: the last server of the stream; ``confirms``: what its last carrier said.
+    :ivar server: last server of the stream.
+    :ivar confirms: value of the last carrier.
     """
 
     __slots__ = ("confirms", "server")

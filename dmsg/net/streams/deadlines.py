@@ -1,4 +1,4 @@
-"""The timers of a stream's deadlines; whether one that has passed still matters is asked of the stream."""
+"""Timers of the deadlines of a stream. When one fires, the stream decides whether it still matters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ READ, WRITE, IDLE = "read", "write", "idle"
 
 
 class Deadlines:
-    """The deadlines of one stream: to read, to write, and to be idle.
+    """Timers of one stream, for its read, write and idle deadlines.
 
-    :param passed: told which one has passed.
-    :ivar idle: seconds without traffic that are too many; None: nobody minds.
+    :param passed: called with the name of a deadline that has passed.
+    :ivar idle: maximum number of seconds without traffic; None for no limit.
     """
 
     __slots__ = ("_last_traffic", "_passed", "_reactor", "_timers", "idle")
@@ -26,9 +26,9 @@ class Deadlines:
         self._last_traffic = 0.0
 
     def set(self, name: str, seconds: float | None, matters: Callable[[], bool]) -> None:
-        """So many seconds from now; None takes it back.
+        """Set a deadline ``seconds`` from now, or cancel it if ``seconds`` is None.
 
-        :param matters: asked when they are over.
+        :param matters: called when the time is over; the deadline counts if it returns True.
         """
         timer = self._timers.pop(name, None)
         if timer is not None:
@@ -44,13 +44,13 @@ class Deadlines:
         self._timers[name] = self._reactor.callLater(seconds, late)
 
     def set_idle(self, seconds: float | None) -> None:
-        """After so many seconds without traffic; None takes it back."""
+        """Set the maximum number of seconds without traffic; None cancels it."""
         self.idle = seconds
         self.traffic()
         self._watch_idle()
 
     def traffic(self) -> None:
-        """Something came, or was acknowledged."""
+        """Note traffic: data arrived or were acknowledged."""
         if self.idle is not None:
             self._last_traffic = self._reactor.seconds()
 
@@ -69,18 +69,19 @@ class Deadlines:
         return False
 
     def cancel(self) -> None:
-        """The stream has ended: none of them matters any more."""
+        """Cancel all timers, because the stream has ended."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        self._passed = lambda name: None  # what was told refers to the stream: that is not to wait for the collector
+        # The callback refers to the stream, whose memory must not wait for the garbage collector.
+        self._passed = lambda name: None
 
 
 class Deadlined:
-    """What an application sets of a stream's deadlines."""
+    """Methods of a stream with which an application sets deadlines."""
 
     _deadlines: Deadlines | None = None
-    """None on a stream on which none was set: most have none."""
+    """Timers of the stream; None until the first is set, because most streams have none."""
     _deadlines_over = False
     _reactor: IReactorTime
 
@@ -88,43 +89,43 @@ class Deadlined:
         raise NotImplementedError
 
     def _has_unacknowledged(self) -> bool:
-        """Something was written that the other end does not have."""
+        """Whether data were written that the other end has not acknowledged."""
         raise NotImplementedError
 
     def _need_deadlines(self) -> Deadlines | None:
-        """Return the deadlines, also if none was set so far; None once the stream has ended."""
+        """Return the timers, made on first use; None once the stream has ended."""
         if self._deadlines is None and not self._deadlines_over:
             self._deadlines = Deadlines(self._reactor, self._deadline_passed)
         return self._deadlines
 
     def _end_deadlines(self) -> None:
-        """The stream has ended: no deadline matters any more."""
+        """Cancel all deadlines for good, because the stream has ended."""
         self._deadlines_over = True
         if self._deadlines is not None:
             self._deadlines.cancel()
             self._deadlines = None
 
     def setReadDeadline(self, seconds: float | None) -> None:
-        """End the stream ``seconds`` from now, unless the deadline is moved or, with None, taken back before.
+        """End the stream ``seconds`` from now, unless the deadline is moved before. None cancels it.
 
-        An application that waits for something moves it in ``dataReceived``.  ``connectionLost``
-        gets :class:`~dmsg.net.streams.address.StreamTimeout`, pending sends fail with
+        An application that waits for data moves the deadline in ``dataReceived``. When the deadline passes,
+        ``connectionLost`` gets :class:`~dmsg.net.streams.address.StreamTimeout`, and pending sends fail with
         :class:`~dmsg.errors.DmsgTimeout`.
         """
         if deadlines := self._need_deadlines():
             deadlines.set(READ, seconds, lambda: True)
 
     def setWriteDeadline(self, seconds: float | None) -> None:
-        """End the stream ``seconds`` from now if something is written and not acknowledged then; None takes it back."""
+        """End the stream ``seconds`` from now if written data are not acknowledged then. None cancels the deadline."""
         if deadlines := self._need_deadlines():
             deadlines.set(WRITE, seconds, self._has_unacknowledged)
 
     def setDeadline(self, seconds: float | None) -> None:
-        """Both, as ``SetDeadline`` of Go's ``net.Conn``."""
+        """Set the read and the write deadline, as ``SetDeadline`` of Go's ``net.Conn`` does."""
         self.setReadDeadline(seconds)
         self.setWriteDeadline(seconds)
 
     def setIdleTimeout(self, seconds: float | None) -> None:
-        """End the stream when nothing came and nothing was acknowledged for ``seconds``; None takes it back."""
+        """End the stream when nothing has arrived or was acknowledged for ``seconds``. None cancels this timeout."""
         if deadlines := self._need_deadlines():
             deadlines.set_idle(seconds)

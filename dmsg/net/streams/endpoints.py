@@ -1,4 +1,4 @@
-"""Endpoints over whatever opens streams to public keys."""
+"""Endpoints for streams to public keys."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds for a connect, by default."""
+"""Seconds that a connect may take, by default."""
 
 
 class StreamOpener(Protocol):
-    """A client of some protocol family."""
+    """Interface of a client of any protocol family, which opens and accepts streams."""
 
     def connect(
         self, remote: PubKey | DmsgAddress, factory: IProtocolFactory, port: int = ..., *, timeout: float = ...
@@ -30,18 +30,18 @@ class StreamOpener(Protocol):
         """Open a stream to ``remote``."""
 
     def listen(self, factory: IProtocolFactory, port: int = ...) -> IListeningPort:
-        """Accept streams."""
+        """Accept streams at ``port``."""
 
 
 @implementer(IStreamClientEndpoint)
 class DmsgClientEndpoint:
-    """Connects to a port of a public key.
+    """Client endpoint for a port of a public key.
 
-    :param remote: the key, or an address with its port.
-    :param port: 0 to 65535.
-    :param timeout: seconds for the whole of a connect.
+    :param remote: public key, or an address with its port.
+    :param port: port from 0 to 65535.
+    :param timeout: seconds that a connect may take as a whole.
     :raises TypeError: ``port`` is not an int.
-    :raises ValueError: it is not a port, or not that of the address.
+    :raises ValueError: ``port`` is not 0 to 65535, or differs from that of the address.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class DmsgClientEndpoint:
         self._timeout = timeout
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """As in :class:`twisted.internet.interfaces.IStreamClientEndpoint`."""
+        """Connect (:class:`twisted.internet.interfaces.IStreamClientEndpoint`)."""
         return self._client.connect(self._address, protocolFactory, timeout=self._timeout)
 
 
 @implementer(IStreamServerEndpoint)
 class DmsgServerEndpoint:
-    """Listens on a port of a client's public key."""
+    """Server endpoint for a port of a client's public key."""
 
     def __init__(self, client: StreamOpener, port: int = 0) -> None:
         self._client = client
         self._port = port
 
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
-        """As in :class:`twisted.internet.interfaces.IStreamServerEndpoint`."""
+        """Listen (:class:`twisted.internet.interfaces.IStreamServerEndpoint`)."""
         return execute(self._client.listen, protocolFactory, self._port)

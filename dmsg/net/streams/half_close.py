@@ -1,7 +1,7 @@
-"""Half-close: one direction of a stream ends while the other goes on, as with ``shutdown(SHUT_WR)`` over TCP.
+"""Half-close: one direction of a stream ends while the other continues, as after ``shutdown(SHUT_WR)`` on TCP.
 
-The end of data is queued behind what was written, in the same queue, so that it is sent, acknowledged and sent
-again as data are.  A stream on which both directions have ended closes by itself.
+The end of data is queued behind the written data in the same queue. So it is sent, acknowledged and resent like data.
+A stream closes by itself when both directions have ended.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from dmsg.net.streams.producers import Producing
 _T = TypeVar("_T")
 
 CLOSE_WAIT = 10.0
-"""Seconds to wait for the other end's CLOSE when both directions have ended and closing is left to the other end."""
+"""Seconds to wait for the other end's CLOSE, if both directions have ended and the other end has to close."""
 END_SIZE = 1
-"""Bytes that the end of data takes in the queue and among what is in flight."""
+"""Bytes that the end of data counts for in the queue and in flight."""
 
 
 class HalfClosing:
-    """The part of a :class:`~dmsg.net.streams.stream.StreamTransport` that knows the ends of its two directions."""
+    """Part of :class:`~dmsg.net.streams.stream.StreamTransport` that tracks the ends of its two directions."""
 
     can_half_close: bool = False
-    """Whether the other end understands the end of data.  It does on secure streams between programs that both do."""
+    """Whether the other end understands the end of data. This holds on secure streams between programs that both
+    support it.
+    """
     disconnecting: bool
     _outbox: Outbox
     _producing: Producing
@@ -71,20 +73,20 @@ class HalfClosing:
 
     @property
     def writing_ended(self) -> bool:
-        """Whether this end has said, or is about to say, that it sends no more."""
+        """Whether this end has ended its data, or will when its producer has finished."""
         return self._end_ticket is not None or self._end_waits
 
     @property
     def _unconfirmed_end(self) -> int:
-        """Bytes of what is queued or in flight that are no data but their end."""
+        """Bytes in the queue or in flight that mark the end of data and are not data themselves."""
         return END_SIZE if self._end_ticket is not None and not self._end_acknowledged else 0
 
     def end_writing(self) -> Deferred[None]:
-        """Send no more after what was written; what the other end sends still arrives.
+        """End this direction after the written data. The other direction continues.
 
-        Fires when the other end has all of it and knows that it is all.  Fails with
-        :class:`~dmsg.errors.TransportClosed` if the stream ends before, and at once if the other end does not
-        understand it (:attr:`can_half_close`), in which case nothing happens.
+        Returns a Deferred that fires when the other end has all data and knows that they have ended. It fails with
+        :class:`~dmsg.errors.TransportClosed` if the stream ends before. If the other end does not support half-close
+        (:attr:`can_half_close`), it fails at once and nothing else happens.
         """
         if not self.can_half_close:
             return fail(TransportClosed(0, "the other end does not understand half-close"))
@@ -99,10 +101,12 @@ class HalfClosing:
         return done
 
     def loseWriteConnection(self) -> None:
-        """As in :class:`twisted.internet.interfaces.ITCPTransport`: a registered producer may finish first.
+        """End this direction (:class:`twisted.internet.interfaces.ITCPTransport`), after a registered producer has
+        finished.
 
-        Where the other end does not understand half-close the whole stream is closed when all that was written has
-        arrived.  Then ``connectionLost`` gets ``ConnectionLost``, not ``ConnectionDone``: an answer may be missing.
+        If the other end does not support half-close, the whole stream is closed when all written data have arrived.
+        Then ``connectionLost`` gets ``ConnectionLost`` instead of ``ConnectionDone``, because an answer may be
+        missing.
         """
         if self._lost is not None or self.disconnecting or self.writing_ended:
             return
@@ -134,14 +138,14 @@ class HalfClosing:
     # --- the other end's data ---
 
     def data_ended(self) -> None:
-        """The other end sends no more data."""
+        """Note that the other end has ended its data."""
         self._remote_ended = True
         if not self._delivering:
             self._tell_remote_end()
 
     @property
     def _remote_end_due(self) -> bool:
-        """The application has all data and has not been told that no more follow."""
+        """Whether the application has read all data but does not yet know that they have ended."""
         return self._remote_ended and not (self._remote_end_told or self._unread or self._paused)
 
     def _tell_remote_end(self) -> None:
@@ -152,7 +156,7 @@ class HalfClosing:
         if IHalfCloseableProtocol.providedBy(protocol):
             self._call_protocol(lambda _: protocol.readConnectionLost(), None)
         else:
-            self.loseConnection()  # as Twisted's TCP does; but what was written still leaves
+            self.loseConnection()  # As TCP of Twisted does, except that written data are still sent.
         self._close_if_both_ended()
 
     def _close_if_both_ended(self) -> None:

@@ -9,33 +9,35 @@ from dmsg.net.streams.outbox import Ticket
 
 
 class StreamCarrier(Protocol):
-    """What a stream needs from the connection that it lies in."""
+    """Interface of a carrier, with all that a stream needs from its connection."""
 
     @property
     def server(self) -> PubKey | None:
-        """The server that carries the stream now, or did last."""
+        """Server that carries the stream now, or the last one that did."""
 
     @property
     def confirms(self) -> bool:
-        """Whether a frame counts as acknowledged when the remote has it; else when the link has it."""
+        """Whether a frame counts as acknowledged when the remote has received it. Otherwise it does when the link has
+        taken it.
+        """
 
     def may_send(self) -> bool:
-        """Another frame may be sent now."""
+        """Whether another frame may be sent now."""
 
     def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
-        """Send one frame of at most ``max_frame`` bytes of the stream; its ``acknowledged`` follows."""
+        """Send one frame of at most ``max_frame`` bytes. The stream's ``acknowledged`` is called later."""
 
     def flush(self) -> None:
-        """Let what was sent go."""
+        """Pass sent frames on to the connection."""
 
     def in_flight(self) -> int:
-        """Frames that are not acknowledged."""
+        """Return the number of frames that are not acknowledged."""
 
     def consumed(self, size: int) -> None:
-        """The application has read ``size`` bytes."""
+        """Note that the application has read ``size`` bytes."""
 
     def close(self, reason: int) -> None:
-        """Tell the remote that the stream is over."""
+        """Tell the remote that the stream has ended."""
 
     def schedule(self) -> None:
-        """Call ``flush()`` of the stream at the end of the reactor turn."""
+        """Call the stream's ``flush()`` at the end of the reactor turn."""

@@ -1,4 +1,4 @@
-"""What an application wrote to a stream that is in no frame yet, and who waits for it."""
+"""Send queue of a stream: written data that are in no frame yet, and the callers that wait for them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from twisted.python.failure import Failure
 from dmsg.base.buffers import NO_QUEUE, NO_TABLE
 
 LARGEST_PIECE = 256 * 1024
-"""Bytes of what is queued in one piece."""
+"""Maximum number of bytes of a piece in the queue; larger writes are cut."""
 SMALL_WRITE = 1024
-"""Writes below so many bytes are joined at once: each costs more than it has."""
+"""Size in bytes below which a write is joined with the previous one. A piece of its own would cost more than its
+bytes.
+"""
 JOIN_SIZE = 32 * 1024
-"""Small writes are joined into frames of up to this many bytes."""
+"""Maximum number of bytes of a frame made of small writes."""
 
 
 class Ticket:
-    """A caller of ``send`` and how many things it still waits for: frames, and what is queued."""
+    """Pending call of ``send``, with the number of pieces it waits for: sent frames and the queued rest."""
 
     __slots__ = ("deferred", "frames")
 
@@ -28,20 +30,20 @@ class Ticket:
         self.frames = 1
 
     def fire(self, result: Failure | None) -> None:
-        """Tell the caller, once."""
+        """Fire the caller's Deferred, once."""
         deferred, self.deferred = self.deferred, None
         if deferred is not None and not deferred.called:
             deferred.callback(result)
 
 
 class EndOfData(Ticket):
-    """Marks the last piece of a stream: its sender says that no more data follows.  Never joined with data."""
+    """Ticket of the end of data. Its piece is never joined with data."""
 
     __slots__ = ()
 
 
 def tickets_among(kept: Iterable[object]) -> list[Ticket | None]:
-    """Return the tickets that come back from a core, which does not know what they are."""
+    """Return the tickets that a core kept, which only knows them as objects."""
     tickets: list[Ticket | None] = []
     for one in kept:
         assert one is None or isinstance(one, Ticket)
@@ -50,11 +52,11 @@ def tickets_among(kept: Iterable[object]) -> list[Ticket | None]:
 
 
 class Outbox:
-    """The queue of one stream, in the order of its writes.
+    """Send queue of one stream, in the order of its writes.
 
-    :ivar waiting: pieces, be they empty, with who waits for them; of the first one a part may be taken already.
-    :ivar size: bytes in it.
-    :ivar tickets: callers that wait; when the stream ends they fail in this order, in which they came.
+    :ivar waiting: pieces with their tickets; a piece may be empty, and a part of the first may be taken already.
+    :ivar size: number of bytes in the queue.
+    :ivar tickets: callers that wait, in the order of their calls. When the stream ends, they fail in this order.
     """
 
     __slots__ = ("_offset", "size", "tickets", "waiting")
@@ -76,7 +78,7 @@ class Outbox:
             if len(last) < SMALL_WRITE:
                 queue[-1] = (bytes(last) + data, None)
                 return
-        # a piece stays in memory until its last byte is acknowledged, so large writes are cut
+        # A piece stays in memory until its last byte is acknowledged, so large writes are cut.
         for start in range(0, len(data) or (ticket is not None), LARGEST_PIECE):
             if start and ticket is not None:
                 ticket.frames += 1
@@ -84,13 +86,13 @@ class Outbox:
             queue.append((piece, ticket))
 
     def wait(self, ticket: Ticket) -> None:
-        """Remember a caller that waits."""
+        """Add a caller that waits."""
         if self.tickets is NO_TABLE:
             self.tickets = {}
         self.tickets[ticket] = None
 
     def put_back(self, frames: Iterable[tuple[bytes | memoryview, Ticket | None]]) -> None:
-        """What was taken and has not arrived goes before everything else."""
+        """Return frames that did not arrive to the front of the queue."""
         if self._offset:
             data, ticket = self.waiting.popleft()
             self.waiting.appendleft((memoryview(data)[self._offset :], ticket))
@@ -100,17 +102,17 @@ class Outbox:
         self.waiting = deque([*again, *self.waiting])
 
     def rest(self) -> None:
-        """Keep no room for pieces that may not come for long."""
+        """Free the queue object if it is empty. Idle streams are many, and an empty deque takes hundreds of bytes."""
         if not self.waiting:
             self.waiting = NO_QUEUE
 
     def take(self, largest: int) -> tuple[bytes | memoryview, Ticket | None]:
-        """The next frame, of at most ``largest`` bytes; small writes that nobody waits for are joined.
+        """Remove the next frame, of at most ``largest`` bytes. Small writes without a ticket are joined.
 
-        What is left of a large write, if it is small, is filled up with the next one: a frame of its own would
-        cost each end and the server more than the copy.
+        If a small part of a large write is left, it is filled up with the next write. As a separate frame it would
+        cost both ends and the server more than the copy.
 
-        :raises IndexError: it is empty.
+        :raises IndexError: the queue is empty.
         """
         queue = self.waiting
         data, ticket = queue[0]
@@ -120,7 +122,7 @@ class Outbox:
             self._offset += largest
             size = largest
             if ticket is not None:
-                ticket.frames += 1  # and the rest goes on waiting
+                ticket.frames += 1  # The rest waits too.
         else:
             queue.popleft()
             piece = memoryview(data)[self._offset :] if self._offset else data
@@ -131,7 +133,7 @@ class Outbox:
         return piece, ticket
 
     def _join(self, first: bytes | memoryview, size: int, largest: int) -> tuple[bytes | memoryview, int]:
-        """``first`` with the writes after it, up to ``JOIN_SIZE``, or with the begin of a large one."""
+        """Join ``first`` with the following writes, up to ``JOIN_SIZE``, or with the start of a large write."""
         parts: list[bytes | memoryview] = [first]
         queue = self.waiting
         while queue and queue[0][1] is None and size + len(queue[0][0]) <= JOIN_SIZE:
@@ -140,7 +142,7 @@ class Outbox:
             size += len(data)
         room = largest - size
         if room > 0 and queue and queue[0][1] is None and len(queue[0][0]) > JOIN_SIZE:
-            # no more than what is there: the piece is larger than any room
+            # At least one byte stays in the queue, so that the offset never reaches the end of the piece.
             data = memoryview(queue[0][0])
             room = min(room, len(data) - 1)
             parts.append(data[:room])
@@ -149,7 +151,7 @@ class Outbox:
         return parts[0] if len(parts) == 1 else b"".join(parts), size
 
     def acknowledged(self, tickets: Iterable[Ticket | None]) -> None:
-        """Frames of these callers have arrived."""
+        """Count frames that have arrived, and fire the callers whose last frame it was."""
         for ticket in tickets:
             if ticket is not None:
                 ticket.frames -= 1
@@ -159,9 +161,9 @@ class Outbox:
                     ticket.fire(None)
 
     def clear(self) -> list[Ticket]:
-        """Nothing of it will be sent.
+        """Clear the queue.
 
-        :returns: who waited.
+        :returns: callers that were waiting.
         """
         self.waiting = NO_QUEUE
         self.size = self._offset = 0

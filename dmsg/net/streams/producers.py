@@ -1,15 +1,15 @@
-"""Who fills a stream: Twisted's producer, paused while much waits to be sent."""
+"""Producer of a stream, paused while too much is queued."""
 
 from __future__ import annotations
 
 from twisted.internet.interfaces import IProducer, IPullProducer, IPushProducer
 
 SEND_HIGH_WATER = 512 * 1024
-"""Unsent bytes from which a producer is paused: twice what a tunnel reads at a time."""
+"""High-water mark of the send queue in bytes, above which a producer is paused: twice what a tunnel reads at a time."""
 
 
 class Producing:
-    """The place for one producer."""
+    """Holder of one producer."""
 
     __slots__ = ("_paused", "_streaming", "producer")
 
@@ -19,7 +19,11 @@ class Producing:
         self._paused = False
 
     def register(self, producer: IProducer, streaming: bool) -> None:
-        """:param streaming: it is a push producer.  :raises RuntimeError: there is one."""
+        """Register a producer.
+
+        :param streaming: whether it is a push producer.
+        :raises RuntimeError: a producer is already registered.
+        """
         if self.producer is not None:
             raise RuntimeError("a producer is registered already")
         self.producer = producer  # type: ignore[assignment]
@@ -29,21 +33,21 @@ class Producing:
             producer.resumeProducing()  # type: ignore[attr-defined]
 
     def take_out(self) -> IPushProducer | IPullProducer | None:
-        """The producer, which is told nothing more."""
+        """Remove and return the producer, which is no longer called."""
         producer, self.producer = self.producer, None
         return producer
 
     @property
     def is_waited_for(self) -> bool:
-        """A stream that is being closed lets it finish first: it was asked to wait, or waits to be asked."""
+        """Whether a closing stream must let the producer finish: a paused push producer, or any pull producer."""
         return self.producer is not None and (not self._streaming or self._paused)
 
     def tell(self, unsent: int, empty: bool) -> bool:
-        """Let it pause or go on.
+        """Pause or resume the producer.
 
-        :param unsent: bytes that wait to be sent.
-        :param empty: nothing waits.
-        :returns: a push producer was paused, and goes on.
+        :param unsent: number of bytes that wait to be sent.
+        :param empty: whether the queue is empty.
+        :returns: whether a paused push producer was resumed.
         """
         producer = self.producer
         if producer is None:

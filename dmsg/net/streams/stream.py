@@ -1,8 +1,7 @@
-"""One multiplexed stream as Twisted's transport: ITransport, consumer and push producer.
+"""Multiplexed stream as Twisted's transport: ITransport, consumer and push producer.
 
-Knows no protocol family: a :class:`StreamCarrier` turns what is written into
-frames and says when they are acknowledged.  What is written in one reactor
-turn leaves at its end; frames are as large as they may be.
+This module knows no protocol family. A :class:`StreamCarrier` makes frames of the written data and reports their
+acknowledgement. Data written in one reactor turn leave at its end, in frames as large as allowed.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from dmsg.net.streams.outbox import Outbox, Ticket, tickets_among
 from dmsg.net.streams.producers import Producing
 
 SEND_LIMIT = 64 * 1024 * 1024
-"""Unsent bytes that a stream holds for an application that never waits."""
+"""Maximum number of unsent bytes of a stream; more aborts it. Only an application that never waits gets there."""
 UNREAD_PIECES = 64
+"""Number of pieces for a paused reader that are kept as they came; beyond it, small ones are joined."""
 UNREAD_PIECE = 4096
-"""What a reader that has stopped does not take is kept as it came, up to so many pieces; from
-then on small ones are joined up to this size."""
+"""Maximum number of bytes of a joined piece."""
 LINGER = 10.0
-"""Seconds without an ACK after which a stream that is being closed waits no longer."""
+"""Seconds without an ACK after which a closing stream stops waiting."""
 
 _T = TypeVar("_T")
 
@@ -54,22 +53,24 @@ _log = Logger()
 
 
 UNREAD: WeakSet[StreamTransport] = WeakSet()
-"""Streams of this process that are over, with something that their applications have not read, and still could."""
+"""Ended streams of this process with data that their applications have not read and still could."""
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
 class StreamTransport(HalfClosing, Deadlined):
-    """What an application's protocol finds as ``self.transport``."""
+    """Transport of an application's protocol, found as ``self.transport``."""
 
     disconnecting = False
     disconnected = False
     unacknowledged = 0
-    """Bytes that the other end had not acknowledged when it closed; frames, of carriers that do not know the bytes."""
+    """Number of bytes not acknowledged when the other end closed the stream; frames, if the carrier does not count
+    bytes.
+    """
     _probing = False
     secure = False
-    """Nobody but the two ends can read it."""
+    """Whether the stream is encrypted end to end."""
     acknowledged_bytes: int | None = None
-    """What the other end has of it; None where its carriers do not know."""
+    """Number of bytes that the other end has acknowledged; None if the carrier does not know."""
 
     def __init__(
         self, reactor: IReactorTime, carrier: StreamCarrier, host: IAddress, peer: IAddress, max_frame: int
@@ -86,7 +87,7 @@ class StreamTransport(HalfClosing, Deadlined):
         self._producing = Producing()
         self._suspended = False
         self.away_since: float | None = None
-        """Since when nothing carries the stream, seconds of the reactor's clock; None while something does."""
+        """Time of the reactor's clock since which the stream has no carrier; None while it has one."""
         # receiving
         self._paused = False
         self._delivering = False
@@ -97,21 +98,21 @@ class StreamTransport(HalfClosing, Deadlined):
     # --- the carrier's side ---
 
     def start(self, protocol: IProtocol) -> None:
-        """The stream is open; ``protocol`` uses it."""
+        """Connect ``protocol`` to the open stream."""
         self._protocol = protocol
         self._call_protocol(protocol.makeConnection, self)
         if self._unread or self._remote_ended:
             self.resume_if_unpaused()
 
     def data_received(self, data: bytes) -> None:
-        """User bytes from the remote."""
+        """Deliver or queue data from the remote."""
         if self._deadlines is not None:
             self._deadlines.traffic()
         if self._lost is not None:
             self._carrier.consumed(len(data))
             return
         if self._paused or self._unread or self._delivering:
-            # many small pieces would take many times their size
+            # Many small pieces would take many times their size in memory.
             if len(self._unread) > UNREAD_PIECES and len(data) + len(self._unread[-1]) <= UNREAD_PIECE:
                 self._unread[-1] += data
             elif self._unread is NO_QUEUE:
@@ -120,17 +121,17 @@ class StreamTransport(HalfClosing, Deadlined):
                 self._unread.append(data)
         else:
             self._deliver(data)
-            if self._unread or self._remote_ended:  # came while the application was busy with this
+            if self._unread or self._remote_ended:  # More came during the call.
                 self.resume_if_unpaused()
 
     def acknowledged(self, ticket: Ticket | None) -> None:
-        """The remote has one of the frames."""
+        """Note that the remote has received one frame."""
         self.acknowledged_all((ticket,))
 
     def acknowledged_all(self, tickets: Iterable[Ticket | None], count: int = 1) -> None:
-        """The remote has frames, those of ``tickets`` among them.
+        """Note that the remote has received frames, among them those of ``tickets``.
 
-        :param count: how many; it may only have said again what it has, and has room for more.
+        :param count: number of frames. It is 0 if the remote only repeated an acknowledgement to open its window.
         """
         self._outbox.acknowledged(tickets)
         probed, self._probing = self._probing, False
@@ -142,7 +143,7 @@ class StreamTransport(HalfClosing, Deadlined):
             self._schedule()
 
     def suspend(self, carrier: StreamCarrier) -> None:
-        """The connection is lost and another is looked for; ``carrier`` stands for it meanwhile."""
+        """Suspend the stream after its connection is lost; ``carrier`` stands in until another one is found."""
         self._carrier = carrier
         self._suspended = True
         self._outbox.rest()
@@ -153,12 +154,12 @@ class StreamTransport(HalfClosing, Deadlined):
             self._linger = None
 
     def requeue(self, frames: Sequence[tuple[bytes | memoryview, object]]) -> None:
-        """What was sent and has not arrived is sent again, before everything else."""
+        """Queue frames that did not arrive again, before everything else."""
         tickets = tickets_among(ticket for _, ticket in frames)
         self._outbox.put_back(zip((data for data, _ in frames), tickets, strict=True))
 
     def move(self, carrier: StreamCarrier) -> None:
-        """The stream goes on over ``carrier``."""
+        """Continue the stream over ``carrier``."""
         self._carrier = carrier
         self._suspended = False
         self.away_since = None
@@ -167,54 +168,56 @@ class StreamTransport(HalfClosing, Deadlined):
         self._schedule()
 
     def window_opened(self) -> None:
-        """The carrier can send again."""
+        """Send queued data: the carrier accepts more."""
         if self._outbox.waiting:
             self._schedule()
 
     def carrier_closed(self, reason: int) -> None:
-        """The remote, or the carrier in its name, closed the stream."""
+        """Note that the remote, or the carrier for it, closed the stream."""
         if self._lost is None:
             self.unacknowledged = max(0, self._outbox.size + self._unacknowledged() - self._unconfirmed_end)
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
 
     def _unacknowledged(self) -> int:
-        """What was sent and is not acknowledged: bytes, or frames where the carrier says no more."""
+        """Return the number of unacknowledged bytes, or of frames if the carrier does not count bytes."""
         return self._carrier.in_flight()
 
     def _may_have_all(self) -> bool:
-        """No ACK came for long, and still the other end may have everything."""
-        # all was sent, and a reader that has stopped holds the ACKs back
+        """Whether the other end may have all data, although no ACK has come for long."""
+        # If all was sent, a paused reader at the other end may be delaying the ACKs.
         return not self._outbox.waiting
 
     @property
     def binding(self) -> bytes | None:
-        """32 bytes, the hash of the two ends' handshake, which covers both keys (RFC 5056); None: they made none."""
+        """Channel binding (RFC 5056): 32 bytes, the hash of the end-to-end handshake, which covers both keys. None
+        without one.
+        """
         return None
 
     @property
     def server(self) -> PubKey | None:
-        """The server that carries the stream now, or did last."""
+        """Server that carries the stream now, or the last one that did."""
         return self._carrier.server
 
     @property
     def held(self) -> int:
-        """Bytes that wait here: to be sent, and for the application."""
+        """Number of buffered bytes, to be sent and to be read."""
         return self._outbox.size + sum(map(len, self._unread))
 
     @property
     def unsent(self) -> bool:
-        """Something was written that is in no frame yet."""
+        """Whether written data are in no frame yet."""
         return bool(self._outbox.waiting)
 
     @property
     def over(self) -> bool:
-        """It has ended, whether or not the application was told yet."""
+        """Whether the stream has ended, even if the application does not know it yet."""
         return self._lost is not None
 
     # --- sending ---
 
     def write(self, data: bytes) -> None:
-        """Send ``data`` in order; nobody is told when it arrived."""
+        """Send ``data`` in order, without a report of its arrival."""
         self._enqueue(data, None)
 
     def writeSequence(self, iovec: Iterable[bytes]) -> None:
@@ -225,24 +228,24 @@ class StreamTransport(HalfClosing, Deadlined):
     def confirms(self) -> bool:
         """Whether :meth:`send` waits for the remote.
 
-        It does where the protocol acknowledges what arrives: over dmsg, and in the Messaging System with programs
-        of March and April 2019.  Elsewhere its Deferred fires when the data is with the connection to the server, and
-        says nothing of the remote.
+        It does in protocols that acknowledge data: over dmsg, and in the Messaging System with programs of March and
+        April 2019. Elsewhere its Deferred fires when the data are queued on the connection to the server. That says
+        nothing about the remote.
         """
         return self._carrier.confirms
 
     def send(self, data: bytes, timeout: float | None = None) -> Deferred[None]:
-        """Send ``data`` in order; fires when the remote has acknowledged all of it, if :attr:`confirms`.
+        """Send ``data`` in order. Return a Deferred that fires when the remote has acknowledged all of it, if
+        :attr:`confirms`.
 
-        At most ``max_frame`` bytes travel as one frame, of which the remote sees
-        nothing: this is a stream.  Nothing at all travels too: an empty frame
-        is acknowledged and not delivered, which measures the round trip.
+        The data travel in frames of at most ``max_frame`` bytes, of which the remote application sees nothing. An
+        empty ``data`` is sent as an empty frame, which is acknowledged and not delivered; it measures the round trip.
 
-        :param timeout: seconds after which the Deferred fails with
-            :class:`~dmsg.errors.DmsgTimeout`; the data is sent all the same.
+        The Deferred fails with :class:`~dmsg.errors.TransportClosed` when the stream ends first, and with
+        :class:`~dmsg.errors.SendBufferFull` when too much is queued.
 
-        Fails with :class:`~dmsg.errors.TransportClosed` when the stream ends
-        before, and with :class:`~dmsg.errors.SendBufferFull` when too much waits.
+        :param timeout: seconds after which the Deferred fails with :class:`~dmsg.errors.DmsgTimeout`. The data are
+            sent all the same.
         """
         if self.disconnecting or self._lost is not None or self.writing_ended:
             return fail(TransportClosed(self._reason, "" if self._reason else "transport is closed"))
@@ -257,7 +260,9 @@ class StreamTransport(HalfClosing, Deadlined):
         return deferred
 
     def probe(self) -> None:
-        """Ask whether the way to the other end is still there; its answer is no traffic of the application."""
+        """Send an empty frame to check the path to the other end. Its ACK does not count as traffic of the
+        application.
+        """
         if not (self.disconnecting or self._outbox.waiting or self._lost is not None):
             self._probing = True
             self._enqueue(b"", Ticket(None))
@@ -265,7 +270,7 @@ class StreamTransport(HalfClosing, Deadlined):
     def _enqueue(self, data: bytes, ticket: Ticket | None) -> None:
         if not isinstance(data, bytes):
             raise TypeError("data must be bytes")
-        # a producer is let finish, as over TCP
+        # As over TCP, a registered producer may still write while the stream is closing.
         closed = (self.disconnecting or self._end_waits) and self._producing.producer is None
         closed = closed or (self._end_ticket is not None and bool(data))
         if closed or self._lost is not None or not (data or ticket):
@@ -286,7 +291,7 @@ class StreamTransport(HalfClosing, Deadlined):
             self._carrier.schedule()
 
     def flush(self) -> None:
-        """Make frames of what is queued, as far as the window allows."""
+        """Send queued data in frames, as far as the window allows."""
         self._scheduled = False
         if self._lost is not None:
             return
@@ -296,7 +301,7 @@ class StreamTransport(HalfClosing, Deadlined):
             piece, ticket = outbox.take(self.max_frame)
             carrier.send(piece, ticket)
         carrier.flush()
-        # as over TCP: a producer that is being waited for finishes first
+        # As over TCP, a producer that must finish delays the close.
         closes = self.disconnecting and not outbox.waiting and not self._producing.is_waited_for
         if closes and not carrier.in_flight():
             self._close_now()
@@ -306,14 +311,14 @@ class StreamTransport(HalfClosing, Deadlined):
     # --- IConsumer ---
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """As in :class:`twisted.internet.interfaces.IConsumer`."""
+        """Register a producer (:class:`twisted.internet.interfaces.IConsumer`)."""
         if self._lost is not None and self._producing.producer is None:
             producer.stopProducing()
         else:
             self._producing.register(producer, streaming)
 
     def unregisterProducer(self) -> None:
-        """As in :class:`twisted.internet.interfaces.IConsumer`."""
+        """Remove the producer (:class:`twisted.internet.interfaces.IConsumer`)."""
         self._producing.take_out()
         self._producer_finished()
         if self.disconnecting:
@@ -326,11 +331,11 @@ class StreamTransport(HalfClosing, Deadlined):
     # --- receiving: IPushProducer ---
 
     def pauseProducing(self) -> None:
-        """Deliver nothing for now: the remote may send no more than its window (``UNREAD_LIMIT`` of a plain stream)."""
+        """Stop delivering data. The remote can send at most its window (``UNREAD_LIMIT`` on a plain stream)."""
         self._paused = True
 
     def resumeProducing(self) -> None:
-        """Deliver again, first what has come meanwhile."""
+        """Resume delivering, with the queued data first."""
         self._paused = False
         if self._delivering:
             return
@@ -341,12 +346,12 @@ class StreamTransport(HalfClosing, Deadlined):
             self._finish()
 
     def resume_if_unpaused(self) -> None:
-        """Deliver what waits, unless the application paused."""
+        """Deliver the queued data, unless the application has paused."""
         if not self._paused:
             self.resumeProducing()
 
     def stopProducing(self) -> None:
-        """As ``loseConnection``."""
+        """Close the stream, as :meth:`loseConnection` does."""
         self.loseConnection()
 
     def _deliver(self, data: bytes) -> None:
@@ -355,7 +360,7 @@ class StreamTransport(HalfClosing, Deadlined):
             self._carrier.consumed(len(data))
 
     def _call_protocol(self, method: Callable[[_T], object], argument: _T) -> bool:
-        """Call into the application; its bug ends its stream, as it would end a TCP connection."""
+        """Call a method of the application. An exception ends the stream, as it would end a TCP connection."""
         self._delivering = True
         try:
             method(argument)
@@ -372,9 +377,9 @@ class StreamTransport(HalfClosing, Deadlined):
     # --- the end ---
 
     def loseConnection(self) -> None:
-        """Close when all that was written is acknowledged, or no ACK comes for ``LINGER`` seconds.
+        """Close when all written data are acknowledged, or when no ACK comes for ``LINGER`` seconds.
 
-        A stream that looks for another way meanwhile is waited for as long as it may look.
+        A stream without a carrier first gets its full time to find another one.
         """
         if self.disconnecting or self._lost is not None:
             return
@@ -384,11 +389,11 @@ class StreamTransport(HalfClosing, Deadlined):
         self._schedule()
 
     def abortConnection(self) -> None:
-        """Close now; what was not sent is lost."""
+        """Close now. Unsent data are lost."""
         self.abort(CloseReason.ABORTED)
 
     def abort(self, reason: int) -> None:
-        """The same; the remote is told a reason of its own (a :class:`~dmsg.errors.CloseReason`)."""
+        """Close now, and tell the remote a reason (:class:`~dmsg.errors.CloseReason`)."""
         if self._lost is not None:
             self._unread = NO_QUEUE
             self._paused = False
@@ -400,7 +405,7 @@ class StreamTransport(HalfClosing, Deadlined):
         self._end(Failure(ConnectionAborted()), reason)
 
     def _lingered(self) -> None:
-        """No ACK for so long: what was not acknowledged is given up, and nobody is told that all was well."""
+        """Stop waiting for ACKs. Report a timeout to the application if the other end cannot have all data."""
         self._linger = None
         if self._may_have_all():
             self._close_now()
@@ -435,7 +440,7 @@ class StreamTransport(HalfClosing, Deadlined):
         tickets = self._outbox.clear()
         producer = self._producing.take_out()
         if producer is self:
-            self._paused = False  # it waited for itself: nobody else would go on
+            self._paused = False  # The stream was its own producer, so nobody else would resume it.
         if self._unread:
             UNREAD.add(self)
         for ticket in tickets:
@@ -446,7 +451,7 @@ class StreamTransport(HalfClosing, Deadlined):
                 producer.stopProducing()
             except Exception:
                 _log.failure("unhandled error in {producer!r}", producer=producer)
-        # bytes that came before the CLOSE are the application's, paused or not
+        # Data received before the CLOSE are delivered, even to a paused application.
         if not self._unread:
             if self._delivering:
                 self._reactor.callLater(0, self._finish)
@@ -470,7 +475,7 @@ class StreamTransport(HalfClosing, Deadlined):
     # --- deadlines ---
 
     def _has_unacknowledged(self) -> bool:
-        """Something was written that the other end does not have."""
+        """Whether data were written that the other end has not acknowledged."""
         if self._outbox.waiting or self._outbox.tickets:
             return True
         return bool(self._unacknowledged())
@@ -483,11 +488,11 @@ class StreamTransport(HalfClosing, Deadlined):
     # --- addresses ---
 
     def getPeer(self) -> IAddress:
-        """The other client's address."""
+        """Return the address of the other client."""
         return self._peer
 
     def getHost(self) -> IAddress:
-        """This client's address."""
+        """Return the address of this client."""
         return self._host
 
 

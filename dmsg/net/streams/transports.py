@@ -1,4 +1,4 @@
-"""Transports as applications use them: a TCP connection of Twisted and a stream of dmsg have the same methods."""
+"""Interface that TCP connections of Twisted and streams of dmsg have in common."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ if TYPE_CHECKING:
 
 
 class ApplicationTransport(Interface):
-    """Methods that the transport of an application's protocol has, whatever kind of transport it is."""
+    """Interface of the transport of an application's protocol, of whatever kind."""
 
     def write(self, data: bytes) -> None:
-        """Queue bytes to be sent."""
+        """Queue bytes to send."""
 
     def loseConnection(self) -> None:
-        """Close the connection when the bytes that were written have been sent."""
+        """Close the connection when the written bytes are sent."""
 
     def abortConnection(self) -> None:
         """Close the connection now."""
 
     def loseWriteConnection(self) -> None:
-        """Close the direction that is written to, when the bytes that were written have been sent."""
+        """End the sending direction when the written bytes are sent."""
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """Pause ``producer`` while the transport has enough to send."""
+        """Register a producer, which is paused while enough is queued."""
 
     def unregisterProducer(self) -> None:
-        """Forget the producer."""
+        """Remove the producer."""
 
     def pauseProducing(self) -> None:
-        """Read no more for now."""
+        """Stop reading."""
 
     def resumeProducing(self) -> None:
-        """Read again."""
+        """Resume reading."""
 
     def getPeer(self) -> IAddress:
         """Return the address of the other end."""
 
 
 def transport_of(protocol: Protocol) -> ApplicationTransport:
-    """Return the transport of a connected protocol, with the methods that ``ITransport`` does not name."""
+    """Return the transport of a connected protocol, typed with the methods that ``ITransport`` lacks."""
     return cast(ApplicationTransport, protocol.transport)
 
 
 def stream_of(protocol: IProtocol) -> StreamTransport:
-    """Return the stream of a protocol that a client of dmsg has connected."""
+    """Return the stream of a protocol that a dmsg client has connected."""
     return cast("StreamTransport", cast(Protocol, protocol).transport)

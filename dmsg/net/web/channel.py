@@ -48,7 +48,10 @@ _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([/?].*|)", re.IGNORECASE | re.DOTAL
 
 
 def owner_of(address: object) -> str:
-    """Return the owner of a connection, for turns and memory: a block of addresses, or the key at the end of a stream."""
+    """Return the owner of a connection, for turns and memory.
+
+    The owner is a block of addresses, or the key at the end of a stream.
+    """
     return blocks_of(str(getattr(address, "host", None) or getattr(address, "public_key", "")))[0].name
 
 

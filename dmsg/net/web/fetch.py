@@ -172,7 +172,7 @@ class _Pool(HTTPConnectionPool):
     def _putConnection(self, key: Hashable, connection: Any) -> None:
         if self._closed:
             connection.transport.abortConnection()
-        elif connection._parser.response.version < _KEEPS:  # noqa: SLF001  # The version of the response that has just ended.
+        elif connection._parser.response.version < _KEEPS:  # noqa: SLF001  # of the last response
             connection.transport.loseConnection()
         else:
             connection.kept = True

@@ -82,7 +82,7 @@ class QuickResource(KleinResource):
         return NOT_DONE_YET
 
     def _failed(self, failure: Failure, request: Request) -> object:
-        """Call the error handler for a failure. Return the failure if there is no handler, or if the client has left."""
+        """Call the error handler for a failure. Without a handler, or if the client has left, return the failure."""
         if request._disconnected:  # noqa: SLF001
             return failure
         for kinds, handler in self._app._error_handlers:  # noqa: SLF001  # there is no public way
