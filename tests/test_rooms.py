@@ -28,6 +28,7 @@ SCENARIOS = {
     "noise": "oracle",
     "pages": "pages parts",
     "rmb": "enemies failures full_disk random_input",
+    "rmb/twins": "values",
     "streams": "family",
     "tap": "daemons",
     "v2019": (
