@@ -1,16 +1,13 @@
-"""A Noise handshake: messages in, messages out, at the end two keys.
+"""Noise handshake without I/O: messages in and out, and two keys at the end.
 
-``noiseprotocol`` makes the two patterns of the reference (Noise specification, revision 34,
-sections 5 and 7), with the functions of ``dmsg.noise.suite``. This module adds what the
-library leaves to its users: whose turn it is, the errors of dmsg, and the keys as the
-reference assigns them. No length prefixes here (see :mod:`dmsg.noise.xk`) and no records
-(see :mod:`dmsg.noise.records`).
+``noiseprotocol`` implements the two patterns of the reference (Noise specification, revision 34, sections 5 and 7)
+with the functions of ``dmsg.noise.suite``. This module adds what the library leaves to its users: whose turn it is,
+the errors of dmsg, and the assignment of the keys that the reference uses. Length prefixes are added by
+:mod:`dmsg.noise.xk`, records by :mod:`dmsg.noise.records`.
 
-The 2019 reference gives the *writer of the last message* the keys the other
-way round than the Noise specification (``noise/noise.go``: ``res, ns.dec,
-ns.enc, err = ns.hs.WriteMessage(...)``).  For XK, three messages, that is the
-initiator, so both sides swap.  For KK, two messages, what comes out is the
-specification's assignment.
+The 2019 reference gives the *writer of the last message* its two keys in the reverse order of the Noise specification
+(``noise/noise.go``: ``res, ns.dec, ns.enc, err = ns.hs.WriteMessage(...)``). In XK, with three messages, the writer is
+the initiator, so both sides swap. In KK, with two messages, the result is the assignment of the specification.
 """
 
 from __future__ import annotations
@@ -28,15 +25,15 @@ from dmsg.noise.suite import BACKEND, Secp256k1KeyPair
 
 TAG_SIZE = 16
 MAX_FRAMED_MESSAGE = 4094
-"""Bytes of the longest handshake message that any family asks for: with its length it fits into 4 KiB."""
+"""Maximum size in bytes of a handshake message in any family: with its length it fits into 4 KiB."""
 MAX_HANDSHAKE_MESSAGE = 65535
-"""Bytes; the Noise specification's maximum (section 3)."""
+"""Maximum size of a handshake message in bytes by the Noise specification (section 3)."""
 HANDSHAKE_FRAMES = 64
-"""Of the frames of a read that are taken at a time: what the keys of one handshake cost, a third of a millisecond."""
+"""Cost of one handshake in frames, when the frames of a read are counted: its keys take a third of a millisecond."""
 
 
 class Pattern(Enum):
-    """The two patterns of the reference."""
+    """Handshake patterns of the reference."""
 
     XK = b"Noise_XK_Secp256k1_ChaChaPoly_SHA256"  # messages of 49, 49, 65 bytes
     KK = b"Noise_KK_Secp256k1_ChaChaPoly_SHA256"  # messages of 49, 49 bytes
@@ -44,11 +41,11 @@ class Pattern(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HandshakeResult:
-    """What a finished handshake leaves.
+    """Result of a finished handshake.
 
-    :ivar remote: the static key that the other side proved to hold.
-    :ivar send_key: 32 bytes, encrypts what this side sends.
-    :ivar receive_key: 32 bytes.
+    :ivar remote: static key that the other side proved to hold.
+    :ivar send_key: 32 bytes that encrypt what this side sends.
+    :ivar receive_key: 32 bytes that decrypt what this side receives.
     :ivar hash: 32 bytes, the handshake hash (channel binding).
     """
 
@@ -59,9 +56,10 @@ class HandshakeResult:
 
 
 class _SharedState:
-    """Attribute of a template that drops what is written to it, and answers what the library asks of it.
+    """Attribute of a template that ignores assignments and gives the library fixed answers.
 
-    :ivar initiator: role; the library chooses by it where to write the two final ciphers, and both writes are dropped.
+    :ivar initiator: fixed role. By it the library chooses the attributes for the two final ciphers, and both
+        assignments are ignored.
     """
 
     initiator = True
@@ -73,41 +71,40 @@ class _SharedState:
         pass
 
     def has_key(self) -> bool:
-        """Whether a static key in a message is encrypted: in both patterns it is."""
+        """Return True: in both patterns a static key in a message is encrypted."""
         return True
 
 
 class _Template(NoiseProtocol):  # type: ignore[misc]  # noiseprotocol has no types
-    """A pattern and its functions, looked up once and shared by all its handshakes.
+    """Pattern with its functions, looked up once and shared by all its handshakes.
 
-    The library writes the state of a handshake into its protocol. Dropping these writes keeps handshakes apart,
-    leaves no key behind, and makes no reference cycle: an abandoned handshake is freed at once.
+    The library stores the state of a handshake in its protocol object. Ignoring these assignments keeps handshakes
+    apart, leaves no key behind, and avoids a reference cycle: an abandoned handshake is freed at once.
     """
 
     handshake_state = cipher_state_handshake = cipher_state_encrypt = cipher_state_decrypt = _SharedState()
 
     def handshake_done(self) -> None:
-        """Keep the functions; the library would delete them."""
+        """Keep the functions, which the library would delete."""
 
 
 TEMPLATES = {pattern: _Template(pattern.value, BACKEND) for pattern in Pattern}
-"""The library's protocol of each pattern."""
+"""Protocol object of the library for each pattern."""
 
 
 class Handshake:
-    """One side of one handshake.
+    """One side of a handshake.
 
-    After any error it is damaged: drop it and close the connection.
+    After any error the object is unusable: drop it and close the connection.
 
-    :param remote: the other side's static key; needed by all but the
-        responder of XK.
-    :param ephemeral: only for tests with recorded randomness.
+    :param remote: static key of the other side, needed by all but the responder of XK.
+    :param ephemeral: ephemeral key, only for tests with recorded randomness.
     """
 
     __slots__ = ("_pattern", "_remote", "_state", "result")
 
     result: HandshakeResult | None
-    """None until the last message was written or read."""
+    """Result; None until the last message was written or read."""
 
     def __init__(
         self,
@@ -134,7 +131,7 @@ class Handshake:
         self.result = None
 
     def write_message(self, payload: bytes = b"") -> bytes:
-        """The next handshake message.
+        """Return the next handshake message.
 
         :raises LocalProtocolError: it is the other side's turn.
         """
@@ -144,10 +141,10 @@ class Handshake:
         return bytes(message)
 
     def read_message(self, message: bytes) -> bytes:
-        """Take the other side's message; returns its payload.
+        """Process a message of the other side and return its payload.
 
-        :raises HandshakeError: too short or too long, a key that is no point,
-            or a tag that does not fit.
+        :raises HandshakeError: the message is too short or too long, contains a key that is not a point of the curve,
+            or is not authentic.
         :raises LocalProtocolError: it is this side's turn.
         """
         if len(message) > MAX_HANDSHAKE_MESSAGE:
@@ -172,15 +169,16 @@ class Handshake:
             raise LocalProtocolError(f"it is {'the other' if writes else 'this'} side's turn to write")
 
     def _finish(self, ciphers: tuple[CipherState, CipherState] | None) -> None:
-        """Take the result if there is one.
+        """Store the result after the last message.
 
-        :param ciphers: what the library makes of the last message: the specification's first cipher is the initiator's.
+        :param ciphers: ciphers of the library after the last message, else None. The first one is the initiator's by
+            the specification.
         """
         if ciphers is None:
             return
         state, self._state = self._state, None
         send, receive = (cipher.k for cipher in ciphers)
-        # The specification's order is turned for the responder, and the reference turns XK's again.
+        # The responder swaps the specification's order, and the reference swaps the order of XK once more.
         if state.initiator is (self._pattern is Pattern.XK):
             send, receive = receive, send
         self.result = HandshakeResult(

@@ -1,29 +1,29 @@
-"""Which nonces of a peer are new: those that grow, or those that a window has not seen.  No I/O."""
+"""Replay protection: which nonces of a peer are new, by order or by a replay window. No I/O."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 WINDOW = 1024
-"""Nonces from the highest down that may still come: a sender keeps fewer records than that on their way."""
+"""Size of the replay window in nonces, down from the highest. A sender keeps fewer records than this in flight."""
 
 
 class Nonces(Protocol):
-    """What was received of one direction.
+    """Interface of the memory of received nonces in one direction.
 
-    Ask :meth:`takes` before a record is opened and call :meth:`took` when it was authentic:
-    a nonce that is remembered before would let anybody on the way use up those of honest records.
+    Call :meth:`takes` before a record is opened, and :meth:`took` only when it was authentic. Otherwise anybody on the
+    path could send forged records with the nonces of honest ones, and the honest ones would be refused.
     """
 
     def takes(self, nonce: int) -> bool:
-        """Whether it is new."""
+        """Whether ``nonce`` is new."""
 
     def took(self, nonce: int) -> None:
-        """A record with it was authentic."""
+        """Remember the nonce of an authentic record."""
 
 
 class Growing:
-    """Each is larger than the one before; gaps are allowed: records come in order, as over TCP."""
+    """Nonces that must grow, with gaps allowed, for records that arrive in order, as over TCP."""
 
     __slots__ = ("last",)
 
@@ -31,18 +31,18 @@ class Growing:
         self.last = last
 
     def takes(self, nonce: int) -> bool:
-        """It is larger than the last one."""
+        """Whether ``nonce`` is larger than the last one."""
         return nonce > self.last
 
     def took(self, nonce: int) -> None:
-        """It is the last one now."""
+        """Remember the last nonce."""
         self.last = nonce
 
 
 class NonceWindow:
-    """Each comes once, in any order within ``size`` below the highest: one counter for records of several streams.
+    """Replay window: each nonce is accepted once, in any order within ``size`` below the highest.
 
-    0 is none: the first one is 1.
+    It is for records of several streams that share one counter. The first nonce is 1; 0 is never valid.
     """
 
     __slots__ = ("_seen", "highest", "size")
@@ -51,18 +51,19 @@ class NonceWindow:
         self.size = size
         self.highest = 0
         self._seen = 0
-        """A bit for each of the last ``size``; bit 0 is the highest."""
+        """Bit mask of the last ``size`` nonces; bit 0 stands for the highest."""
 
     def takes(self, nonce: int) -> bool:
-        """It is above the window, or in it and was not seen."""
+        """Whether ``nonce`` is above the window, or in it and not seen yet."""
         below = self.highest - nonce
         return nonce > 0 and (below < 0 or (below < self.size and not self._seen >> below & 1))
 
     def took(self, nonce: int) -> None:
-        """It was seen; the window moves up to it."""
+        """Mark ``nonce`` as seen, and move the window up if needed."""
         above = nonce - self.highest
         if above > 0:
-            # a jump beyond the window forgets all: nothing is gained by shifting that far
+            # A jump by more than the window clears the mask. Shifting by a peer's number could allocate any amount of
+            # memory.
             kept = self._seen << above if above < self.size else 0
             self._seen = (kept | 1) & ((1 << self.size) - 1)
             self.highest = nonce

@@ -1,12 +1,10 @@
-"""Transport records of the 2019 protocol.
+"""Records of the 2019 protocol, which encrypt a connection after its handshake.
 
-``length(2) || sequence(4) || ciphertext || tag(16)``, numbers big endian;
-``length`` counts everything after itself.  The nonce of ChaCha20-Poly1305 is
-four zero bytes and the sequence as 8 bytes little endian, the associated data
-is empty.  The sequence starts at 1 and goes up by one per record and
-direction.  Two rules are stricter than the reference's: sequences must
-strictly grow (it accepts replays, section 2 of its description), and a
-connection ends before its 32-bit sequence wraps and nonces repeat.
+``length(2) || sequence(4) || ciphertext || tag(16)``, numbers big endian; ``length`` counts everything after itself.
+The nonce of ChaCha20-Poly1305 is four zero bytes and the sequence as 8 bytes little endian. The associated data are
+empty. The sequence starts at 1 and grows by one per record and direction. Two rules are stricter than those of the
+reference. Sequences must strictly grow, while the reference accepts replays (section 2 of its description). A
+connection ends before its 32-bit sequence wraps, because nonces would repeat.
 """
 
 from __future__ import annotations
@@ -29,20 +27,23 @@ MAX_RECORD = LENGTH_SIZE + MAX_BODY
 MAX_SEQUENCE = 2**32 - 1
 
 COPY_LIMIT = 2048
-"""Bytes of plaintext up to which decrypting to a new object and copying it is
-cheaper than preparing a view to decrypt into."""
+"""Maximum number of bytes of plaintext that are decrypted to a new object and copied. For small records this is
+cheaper than making a view to decrypt into.
+"""
 
 _header = struct.Struct(">HI")
 _nonce = struct.Struct("<4xQ").pack
 
 
 class RecordSealer:
-    """Encrypts one direction."""
+    """Encrypts the records of one direction."""
 
     __slots__ = ("_encrypt", "_encrypt_into", "sequence")
 
     def __init__(self, key: bytes, sequence: int = 0) -> None:
-        """:param key: 32 bytes.  :param sequence: of the last record sent."""
+        """:param key: 32 bytes.
+        :param sequence: sequence of the last record sent.
+        """
         cipher = ChaCha20Poly1305(key)
         self._encrypt = cipher.encrypt
         self._encrypt_into = cipher.encrypt_into
@@ -50,14 +51,14 @@ class RecordSealer:
 
     @property
     def exhausted(self) -> bool:
-        """No record can be sealed any more."""
+        """Whether the nonces are used up, so that no record can be sealed."""
         return self.sequence >= MAX_SEQUENCE
 
     def seal(self, plaintext: bytes | bytearray | memoryview) -> bytes | bytearray:
-        """One record.
+        """Return the next record.
 
         :param plaintext: at most 65515 bytes.
-        :raises LocalProtocolError: too long, or the nonces are used up.
+        :raises LocalProtocolError: the plaintext is too long, or the nonces are used up.
         """
         size = len(plaintext)
         sequence = self.sequence + 1
@@ -71,10 +72,10 @@ class RecordSealer:
         return record
 
     def seal_into(self, plaintext: bytes | bytearray | memoryview, buffer: memoryview) -> int:
-        """One record at the start of ``buffer``, which has room for it.
+        """Write the next record to the start of ``buffer``, which must have room for it.
 
-        :returns: its length: 22 bytes more than that of ``plaintext``.
-        :raises LocalProtocolError: as :meth:`seal`.
+        :returns: length of the record, which is 22 bytes more than that of ``plaintext``.
+        :raises LocalProtocolError: the plaintext is too long, or the nonces are used up.
         """
         size = len(plaintext)
         sequence = self.sequence + 1
@@ -92,18 +93,20 @@ class RecordSealer:
 
 
 class RecordOpener:
-    """Decrypts one direction from a byte stream in pieces of any size.
+    """Decrypts the records of one direction from a byte stream in pieces of any size.
 
-    Keeps at most one unfinished record, and joins its pieces once.
+    It keeps at most one unfinished record, and joins its pieces once.
 
-    :ivar broken: why nothing more can be opened, None while it can: a record is too short, not authentic, or its
-        sequence does not grow.  What came before that record is opened like any other.
+    :ivar broken: error after which nothing more can be opened, or None. A record was too short or not authentic, or
+        its sequence did not grow. Records before that one are opened as usual.
     """
 
     __slots__ = ("_decrypt", "_decrypt_into", "_held", "_held_size", "_wanted", "broken", "sequence")
 
     def __init__(self, key: bytes, sequence: int = 0) -> None:
-        """:param key: 32 bytes.  :param sequence: of the last record received."""
+        """:param key: 32 bytes.
+        :param sequence: sequence of the last record received.
+        """
         cipher = ChaCha20Poly1305(key)
         self._decrypt = cipher.decrypt
         self._decrypt_into = cipher.decrypt_into
@@ -114,17 +117,17 @@ class RecordOpener:
 
     @property
     def held(self) -> int:
-        """Bytes of a record that is not whole."""
+        """Number of buffered bytes of an unfinished record."""
         return 0 if self._held is None else len(self._held)
 
-    # Hot loop: a call would cost more than what a frame needs.
+    # Hot loop, written without helpers: a function call would cost more than the rest of the work for a small frame.
     def open_into(self, data: bytes | bytearray | memoryview, buffer: bytearray, at: int) -> int:  # noqa: C901, PLR0912
         """Append the plaintext of every record that ``data`` completes to ``buffer``.
 
-        :param data: the next bytes of the stream; nothing of it is kept.
-        :param buffer: receives plaintext from ``at`` on; must have room for
-            ``len(data) + MAX_RECORD`` bytes from there.
-        :returns: the end of the plaintext in ``buffer``; see :attr:`broken` too.
+        :param data: next bytes of the stream; they are not kept.
+        :param buffer: receives plaintext from ``at`` on; must have room for ``len(data) + MAX_RECORD`` bytes from
+            there.
+        :returns: end of the plaintext in ``buffer``; check :attr:`broken` as well.
         """
         if not data or self.broken is not None:
             return at
@@ -138,8 +141,8 @@ class RecordOpener:
         nonce = _nonce
         decrypt = self._decrypt
         sequence = self.sequence
-        # small plaintexts are collected and copied at once: a slice assignment
-        # for each costs a fifth of the whole at 64 bytes
+        # Small plaintexts are collected and copied together: at 64 bytes, a slice assignment for each would be a fifth
+        # of the total cost.
         small: list[bytes] = []
         end = len(data)
         last = end - HEADER_SIZE
@@ -181,7 +184,7 @@ class RecordOpener:
         self.sequence = sequence
         if position < end and self.broken is None:
             if end - position >= LENGTH_SIZE:
-                # a record too short to be one is refused without waiting for more
+                # A record that is too short is refused at once, without waiting for its end.
                 length = int.from_bytes(data[position : position + LENGTH_SIZE], "big")
                 if length < OVERHEAD:
                     self.broken = _too_short(length)
@@ -199,7 +202,7 @@ def _too_short(length: int) -> RemoteProtocolError:
 
 
 def _append(buffer: bytearray, at: int, pieces: list[bytes]) -> int:
-    """Copy ``pieces`` to ``buffer`` from ``at`` on, forget them, return the end."""
+    """Copy ``pieces`` to ``buffer`` from ``at`` on, clear the list, and return the end."""
     joined = b"".join(pieces)
     pieces.clear()
     end = at + len(joined)

@@ -1,8 +1,8 @@
-"""Records with nonces of 8 bytes, as the protocol after 2019 has them.
+"""Records with nonces of 8 bytes, as in the protocol after 2019.
 
-``nonce(8, big endian) || ciphertext || tag(16)``: 24 bytes more than the plaintext, and no length, which is
-the matter of whatever frames them.  The nonce of ChaCha20-Poly1305 is four zero bytes and that number, little
-endian; the associated data is empty.  The first is 1, each direction counts for itself.
+``nonce(8, big endian) || ciphertext || tag(16)``: 24 bytes more than the plaintext. There is no length field; the
+framing around a record must give its length. The nonce of ChaCha20-Poly1305 is four zero bytes and the same number in
+little endian. The associated data are empty. The first nonce is 1, and each direction has a counter of its own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _nonce = struct.Struct("<4xQ").pack
 
 
 class Sealer8:
-    """Encrypts one direction.
+    """Encrypts the records of one direction.
 
-    :ivar nonce: of the last record.
+    :ivar nonce: nonce of the last record.
     """
 
     __slots__ = ("_encrypt", "nonce")
@@ -38,7 +38,7 @@ class Sealer8:
         self.nonce = nonce
 
     def seal(self, plaintext: bytes | bytearray | memoryview) -> bytes:
-        """The next record, :data:`OVERHEAD` bytes longer.
+        """Return the next record, which is :data:`OVERHEAD` bytes longer than the plaintext.
 
         :raises LocalProtocolError: the nonces are used up.
         """
@@ -49,9 +49,9 @@ class Sealer8:
 
 
 class Opener8:
-    """Decrypts one direction.
+    """Decrypts the records of one direction.
 
-    :param nonces: which nonces are new.
+    :param nonces: replay protection that says which nonces are new.
     """
 
     __slots__ = ("_decrypt", "_nonces")
@@ -62,10 +62,10 @@ class Opener8:
         self._nonces = nonces
 
     def open(self, record: bytes | bytearray | memoryview) -> bytes:
-        """The plaintext of a whole record.
+        """Return the plaintext of a whole record.
 
-        :raises RemoteProtocolError: too short, a nonce that is not new, or not authentic.  Another
-            record may be opened after it: nothing was remembered of this one.
+        :raises RemoteProtocolError: the record is too short, its nonce is not new, or it is not authentic. Further
+            records may be opened afterwards, because nothing was remembered of this one.
         """
         if len(record) < OVERHEAD:
             raise RemoteProtocolError(DropReason.BAD_RECORD, f"record of {len(record)} bytes is too short")

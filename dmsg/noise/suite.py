@@ -1,8 +1,7 @@
-"""The functions behind ``noiseprotocol``: secp256k1, SHA-256 and ChaCha20-Poly1305.
+"""Cryptographic functions for ``noiseprotocol``: secp256k1, SHA-256 and ChaCha20-Poly1305.
 
-The rules of secp256k1 are those of the 2019 reference (``noise/dh.go``): DHLEN is 33,
-the length of a public key, so the 32 bytes of the shared secret get one zero byte
-appended; all 33 go into MixKey.
+The rules for secp256k1 are those of the 2019 reference (``noise/dh.go``). DHLEN is 33, the length of a public key. One
+zero byte is appended to the 32 bytes of the shared secret, and all 33 bytes go into MixKey.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ DH_SIZE = PUBKEY_SIZE
 
 
 class LastingKey(PubKey):
-    """A public key that was known before the handshake: a secret key remembers what it shares with it."""
+    """Public key known before the handshake. The secret key caches the secret shared with it."""
 
     __slots__ = ()
 
 
 class Secp256k1KeyPair(KeyPair):  # type: ignore[misc]  # noiseprotocol has no types
-    """``private`` is a :class:`SecKey` or None, ``public`` a :class:`PubKey`."""
+    """Key pair for the library: ``private`` is a :class:`SecKey` or None, ``public`` a :class:`PubKey`."""
 
     @classmethod
     def from_private_bytes(cls, private_bytes: bytes) -> Secp256k1KeyPair:
@@ -53,7 +52,7 @@ class Secp256k1KeyPair(KeyPair):  # type: ignore[misc]  # noiseprotocol has no t
 
 
 class Secp256k1(DH):  # type: ignore[misc]
-    """DH of length 33."""
+    """Diffie-Hellman on secp256k1 with DHLEN 33."""
 
     @property
     def klass(self) -> type[Secp256k1KeyPair]:
@@ -73,17 +72,17 @@ class Secp256k1(DH):  # type: ignore[misc]
 
 
 class _SHA256(SHA256Hash):  # type: ignore[misc]
-    """SHA-256 by hashlib: a tenth of the set-up cost per call."""
+    """SHA-256 of hashlib, whose set-up per call costs a tenth of the library's."""
 
     def hash(self, data: bytes) -> bytes:
         return sha256(data).digest()
 
 
 class _ChaChaPoly(ChaCha20Cipher):  # type: ignore[misc]
-    """ChaCha20-Poly1305 that is made for each message: most keys of a handshake seal one, or none."""
+    """ChaCha20-Poly1305 object made for each message, because most keys of a handshake encrypt one message or none."""
 
     def initialize(self, key: bytes) -> None:
-        """Keep nothing: the key comes with each call."""
+        """Do nothing: each call brings its key."""
 
     def encrypt(self, k: bytes, n: int, ad: bytes, plaintext: bytes) -> bytes:
         return ChaCha20Poly1305(k).encrypt(self.format_nonce(n), plaintext, ad)
@@ -100,10 +99,10 @@ _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 def _hkdf(
     chaining_key: bytes, input_key_material: bytes, num_outputs: int, hmac_hash_fn: Callable[..., bytes]
 ) -> tuple[bytes, ...]:
-    """Derive keys as the Noise specification says (section 4.3), with HMAC-SHA-256 (RFC 2104) written out.
+    """Derive keys by HKDF (Noise specification, section 4.3), with HMAC-SHA-256 (RFC 2104) written out.
 
-    Keys are shorter than a block here, and the last two HMACs have the same one. One end of a handshake derives
-    four times; with an HMAC of OpenSSL's that adds 40 us to its 250.
+    Keys are shorter than a block here, and the last two HMACs have the same key. One end of a handshake derives four
+    times. With the HMAC of OpenSSL that would add 40 us to its 250 us.
     """
     if num_outputs != 2:
         derived: tuple[bytes, ...] = hkdf(chaining_key, input_key_material, num_outputs, hmac_hash_fn)
@@ -117,7 +116,7 @@ def _hkdf(
 
 
 class Secp256k1Backend(DefaultNoiseBackend):  # type: ignore[misc]
-    """The library's default backend plus ``Secp256k1``; SHA256 is the only hash, ChaChaPoly the only cipher."""
+    """Backend of the library with ``Secp256k1`` added, SHA256 as the only hash and ChaChaPoly as the only cipher."""
 
     def __init__(self) -> None:
         super().__init__()

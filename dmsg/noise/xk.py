@@ -1,8 +1,7 @@
-"""The handshake of a connection: bytes of TCP in and out, at the end two keys.
+"""Noise XK handshake of a connection: bytes in and out, and two keys at the end.
 
-Noise XK (the client is the initiator and knows the server's key); each
-handshake message has a 2-byte big-endian length in front: 51, 51 and 67 bytes
-on TCP.  Messages carry no payload; a payload in one is dropped, as the
+The client is the initiator and knows the server's key. Each handshake message has a 2-byte big-endian length in front,
+so messages take 51, 51 and 67 bytes on TCP. Messages are sent without payload. A received payload is dropped, as the
 reference does.
 """
 
@@ -17,18 +16,18 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.noise.handshake import MAX_FRAMED_MESSAGE, Handshake, Pattern
 
 MAX_LINK_MESSAGE = 1024
-"""Bytes of a message, unless a family asks for more; the messages of 2019 have 49 or 65, a payload would make them
-longer."""
+"""Maximum size of a message in bytes, unless a family sets another. Messages of 2019 have 49 or 65 bytes; a payload
+would make them longer.
+"""
 
 
 class XKHandshake:
     """One side of the XK handshake over a byte stream.
 
-    Feed it, send :meth:`data_to_send`, and stop when :attr:`remote` is set:
-    then :attr:`keys` are there, for whatever frames the connection has, and
-    :meth:`trailing_data` holds what the peer already sent after its last message.
+    Feed it received bytes, send :meth:`data_to_send`, and stop when :attr:`remote` is set. Then :attr:`keys` are set
+    too, for any kind of frames, and :meth:`trailing_data` holds the bytes that the peer sent after its last message.
 
-    :ivar keys: 32 bytes each, to send and to receive with; None before the end.
+    :ivar keys: keys of 32 bytes to send and to receive with; None before the end.
     """
 
     __slots__ = ("_buffer", "_handshake", "_make", "_outgoing", "keys", "remote")
@@ -41,16 +40,14 @@ class XKHandshake:
         ephemeral: SecKey | None = None,
         max_message: int = MAX_LINK_MESSAGE,
     ) -> None:
-        """:param remote: the server's key; given means this side is the initiator.
-
-        :param max_message: bytes of the longest message that is taken, at most
+        """:param remote: public key of the server, if this side is the initiator.
+        :param max_message: maximum size in bytes of a received message, at most
             :data:`~dmsg.noise.handshake.MAX_FRAMED_MESSAGE`.
-        :raises ValueError: more than that.
+        :raises ValueError: ``max_message`` is larger than that.
         """
         if max_message > MAX_FRAMED_MESSAGE:
             raise ValueError(f"handshake messages have at most {MAX_FRAMED_MESSAGE} bytes, not {max_message}")
-        # a responder makes its half when the first message is whole: a silent
-        # peer costs a server nothing
+        # A responder makes its half when the first message is complete, so a silent peer costs a server nothing.
         self._make: Callable[[], Handshake] | None = partial(
             Handshake, Pattern.XK, local, initiator=remote is not None, remote=remote, ephemeral=ephemeral
         )
@@ -63,7 +60,7 @@ class XKHandshake:
             self._write(self._begin())
 
     def receive_data(self, data: bytes) -> None:
-        """Take the next bytes of the stream.
+        """Process the next bytes of the stream.
 
         :raises HandshakeError: the handshake failed; close the connection.
         """
@@ -83,12 +80,12 @@ class XKHandshake:
                 self._finish(handshake)
 
     def data_to_send(self) -> bytes:
-        """What has to go to the peer now; empties it."""
+        """Return the bytes to send to the peer now, and clear them."""
         data, self._outgoing = self._outgoing, b""
         return data
 
     def trailing_data(self) -> bytes:
-        """Bytes of the stream after the handshake."""
+        """Return the bytes of the stream after the handshake."""
         return self._buffer.rest()
 
     def _begin(self) -> Handshake:
@@ -106,7 +103,7 @@ class XKHandshake:
     def _finish(self, handshake: Handshake) -> None:
         result = handshake.result
         assert result is not None
-        # the library's objects weigh 2 KiB: a connection keeps the two keys only
+        # The library's objects take 2 KiB, so a connection keeps only the two keys.
         self._handshake = None
         self.keys = (result.send_key, result.receive_key)
         self.remote = result.remote

@@ -1,1 +1,1 @@
-"""What a server of any family does: listen, admit, register, leave."""
+"""Servers of any protocol family: listening, admission, registration and draining."""

@@ -1,9 +1,8 @@
-"""Who may connect to a server: lists of keys in files, and a question over HTTP.
+"""Admission of clients to a server, by lists of keys in files and by an HTTP hook.
 
-A list has one key a line, 53 characters, or 66 in hexadecimal; what follows ``#`` is a
-comment.  With an allow list only its keys are admitted; keys of the deny list
-never are.  A list that cannot be read, or has a line that is no key, changes
-nothing and is logged: what was true before stays true.
+A list has one key per line, in 53 characters or 66 hexadecimal digits; text after ``#`` is a comment. With an allow
+list only its keys are admitted. Keys on the deny list never are. A list that cannot be read, or has an invalid line,
+is logged and changes nothing: the previous list stays in force.
 """
 
 from __future__ import annotations
@@ -33,28 +32,29 @@ if TYPE_CHECKING:
     from treq._types import _ITreqReactor
 
 LIST_LIMIT = 16 * 1024 * 1024
-"""Bytes of a list: some 240,000 keys."""
+"""Maximum size of a list in bytes: some 240,000 keys."""
 LOOK_INTERVAL = 2.0
-"""Seconds between looks whether a list was changed."""
+"""Seconds between checks whether a list has changed."""
 HOOK_TIMEOUT = 5.0
-"""Seconds for the hook's answer, by default."""
+"""Seconds to wait for the answer of the hook, by default."""
 HOOK_CACHE_TIME = 30.0
-"""Seconds that the hook's answer is used again."""
+"""Seconds for which an answer of the hook is cached."""
 HOOK_CACHE_SIZE = 65536
+"""Maximum number of cached answers."""
 MAX_ANSWER = 64 * 1024
-"""Bytes of an answer of the hook, which are not looked at."""
+"""Maximum size in bytes of the body of an answer, which is ignored."""
 
 _log = Logger()
 
 
 class ListError(DmsgError):
-    """A list that cannot be used."""
+    """A list cannot be used."""
 
 
 def read_keys(path: str | os.PathLike[str]) -> frozenset[PubKey]:
-    """The keys in a list.
+    """Return the keys of a list.
 
-    :raises ListError: unreadable, too long, or with a line that is no key.
+    :raises ListError: the file cannot be read, is too long, or has a line that is not a key.
     """
     try:
         with Path(path).open() as file:
@@ -75,9 +75,9 @@ def read_keys(path: str | os.PathLike[str]) -> frozenset[PubKey]:
 
 
 class KeyList:
-    """One list in a file, read again when the file changed.
+    """List of keys in a file, which is read again when the file changes.
 
-    :raises ListError: it cannot be used now.
+    :raises ListError: the list cannot be used now.
     """
 
     def __init__(self, path: str) -> None:
@@ -93,7 +93,7 @@ class KeyList:
         return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
 
     def look(self, *, force: bool = False) -> bool:
-        """Whether the keys are others than before."""
+        """Read the list again if its file has changed, and return whether the keys have."""
         stamp = self._stat()
         if stamp == self._stamp and not force:
             return False
@@ -109,9 +109,9 @@ class KeyList:
 
 
 class Hook:
-    """Asks an HTTP service: POST ``{"key": HEX}``; 200 admits, 403 refuses.
+    """Admission hook, which asks an HTTP service: POST ``{"key": HEX}``; 200 admits, 403 refuses.
 
-    :param when_down: what is answered when it gives no such answer in time.
+    :param when_down: decision if the service gives no such answer in time.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Hook:
         when_down: bool = False,
         http: HTTPClient | None = None,
     ) -> None:
-        """:raises ValueError: not a URL."""
+        """:raises ValueError: ``url`` is not a URL."""
         self.url = check_url(url)
         self._reactor = reactor
         self._timeout = timeout
@@ -133,7 +133,7 @@ class Hook:
         self.unanswered = 0
 
     def ask(self, key: PubKey) -> bool | Deferred[bool]:
-        """Whether ``key`` is admitted."""
+        """Return whether ``key`` is admitted, from the cache or by a request."""
         known = self._known.get(key)
         if known is not None and known[0] > self._reactor.seconds():
             return known[1]
@@ -148,7 +148,7 @@ class Hook:
             await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor)
             answer = {200: True, 403: False}.get(response.code)
             problem = f"status {response.code}"
-        except Exception as error:  # whatever HTTP, DNS and TCP may raise means the same here
+        except Exception as error:  # HTTP, DNS and TCP raise many errors, which all mean that there is no answer.
             problem = shortened(str(error)) or type(error).__name__
         if answer is None:
             self.unanswered += 1
@@ -165,7 +165,7 @@ class Hook:
 
 
 class Admission:
-    """Whom a server admits; everybody, if nothing is said."""
+    """Admission policy of a server. Without lists and hook, everybody is admitted."""
 
     def __init__(self, allow: KeyList | None = None, deny: KeyList | None = None, hook: Hook | None = None) -> None:
         self.allow = allow
@@ -174,7 +174,7 @@ class Admission:
         self._call: IDelayedCall | None = None
 
     def listed(self, key: PubKey) -> bool | None:
-        """What the lists say; None: nothing, the hook decides, or nobody does."""
+        """Return the decision of the lists, or None if they decide nothing."""
         if self.deny is not None and key in self.deny.keys:
             return False
         if self.allow is not None:
@@ -182,9 +182,9 @@ class Admission:
         return None
 
     def check(self, key: PubKey) -> bool | Deferred[bool]:
-        """Whether ``key`` may connect: the lists first, then the hook.
+        """Return whether ``key`` may connect, by the lists first and then by the hook.
 
-        Where there is an allow list it has the last word, and the hook is asked about nobody.
+        An allow list decides about every key, so the hook is not asked if there is one.
         """
         said = self.listed(key)
         if said is not None:
@@ -192,13 +192,13 @@ class Admission:
         return True if self.hook is None else self.hook.ask(key)
 
     def look(self, *, force: bool = False) -> bool:
-        """Read lists that were changed; whether one has other keys now."""
+        """Read changed lists again, and return whether any keys have changed."""
         lists = [one for one in (self.allow, self.deny) if one is not None]
         changed = [one.look(force=force) for one in lists]
         return any(changed)
 
     def watch(self, reactor: IReactorTime, changed: Callable[[], None]) -> None:
-        """Look at the files from now on, and tell of a change."""
+        """Check the files periodically, and call ``changed`` when keys have changed."""
         if self.allow is None and self.deny is None:
             return
 
@@ -213,7 +213,7 @@ class Admission:
         self._call = reactor.callLater(LOOK_INTERVAL, look)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking the files."""
         cancel_call(self._call)
 
 
@@ -227,7 +227,7 @@ def _checked_hook(url: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionSettings:
-    """What an operator says of whom a server admits."""
+    """Settings of an operator for the admission of clients."""
 
     allow: KeyList | None = option(
         None,
@@ -264,7 +264,7 @@ class AdmissionSettings:
     )
 
     def admission(self, reactor: IReactorTime) -> Admission:
-        """Whom to admit."""
+        """Return the admission policy of these settings."""
         hook = None
         if self.hook is not None:
             hook = Hook(reactor, self.hook, timeout=self.timeout, when_down=self.when_down)

@@ -1,4 +1,4 @@
-"""What a server holds for its clients: a source of :mod:`dmsg.base.memory`."""
+"""Memory that a server holds for its clients, as a source of :mod:`dmsg.base.memory`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dmsg.net.memory_watch import Looks
 from dmsg.servers.serving import AnyServing, ServedSession
 
 SMALL = 4096
-"""Bytes below which what waits for a client is not worth a look."""
+"""Number of bytes below which the buffers of a client are ignored."""
 HANDSHAKE_SIZE = 8192
-"""Bytes that a handshake under way is taken to hold."""
+"""Number of bytes that a handshake under way is assumed to hold."""
 
 
 class LinkHoldings(Looks[Link]):
-    """What waits for the clients of one server, by address block and key.
+    """Source of holdings: data buffered for the clients of one server, by address block and key.
 
-    :param factory: of the server.
+    :param factory: factory of the server's connections.
     """
 
     what = "clients"
@@ -39,13 +39,13 @@ class LinkHoldings(Looks[Link]):
         for link in list(stirred):
             session = link.user
             if not isinstance(session, ServedSession) or link.remote is None:
-                # it will read or write before it holds anything
+                # The link reads or writes before it holds anything, and is then added again.
                 stirred.discard(link)
                 continue
             link.shed()
             size = link.holds + session.backlog
             if size < SMALL:
-                # what it holds now may stay until somebody else makes it more
+                # A few bytes may stay. The link stays in the set unless it holds nothing.
                 if not size:
                     stirred.discard(link)
                 continue

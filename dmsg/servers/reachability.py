@@ -1,4 +1,4 @@
-"""Whether clients can reach a server where it says that it is: it connects to itself, with the whole handshake."""
+"""Reachability check: a server connects to its own public address, with the whole handshake."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from dmsg.net.links.connect import LinkClientEndpoint, MakeLink, tcp_endpoint
 from dmsg.net.links.link import Link
 
 LOOK_TIMEOUT = 10.0
-"""Seconds for it."""
+"""Seconds that the check may take."""
 
 
 class _Visitor:
-    """Leaves as soon as the handshake is done: that the key is the right one is all that is asked."""
+    """User of the test link, which closes it after the handshake. The handshake proves that the key is
+    the right one.
+    """
 
     def link_up(self, link: Link) -> None:
         link.close()
@@ -23,13 +25,13 @@ class _Visitor:
         return end
 
     def link_congested(self) -> None:
-        """Nothing is sent."""
+        """Do nothing: nothing is sent."""
 
     def link_relieved(self) -> None:
-        """Nothing is sent."""
+        """Do nothing: nothing is sent."""
 
     def link_lost(self, reason: Failure) -> None:
-        """As it should be."""
+        """Do nothing: this end closed the link."""
 
 
 def look_at_self(
@@ -37,9 +39,10 @@ def look_at_self(
     address: str,
     make_link: MakeLink,
 ) -> Deferred[_Visitor]:
-    """Fires when whoever answers at ``address`` (``host:port``) has the key that ``make_link`` asks for.
+    """Return a Deferred that fires if the server at ``address`` (``host:port``) has the key that ``make_link``
+    expects.
 
-    :raises DmsgError: through the Deferred, as Twisted's connect errors.
+    It fails with DmsgError for a malformed address, or with a connection error of Twisted.
     """
     endpoint = tcp_endpoint(reactor, address, LOOK_TIMEOUT)
     connecting = LinkClientEndpoint(reactor, endpoint, make_link).connect(lambda remote: _Visitor())

@@ -1,4 +1,4 @@
-"""Keeping a server's entry in discovery true."""
+"""Registration: keeps the entry of a server in discovery up to date."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from dmsg.net.reactor import cancel_call
 from dmsg.net.retry import retry_delay
 
 REFRESH_INTERVAL = 30.0
-"""Seconds between refreshes of the entry; discovery lists it for longer than that."""
+"""Seconds between refreshes of the entry. Discovery lists an entry for longer than this."""
 CHANGE_DELAY = 2.0
-"""Seconds in which changes of available_connections are collected into one POST."""
+"""Seconds for which changes of the free places are collected into one POST."""
 WITHDRAW_TIMEOUT = 2.0
-"""Seconds that stopping waits for discovery."""
+"""Seconds to wait for discovery when the server stops."""
 
 _log = Logger()
 
 
 class Registration:
-    """A server's entry.
+    """Entry of a server in discovery, which is posted and refreshed.
 
-    :param discovery: URLs, or a Lookups; empty means it is not registered.
-    :param mark: the version of the entry, with what the server offers.
-    :param available: how many more clients may connect.
+    :param discovery: URLs, or a Lookups; if empty, the server is not registered.
+    :param mark: returns the version of the entry, with the features of the server.
+    :param available: returns the number of clients that can still connect.
     :ivar address: ``host:port`` at which clients reach the server.
     :ivar shared_with: address of another server that posts the entry of the same key, or None.
-    :ivar registered_at: seconds of the reactor's clock of the last POST that discovery took.
+    :ivar registered_at: time of the last accepted POST, in seconds of the reactor's clock.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Registration:
         self._running = False
         self._posted: int | None = None
         self._told = False
-        """Some discovery may have an entry of this server."""
+        """Whether some discovery may have an entry of this server."""
         self._failures = 0
         self._call: IDelayedCall | None = None
         self._registering: Deferred[None] | None = None
@@ -75,36 +75,36 @@ class Registration:
 
     @property
     def wanted(self) -> bool:
-        """There is a discovery to register in."""
+        """Whether there is a discovery to register in."""
         return self._lookups is not None
 
     @property
     def busy(self) -> bool:
-        """A POST is under way."""
+        """Whether a POST is under way."""
         return self._registering is not None
 
     @property
     def current(self) -> bool:
-        """Discovery took the last POST."""
+        """Whether discovery accepted the last POST."""
         return self._failures == 0 and self._posted is not None
 
     def start(self) -> None:
-        """Register now, and keep the entry fresh."""
+        """Register now, and refresh the entry from then on."""
         self._running = True
         self._soon(0)
 
     def stop(self) -> None:
-        """Post no more."""
+        """Stop posting."""
         self._running = False
         cancel_call(self._call)
 
     def changed(self) -> None:
-        """The number of available connections may be another."""
+        """Post the number of free places if it has changed."""
         if self._available() != self._posted:
             self._soon(CHANGE_DELAY)
 
     async def others(self) -> list[PubKey]:
-        """Servers that clients can go to."""
+        """Return the other servers that have room, to which clients can go."""
         if self._lookups is None:
             return []
         try:
@@ -114,7 +114,7 @@ class Registration:
         return [entry.key for entry in entries if entry.key != self._key.public]
 
     async def withdraw(self) -> None:
-        """Delete the entry, if discovery answers in time."""
+        """Delete the entry from discovery, if discovery answers in time."""
         if self._lookups is None or not self._told:
             return
         try:
@@ -124,7 +124,7 @@ class Registration:
             _log.info("entry was not withdrawn: {error}", error=str(error))
 
     async def close(self) -> None:
-        """End the connections to discovery."""
+        """Close the connections to discovery."""
         if self._lookups is not None:
             await self._lookups.close()
 
@@ -133,7 +133,7 @@ class Registration:
             return
         call = self._call
         if call is not None and call.active():
-            # after a failure the delay grows; a change does not cut it short
+            # After a failure the delay grows. A change must not cut it short, or a failing discovery would be flooded.
             if self._failures or call.getTime() <= self._reactor.seconds() + delay:
                 return
             call.cancel()
@@ -191,9 +191,9 @@ class Registration:
 
 
 def address_of(port: IListeningPort) -> str:
-    """``host:port`` of a listening port.
+    """Return ``host:port`` of a listening port.
 
-    :raises DmsgError: it listens on all interfaces.
+    :raises DmsgError: the port listens on all interfaces.
     """
     host = port.getHost()
     if isinstance(host, IPv4Address) and host.host != "0.0.0.0":  # noqa: S104

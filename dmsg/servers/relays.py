@@ -1,4 +1,4 @@
-"""Interface of the relay of any family, as the server around it uses the relay."""
+"""Interfaces of the relay of any family, as the server uses it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from dmsg.net.links.link import Link
 
 
 class ServedPeer(Hashable, Protocol):
-    """One connection, as the relay keeps it.
+    """Interface of a connected client in the relay.
 
     :ivar congested: whether the client reads more slowly than the relay sends to it.
-    :ivar frames_in: number of frames that the client has sent; ``bytes_in``: their bytes.
+    :ivar frames_in: number of frames that the client has sent.
+    :ivar bytes_in: number of bytes in these frames.
     """
 
     congested: bool
@@ -30,11 +31,11 @@ class ServedPeer(Hashable, Protocol):
 
     @property
     def port(self) -> Port:
-        """The client's connection."""
+        """Connection of the client."""
 
     @property
     def police(self) -> Police:
-        """Rates of the client's frames."""
+        """Rate limits of the client's frames."""
 
 
 PeerT = TypeVar("PeerT", bound=ServedPeer)
@@ -42,13 +43,14 @@ LimitsT = TypeVar("LimitsT", bound=ClientLimits)
 
 
 class ServedRelay(Protocol[PeerT, LimitsT]):
-    """Relay of a family, without its sockets.
+    """Interface of the relay of a family, without its sockets.
 
-    :ivar limits: what one client may have; may be set at any time.
-    :ivar drops: how often each :class:`~dmsg.errors.DropReason` occurred.
+    :ivar limits: limits of one client, which may be changed at any time.
+    :ivar drops: number of drops by :class:`~dmsg.errors.DropReason`.
     :ivar draining: whether new transports are refused.
-    :ivar steps: frames that the last read had handled one by one; ``strays``: frames of no transport among them, beyond
-        what a client may send; ``refused``: those that were over the rate of their destination.
+    :ivar steps: number of frames of the last read that were handled one by one.
+    :ivar strays: number of these that belonged to no transport, beyond what a client may send.
+    :ivar refused: number of these that exceeded the rate of their destination.
     """
 
     limits: LimitsT
@@ -77,7 +79,7 @@ class ServedRelay(Protocol[PeerT, LimitsT]):
         """Close at most ``most`` transports of a client that is gone; return whether none is left."""
 
     def receive_frames(self, peer: PeerT, buffer: bytearray, end: int, limit: int) -> int:
-        """Take whole frames, ``limit`` of them one by one; return the number of bytes taken."""
+        """Process whole frames, at most ``limit`` of them one by one. Return the number of bytes processed."""
 
     def congest(self, peer: PeerT) -> None:
         """Send less to a client: its queue is above the high-water mark."""

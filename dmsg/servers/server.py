@@ -1,4 +1,4 @@
-"""What a server of any family is: it listens, admits, relays, registers in discovery, and leaves politely."""
+"""Base of the servers of any family: listens, admits, relays, registers in discovery, and drains."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from dmsg.servers.status_page import ServerShown
 from dmsg.telemetry.metrics import ServerMetrics
 
 DRAIN_LOOK = 0.1
-"""Seconds between looks whether all of it is gone."""
+"""Seconds between checks whether everything has ended."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that stopping waits for clients to take their last frames."""
+"""Seconds to wait at the end until clients have received their last frames."""
 
 _log = Logger()
 
 
 class RelayServer(ListeningService):
-    """The entity around a :class:`~dmsg.servers.serving.ServingFactory`.
+    """Entity with a :class:`~dmsg.servers.serving.ServingFactory`, its discovery entry and its status page.
 
-    :param factory: of the family.
-    :param settings: what its operator chooses.
-    :param mark: the version of the entry, with what the server offers.
-    :ivar ready: fires with the listening ports.
+    :param factory: factory of the family.
+    :param settings: settings of the operator.
+    :param mark: returns the version of the entry, with the features of the server.
+    :ivar ready: Deferred that fires with the listening ports.
     """
 
     metrics_prefix = "dmsg_server"
@@ -80,24 +80,24 @@ class RelayServer(ListeningService):
         self.registration.address = public_address
         self._looking: Deferred[None] | None = None
         self.reachable: bool | None = None
-        """Whether it reached itself at its public address; None: it has not looked."""
+        """Whether the server reached itself at its public address; None before the check."""
         self.factory.registration = self.registration
         metrics = ServerMetrics(self, self.metrics_prefix, [factory.relay_seconds])
         self._status = StatusPort(
             reactor, settings.metrics, settings.page_token, self._shown(), metrics.render, self.health
         )
 
-    # --- for a family ---
+    # --- hooks of a family ---
 
     async def _leave(self) -> None:
-        """Withdraw the entry, and give clients the time that they have."""
+        """Withdraw the entry, and give clients time to move to other servers."""
         raise NotImplementedError
 
     async def _closed(self) -> None:
-        """All clients are gone."""
+        """Clean up after the last client has left."""
 
     def health(self) -> dict[str, object]:
-        """What ``/health`` says."""
+        """Return the content of ``/health``."""
         return {
             "status": "draining" if not self.running else "full" if self.factory.full else "ok",
             "registered": self.registration.current or not self.registration.wanted,
@@ -109,7 +109,7 @@ class RelayServer(ListeningService):
     # --- service ---
 
     def reload(self, limits: ClientLimits | None = None) -> None:
-        """Read the lists again; with other ``limits`` from now on."""
+        """Read the lists of keys again, and apply new limits if given."""
         if limits is not None:
             self.factory.limits = limits
         self.factory.admission.look(force=True)
@@ -131,19 +131,19 @@ class RelayServer(ListeningService):
 
     @property
     def metrics_port(self) -> IListeningPort | None:
-        """Where its page, ``/metrics`` and ``/health`` are."""
+        """Port of the status page, ``/metrics`` and ``/health``."""
         return self._status.port
 
     def _shown(self) -> ServerShown:
-        """What its page shows."""
+        """Return the model of the status page."""
         return ServerShown(self, str(self.name).replace("-", " "))
 
     def client_name(self, key: bytes) -> str:
-        """What the page calls a client: as telemetry does, where there is one."""
+        """Return the name of a client on the status page: a pseudonym if there is telemetry."""
         return key.hex()
 
     def _look(self, address: str) -> Deferred[None]:
-        """Whether clients reach this server where its entry says, as far as it can see that itself."""
+        """Check whether the server reaches itself at its public address, and warn if not."""
 
         def looked(result: object) -> None:
             self._looking = None
@@ -160,7 +160,7 @@ class RelayServer(ListeningService):
         return look_at_self(self._reactor, address, self._make_visit).addBoth(looked)
 
     def _make_visit(self, make_user: MakeUser, failed: OnFailure) -> Link:
-        """A link of the family to this server itself."""
+        """Return a link of the family to this server itself."""
         raise NotImplementedError
 
     async def _stop(self) -> None:
@@ -179,17 +179,17 @@ class RelayServer(ListeningService):
             await self._closed()
             await self.registration.close()
         finally:
-            # who watches it sees that it leaves
+            # The status page closes last, so that monitoring sees the server drain.
             await self._status.stop()
 
-    # --- what it says of itself (ServerStatistics) ---
+    # --- statistics (ServerStatistics) ---
 
     def by_connections(self) -> dict[str, int]:
-        """How many addresses have so many connections."""
+        """Return the number of addresses by their number of connections."""
         return self.factory.by_connections()
 
     def gauges(self) -> dict[str, tuple[str, float]]:
-        """What goes up and down."""
+        """Return the gauges: help text and value by name."""
         factory = self.factory
         return {
             "connections": ("Number of connected clients", len(factory.sessions)),
@@ -217,7 +217,7 @@ class RelayServer(ListeningService):
         }
 
     def counters(self) -> dict[str, tuple[str, float]]:
-        """What only goes up."""
+        """Return the counters: help text and value by name."""
         relay = self.factory.relay
         hook = self.factory.admission.hook
         return {
@@ -250,5 +250,5 @@ class RelayServer(ListeningService):
         }
 
     def drops(self) -> dict[DropReason, int]:
-        """How often each reason occurred."""
+        """Return the number of drops by reason."""
         return self.factory.relay.drops

@@ -1,4 +1,4 @@
-"""A server's side of its clients' connections: who is admitted is given to one relay."""
+"""Server side of the clients' connections: admitted clients are handed to one relay."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ from dmsg.servers.registration import Registration
 from dmsg.servers.relays import LimitsT, PeerT, ServedRelay
 
 FRAME_RATE = 100_000.0
-"""Frames a second of one address that are handled one by one, by default: control frames, frames of no transport, and
-those that go elsewhere than the ones before them.  More is read later."""
+"""Frames per second of one address that are handled one by one, by default; further reads are delayed. These are
+control frames, frames of no transport, and frames to another destination than the previous one.
+"""
 CLOSED_AT_ONCE = 512
-"""Transports of a connection that ended that are closed in one turn of the reactor."""
+"""Maximum number of transports of a lost connection that are closed in one turn of the reactor."""
 STRAY_RATE = 2_000.0
-"""Frames of no transport a second of one address, beyond what each client may send, before its connection ends."""
+"""Frames of no transport per second that one address may send beyond what each client may; then its connection ends."""
 STRAY_BURST = 200_000.0
-"""And so many at once: what the windows of many transports hold when their other ends are lost."""
+"""Number of such frames allowed at once: the content of many transports' windows when their other ends are lost."""
 REFUSED_RATE = 2_000.0
-"""REQUESTs or OpenChannels a second from one address that are over the rate of their destinations, before those of its
-connections end that go on with them."""
+"""REQUESTs or OpenChannels per second of one address that may exceed the rate of their destinations. Beyond it, the
+connections that continue are ended.
+"""
 REFUSED_BURST = 4_000.0
-"""The same, at once."""
+"""Number of such requests allowed at once."""
 _COUNTED_BY_RELAY = frozenset(
     {
         DropReason.REPLACED,
@@ -48,11 +50,11 @@ _COUNTED_BY_RELAY = frozenset(
         DropReason.FLOODED_BEFORE,
     }
 )
-"""Ends of links that are counted where they are decided."""
+"""Reasons for the end of a link that are counted where they are decided."""
 
 
 class ServedSession(Generic[PeerT, LimitsT]):
-    """One connected client of a server; it is served once it is admitted."""
+    """Session of a connected client, which is served once it is admitted."""
 
     __slots__ = ("_factory", "_peer", "link")
 
@@ -63,31 +65,36 @@ class ServedSession(Generic[PeerT, LimitsT]):
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait for it before they come to its link."""
+        """Number of bytes that the relay keeps for the client, before they reach its link."""
         return self._factory.backlog_of(self._peer) if self._peer is not None else 0
 
-    # --- for a family ---
+    # --- hooks of a family ---
 
     def _connected(self, link: Link) -> None:
-        """The handshake is done, nothing is decided yet."""
+        """Prepare the session; the handshake is done, and admission is not decided."""
 
     def _serve(self, link: Link) -> PeerT:
-        """It is admitted: let the relay have it.  :returns: what the relay calls it."""
+        """Hand the admitted client to the relay.
+
+        :returns: the relay's object for the client.
+        """
         assert link.remote is not None
         return self._factory.relay.add(link.remote, link)
 
     def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
-        """There is no room, or this key is not, or no longer, admitted."""
+        """End the link: there is no room, or the key is not admitted, or no longer."""
         assert self.link is not None
         self.link.close(reason)
 
     @property
     def idle(self) -> bool:
-        """Whether the client has no transport, and asks for none."""
+        """Whether the client has no transport and is opening none."""
         return self._peer is None or not self._factory.is_busy(self._peer)
 
     def crowd_out(self) -> None:
-        """Its place is another client's: old programs connect again, and are then refused as at any full server."""
+        """End the link to give its place to another client. Old clients reconnect, and are then refused as by any full
+        server.
+        """
         assert self.link is not None
         self.link.close(DropReason.CROWDED_OUT)
 
@@ -147,7 +154,7 @@ class ServedSession(Generic[PeerT, LimitsT]):
         self.link = None
 
     def _leave(self) -> None:
-        """A little at a time: others are not to wait until thousands of transports are closed."""
+        """Close the client's transports, some per turn, so that others need not wait until thousands are closed."""
 
         def close_some(peer: PeerT) -> None:
             if not self._factory.relay.remove(peer, CLOSED_AT_ONCE):
@@ -158,10 +165,10 @@ class ServedSession(Generic[PeerT, LimitsT]):
 
 
 class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
-    """Accepts links, admits their keys, and gives them to one relay.
+    """Factory that accepts links, admits their keys, and hands them to one relay.
 
-    :ivar relay: of the family.
-    :ivar relay_seconds: how long the relay takes, one turn of the reactor at a time.
+    :ivar relay: relay of the family.
+    :ivar relay_seconds: histogram of the relay's time in one turn of the reactor.
     """
 
     relay: ServedRelay[PeerT, LimitsT]
@@ -182,13 +189,13 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         self._strays = RateLimit(STRAY_RATE, STRAY_BURST, blocks_of)
         self._refusals = RateLimit(REFUSED_RATE, REFUSED_BURST, blocks_of)
         self.registration: Registration | None = None
-        """The server's entry in discovery; None: nobody keeps one."""
+        """Entry of the server in discovery; None if the server is not registered."""
         self.slowed = 0
-        """How often a client was read later for its frames a second."""
+        """Number of times that a read was delayed because of too many frames per second."""
 
     @property
     def limits(self) -> LimitsT:
-        """What one client may have; may be set at any time."""
+        """Limits of one client, which may be changed at any time."""
         return self.relay.limits
 
     @limits.setter
@@ -197,7 +204,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
 
     @property
     def draining(self) -> bool:
-        """Nobody new is taken: the clients are told to leave, or all is closed."""
+        """Whether no new clients are taken, because the server is draining or closing."""
         return self.relay.draining
 
     def _sessions_changed(self) -> None:
@@ -205,18 +212,18 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
             self.registration.changed()
 
     def admission_changed(self) -> None:
-        """The lists are others now: end the connections of those who are no longer admitted."""
+        """End the connections of clients that the changed lists no longer admit."""
         for session in list(self.sessions):
             link = session.link
             if link is not None and link.remote is not None and self.admission.listed(link.remote) is False:
                 session.refuse()
 
     def later(self, call: Callable[[], None]) -> None:
-        """In the next turn of the reactor."""
+        """Call ``call`` in the next turn of the reactor."""
         self._reactor.callLater(0, call)
 
     def _once_after(self, seconds: float, peer: PeerT, call: Callable[[PeerT], None]) -> None:
-        """Tell the relay something of ``peer`` in a while, unless that is due already."""
+        """Schedule a call with ``peer`` in ``seconds``, unless one is already scheduled."""
         if peer in self._timers:
             return
 
@@ -229,9 +236,9 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
     def paid(self, link: Link, peer: PeerT, steps: int, strays: int, refused: int) -> None:
         """Charge the address of a link for frames that were handled one by one.
 
-        :param strays: frames of no transport among them, beyond what a client may send.
-        :param refused: those that were refused because others would have had to answer too many.
-        :raises RemoteProtocolError: more of these than can be an accident.
+        :param strays: number of these frames that belonged to no transport, beyond what a client may send.
+        :param refused: number of these frames that were refused to protect their destinations.
+        :raises RemoteProtocolError: there are more of these than can be an accident.
         """
         now = self._reactor.seconds()
         owner = str(link.owner)
@@ -246,19 +253,19 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
             raise RemoteProtocolError(DropReason.FLOOD, "flood of requests")
 
     def is_busy(self, peer: PeerT) -> bool:
-        """Whether a client has something open."""
+        """Whether a client has anything open."""
         raise NotImplementedError
 
     def backlog_of(self, peer: PeerT) -> int:
-        """Bytes that the relay itself keeps for a client."""
+        """Return the number of bytes that the relay itself keeps for a client."""
         return 0
 
     def _close_relay(self) -> None:
-        """Close what clients have open, and take nobody new."""
+        """Close all transports of clients, and take no new clients."""
         raise NotImplementedError
 
     def drain(self) -> Deferred[None]:
-        """Close everything, take nobody new; fires when all are gone."""
+        """Close everything and take no new clients. Return a Deferred that fires when all clients have left."""
         self._close_relay()
         for timer in self._timers.values():
             timer.cancel()
@@ -267,4 +274,4 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
 
 
 AnyServing: TypeAlias = ServingFactory[Any, Any]
-"""Factory of whichever family, for those who never give it a client or limits of their own."""
+"""Factory of any family, for code that passes no client or limits of its own to it."""

@@ -1,4 +1,4 @@
-"""What an operator chooses of a server of any family."""
+"""Settings of an operator for a server of any family."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dmsg.servers.admission import Admission
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings(PageSettings):
-    """What an operator chooses.
+    """Settings of a server.
 
-    ``public_address`` of None takes the first listening port, which must then be on one interface.  ``discovery`` may
-    be a Lookups; a server without one is not registered.  The Messaging System knows no way to move channels: there
-    ``drain_timeout`` is for channels to end.
+    If ``public_address`` is None, the address of the first listening port is used, which must then be on one
+    interface. ``discovery`` may be a Lookups; without a discovery, the server is not registered. The Messaging System
+    cannot move channels to another server, so its ``drain_timeout`` is the time until channels must end.
 
-    :ivar admission: whom it admits; None: everybody.
-    :ivar random: when its entry is posted again; None: the system's.
+    :ivar admission: admission policy; None to admit everybody.
+    :ivar random: source of the jitter of retries; None for the system's.
     """
 
     public_address: str | None = option(

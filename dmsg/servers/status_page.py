@@ -1,4 +1,4 @@
-"""What the page of a server shows."""
+"""Status page of a server."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dmsg.telemetry.metrics import LATENCIES
 
 VERSION = version("dmsg")
 SHOWN_CLIENTS = 10
-"""Clients in each table."""
+"""Maximum number of clients in each table."""
 NEARLY_FULL = 0.9
-"""Share of what may connect, or be held, from which on the page says so."""
+"""Fraction of the limit of clients or of memory from which the page reports a problem."""
 CHARTS = (
     Chart("Frames", "/s", (Line("received", "frames", rate=True),)),
     Chart("Bytes", "bytes/s", (Line("received", "frame_bytes", rate=True),)),
@@ -38,11 +38,11 @@ CHARTS_OF_LINKS = (
     *(chart for chart in CHARTS if chart.title not in ("Transports", "New")),
     Chart("New", "/s", (Line("connects", "connections_opened", rate=True),)),
 )
-"""Of a family without transports."""
+"""Charts for a family without transports."""
 
 
 class Looked(Protocol):
-    """A server, as its page asks it."""
+    """Interface of a server for its status page."""
 
     started: float
     listens_as: str
@@ -51,23 +51,23 @@ class Looked(Protocol):
     reachable: bool | None
 
     def health(self) -> dict[str, object]:
-        """What ``/health`` says."""
+        """Return the content of ``/health``."""
 
     def gauges(self) -> dict[str, tuple[str, float]]:
-        """What goes up and down."""
+        """Return the gauges: help text and value by name."""
 
     def counters(self) -> dict[str, tuple[str, float]]:
-        """What only goes up."""
+        """Return the counters: help text and value by name."""
 
     def drops(self) -> dict[DropReason, int]:
-        """How often each reason occurred."""
+        """Return the number of drops by reason."""
 
     def client_name(self, key: bytes) -> str:
-        """What the page calls a client."""
+        """Return the name of a client on the page."""
 
 
 class ServerShown(Shown):
-    """A server of any family, as :class:`~dmsg.pages.model.Shown`."""
+    """Model of the status page of a server of any family."""
 
     def __init__(self, server: Looked, kind: str) -> None:
         self._server = server
@@ -149,7 +149,7 @@ class ServerShown(Shown):
         return found
 
     def _buckets(self) -> list[float]:
-        """Turns of each bucket."""
+        """Return the number of reactor turns in each bucket of the latency histogram."""
         sums = [
             sample.value
             for metric in self._server.factory.relay_seconds.collect()
@@ -200,7 +200,7 @@ class ServerShown(Shown):
 
 
 def _values(told: dict[str, tuple[str, float]]) -> dict[str, float]:
-    """Without what each of them means."""
+    """Return the values without their help texts."""
     return {name: value for name, (_, value) in told.items()}
 
 
