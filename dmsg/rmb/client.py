@@ -1,4 +1,4 @@
-"""Calling services, and being one, straight through a relay: for Twisted programs, without Redis.
+"""Client of the message bus for Twisted programs: calls services and serves commands through a relay, without Redis.
 
 ::
 
@@ -41,18 +41,18 @@ from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 
 DEFAULT_TIMEOUT = 30.0
-"""Seconds for a call."""
+"""Seconds that a call waits for its answer unless the caller says otherwise."""
 MAX_CALLS = 10_000
-"""Calls that wait for an answer."""
+"""Number of calls of one client that may wait for an answer; one more fails at once."""
 
 _log = Logger()
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer.
+    """Answer to a call.
 
-    :ivar source: who answers; signed, and the one who was asked.
+    :ivar source: session that answered. Its signature was verified, and it belongs to the twin that was called.
     """
 
     source: Session
@@ -71,16 +71,16 @@ class CallOptions(TypedDict, total=False):
 
 
 class RmbClient(Service):
-    """A session of a twin.
+    """Client of the message bus: one session of a twin.
 
-    :param secret: words, or ``0x`` and 64 digits; with ``//junctions``
-        messages are signed, but not encrypted.
-    :param registry: what ``--registry`` says, or a TwinRegistry.
-    :param relays: URLs, ``ws://`` or ``wss://``; at most 4.
-    :param session: a name, so that several programs of a twin can be
-        connected; None is the twin itself, whom others call.
-    :param update: let the registry say which relays and which key this twin has.
-    :param strict: let it also say that every program of this twin signs with borders; None leaves that as it is.
+    :param secret: words, or ``0x`` and 64 digits. With ``//junctions`` messages are signed, but not encrypted.
+    :param registry: a registry as ``--registry`` names it, or a TwinRegistry.
+    :param relays: URLs of relays, ``ws://`` or ``wss://``; at most 4.
+    :param session: name of the session, so that several programs of a twin can be connected. None is the twin's
+        unnamed session, which receives the calls of others.
+    :param update: whether to register the relays and the encryption key of this twin.
+    :param strict: whether to register that every program of this twin signs with borders; None leaves the entry as it
+        is.
     """
 
     name = "rmb-client"
@@ -134,22 +134,22 @@ class RmbClient(Service):
 
     @property
     def account(self) -> bytes:
-        """32 bytes."""
+        """Public key of this twin, 32 bytes."""
         return self._profile.identity.account
 
     @property
     def relays(self) -> Sequence[str]:
-        """URLs."""
+        """URLs of the relays of this client."""
         return self._profile.relays
 
     @property
     def twin(self) -> Twin | None:
-        """Of the registry, once it is ready."""
+        """Registry entry of this client's twin; None until the client is ready."""
         return self._bus.twin if self._bus.is_open else None
 
     @property
     def uplink(self) -> Uplink | None:
-        """The connections to relays, once it is ready."""
+        """Connections to the relays; None until the client is ready."""
         return self._bus.uplink if self._bus.is_open else None
 
     def startService(self) -> None:
@@ -168,10 +168,10 @@ class RmbClient(Service):
         self.ready.callback(None)
 
     async def when_online(self, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Wait for a relay.
+        """Wait until at least one relay is connected.
 
-        :raises DmsgTimeout: there is none.
-        :raises RmbError: the twin is unknown, or the registry refuses it.
+        :raises DmsgTimeout: no relay was connected in time.
+        :raises RmbError: the twin is unknown, or the registry refuses the entry.
         """
         if not self.ready.called:
             waiting: Deferred[None] = Deferred()
@@ -220,15 +220,15 @@ class RmbClient(Service):
         keep: bool = False,
         tags: str = "",
     ) -> Reply:
-        """Ask a twin.
+        """Call a command of a twin and return the answer.
 
-        :param timeout: seconds; the message lives no longer, at most 1800.
-        :param keep: let the relay keep it while the twin is not connected;
-            else that is said at once.
+        :param timeout: seconds to wait for the answer. The message lives no longer, and at most 1800 seconds.
+        :param keep: whether the relay keeps the message while the twin is not connected; otherwise the call fails at
+            once.
         :raises TwinOffline: the twin is not connected.
         :raises RemoteError: the answer is an error, of the twin or of a relay.
-        :raises CallTimeout: there was none.
-        :raises RmbError: the twin is unknown, or too many calls wait.
+        :raises CallTimeout: no answer came in time.
+        :raises RmbError: the twin is unknown, or too many calls wait for an answer.
         """
         if not 0 < timeout < 1e9:
             raise RmbError(f"a timeout of {timeout} seconds")
@@ -238,7 +238,7 @@ class RmbClient(Service):
             raise RmbError(f"{MAX_CALLS} calls wait for an answer")
         receiver = await self.registry.get(twin)
         now = self._now()
-        # the message is stamped with whole seconds: of the present one a part is over
+        # The timestamp has whole seconds, and part of the current second has passed already.
         life = max(1, min(math.ceil(now % 1 + timeout), SENT_EXPIRATION))
         envelope = Envelope(uid=str(uuid4()), expiration=life)
         envelope.request.command = command
@@ -266,7 +266,7 @@ class RmbClient(Service):
     async def call_all(
         self, twins: Iterable[int], command: str, payload: bytes = b"", **options: Unpack[CallOptions]
     ) -> dict[int, Reply | Exception]:
-        """Ask several twins at once: twin -> its answer, or the error of that one."""
+        """Call several twins at once; return the answer of each twin, or the exception of that call."""
         numbers = list(dict.fromkeys(twins))
 
         async def call(number: int) -> Reply | Exception:
@@ -279,7 +279,7 @@ class RmbClient(Service):
         return dict(zip(numbers, answers, strict=True))
 
     async def ping(self, timeout: float = 10.0) -> float:
-        """Seconds to the relay and back, as an envelope."""
+        """Return the seconds that a ping envelope takes to the relay and back."""
         await self.when_online(timeout)
         envelope = Envelope(uid=str(uuid4()), timestamp=int(self._now()), expiration=int(timeout) + 1)
         envelope.ping.SetInParent()
@@ -302,8 +302,9 @@ class RmbClient(Service):
     def serve(self, command: str, handler: Handler) -> None:
         """Answer a command with what ``handler`` returns, at once or later.
 
-        What it raises is answered as an error, code 255; :class:`HandlerError`
-        says its own code.  ``module.*`` takes every command of a module.
+        An exception of the handler is answered as an error with code 255; :class:`HandlerError` carries a code of its
+        own.
+        ``module.*`` stands for every command of a module.
         """
         self._handlers.add(command, handler)
 
@@ -316,7 +317,7 @@ class RmbClient(Service):
             await self._handlers.answer_error(request, code, str(rejected))
 
     async def _taken(self, received: Received) -> None:
-        """It is with its handler, or its call, when this ends: what that does with it is another matter."""
+        """Hand a message to its handler or pending call; return once it is handed over, not once it is processed."""
         if received.kind == "request":
             self._handlers.requested(received)
         elif received.kind in ("response", "error", "pong"):
@@ -327,7 +328,7 @@ class RmbClient(Service):
     def _answered(self, received: Received) -> None:
         envelope = received.envelope
         called = self._calls.get(envelope.uid)
-        # an answer of somebody else is none, whoever signed it
+        # Anyone may sign a message with this uid, so only the twin that was called can answer.
         if called is None or called[1].called or (not received.by_relay and received.source.twin != called[0]):
             self.drops[Drop.UNKNOWN_REPLY] += 1
             return
@@ -335,7 +336,7 @@ class RmbClient(Service):
         if received.kind == "error":
             text, code = envelope.error.message, envelope.error.code
             if received.by_relay and text == EXPIRED:
-                # the call itself ends when its time is over: a relay that says so earlier has another clock
+                # The call would have timed out first if both clocks were right.
                 why = "its clock or this one's is wrong: compare them"
                 waiting.errback(CallTimeout(f"twin {called[0]} did not answer: the {text}, a relay says; {why}"))
                 return

@@ -1,4 +1,4 @@
-"""What can go wrong on the message bus, and every reason for which something is dropped."""
+"""Errors of the message bus, and the reasons for which something is dropped."""
 
 from __future__ import annotations
 
@@ -59,27 +59,27 @@ class Drop(Enum):
 
 
 class RmbError(DmsgError):
-    """What every error of the message bus is."""
+    """Base class of all errors of the message bus."""
 
 
 class EnvelopeError(RmbError, ValueError):
-    """Bytes that are no envelope, or an envelope without something that it needs."""
+    """Bytes are no envelope, or an envelope lacks a required field."""
 
 
 class IdentityError(RmbError, ValueError):
-    """Words, a seed or an address that cannot be one."""
+    """Words, a seed or an address are malformed."""
 
 
 class SignatureInvalid(RmbError):
-    """A signature that is missing, malformed, or of another key."""
+    """A signature is missing, malformed, or made with another key."""
 
 
 class TokenError(RmbError, ValueError):
-    """A token that a relay does not take; the text is what the relay answers."""
+    """A relay refuses a token; the text is the relay's answer."""
 
 
 class CipherError(RmbError):
-    """A payload that cannot be encrypted or decrypted."""
+    """A payload cannot be encrypted or decrypted."""
 
 
 class TwinNotFound(RmbError, NobodyThere, LookupError):
@@ -87,30 +87,30 @@ class TwinNotFound(RmbError, NobodyThere, LookupError):
 
 
 class RegistryUnavailable(RmbError):
-    """The registry did not answer; nothing is known of the twin."""
+    """The registry did not answer, so it is unknown whether the twin exists."""
 
 
 class RegistryRefused(RmbError, ValueError):
-    """The registry did not take an update; the text says why."""
+    """The registry refused an update; the text gives the reason."""
 
 
 class RegistryConflict(RegistryRefused):
-    """A statement that does not follow the last one of its owner."""
+    """A statement does not follow its owner's last statement."""
 
 
 class NotTheOwner(RegistryRefused):
-    """A statement that the owner of the account did not sign."""
+    """A statement is not signed by the owner of its account."""
 
 
 class QueueUnavailable(RmbError):
-    """The queue of a relay cannot be written or read now."""
+    """The queue of a relay cannot be read or written at present."""
 
 
 class RemoteError(RmbError):
-    """The answer to a call was an error.
+    """The answer to a call is an error.
 
-    :ivar code: as in ``Error.code``; 0 is what relays say.
-    :ivar by_relay: a relay said so; nobody signed it.
+    :ivar code: the ``Error.code`` of the answer; errors of relays have 0.
+    :ivar by_relay: whether a relay made the error; such an error is not signed.
     """
 
     def __init__(self, code: int, text: str, *, by_relay: bool = False) -> None:
@@ -120,7 +120,7 @@ class RemoteError(RmbError):
 
 
 class TwinOffline(RemoteError, NobodyThere):
-    """The destination is not connected, and the message was not to be kept for it."""
+    """The destination is not connected, and the relay was asked not to keep the message."""
 
 
 class CallTimeout(RmbError, TimeoutError):

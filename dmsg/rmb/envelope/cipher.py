@@ -21,16 +21,16 @@ from dmsg.rmb.twins.identity import hex_seed, mini_secret
 NONCE_SIZE = 12
 TAG_SIZE = 16
 MAX_KEYS = 1000
-"""Shared keys that are remembered; each costs a multiplication of 60 us."""
+"""Number of shared keys in the cache; computing one costs a point multiplication of 60 µs."""
 BOUND_LABEL = b"dmsg-rmb-bound-1"
 
 
 class Encryption:
-    """The encryption key of a twin.
+    """Encryption key of a twin.
 
-    :param secret: words, or ``0x`` and 64 digits; junctions are no part of it.
-    :raises IdentityError: the secret cannot be one.
-    :ivar pk: the public key, 33 bytes, as the registry has it.
+    :param secret: words, or ``0x`` and 64 digits; junctions are not allowed.
+    :raises IdentityError: the secret is malformed.
+    :ivar pk: the public key, 33 bytes, as in the registry.
     """
 
     def __init__(self, secret: str) -> None:
@@ -41,9 +41,10 @@ class Encryption:
         self._shared: dict[bytes, bytes] = {}
 
     def shared_key(self, pk: bytes) -> bytes:
-        """32 bytes: SHA-256 of the X coordinate, 32 bytes big endian, of the product point.
+        """Return the key shared with ``pk``: 32 bytes, SHA-256 of the product point's X coordinate (32 bytes, big
+        endian).
 
-        :raises CipherError: ``pk`` is no point.
+        :raises CipherError: ``pk`` is no point of secp256k1.
         """
         shared = self._shared.get(pk)
         if shared is None:
@@ -58,17 +59,17 @@ class Encryption:
         return shared
 
     def encrypt(self, data: bytes, pk: bytes, nonce: bytes | None = None) -> bytes:
-        """12 bytes of nonce, the ciphertext, 16 bytes of tag; for the twin with ``pk``.
+        """Encrypt ``data`` for the twin with ``pk``: 12 bytes of nonce, the ciphertext, 16 bytes of tag.
 
-        :raises CipherError: ``pk`` is no point.
+        :raises CipherError: ``pk`` is no point of secp256k1.
         """
         nonce = os.urandom(NONCE_SIZE) if nonce is None else nonce
         return nonce + AESGCM(self.shared_key(pk)).encrypt(nonce, data, None)
 
     def decrypt(self, data: bytes, pk: bytes) -> bytes:
-        """What the twin with ``pk`` encrypted for this one.
+        """Return the plaintext of what the twin with ``pk`` encrypted for this twin.
 
-        :raises CipherError: it did not, or it was changed.
+        :raises CipherError: another twin encrypted it, or it was changed.
         """
         return _open(self.shared_key(pk), data, None)
 
@@ -77,7 +78,7 @@ class Encryption:
         return hashlib.sha256(BOUND_LABEL + self.shared_key(other) + sender + receiver).digest()
 
     def encrypt_bound(self, data: bytes, pk: bytes, frame: bytes) -> bytes:
-        """As :meth:`encrypt`, with ``frame`` bound in and a key for this direction only."""
+        """Encrypt like :meth:`encrypt`, with a key for this direction only and ``frame`` as additional data."""
         nonce = os.urandom(NONCE_SIZE)
         return nonce + AESGCM(self._bound_key(self.pk, pk)).encrypt(nonce, data, frame)
 

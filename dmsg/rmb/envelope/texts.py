@@ -1,4 +1,4 @@
-"""What relays tell senders of messages that do not go on: the reference's words, which clients match on."""
+"""Texts with which relays refuse messages: the reference's words, because clients match on them."""
 
 from __future__ import annotations
 

@@ -20,36 +20,36 @@ from dmsg.rmb.twins.address import Session
 # --- what the protocol says ---
 
 FAIL_FAST = "fail-fast"
-"""A tag: do not keep this message for a destination that is not connected."""
+"""Tag that tells relays not to keep this message for a destination that is not connected."""
 MAX_MESSAGE = 16 * 1024 * 1024
-"""Bytes of an envelope; a frame of the reference has no more either."""
+"""Bytes of an envelope; the reference has the same limit for a frame."""
 MAX_UID = 256
-"""Bytes of a uid."""
+"""Characters of a uid."""
 DEFAULT_EXPIRATION = 300
-"""Seconds, for messages that say 0."""
+"""Seconds of life that a message with expiration 0 is given."""
 SENT_EXPIRATION = 1800
-"""Seconds that peers give a message at most."""
+"""Longest life in seconds that peers give to a message."""
 PONG = b"hello world"
 JSON = "application/json"
-"""A schema."""
+"""Schema of payloads that are JSON."""
 
 # --- what this package says ---
 
 MAX_EXPIRATION = 3600
-"""Seconds of life that a peer believes; nothing the reference sends has more."""
+"""Longest life in seconds that a receiver accepts; the reference sends at most 1800."""
 MAX_SKEW = 300
-"""Seconds that the clock of a sender may be ahead of ours."""
+"""Seconds by which a sender's clock may be ahead of the receiver's."""
 
 STRICT_LABEL = b"dmsg-rmb-envelope-1\0"
 _ABSENT = b"\xff\xff\xff\xff"
 _make = tuple.__new__
-"""A session in half the time that its class takes: relays make two of each message."""
+"""Constructor of a Session that takes half the time of the class; relays make two sessions for each message."""
 
 
 def decode(data: bytes) -> Envelope:
-    """The envelope in ``data``.
+    """Decode an envelope.
 
-    :raises EnvelopeError: it is none.
+    :raises EnvelopeError: ``data`` is no envelope.
     """
     envelope = Envelope()
     try:
@@ -60,13 +60,13 @@ def decode(data: bytes) -> Envelope:
 
 
 def source_of(envelope: Envelope) -> Session:
-    """(0, None) when there is none."""
+    """Return the source of an envelope; (0, None) when it has none."""
     source = envelope.source
     return _make(Session, (source.twin, source.connection if source.HasField("connection") else None))
 
 
 def destination_of(envelope: Envelope) -> Session:
-    """(0, None) when there is none."""
+    """Return the destination of an envelope; (0, None) when it has none."""
     destination = envelope.destination
     return _make(Session, (destination.twin, destination.connection if destination.HasField("connection") else None))
 
@@ -81,30 +81,30 @@ def set_address(address: Address, session: Session) -> None:
 
 
 def kind_of(envelope: Envelope) -> str:
-    """``request``, ``response``, ``error``, ``ping``, ``pong``, or empty."""
+    """Return the kind: ``request``, ``response``, ``error``, ``ping``, ``pong``, or the empty text."""
     return envelope.WhichOneof("message") or ""
 
 
 def payload_of(envelope: Envelope) -> bytes:
-    """The payload as it is, plain or encrypted; empty when there is none."""
+    """Return the payload as it was sent, plain or encrypted; empty when there is none."""
     which = envelope.WhichOneof("payload")
     payload: bytes = getattr(envelope, which) if which else b""
     return payload
 
 
 def has_tag(tags: str, tag: str) -> bool:
-    """Tags are parted by commas and white space."""
+    """Whether ``tag`` is among ``tags``, which are separated by commas and white space."""
     return tag in tags and tag in tags.replace(",", " ").split()
 
 
 class Tagged(Protocol):
-    """An envelope, or what was read of one."""
+    """Interface of objects that have the tags of an envelope: the envelope itself, or its parsed header."""
 
     tags: str
 
 
 def wants_fail_fast(envelope: Tagged) -> bool:
-    """The message is not to be kept."""
+    """Whether relays must not keep the message for a destination that is not connected."""
     return bool(envelope.tags) and has_tag(envelope.tags, FAIL_FAST)
 
 
@@ -112,9 +112,10 @@ def wants_fail_fast(envelope: Tagged) -> bool:
 
 
 class Timed(Protocol):
-    """An envelope, or what was read of one.
+    """Interface of objects that have the times of an envelope: the envelope itself, or its parsed header.
 
-    :ivar timestamp: seconds since 1970.  :ivar expiration: seconds of life from then on.
+    :ivar timestamp: seconds since 1970.
+    :ivar expiration: seconds of life from then on.
     """
 
     timestamp: int
@@ -122,29 +123,29 @@ class Timed(Protocol):
 
 
 def stamp(envelope: Envelope, now: int) -> None:
-    """Set the timestamp to now and shorten the life by what has passed."""
+    """Set the timestamp to ``now`` and shorten the life by the seconds that have passed since the old timestamp."""
     age = now - envelope.timestamp if envelope.timestamp and envelope.timestamp <= now else 0
     envelope.expiration = max(0, envelope.expiration - age)
     envelope.timestamp = now
 
 
 def ttl(timestamp: int, expiration: int, now: int) -> int | None:
-    """Seconds of life left; None when there are none."""
+    """Return the seconds of life that are left; None when the life is over."""
     left = timestamp + expiration - now
     return left if left > 0 else None
 
 
 def life(envelope: Timed, now: int) -> int | None:
-    """Seconds that a relay keeps this message at most; None when it has expired.
+    """Return how many seconds a relay keeps this message at most; None when it has expired.
 
-    A sender's word is taken up to :data:`MAX_EXPIRATION`.
+    A sender's expiration counts up to :data:`MAX_EXPIRATION`.
     """
     left = ttl(envelope.timestamp, envelope.expiration, now)
     return None if left is None else min(left, MAX_EXPIRATION)
 
 
 def life_ends(envelope: Timed, now: float) -> float:
-    """When a relay forgets this message; a sender's word is taken as far as a receiver would."""
+    """Return the time at which a relay forgets this message, no later than a receiver would accept it."""
     expiration = envelope.expiration
     ends = envelope.timestamp + (min(MAX_EXPIRATION, expiration))
     latest = now + (MAX_SKEW + MAX_EXPIRATION)
@@ -152,10 +153,10 @@ def life_ends(envelope: Timed, now: float) -> float:
 
 
 def times_error(envelope: Envelope, now: int) -> str | None:
-    """Why a receiver does not take these times; None when it does.
+    """Return why a receiver refuses the times of this message; None when they are acceptable.
 
-    The seconds are signed without a border between them: a message of 300 s
-    has the same signed bytes as one that never ends, far in the future.
+    Timestamp and expiration are signed without a border between them. A relay can move digits from one to the other, so
+    that a message of 300 s becomes one that never expires, with a timestamp far in the future.
     """
     if ttl(envelope.timestamp, envelope.expiration, now) is None and envelope.expiration:
         return "message has expired"
@@ -176,7 +177,7 @@ def _place(address: Address) -> str:
 
 
 def preimage(envelope: Envelope) -> bytes:
-    """What :func:`challenge` hashes."""
+    """Return the bytes that :func:`challenge` hashes."""
     parts = [
         envelope.uid,
         envelope.tags,
@@ -194,10 +195,10 @@ def preimage(envelope: Envelope) -> bytes:
 
 
 def challenge(envelope: Envelope) -> bytes:
-    """The 16 bytes that the field ``signature`` is over.
+    """Return the 16 bytes that the field ``signature`` signs.
 
-    MD5 of uid, tags, timestamp, expiration, source, destination, command or
-    error, schema, federation, payload and relays, one after the other.
+    They are the MD5 of uid, tags, timestamp, expiration, source, destination, command or error, schema, federation,
+    payload and relays, joined without borders.
     """
     return hashlib.md5(preimage(envelope), usedforsecurity=False).digest()
 
@@ -220,9 +221,9 @@ def _address_items(envelope: Envelope, name: str) -> tuple[bytes, bytes]:
 
 
 def frame_of_payload(envelope: Envelope) -> bytes:
-    """Everything but the payload, each item with its length: 4 bytes big endian, ff ff ff ff for an absent one.
+    """Return the additional data of payloads of the kind ``bound``: everything but the payload.
 
-    It is bound into payloads of the kind ``bound``, as additional data.
+    Each item stands behind its length, 4 bytes big endian; an absent item is ff ff ff ff.
     """
     kind = kind_of(envelope)
     items: list[bytes] = [STRICT_LABEL, _item(envelope.uid)]
@@ -243,7 +244,7 @@ def frame_of_payload(envelope: Envelope) -> bytes:
 
 
 def strict_challenge(envelope: Envelope) -> bytes:
-    """The 32 bytes that the field ``strict_signature`` is over: SHA-256 of all, with its borders."""
+    """Return the 32 bytes that the field ``strict_signature`` signs: SHA-256 of all fields with their borders."""
     which = envelope.WhichOneof("payload")
     return hashlib.sha256(frame_of_payload(envelope) + _item(which or "") + _item(payload_of(envelope))).digest()
 
@@ -252,7 +253,7 @@ def strict_challenge(envelope: Envelope) -> bytes:
 
 
 def to_pong(envelope: Envelope) -> None:
-    """Turn a ping into the answer to it: addresses swapped, a greeting behind the payload, all else as sent."""
+    """Turn a ping into its answer: swap the addresses, append a greeting to the payload, and keep all else."""
     source, destination = source_of(envelope), destination_of(envelope)
     envelope.pong.SetInParent()
     set_address(envelope.source, destination)
@@ -261,9 +262,9 @@ def to_pong(envelope: Envelope) -> None:
 
 
 def error_envelope(uid: str, text: str, to: Session | None, now: int) -> Envelope:
-    """A relay's word on a request: no source, no signature.
+    """Build a relay's error about a request; it has no source and no signature.
 
-    Clients know it by the absent source.
+    Clients recognise errors of relays by the absent source.
     """
     answer = Envelope(uid=uid, timestamp=now, expiration=DEFAULT_EXPIRATION)
     answer.error.code = 0

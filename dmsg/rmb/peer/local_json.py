@@ -20,15 +20,15 @@ VERSION = 1
 MAX_COMMAND = 256
 """Characters of a command."""
 MAX_DESTINATIONS = 1000
-"""Twins in one request."""
+"""Twins in the destinations of one request."""
 MAX_JSON = 24 * 1024 * 1024
 """Bytes of a message in Redis."""
 RESERVED = ("system.", "backlog.", "seen.", "outgoing.")
-"""How no command may begin: ``msgbus.<command>`` is a key that is the peer's own."""
+"""Prefixes that no command may have, because ``msgbus.<command>`` would be one of the peer's own keys."""
 
 
 def may_be_called(command: str) -> bool:
-    """Whether a remote may ask for it: ``msgbus.<command>`` is a list of services, and no key of the peer."""
+    """Whether remotes may request this command: ``msgbus.<command>`` is a list of services, not a key of the peer."""
     try:
         command.encode()
     except UnicodeEncodeError:
@@ -37,10 +37,10 @@ def may_be_called(command: str) -> bool:
 
 
 class LocalError(RmbError, ValueError):
-    """What a local program wrote cannot be used.
+    """A message of a local program is malformed.
 
-    :ivar reply_to: where it can be told, or None.
-    :ivar reference: its own, or None.
+    :ivar reply_to: the list to which the error can be sent, or None.
+    :ivar reference: the program's own reference of the message, or None.
     """
 
     def __init__(self, text: str, reply_to: str | None = None, reference: str | None = None) -> None:
@@ -51,7 +51,7 @@ class LocalError(RmbError, ValueError):
 
 @dataclass(frozen=True)
 class LocalRequest:
-    """What a client pushed to ``msgbus.system.local``."""
+    """Request that a client pushed to ``msgbus.system.local``."""
 
     reference: str | None
     command: str
@@ -66,7 +66,7 @@ class LocalRequest:
 
 @dataclass(frozen=True)
 class LocalResponse:
-    """What a service pushed to ``msgbus.system.reply``.
+    """Response that a service pushed to ``msgbus.system.reply``.
 
     :ivar error: (code, text) or None.
     """
@@ -80,7 +80,7 @@ class LocalResponse:
 
 
 class _Members:
-    """Members of an object, each of the kind it has to be."""
+    """Members of a JSON object, read with a check of their types."""
 
     def __init__(self, raw: bytes) -> None:
         self.reply_to: str | None = None
@@ -206,7 +206,7 @@ def incoming_request(
     schema: str | None,
     timestamp: int,
 ) -> bytes:
-    """What a service reads from ``msgbus.<command>``."""
+    """Encode a request of the network as a service reads it from ``msgbus.<command>``."""
     return _encode(
         {
             "ver": VERSION,
@@ -217,7 +217,7 @@ def incoming_request(
             "dat": b64encode(data).decode(),
             "tag": tags,
             "ret": reply_to,
-            "shm": schema or "",  # the document's type knows no null here
+            "shm": schema or "",  # The seed document's type of this member is a text, never null.
             "now": timestamp,
         }
     )
@@ -231,7 +231,7 @@ def incoming_response(
     timestamp: int,
     error: tuple[int, str] | None = None,
 ) -> bytes:
-    """What a client reads from the list that it named.
+    """Encode a response of the network as a client reads it from its reply list.
 
     :param source: ``TWIN[:SESSION]``, ``0`` for a relay, empty for the peer itself.
     """
@@ -260,7 +260,7 @@ def outgoing_request(
     tags: str | None = None,
     schema: str | None = None,
 ) -> bytes:
-    """What a client pushes to ``msgbus.system.local``."""
+    """Encode a request as a client pushes it to ``msgbus.system.local``."""
     return _encode(
         {
             "ver": VERSION,
@@ -280,7 +280,10 @@ def outgoing_request(
 def outgoing_response(
     request: dict[str, object], data: bytes, *, now: int, error: tuple[int, str] | None = None
 ) -> bytes:
-    """What a service pushes to ``msgbus.system.reply``.  :param request: as it was read."""
+    """Encode a response as a service pushes it to ``msgbus.system.reply``.
+
+    :param request: the request as the service read it.
+    """
     return _encode(
         {
             "ver": VERSION,

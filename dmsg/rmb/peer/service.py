@@ -1,4 +1,4 @@
-"""The peer entity: between Redis, where services and clients are, and the relays of a twin."""
+"""The peer entity: gateway between a twin's relays and Redis, where its services and clients are."""
 
 from __future__ import annotations
 
@@ -45,23 +45,24 @@ from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 
 CACHE_TWINS = 5000
-"""Twins that a peer remembers."""
+"""Number of registry entries that a peer caches."""
 MAX_UNDER_WAY = 2000
-"""Messages of local programs that no relay has confirmed."""
+"""Number of messages of local programs that wait for a relay's confirmation; at the limit no more are taken from
+Redis."""
 MAX_COMMANDS = 1000
-"""Different commands of a twin in an hour; each makes a list in Redis."""
+"""Number of different commands that a twin may request in an hour; each makes a list in Redis."""
 RMB = "rmb"
 LOCAL_ERROR = 101
-"""The code of errors about what a local program wrote."""
+"""Error code for a malformed message of a local program."""
 RELAY_ERROR = 0
-"""The code of errors of plugins and of the local side."""
+"""Error code of plugins and of the local side."""
 
 _log = Logger()
 
 
 @dataclass(frozen=True)
 class _Running:
-    """What is there between start and stop."""
+    """Parts of a peer that exist between start and stop."""
 
     store: PeerStore
     registry: CachedRegistry
@@ -70,10 +71,10 @@ class _Running:
 
 
 class RmbPeer(Service):
-    """A twin, without session name, for any number of local services and clients.
+    """Gateway of a twin: the twin's unnamed session, for any number of local services and clients.
 
-    :param registry: instead of the one that the settings name.
-    :ivar ready: fires when it is connected to Redis, and knows who it is.
+    :param registry: registry to use instead of the one in the settings.
+    :ivar ready: fires when Redis is connected and the twin is found in the registry.
     """
 
     name = "rmb-peer"
@@ -106,14 +107,14 @@ class RmbPeer(Service):
         self._no_room: list[Deferred[int]] = []
         self._leaving = self._stopping = False
         self._recording = 0
-        """Confirmations that are being written down."""
+        """Number of confirmations that are being written to Redis."""
         self._commands: dict[int, dict[str, float]] = {}
         self._seldom = LogThrottle(reactor.seconds)
         self.ready: Deferred[None] = Deferred()
 
     @property
     def bus(self) -> Participant:
-        """The way to relays, once the registry is there."""
+        """Participant that connects this twin to its relays; available once the peer has started."""
         return self._there.bus
 
     @property
@@ -123,13 +124,13 @@ class RmbPeer(Service):
 
     @property
     def twin(self) -> Twin | None:
-        """Who this is, once it is ready."""
+        """Registry entry of this peer's twin; None until the peer is ready."""
         running = self._running
         return running.bus.twin if running is not None and running.bus.is_open else None
 
     @property
     def uplink(self) -> Uplink | None:
-        """The connections to relays, once it is ready."""
+        """Connections to the relays; None until the peer is ready."""
         running = self._running
         return running.bus.uplink if running is not None and running.bus.is_open else None
 
@@ -193,7 +194,7 @@ class RmbPeer(Service):
 
     async def _finished(self, outgoing: str, uid: str) -> None:
         if self._stopping:
-            return  # what ends now was given up, and is for the next process
+            return  # The shutdown cancelled it; the next process finds it in Redis and sends it again.
         self._recording += 1
         try:
             await self._there.store.confirmed(outgoing, uid)
@@ -214,7 +215,7 @@ class RmbPeer(Service):
             self.bus.run(self._deal_with(REQUESTS, uid, self._request(uid, at, raw)))
 
     async def _deal_with(self, outgoing: str, uid: str, work: Coroutine[Deferred[object], object, None]) -> None:
-        """Whatever a message does, it is dealt with once: one that cannot be is not there again after a restart."""
+        """Process a message once, even when it fails: a malformed message must not return after a restart."""
         try:
             await work
         except CancelledError:
@@ -240,7 +241,7 @@ class RmbPeer(Service):
             self.drops[Drop.EXPIRED] += 1
             error_text = "request has expired" if request.expiration else "request has no expiration (exp is 0)"
             if request.expiration and ttl(life.timestamp, life.expiration, int(at)) is None:
-                # it had before it was in the queue
+                # The request had expired before the peer took it from Redis.
                 error_text += f": it was made {int(at) - life.timestamp} s before it came; is a clock wrong?"
             await self._tell(request.reply_to, request.reference, (VALIDATION, error_text), once=(uid, "expired"))
             return
@@ -251,7 +252,7 @@ class RmbPeer(Service):
         await self._ask(uid, request, life.timestamp, min(life.expiration, SENT_EXPIRATION))
 
     async def _ask(self, uid: str, request: LocalRequest, timestamp: int, expiration: int, module: str = "") -> None:
-        """Send a request to all its destinations; done when each is confirmed by a relay, or was answered."""
+        """Send a request to all its destinations; return once each is confirmed by a relay or failed with an error."""
         backlog = Backlog(
             uid=uid,
             reference=request.reference,
@@ -295,7 +296,7 @@ class RmbPeer(Service):
     async def _tell(
         self, reply_to: str, reference: str | None, error: tuple[int, str], *, once: tuple[str, ...] = ()
     ) -> None:
-        """An error of this peer: without a source."""
+        """Push an error of this peer to a client's list; it has no source."""
         await self._there.store.hand_over(reply_to, incoming_response(reference, b"", "", None, 0, error), once=once)
 
     # --- local programs: responses ---
@@ -348,14 +349,14 @@ class RmbPeer(Service):
             self._answer(request, b"", (code, str(rejected)))
 
     async def _taken(self, received: Received) -> None:
-        """It is with a service or a client, by way of Redis, when this ends."""
+        """Hand a message to a service or client; return once it is in Redis."""
         if received.kind == "request":
             await self._requested(received)
         elif received.kind in ("response", "error"):
             await self._answered(received)
 
     def _say(self, kind: object, text: str) -> None:
-        """A line about a message; one of a kind in a while, because anybody can send many."""
+        """Log a line about a message, throttled by kind, because anyone can send many."""
         more = self._seldom.suffix(str(kind))
         if more is not None:
             _log.info("{text}{more}", text=text, more=more)
@@ -363,7 +364,7 @@ class RmbPeer(Service):
     def _answer(
         self, request: Envelope, data: bytes, error: tuple[int, str] | None = None, *, tags: str | None = None
     ) -> None:
-        """An answer of the peer itself."""
+        """Send an answer of the peer itself."""
         answer = LocalResponse(request.uid, data, source_of(request), JSON if error is None else None, 0, error)
         self.bus.run(self._send_answer(answer, int(self._now()), tags))
 
@@ -402,7 +403,8 @@ class RmbPeer(Service):
         await self._once(received, f"msgbus.{command}", message)
 
     def _may_ask(self, twin: int, command: str) -> bool:
-        """Commands make lists, and nobody can say which of them a service reads."""
+        """Whether ``twin`` may request this command; each command makes a list in Redis, whether or not a service
+        reads it."""
         now = self._reactor.seconds()
         commands = self._commands.setdefault(twin, {})
         if command not in commands and len(commands) >= MAX_COMMANDS:
@@ -422,7 +424,7 @@ class RmbPeer(Service):
             new = await self._there.store.hand_over(key, message, once=same, ttl=ttl_left)
         except DmsgError:
             raise
-        except Exception as error:  # what Redis says of this one, as that the key is no list
+        except Exception as error:  # Redis refused this one message, for example because the key is no list.
             self._say(key, f"{key}: {error}")
             self.drops[Drop.BAD_REQUEST] += 1
             if received.kind == "request":
@@ -439,7 +441,7 @@ class RmbPeer(Service):
             self._say("expired", "received reply of an expired message")
             return
         if not received.by_relay and backlog.destinations and received.source.twin not in backlog.destinations:
-            # signed, but by somebody who was not asked
+            # The signature is valid, but the request did not go to this twin.
             self.drops[Drop.UNKNOWN_REPLY] += 1
             return
         error = (envelope.error.code, envelope.error.message) if received.kind == "error" else None
@@ -452,7 +454,7 @@ class RmbPeer(Service):
         data = b"" if error is not None else received.payload
         message = incoming_response(reference, data, source, schema, envelope.timestamp, error)
         if received.by_relay and len(backlog.destinations) > 1:
-            # a relay does not say which of them it means
+            # A relay's error does not say which destination it concerns, so several may come and none is a duplicate.
             await self._there.store.hand_over(backlog.reply_to, message)
             return
         await self._once(received, backlog.reply_to, message)

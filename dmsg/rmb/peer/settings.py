@@ -19,7 +19,7 @@ def _directory(text: str) -> Path:
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """What a peer is told.
+    """Settings of a peer.
 
     :ivar secret: words or a seed.
     :ivar key_type: ``sr25519`` or ``ed25519``.

@@ -1,4 +1,4 @@
-"""What a peer has in Redis, so that nothing is lost or done twice when either of them is killed.
+"""State of a peer in Redis: nothing is lost or handed over twice when the peer or Redis is killed.
 
 Shared with local programs, under the reference's names: ``msgbus.system.local``,
 ``msgbus.system.reply``, ``msgbus.<command>``, the lists that clients name,
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 LOCAL, REPLY = "msgbus.system.local", "msgbus.system.reply"
 REQUESTS, RESPONSES = "msgbus.outgoing.requests", "msgbus.outgoing.responses"
 QUEUE_LENGTH = 10_000
-"""Messages in the list of a command, or of a client; then the oldest go."""
+"""Number of messages in the list of a command or client; further messages evict the oldest."""
 QUEUE_SIZE = 256 * 1024 * 1024
-"""Bytes of the messages in it; then the oldest go until three quarters are left."""
+"""Bytes of messages in one list; above it the oldest are evicted until three quarters are left."""
 QUEUE_TTL = 3600
-"""Seconds after the last message when a list goes."""
+"""Seconds after its last message when a list is deleted."""
 BATCH = 100
-"""Messages taken at once."""
+"""Number of messages taken from a list in one call."""
 BLOCK = 5
-"""Seconds that a read waits."""
+"""Seconds that a blocking read waits for a message."""
 RETRY = 0.5
-"""Seconds before Redis is asked again."""
+"""Seconds before a failed call to Redis is repeated."""
 ATTEMPTS = 7200
-"""How often: a message lives no longer than that takes."""
+"""Number of attempts of a call, ``RETRY`` seconds apart: one hour, the longest life of a message."""
 
-# a name is given and written down before anything is sent: what is sent again has the same name
+# A message gets its uid in Redis before it is sent, so that a message sent again has the same uid.
 _TAKE = """
 local out = {}
 for i = 2, #ARGV do
@@ -89,16 +89,16 @@ _LATER = (
     *("LOADING", "BUSY", "MASTERDOWN", "READONLY", "TRYAGAIN", "OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN"),
     *("NOAUTH", "NOPERM", "max number of clients"),
 )
-"""What Redis says now and will not say for ever."""
+"""Words in errors of Redis that are temporary, so that the call is repeated."""
 
 _log = Logger()
 _T = TypeVar("_T")
 
 
 class PeerStore:
-    """Redis, as a peer uses it.  Calls wait while it is away.
+    """Interface of a peer to Redis; calls wait while Redis is unavailable.
 
-    :ivar dropped: oldest messages that full lists lost.
+    :ivar dropped: number of messages evicted from full lists.
     """
 
     def __init__(self, reactor: IReactorTime, url: str) -> None:
@@ -111,7 +111,10 @@ class PeerStore:
         self.dropped = 0
 
     async def open(self) -> None:
-        """:raises RedisUnavailable: no URL, or it does not answer."""
+        """Connect to Redis.
+
+        :raises RedisUnavailable: the URL is malformed, or Redis does not answer.
+        """
         self._redis = await open_redis(self._url, self._reactor)
         self._connections.append(self._redis)
 
@@ -126,13 +129,13 @@ class PeerStore:
         room: Callable[[], Deferred[int]],
         taken: Callable[[str, float, bytes], None],
     ) -> None:
-        """Call ``taken`` with (uid, time of taking, bytes) for what is and comes in a list, oldest first.
+        """Call ``taken`` with (uid, time of taking, bytes) for each message in a list, oldest first, now and later.
 
-        After Redis was away it may be called again with a uid that is under way.
+        After Redis was unavailable, ``taken`` may be called again with a uid that is under way.
 
-        :param room: fires with how many may be taken now, once that is more than none.
+        :param room: fires with the number of messages that may be taken, as soon as it is above 0.
         """
-        # a connection that is silent for longer than a read waits is a dead one
+        # Redis answers a blocking read within BLOCK seconds; a connection silent for longer is dead.
         blocking = lazy_redis(self._url, reply_timeout=BLOCK + 10)
         self._connections.append(blocking)
         held = f"{name}.taken"
@@ -142,7 +145,7 @@ class PeerStore:
             while True:
                 try:
                     if not loaded:
-                        # what was named before: by a process that was killed, or by a call whose answer got lost
+                        # Messages with a uid were taken by a killed process, or by a call whose answer was lost.
                         for uid, value in await self._all(outgoing):
                             at, _, raw = value.partition(b"\n")
                             taken(uid, float(at), raw)
@@ -173,20 +176,20 @@ class PeerStore:
             cursor, flat = await self._redis.execute_command("HSCAN", outgoing, cursor, "COUNT", 1000)
             found += [(flat[at].decode(), bytes(flat[at + 1])) for at in range(0, len(flat), 2)]
             if bytes(cursor) == b"0":
-                # oldest first, as they were taken
+                # Sort by the time of taking, because HSCAN has no order.
                 return sorted(found, key=lambda one: float(one[1].partition(b"\n")[0]))
 
     async def confirmed(self, outgoing: str, uid: str) -> None:
-        """A relay has it, or it was answered: it need not be sent again."""
+        """Forget a message that a relay confirmed or that was answered, so that it is not sent again."""
         await self._insist(lambda: self._redis.execute_command("HDEL", outgoing, uid))
 
     # --- to local programs ---
 
     async def hand_over(self, key: str, message: bytes, *, once: Sequence[str] = (), ttl: int = QUEUE_TTL) -> bool:
-        """Push a message to a list; False when it was there before.
+        """Push a message to a list; return False for a duplicate.
 
-        :param once: what says that a message is the same; nothing means it is pushed in any case.
-        :param ttl: seconds that this is remembered.
+        :param once: words that identify the message; without any it is pushed unconditionally.
+        :param ttl: seconds for which these words are remembered.
         """
         mark = "msgbus.seen." + hashlib.sha256("\0".join(once).encode()).hexdigest()[:40]
         arguments = [str(ttl) if once else "", message, str(QUEUE_LENGTH), str(QUEUE_TTL), str(QUEUE_SIZE)]
@@ -196,12 +199,12 @@ class PeerStore:
         return over >= 0
 
     async def remember(self, backlog: Backlog, ttl: int) -> None:
-        """Keep what is to be done with the answers to a request."""
+        """Store where the answers to a request go."""
         key, value = f"msgbus.backlog.{backlog.uid}", backlog.SerializeToString()
         await self._insist(lambda: self._redis.execute_command("SETEX", key, ttl, value))
 
     async def recall(self, uid: str) -> Backlog | None:
-        """What was kept, if its time is not over."""
+        """Return what :meth:`remember` stored; None when its time is over."""
         value = await self._insist(lambda: self._redis.execute_command("GET", f"msgbus.backlog.{uid}"))
         if value is None:
             return None
@@ -210,7 +213,7 @@ class PeerStore:
         return backlog
 
     async def _insist(self, call: Callable[[], Deferred[_T]]) -> _T:
-        """Try until Redis answers.  Every call that is made so may be made twice."""
+        """Repeat a call until Redis answers. The call must be idempotent, because it may be executed twice."""
         from txredisapi import ResponseError
 
         told = False
@@ -220,11 +223,11 @@ class PeerStore:
             except CancelledError:
                 raise
             except ResponseError as error:
-                # an error of a script has that of its command somewhere inside
+                # The error of a script contains the error of the failed command somewhere inside.
                 if not any(word in str(error) for word in _LATER):
                     raise
                 why = str(error)
-            except Exception as error:  # a connection that is lost at the wrong moment raises all sorts of things
+            except Exception as error:  # A connection lost at the wrong moment raises many kinds of exceptions.
                 why = repr(error)
             if self._closed:
                 raise CancelledError
@@ -235,7 +238,7 @@ class PeerStore:
         raise RedisUnavailable("Redis was away for too long")
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._closed = True
         for loop in self._loops:
             loop.addErrback(lambda _: None)

@@ -1,4 +1,4 @@
-"""``rmb.version``: what a peer says of itself."""
+"""``rmb.version``: the command that asks a peer for its version."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from importlib.metadata import version
 
 
 def version_text() -> bytes:
-    """A JSON string, as in ``"dmsg-0.1.0"``."""
+    """Return the version as a JSON string, as in ``"dmsg-0.1.0"``."""
     return json.dumps(f"dmsg-{version('dmsg')}").encode()

@@ -1,1 +1,1 @@
-"""Where twins are looked up: in memory, in a file, at a service over HTTP, on a chain."""
+"""Registries of twins: in memory, in a file, at a service over HTTP, on a chain."""

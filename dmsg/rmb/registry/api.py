@@ -35,11 +35,11 @@ from dmsg.rmb.twins.twin import Twin
 from dmsg.telemetry.metrics import CONTENT_TYPE
 
 MAX_BODY = 8192
-"""Bytes of a statement."""
+"""Bytes of a statement that is posted."""
 MAX_WAIT = 25.0
-"""Seconds that a question for changes is kept."""
+"""Longest time in seconds that a long poll for changes is kept open."""
 MAX_WAITING = 10_000
-"""Questions for changes that are kept at once; the oldest is answered first."""
+"""Number of long polls for changes that are open at once; one more ends the oldest with an empty answer."""
 
 _log = Logger()
 
@@ -62,11 +62,11 @@ class RegistryAPI:
         table.watch(self._changed)
 
     def resource(self) -> IResource:
-        """The root resource."""
+        """Return the root resource."""
         return self._app.resource()
 
     def count_refusal(self, reason: str) -> None:
-        """A request was refused."""
+        """Count a refused request by its reason."""
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def _changed(self, twin: Twin) -> None:
@@ -75,7 +75,7 @@ class RegistryAPI:
             one.callback(None)
 
     def close(self) -> None:
-        """Answer who waits; the table is closed next."""
+        """Answer all open long polls; the table is closed next."""
         self._closed = True
         waiting, self._waiting = self._waiting, {}
         for one in waiting:
@@ -112,7 +112,7 @@ class RegistryAPI:
 
     @_app.route("/twins", methods=["POST"])
     def put(self, request: IRequest) -> Deferred[bytes]:
-        """A statement."""
+        """Store a signed statement and answer with the twin."""
         self.requests += 1
         try:
             content = json.loads(request.content.read())
@@ -122,7 +122,7 @@ class RegistryAPI:
 
     @_app.route("/changes", methods=["GET"])
     async def changes(self, request: Request) -> bytes:
-        """The change feed."""
+        """Answer with the changes since a number; wait for one if there is none."""
         self.requests += 1
         if b"since" not in request.args:
             return self._json(request, {"twins": [], "next": self._table.last_change()})
@@ -156,13 +156,13 @@ class RegistryAPI:
 
     @_app.route("/health", methods=["GET"])
     def health(self, request: IRequest) -> bytes:
-        """That it works."""
+        """Answer the health check; callers on this machine also get the number of twins."""
         twins = {"twins": self._table.count()} if HERE.refuses(request) is None else {}
         return self._json(request, {"status": "ok", **twins})
 
     @_app.route("/metrics", methods=["GET"])
     def metrics(self, request: IRequest) -> bytes:
-        """For Prometheus, on this machine."""
+        """Serve the metrics to Prometheus; only callers on this machine get them."""
         if HERE.refuses(request) is not None:
             return answer(request, 403, "the metrics of a registry are for programs of its own machine")
         request.setHeader(b"content-type", CONTENT_TYPE)

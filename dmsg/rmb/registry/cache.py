@@ -1,4 +1,5 @@
-"""Remembers what a registry said: for a while, also that there is no such twin, and when it is away."""
+"""Cache of a registry: remembers entries and missing ids for a while, and serves old entries while the registry is
+away."""
 
 from __future__ import annotations
 
@@ -17,30 +18,30 @@ from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.twin import Twin
 
 TTL = 300.0
-"""Seconds that a twin is believed without asking again."""
+"""Seconds for which an entry is used without asking the registry again."""
 NEGATIVE_TTL = 5.0
-"""Seconds that there being no such twin is believed."""
+"""Seconds for which an id counts as unknown after the registry said so."""
 DOUBT = 1.0
-"""Seconds for which it is believed even by who has reason to doubt it."""
+"""Seconds before an unknown id is asked again for a caller that calls :meth:`CachedRegistry.doubt`."""
 STALE = 24 * 3600.0
-"""Seconds that a twin is believed while the registry is away."""
+"""Seconds for which an entry is used while the registry is unavailable."""
 AWAY = 2.0
-"""Seconds for which a registry that did not answer is not asked again about twins that are known."""
+"""Seconds for which a registry that did not answer is not asked again about cached twins."""
 MAX_TWINS = 50_000
-"""Twins remembered; the one that was not asked for longest is forgotten first."""
+"""Number of entries in the cache; the least recently used is evicted first."""
 MAX_NONE = 10_000
-"""Ids remembered to be none."""
+"""Number of unknown ids in the cache."""
 MAX_QUESTIONS = 500
-"""Questions to the registry at once."""
+"""Number of simultaneous look-ups at the registry; one more fails."""
 
 _log = Logger()
 
 
 @implementer(TwinRegistry)
 class CachedRegistry:
-    """Before any registry.
+    """Cache in front of any registry.
 
-    :ivar misses: questions that went to the registry.
+    :ivar misses: number of look-ups that went to the registry.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class CachedRegistry:
         self._clock = clock
         self._ttl, self._negative_ttl, self._most = ttl, negative_ttl, most
         self._known: OrderedDict[int, tuple[float, Twin]] = OrderedDict()
-        # apart from these, so that who asks for ids that are none makes no twin be forgotten
+        # Unknown ids have a table of their own, so that asking for many of them evicts no entry.
         self._none: OrderedDict[int, float] = OrderedDict()
         self._asking: dict[int, list[Deferred[Twin]]] = {}
         self._away_until = 0.0
@@ -69,7 +70,7 @@ class CachedRegistry:
         return len(self._known)
 
     def fresh(self, twin: int) -> Twin | None:
-        """The twin, if it is known and need not be asked for."""
+        """Return the cached entry of a twin if it is still valid, otherwise None; never asks the registry."""
         known = self._known.get(twin)
         if known is None or known[0] + self._ttl <= self._clock.seconds():
             return None
@@ -77,7 +78,7 @@ class CachedRegistry:
         return known[1]
 
     def doubt(self, twin: int) -> None:
-        """Ask about it again next time, but not more often than every few seconds."""
+        """Make the next :meth:`get` ask the registry again, but at most once every few seconds."""
         now = self._clock.seconds()
         known = self._known.get(twin)
         if known is not None and now - known[0] >= self._negative_ttl:
@@ -129,19 +130,19 @@ class CachedRegistry:
     def _remember(self, twin: int, value: Twin) -> None:
         before = self._known.get(twin)
         if before is not None and (before[1].account != value.account or value.counter < before[1].counter):
-            # an id is of one account for ever, and statements only go forward
+            # An id belongs to one account for ever, and the counter of statements only grows.
             _log.error("the registry says something else of twin {twin} than before", twin=twin)
             value = before[1]
         self._none.pop(twin, None)
         remember(self._known, twin, (self._clock.seconds(), value), self._most)
 
     def _changed(self, twin: Twin) -> None:
-        # also one that was said not to be there
+        # An id that was cached as unknown may have been registered since.
         if twin.id in self._known or twin.id in self._none:
             self._remember(twin.id, twin)
 
     def flush(self) -> None:
-        """Forget everything."""
+        """Empty the cache."""
         self._known.clear()
         self._none.clear()
         self.flushes += 1
