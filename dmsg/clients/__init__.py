@@ -1,1 +1,1 @@
-"""What a client of any family does with discovery and servers: find, stay, be found."""
+"""Clients of any protocol family: finding servers, staying connected, and being found in discovery."""

@@ -1,8 +1,8 @@
-"""An address book: names that stand for public keys.
+"""Address book: names that stand for public keys.
 
-One line for each, ``NAME KEY``, in ``names`` of the configuration directory
-(``$XDG_CONFIG_HOME/dmsg``, else ``~/.config/dmsg``), or in the file that
-``DMSG_NAMES`` names.  It is this user's own: nobody else's word is taken for it.
+The file ``names`` in the configuration directory (``$XDG_CONFIG_HOME/dmsg``, else ``~/.config/dmsg``), or the file
+named by ``DMSG_NAMES``, has a line ``NAME KEY`` for each name. The book belongs to this user alone: nobody else can
+add names.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from dmsg.errors import DmsgError, KeyFormatError, WrongUse
 from dmsg.keys import PUBKEY_TEXT_SIZE, PubKey
 
 MAX_NAMES = 100_000
+"""Maximum number of names in the book."""
 MAX_NAME = 63
-"""Characters of a name: it has to fit where a label of DNS does."""
+"""Maximum number of characters of a name, which must fit into a DNS label."""
 SUFFIX = ".dmsg"
-"""Domain below which programs that know nothing of dmsg find keys and names, as through ``dmsg socks``."""
+"""Domain under which programs that do not know dmsg find keys and names, for example through ``dmsg socks``."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 class UnknownName(DmsgError, ValueError):
-    """A name that is none, or is not in the book; a book that cannot be used."""
+    """A name is invalid or unknown, or the book cannot be used."""
 
 
 class NotAName(UnknownName, WrongUse):
-    """A text that cannot be a name."""
+    """A text cannot be a name."""
 
 
 class NoSuchName(UnknownName):
-    """It is not in the book."""
+    """The name is not in the book."""
 
 
 def default_path() -> Path:
-    """Where the book lies."""
+    """Return the path of the book."""
     named = os.environ.get("DMSG_NAMES")
     if named:
         return Path(named)
@@ -48,7 +49,10 @@ def default_path() -> Path:
 
 
 def check_name(name: str) -> str:
-    """Return the name in lower case.  :raises UnknownName: it cannot be a name, or is a key."""
+    """Return the name in lower case.
+
+    :raises UnknownName: the text cannot be a name, or is a key.
+    """
     name = name.lower()
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise NotAName(f"{name[:80]!r} is not a name: letters, digits and hyphens, at most {MAX_NAME}")
@@ -61,15 +65,15 @@ def check_name(name: str) -> str:
 
 _Stamp = tuple[int, int, int, int]
 SETTLED = 1.0
-"""Seconds after a change of the book from which it is kept: two changes at once may have the same times."""
+"""Seconds after its last change from which a book is cached. Two changes at once may have the same time stamp."""
 _last: dict[Path, tuple[_Stamp, dict[str, PubKey]]] = {}
-"""The book that was read last: a proxy asks it for each connection, and 20,000 names take a tenth of a second."""
+"""Cache of the book that was read last. A proxy reads it for each connection, and 20,000 names take 0.1 s."""
 
 
 def read_book(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Numbers and words of the lines of a file that have any, without what stands behind a ``#``.
+    """Iterate over the lines of a file that have words, with line number and words. Comments (``#``) are left out.
 
-    :raises UnknownName: it cannot be read.
+    :raises UnknownName: the file cannot be read.
     """
     try:
         text = path.read_text()
@@ -84,7 +88,10 @@ def read_book(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def write_book(path: Path, lines: list[str]) -> None:
-    """Replace such a file in one step.  :raises UnknownName: it cannot be written."""
+    """Replace a file of lines atomically.
+
+    :raises UnknownName: the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".names-", delete=False) as file:
@@ -95,15 +102,15 @@ def write_book(path: Path, lines: list[str]) -> None:
 
 
 class Names:
-    """The book in one file, read when it is asked and has changed."""
+    """Address book in one file, which is read again when it has changed."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_path()
 
     def all(self) -> dict[str, PubKey]:
-        """Every name.
+        """Return all names with their keys.
 
-        :raises UnknownName: the file cannot be read, or a line of it is malformed.
+        :raises UnknownName: the file cannot be read, or one of its lines is malformed.
         """
         return dict(self._read())
 
@@ -132,9 +139,9 @@ class Names:
         return names
 
     def find(self, text: str) -> PubKey:
-        """The key that ``text`` is, or stands for.
+        """Return the key that ``text`` is or stands for.
 
-        :raises UnknownName: neither a key nor a known name.
+        :raises UnknownName: the text is neither a key nor a known name.
         """
         try:
             return PubKey.from_text(text)
@@ -151,20 +158,23 @@ class Names:
     def find_host(self, host: str) -> PubKey:
         """Return the key that the host of a URL stands for.
 
-        :param host: a key or a name, with or without ``.dmsg``; before the suffix a key in hexadecimal may be cut
-            by dots, since a label of DNS has at most 63 characters.
-        :raises UnknownName: neither a key nor a known name.
+        :param host: key or name, with or without ``.dmsg``. A hexadecimal key before the suffix may be split by dots,
+            because a DNS label has at most 63 characters.
+        :raises UnknownName: the host is neither a key nor a known name.
         """
         if host.lower().endswith(SUFFIX):
             host = host[: -len(SUFFIX)].replace(".", "")
         return self.find(host)
 
     def name_of(self, key: PubKey) -> str | None:
-        """A name of ``key``."""
+        """Return a name of ``key``, or None."""
         return next((name for name, known in self._read().items() if known == key), None)
 
     def add(self, name: str, key: PubKey, *, replace: bool = False) -> None:
-        """:raises UnknownName: no name, or it stands for another key and is not to be replaced."""
+        """Add a name.
+
+        :raises UnknownName: the name is invalid, or stands for another key and ``replace`` is false.
+        """
         names = self.all()
         name = check_name(name)
         if names.get(name, key) != key and not replace:
@@ -175,7 +185,10 @@ class Names:
         self._write(names)
 
     def remove(self, name: str) -> None:
-        """:raises UnknownName: there is no such name."""
+        """Remove a name.
+
+        :raises UnknownName: there is no such name.
+        """
         names = self.all()
         if names.pop(name.lower(), None) is None:
             raise NoSuchName(f"there is no name {name!r}")

@@ -1,4 +1,4 @@
-"""What a client of any family is: it finds servers, stays connected, is found, and connects to others."""
+"""Base of the clients of any family: finds servers, stays connected, is found, and connects to others."""
 
 from __future__ import annotations
 
@@ -33,29 +33,30 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
 
 MAX_WARNINGS = 64
-"""Different texts that a client tells its person."""
+"""Maximum number of different warnings that a client reports."""
 CONNECT_TIMEOUT = 10.0
-"""Seconds for the whole of a connect, by default."""
+"""Seconds that a connect may take as a whole, by default."""
 
 _log = Logger()
 
 
 def log_warning(text: str) -> None:
-    """Write what the person who runs a client ought to know into the log."""
+    """Log a warning for the person who runs a client."""
     _log.warn("{text}", text=text)
 
 
 Opening: TypeAlias = Callable[[SessionT, float], Deferred[IProtocol]]
-"""Opens a stream: (session, seconds that it may take)."""
+"""Function that opens a stream through a session within a number of seconds."""
 
 
 class DelegatedClient(Service, Generic[SessionT]):
-    """The part that knows of servers and discovery; a family says how it talks to them.
+    """Part of a client that handles servers and discovery; a family adds how to talk to servers.
 
-    :param choice: which servers it takes.
-    :param features: what the entry says that this client offers, or does not.
+    :param choice: servers that the client may use.
+    :param features: features that the entry of this client offers (True) or withdraws (False).
     :param advertise_visits: see :class:`~dmsg.clients.servers.ServerUses`.
-    :param server_feature: what entries of its servers offer; those that offer nothing may be of 2019.
+    :param server_feature: feature that the entries of its servers offer. A server whose entry offers nothing may be of
+        2019, and is accepted.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         random: Random | None = None,
         warned: Callable[[str], None] = log_warning,
     ) -> None:
-        """:param warned: told, each text once, what the person who runs this client ought to know."""
+        """:param warned: called with each warning for the person who runs this client, once per text."""
         self._reactor = reactor
         self._key = key
         self._server_feature = server_feature
@@ -81,7 +82,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._random: Random = random or SystemRandom()
         self._turn = TurnFlush(reactor)
         self.factories: dict[int, IProtocolFactory] = {}
-        """Who takes streams, by port."""
+        """Factories that accept streams, by port."""
         self._entries = Entries(reactor, self._lookups)
         uses = ServerUses(
             opener=self._session_opener,
@@ -107,51 +108,51 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._warned = warned
         self._warnings: set[str] = set()
         self._waiting: set[Deferred[None]] = set()
-        """Of those who want to be told of online or published, those who wait for a limited time."""
+        """Deferreds of :meth:`when_online` and :meth:`when_published` that have a timeout."""
         self._core = LifecycleCore()
         self._lifecycle = make_lifecycle(self._core)
 
-    # --- for a family ---
+    # --- hooks of a family ---
 
     def _session_opener(self, entry: Entry) -> SessionOpener[SessionT]:
-        """How to connect to the server of an entry.
+        """Return the opener of sessions with the server of an entry.
 
-        :raises DmsgError: its address is malformed.
+        :raises DmsgError: the address of the server is malformed.
         """
         raise NotImplementedError
 
     def _suits(self, entry: Entry) -> bool:
-        """Whether a listed server speaks what this client speaks, as far as its entry says."""
+        """Whether a listed server speaks this client's protocol, as far as its entry says."""
         offered = entry_features(entry.version)
         return not offered or self._server_feature in offered
 
     def _carries(self, entry: Entry) -> bool:
-        """Whether a server carries all that this client may open."""
+        """Whether a server carries everything that this client may open."""
         return True
 
     def _migrate(self, stream: StreamTransport) -> None:
-        """A stream's server leaves or is slow."""
+        """Move a stream whose server is leaving or slow."""
 
     # --- what an application uses ---
 
     @property
     def public_key(self) -> PubKey:
-        """The address of this client."""
+        """Public key of this client, which is its address."""
         return self._key.public
 
     @property
     def status(self) -> str:
-        """``stopped``, ``searching`` (see :attr:`last_error`) or ``online``."""
+        """State of the client: ``stopped``, ``searching`` (see :attr:`last_error`) or ``online``."""
         return self._core.state
 
     @property
     def last_error(self) -> str:
-        """Why there is no server, as far as known."""
+        """Reason why there is no server, as far as known."""
         return self._set.last_error
 
     @property
     def waiting_for(self) -> str:
-        """What keeps it from being online or found, in words."""
+        """Description of what the client waits for, to be online or to be found."""
         if self.last_error:
             return self.last_error
         if self.status == "online":
@@ -161,40 +162,46 @@ class DelegatedClient(Service, Generic[SessionT]):
 
     @property
     def servers(self) -> list[PubKey]:
-        """Keys of the servers it is connected to."""
+        """Keys of the connected servers."""
         return [session.server for session in self._set.sessions()]
 
     @property
     def round_trips(self) -> dict[PubKey, float | None]:
-        """Seconds to each connected server and back, as far as measured."""
+        """Round trip in seconds to each connected server; None while not measured."""
         return {session.server: session.round_trip for session in self._set.sessions()}
 
     def sessions(self) -> list[SessionT]:
-        """The connections to servers."""
+        """Return the sessions with servers."""
         return self._set.sessions()
 
     def entry(self, remote: PubKey) -> Deferred[Entry]:
-        """The entry of ``remote``, verified; a few seconds old at most, unless discovery is away."""
+        """Return the verified entry of ``remote``. It is a few seconds old at most, unless discovery is away."""
         return Deferred.fromCoroutine(self._entries.of(remote))
 
     def resolve(self, remote: PubKey) -> Deferred[tuple[PubKey, Entry]]:
-        """The key that ``remote`` stands for now, itself or its successor, and the entry of that one."""
+        """Return the current key of ``remote``, itself or its successor, and the entry of that key."""
         return Deferred.fromCoroutine(self._entries.successor(remote))
 
     async def claim_nameplate(self) -> Nameplate:
-        """A short number that leads to this client's key.  :raises DiscoveryError: none can be had."""
+        """Claim a nameplate, a short number that leads to this client's key.
+
+        :raises DiscoveryError: none is available.
+        """
         return await claim(self._lookups, self._key)
 
     async def find_nameplate(self, number: int) -> PubKey:
-        """The key to which a nameplate leads; nothing vouches for it.
+        """Return the key to which a nameplate leads. Nothing vouches for this key.
 
-        :raises ~dmsg.discovery.lookup.nameplates.NoSuchNameplate: there is none.
-        :raises DiscoveryError: nobody could be asked.
+        :raises ~dmsg.discovery.lookup.nameplates.NoSuchNameplate: there is no such nameplate.
+        :raises DiscoveryError: no discovery answered.
         """
         return await find(self._lookups, number)
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
-        """Fires when a server is connected; with a timeout fails with DmsgTimeout that says why not."""
+        """Return a Deferred that fires when a server is connected.
+
+        After ``timeout`` seconds it fails with DmsgTimeout, which gives the reason.
+        """
         online: Deferred[None] = Deferred()
         if self.status == "online":
             online.callback(None)
@@ -203,7 +210,10 @@ class DelegatedClient(Service, Generic[SessionT]):
         return self._limit(online, timeout, "no server")
 
     def when_published(self, timeout: float | None = None) -> Deferred[None]:
-        """Fires when discovery has this client's entry with the servers that it is connected to."""
+        """Return a Deferred that fires when discovery has this client's entry with its current servers.
+
+        After ``timeout`` seconds it fails with DmsgTimeout, which gives the reason.
+        """
         return self._limit(self._publisher.when_published(), timeout, "no entry in discovery")
 
     def _limit(self, waiting: Deferred[None], timeout: float | None, what: str) -> Deferred[None]:
@@ -223,10 +233,10 @@ class DelegatedClient(Service, Generic[SessionT]):
         return waiting.addBoth(over).addTimeout(timeout, self._reactor, too_late)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
-        """Accept streams with ``factory``; one listener on each port.
+        """Accept streams at ``port`` with ``factory``. A port has one listener.
 
-        :raises CannotListenError: there is one already.
-        :raises ValueError: not a port.
+        :raises CannotListenError: the port already has a listener.
+        :raises ValueError: ``port`` is not 0 to 65535.
         """
         if not 0 <= port < 65536:
             raise ValueError("port is 0 to 65535")
@@ -261,7 +271,9 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._publisher.changed()
 
     def _discovery_failed(self, error: DiscoveryError) -> None:
-        """Discovery was asked in vain: who waits only for so long need not wait for one that will never answer."""
+        """Note a failure of discovery. A discovery that will never answer also fails the Deferreds that have a
+        timeout.
+        """
         self._set.last_error = str(error)
         if isinstance(error, WrongDiscovery):
             for waiting in list(self._waiting):
@@ -289,9 +301,9 @@ class DelegatedClient(Service, Generic[SessionT]):
         timeout: float,
         via: PubKey | None,
     ) -> Deferred[IProtocol]:
-        """Try every server of the remote, those first that this client is connected to; with ``via`` only that one.
+        """Connect through the servers of the remote, connected ones first. With ``via``, use only that server.
 
-        :param prepare: gets key and entry of the remote and says how to open a stream through a session.
+        :param prepare: returns how to open a stream through a session, given the key and the entry of the remote.
         """
         attempts: list[tuple[str, str]] = []
         connecting = Deferred.fromCoroutine(self._try_servers(remote, prepare, timeout, via, attempts))
@@ -341,7 +353,7 @@ class DelegatedClient(Service, Generic[SessionT]):
                     attempts.append((server.short, shortened(str(error)) or type(error).__name__))
             if not cached:
                 raise _not_reached(remote, attempts, reasons)
-            # the entry was from the cache: perhaps the remote has moved
+            # The entry was cached, and the remote may have moved since. Ask discovery once more.
             cached = False
             self._entries.doubt(remote)
 
@@ -356,7 +368,9 @@ class DelegatedClient(Service, Generic[SessionT]):
 
 
 def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: list[object]) -> ConnectFailed:
-    """What to say when no server led to the remote; where all agree, it is the remote that is named and not they."""
+    """Return the error for a remote that no server led to. If all servers agree, it blames the remote, not the
+    servers.
+    """
     said = set(reasons)
     if said == {CloseReason.REFUSED}:
         text = attempts[-1][1]
@@ -369,12 +383,12 @@ def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: list[
 
 
 AnyClient: TypeAlias = DelegatedClient[Any]
-"""Client of whichever family, for those who do not open streams through a session themselves."""
+"""Client of any family, for code that does not open streams through a session itself."""
 
 
 @implementer(IListeningPort)
 class _Listening:
-    """A factory that accepts a client's streams on one port."""
+    """Port of a client, with the factory that accepts its streams."""
 
     def __init__(self, client: AnyClient, factory: IProtocolFactory, port: int) -> None:
         self._client = client

@@ -1,7 +1,7 @@
-"""Staying connected to one server: trying again, with growing delays.
+"""Lasting connection to one server, which reconnects with growing delays.
 
-A :class:`SessionOpener` connects only when its session can be used, so that
-``ClientService`` sees a connection or a failure and nothing in between.
+A :class:`SessionOpener` connects only when its session can be used. So ``ClientService`` sees a connection or a
+failure, and nothing in between.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from dmsg.keys import PubKey
 from dmsg.net.retry import retry_delay
 
 SHORT_SESSION = 5.0
-"""Seconds: a session that ends before counts as a failed try."""
+"""Seconds below which a session counts as a failed try."""
 
 
 SessionT = TypeVar("SessionT", bound=Session)
 
 
 class SessionOpener(Protocol[SessionT]):
-    """How to connect to one server."""
+    """Interface that opens sessions with one server."""
 
     def open(self) -> Deferred[SessionT]:
-        """Fires with a :class:`Session` that can be used."""
+        """Return a Deferred that fires with a :class:`Session` that can be used."""
 
 
 class _SessionTransport:
-    """What ClientService uses of a transport."""
+    """Methods of a transport that ClientService needs."""
 
     def __init__(self, session: Session) -> None:
         self.loseConnection = session.close
@@ -47,7 +47,7 @@ class _SessionTransport:
 
 
 class _Watched(TwistedProtocol):
-    """Stands for a session in ClientService."""
+    """Protocol that stands for a session in ClientService."""
 
     def __init__(self, down: Callable[[], None]) -> None:
         self._down = down
@@ -74,7 +74,7 @@ class _ServiceEndpoint(Generic[SessionT]):
                 protocol.connectionLost(Failure(DmsgError("session ended")))
 
             session.lost.addCallback(ended)
-            # not before ClientService knows of it: who is told may stop the service at once
+            # Only after ClientService knows of the session, because a callback may stop the service at once.
             self._link.up_soon(session)
             return protocol
 
@@ -86,11 +86,11 @@ class _ServiceEndpoint(Generic[SessionT]):
 
 
 class ServerLink(Generic[SessionT]):
-    """A connection to one server that is made again when it is lost.
+    """Connection to one server, which is made again when it is lost.
 
-    :param changed: told when the session came or went.
-    :param away: told when ``failures`` tries in a row have failed.
-    :ivar session: the present session, or None.
+    :param changed: called when the session starts or ends.
+    :param away: called with the number of failed tries in a row.
+    :ivar session: current session, or None.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class ServerLink(Generic[SessionT]):
         self.session: SessionT | None = None
         self.failures = 0
         self.short = 0
-        """Sessions in a row that ended soon after they were made."""
+        """Number of sessions in a row that ended soon after their start."""
         self.carries = True
-        """Its entry says that it carries what this client opens."""
+        """Whether the server carries everything that this client opens, as its entry says."""
         self.entry: Entry | None = None
-        """By which it is reached."""
+        """Entry with the address of the server."""
         self._at_once = False
         self.last_error = ""
         self.slow = False
         self.leaving = False
-        """The server said that it leaves."""
+        """Whether the server announced that it is leaving."""
         self._reactor = reactor
         self._random = random
         self._changed = changed
@@ -140,14 +140,14 @@ class ServerLink(Generic[SessionT]):
         return stopped
 
     def now(self) -> float:
-        """Seconds of the reactor's clock."""
+        """Return the time of the reactor's clock in seconds."""
         return float(self._reactor.seconds())
 
     def ended(self, session: SessionT, seconds: float) -> None:
-        """A session is over that lasted so long."""
+        """Note the end of a session that lasted ``seconds``."""
         self.last_error = session.why_lost
         if session.refused_extension:
-            self._at_once = True  # the next one goes without it
+            self._at_once = True  # The next session does not use the extension.
         else:
             self.short = self.short + 1 if seconds < SHORT_SESSION else 0
 
@@ -155,13 +155,13 @@ class ServerLink(Generic[SessionT]):
         if self._at_once:
             self._at_once = False
             return 0.0
-        # a server that takes connections and drops them is as far away as one that takes none
+        # A server that accepts connections and drops them is no better than one that accepts none.
         self.failures = max(failures, self.short)
         self._away(self, self.failures)
         return retry_delay(self.failures - 1, self._random)
 
     def up_soon(self, session: SessionT) -> None:
-        """The session is there, in the next turn."""
+        """Announce the session in the next turn."""
         self._reactor.callLater(0, lambda: None if session.lost.called else self._up(session))
 
     def _up(self, session: SessionT) -> None:
@@ -171,6 +171,6 @@ class ServerLink(Generic[SessionT]):
         self._changed(self)
 
     def down(self) -> None:
-        """The session is gone."""
+        """Note that the session has ended."""
         self.session = None
         self._changed(self)

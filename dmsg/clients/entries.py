@@ -1,4 +1,4 @@
-"""Entries of others: where a key can be reached."""
+"""Cache of the entries of other clients, which say where a key can be reached."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from dmsg.errors import ConnectFailed, DiscoveryError, EntryNotFound, KeyFormatE
 from dmsg.keys import PubKey
 
 ENTRY_CACHE_TIME = 10.0
-"""Seconds that a fetched entry is used again without asking; it is kept for when discovery is away."""
+"""Seconds for which a fetched entry is used without asking again. It is kept longer for the case that discovery is
+away.
+"""
 ENTRY_CACHE_SIZE = 1024
+"""Maximum number of entries in the cache."""
 SUCCESSORS = 4
-"""Steps from a key to its successors that are followed."""
+"""Maximum number of steps from a key to its successors."""
 
 
 class _Query:
-    """Query of discovery for one entry, whose answer all callers share that ask meanwhile.
+    """Query of discovery for one entry, whose answer is shared by all callers that ask before it arrives.
 
     The query is cancelled when its last caller is.
     """
@@ -29,13 +32,13 @@ class _Query:
         self._asking: Deferred[Entry] | None = None
 
     def answer(self) -> Deferred[Entry]:
-        """Return the answer for one more caller."""
+        """Return a Deferred of the answer for one more caller."""
         caller: Deferred[Entry] = Deferred(self._leave)
         self._callers.append(caller)
         return caller
 
     def start(self, asking: Deferred[Entry]) -> None:
-        """Take the answer of ``asking``."""
+        """Pass the answer of ``asking`` to all callers."""
         self._asking = asking
         asking.addBoth(self._ended)
 
@@ -50,17 +53,17 @@ class _Query:
 
 
 class Entries:
-    """Entries that were looked up, verified."""
+    """Cache of verified entries."""
 
     def __init__(self, reactor: IReactorTime, lookups: Lookups) -> None:
         self._reactor = reactor
         self._lookups = lookups
         self._known: dict[PubKey, tuple[float, Entry]] = {}
         self._queries: dict[PubKey, _Query] = {}
-        """Queries that are under way; each has a caller that waits."""
+        """Queries under way; each has a caller that waits."""
 
     def __contains__(self, remote: PubKey) -> bool:
-        """Whether one is kept, fresh or not."""
+        """Whether an entry of ``remote`` is cached, fresh or not."""
         return remote in self._known
 
     def is_fresh(self, remote: PubKey) -> bool:
@@ -69,29 +72,29 @@ class Entries:
         return known is not None and known[0] > self._reactor.seconds()
 
     def keep(self, remote: PubKey, entry: Entry, seconds: float) -> None:
-        """Take ``entry`` for what discovery says, for so long."""
+        """Use ``entry`` as the answer of discovery for ``seconds``."""
         self._known.pop(remote, None)
         self._known[remote] = (self._reactor.seconds() + seconds, entry)
         if len(self._known) > ENTRY_CACHE_SIZE:
             del self._known[next(iter(self._known))]
 
     def doubt(self, remote: PubKey) -> None:
-        """Ask discovery again next time; what is kept is for when it is away."""
+        """Ask discovery next time. The cached entry is only used if discovery is away."""
         # The answer of a query that is under way may be as old as the entry in doubt.
         self._queries.pop(remote, None)
         if remote in self._known:
             self._known[remote] = (0.0, self._known[remote][1])
 
     def forget(self) -> None:
-        """Keep nothing."""
+        """Clear the cache."""
         self._known.clear()
         self._queries.clear()
 
     async def of(self, remote: PubKey) -> Entry:
-        """The entry of ``remote``, not older than ``ENTRY_CACHE_TIME`` unless discovery is away.
+        """Return the entry of ``remote``, at most ``ENTRY_CACHE_TIME`` old unless discovery is away.
 
-        :raises EntryNotFound: there is none.
-        :raises DiscoveryError: discovery is away, and nothing is known.
+        :raises EntryNotFound: discovery has no entry of ``remote``.
+        :raises DiscoveryError: discovery is away, and no entry is cached.
         """
         known = self._known.get(remote)
         if known is not None and self.is_fresh(remote):
@@ -103,12 +106,12 @@ class Entries:
         except DiscoveryError:
             if known is None:
                 raise
-            return known[1]  # discovery is away: what was true lately is better than nothing
+            return known[1]  # An outdated entry is better than none.
         self.keep(remote, entry, ENTRY_CACHE_TIME)
         return entry
 
     async def _query(self, remote: PubKey) -> Entry:
-        """Return what discovery answers to a query that is under way, or to a new one."""
+        """Return the answer of discovery, from a query under way or a new one."""
         query = self._queries.get(remote)
         if query is not None:
             return await query.answer()
@@ -124,9 +127,9 @@ class Entries:
         return await answer
 
     async def successor(self, remote: PubKey) -> tuple[PubKey, Entry]:
-        """The entry of ``remote``, or of the key that it named, signed by both, to follow it.
+        """Return the current key of ``remote`` and its entry. A successor is named in an entry signed by both keys.
 
-        :raises ConnectFailed: more than ``SUCCESSORS`` keys follow each other.
+        :raises ConnectFailed: the chain of successors is longer than ``SUCCESSORS``.
         """
         for _ in range(SUCCESSORS):
             entry = await self.of(remote)
@@ -137,9 +140,9 @@ class Entries:
 
 
 def delegated_servers(remote: PubKey, entry: Entry) -> list[PubKey]:
-    """The servers at which ``remote`` is found, as its entry says.
+    """Return the servers to which ``remote`` is connected, as its entry says.
 
-    :raises ConnectFailed: there are none.
+    :raises ConnectFailed: the entry names no valid server.
     """
     servers = []
     for text in (entry.client.delegated_servers if entry.client is not None else None) or ():

@@ -1,7 +1,7 @@
-"""Groups of peers: ``@friends`` stands for several keys where a command asks who may reach it.
+"""Groups of peers: ``@friends`` stands for several keys where a command asks who may connect.
 
-One line for each, ``GROUP MEMBER...``, in the file of the address book with ``.groups`` behind its name.  A member is a
-name of the book, whose key may be replaced later, or a key.
+The file of the address book with ``.groups`` appended has a line ``GROUP MEMBER...`` for each group. A member is a
+key, or a name of the address book, whose key may be replaced later.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 
 MAX_GROUPS = 1000
+"""Maximum number of groups."""
 MAX_MEMBERS = 10_000
-"""Members of one group."""
+"""Maximum number of members of one group."""
 MARK = "@"
-"""What stands before the name of a group, where a name or a key may stand too."""
+"""Prefix of the name of a group, where a name or a key is possible too."""
 
 
 class Groups:
-    """The groups beside one address book, read when they are asked for.
+    """Groups beside one address book, read from the file at each call.
 
-    :ivar path: the file.
+    :ivar path: path of the file.
     """
 
     def __init__(self, names: Names | None = None) -> None:
@@ -28,9 +29,9 @@ class Groups:
         self.path = self._names.path.with_name(f"{self._names.path.name}.groups")
 
     def all(self) -> dict[str, tuple[str, ...]]:
-        """Members of every group, as they were named.
+        """Return the members of every group, as they were named.
 
-        :raises UnknownName: the file cannot be read, or a line of it is malformed.
+        :raises UnknownName: the file cannot be read, or one of its lines is malformed.
         """
         groups: dict[str, tuple[str, ...]] = {}
         for number, (name, *members) in read_book(self.path):
@@ -41,10 +42,10 @@ class Groups:
         return groups
 
     def keys(self, group: str) -> frozenset[PubKey]:
-        """The keys of a group's members.
+        """Return the keys of a group's members.
 
-        :param group: its name, with or without ``@``.
-        :raises UnknownName: there is no such group, nobody is in it, or a member is not in the address book.
+        :param group: name of the group, with or without ``@``.
+        :raises UnknownName: the group does not exist or is empty, or a member is not in the address book.
         """
         members = self.members(group)
         if not members:
@@ -55,16 +56,19 @@ class Groups:
             raise UnknownName(f"{_shown(group)}: {error}") from None
 
     def members(self, group: str) -> tuple[str, ...]:
-        """Members of one group.  :raises UnknownName: there is no such group."""
+        """Return the members of one group.
+
+        :raises UnknownName: there is no such group.
+        """
         found = self.all().get(_plain(group))
         if found is None:
             raise UnknownName(f"there is no group {_shown(group)} in {self.path}")
         return found
 
     def add(self, group: str, members: tuple[str, ...]) -> None:
-        """Let members be in a group, which is made if it is absent.
+        """Add members to a group, which is created if needed.
 
-        :raises UnknownName: one is neither a key nor a name of the book.
+        :raises UnknownName: a member is neither a key nor a name of the address book.
         """
         groups, name = self.all(), check_name(_plain(group))
         for one in members:
@@ -75,7 +79,10 @@ class Groups:
         self._write(groups)
 
     def remove(self, group: str, members: tuple[str, ...] = ()) -> None:
-        """Take members out of a group, or forget it if none are named.  :raises UnknownName: there are none."""
+        """Remove members from a group; without members, remove the group.
+
+        :raises UnknownName: the group or a member does not exist.
+        """
         groups, name, there = self.all(), _plain(group), self.members(group)
         gone = {one.lower() for one in members}
         if not gone <= set(there):
@@ -87,7 +94,10 @@ class Groups:
         self._write(groups)
 
     def forget(self, member: str) -> list[str]:
-        """Take a name out of all groups.  :returns: the groups that it was in."""
+        """Remove a name from all groups.
+
+        :returns: groups that contained the name.
+        """
         groups = self.all()
         having = [name for name, members in groups.items() if member.lower() in members]
         for name in having:
@@ -116,9 +126,9 @@ def _check_member(text: str) -> str:
 
 
 def allowed_keys(text: str, names: Names | None = None) -> frozenset[PubKey]:
-    """The keys that a key, a name, or ``@`` and the name of a group stand for; never none.
+    """Return the keys for which a key, a name, or ``@`` and the name of a group stands. The result is never empty.
 
-    :raises UnknownName: it stands for nothing.
+    :raises UnknownName: the text stands for nothing.
     """
     names = names or Names()
     if text.startswith(MARK):

@@ -1,8 +1,7 @@
-"""Who may knock: what is looked at before the keys of a transport or channel are worked out, which is what costs.
+"""Limits of incoming handshakes, checked before the expensive Diffie-Hellman.
 
-A handshake that is refused here costs microseconds, one that is not a fifth of a
-millisecond of Diffie-Hellman: whoever repeats what he has once seen, or knocks
-without an end, would have a client do nothing else.
+To refuse a handshake here takes microseconds; to process one takes a fifth of a millisecond. Without limits, an
+attacker that replays recorded handshakes, or sends endless new ones, would keep a client from all other work.
 """
 
 from __future__ import annotations
@@ -20,39 +19,45 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 
 OF_ONE_RATE, OF_ONE_BURST = 200.0, 2000.0
-"""Handshakes a second of one initiator, and at once: all streams of a lost server come again together."""
+"""Handshakes of one known initiator, per second and at once. All streams of a lost server return together."""
 ONE_STRANGER_RATE, ONE_STRANGER_BURST = 50.0, 200.0
-"""The same of one who has not been met: what comes behind his handshakes waits for them."""
+"""Handshakes of one unknown initiator, per second and at once. Data behind such handshakes wait for them."""
 OF_STRANGERS_RATE, OF_STRANGERS_BURST = 1000.0, 2000.0
-"""The same of all who have not been met, through one server: a fifth of a core.  They share it by their keys, so that a
-new one comes in however often some others knock.  New keys cost nothing: only the server, which sees addresses, can
-keep somebody from coming under ever new ones, and it passes on less than this
-(:data:`~dmsg.base.policing.DESTINATION_FACTOR`)."""
+"""Handshakes of all unknown initiators through one server, per second and at once: a fifth of a core.
+
+The initiators share this rate by key, so a new one gets in however often others ask. But keys cost nothing. Only the
+server, which sees addresses, can stop an attacker that keeps changing keys. The server passes on less than this rate
+(:data:`~dmsg.base.policing.DESTINATION_FACTOR`).
+"""
 OF_KNOWN_RATE, OF_KNOWN_BURST = 1000.0, 5000.0
-"""And of all who have been met."""
+"""Handshakes of all known initiators through one server, per second and at once."""
 RESERVED_RATE, RESERVED_BURST = 2.0, 20.0
-"""What each of those has, whatever the others do."""
+"""Handshakes that each known initiator may always make, per second and at once."""
 MAX_SERVERS = 64
-"""Servers by which strangers are counted; the one through which nobody came for longest is forgotten."""
+"""Maximum number of servers for which strangers are counted. The one with the oldest last handshake is forgotten
+first.
+"""
 KNOWN = 4096
-"""Keys that are remembered because a handshake with them came to its end."""
+"""Maximum number of keys remembered because a handshake with them was completed."""
 REMEMBERED = 16_384
-"""Ephemeral keys that are remembered at least: each is good for one handshake."""
+"""Minimum number of ephemeral keys remembered to refuse replays: each is valid for one handshake."""
 
 
 Refusal = Callable[[bytes, bytes | None], CloseReason | None]
-"""Says of the 33 bytes of an initiator's key and of its ephemeral key why it is refused, or None."""
+"""Function that returns why an initiator's handshake is refused, or None. Arguments are the 33 bytes of its key and of
+its ephemeral key.
+"""
 
 
 class HandshakeLimits:
-    """Of one client, with all its sessions.
+    """Limits of incoming handshakes of one client, for all its sessions.
 
-    What is asked in whose name is not proven yet, and the server between may have made it up: so the sessions with
-    different servers have nothing in common, and who has been met does not wait behind those who have not.
+    The name of an initiator is not proven yet, and the server may have invented it. So the sessions with different
+    servers are limited separately, and known initiators do not wait behind unknown ones.
 
-    :param factories: those that listen.  One with ``admits``, which says of an address whether it may come, is asked
-        before; nobody comes whom none of them admits.
-    :ivar refused: how many were not let in.
+    :param factories: returns the listening factories. A factory may have ``admits``, which says whether an address may
+        connect. An initiator that no factory admits is refused.
+    :ivar refused: number of refused handshakes.
     """
 
     def __init__(self, now: Callable[[], float], factories: Callable[[], Iterable[object]]) -> None:
@@ -68,18 +73,18 @@ class HandshakeLimits:
         self.refused = 0
 
     def at(self, server: PubKey) -> Refusal:
-        """For the session with a server."""
+        """Return the limits for the session with a server."""
         return partial(self.refusal, server.hex())
 
     def met(self, key: PubKey) -> None:
-        """It has shown that it is who it says."""
+        """Remember a key that has proved its identity."""
         remember(self._known, key, None, KNOWN)
 
     def refusal(self, server: str, initiator: bytes, ephemeral: bytes | None) -> CloseReason | None:
-        """Why a handshake is refused unseen; None if it is to be looked at.
+        """Return why a handshake is refused before it is processed, or None to process it.
 
-        :param initiator: 33 bytes, which may be no key.
-        :param ephemeral: the key of 33 bytes with which its first message begins; None where it is always the same.
+        :param initiator: 33 bytes, which may not be a valid key.
+        :param ephemeral: ephemeral key of 33 bytes at the start of the first message; None if it is always the same.
         """
         reason = self._reason(server, initiator, ephemeral)
         self.refused += reason is not None
@@ -123,5 +128,5 @@ class HandshakeLimits:
                 return False
             if admits(address):
                 return True
-        # who does not listen answers pings, and goes on with streams of its own
+        # A client without listeners still answers pings and resumes its own streams.
         return not listening

@@ -1,4 +1,4 @@
-"""HTTP to public keys: Twisted's and treq's clients reach ``http://KEY/`` and ``http://NAME/`` over dmsg."""
+"""HTTP to public keys: the clients of Twisted and treq reach ``http://KEY/`` and ``http://NAME/`` over dmsg."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dmsg.net.streams.endpoints import CONNECT_TIMEOUT, DmsgClientEndpoint, Stre
 class DmsgEndpointFactory:
     """Endpoint factory for :meth:`twisted.web.client.Agent.usingEndpointFactory`.
 
-    Hosts of URLs are public keys (:attr:`~dmsg.PubKey.text`) or names of the address book, with or without ``.dmsg``
-    behind them; ports are those of the remote.
+    The host of a URL is a public key (:attr:`~dmsg.PubKey.text`) or a name of the address book, with or without
+    ``.dmsg`` appended. The port is a port of the remote.
 
-    :param client: opens the streams.
-    :param timeout: seconds for the whole of a connect.
+    :param client: client that opens the streams.
+    :param timeout: seconds that a connect may take as a whole.
     """
 
     def __init__(self, client: StreamOpener, *, timeout: float = CONNECT_TIMEOUT) -> None:
@@ -26,7 +26,7 @@ class DmsgEndpointFactory:
         self._timeout = timeout
 
     def endpointForURI(self, uri: URI) -> DmsgClientEndpoint:
-        """As in :class:`twisted.web.iweb.IAgentEndpointFactory`.
+        """Return the endpoint for a URL (:class:`twisted.web.iweb.IAgentEndpointFactory`).
 
         :raises UnknownName: the host is neither a public key nor a name of the address book.
         """

@@ -1,4 +1,4 @@
-"""Whether a client can be reached, as a state machine.
+"""State machine of a client: whether it has a server and can be reached.
 
 ::
 
@@ -20,30 +20,34 @@ from dmsg.errors import DmsgError
 
 
 class Lifecycle(Protocol):
-    """Inputs."""
+    """Inputs of the state machine."""
 
     def start(self) -> None:
-        """The service is started."""
+        """Start the service."""
 
     def server_up(self) -> None:
-        """A server is connected."""
+        """Note that a server is connected."""
 
     def no_server(self) -> None:
-        """The last server is gone."""
+        """Note that the last server is lost."""
 
     def stop(self) -> None:
-        """The service is stopped."""
+        """Stop the service."""
 
 
 @dataclass
 class LifecycleCore:
-    """:ivar state: stopped, searching or online.  :ivar waiting: who asked to be told of online."""
+    """State of a client.
+
+    :ivar state: ``stopped``, ``searching`` or ``online``.
+    :ivar waiting: Deferreds that wait for ``online``.
+    """
 
     state: str = "stopped"
     waiting: list[Deferred[None]] = field(default_factory=list)
 
     def fire(self, result: Failure | None = None) -> None:
-        """Tell those who wait."""
+        """Fire the waiting Deferreds."""
         waiting, self.waiting = self.waiting, []
         for deferred in waiting:
             if not deferred.called:
@@ -55,7 +59,7 @@ _stopped = _builder.state("stopped")
 _searching = _builder.state("searching")
 _online = _builder.state("online")
 
-# Behaviour-less transitions
+# Transitions without effect.
 _searching.upon(Lifecycle.start).loop().returns(None)
 _online.upon(Lifecycle.start).loop().returns(None)
 _online.upon(Lifecycle.server_up).loop().returns(None)

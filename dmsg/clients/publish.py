@@ -1,4 +1,4 @@
-"""Keeping a client's entry in discovery true."""
+"""Publisher that keeps the entry of a client in discovery up to date."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from dmsg.net.retry import retry_delay
 from dmsg.net.retry_loop import RetryLoop
 
 PUBLISH_DELAY = 0.05
-"""Seconds in which changes of the server list are collected into one POST."""
+"""Seconds for which changes of the server list are collected into one POST."""
 FEWER_DELAY = 1.0
-"""Seconds, and by chance up to half more or less, before it is said that a server is gone, while there are others."""
+"""Seconds to wait, plus or minus a random half, before a lost server is removed from the entry while
+others are left.
+"""
 WITHDRAW_TIMEOUT = 2.0
-"""Seconds that stopping waits for discovery."""
+"""Seconds to wait for discovery when the client stops."""
 REFRESH_EVERY = 1800.0
-"""Seconds after which an entry is posted again that has not changed: discovery drops it after two hours."""
+"""Seconds after which an unchanged entry is posted again, because discovery drops it after two hours."""
 _log = Logger()
 
 
 class EntryPublisher:
-    """Posts the entry of ``key`` whenever its servers changed, and again what discovery has lost.
+    """Publisher of the entry of ``key``, which posts changes and what discovery has lost.
 
-    :param delegated: says the servers as they are now, as hexadecimal keys in order.
-    :param features: what the entry says that this client offers, or does not.
-    :param failed: told why a POST failed; it is tried again with a growing delay.
-    :param warned: told that another program posts the entry of the same key.
-    :ivar published: the servers that discovery was last told; None before the first time.
+    :param delegated: returns the connected servers as hexadecimal keys, in order.
+    :param features: features that the entry offers (True) or withdraws (False).
+    :param failed: called with the error of a failed POST, which is repeated with a growing delay.
+    :param warned: called with a warning if another program posts the entry of the same key.
+    :ivar published: servers in the last accepted POST; None before the first.
     """
 
     def __init__(
@@ -68,19 +70,19 @@ class EntryPublisher:
         self._posted_at = 0.0
         self.published: tuple[str, ...] | None = None
         self._told = False
-        """Some discovery may have an entry of this client."""
+        """Whether some discovery may have an entry of this client."""
 
     def start(self) -> None:
-        """From now on :meth:`soon` has an effect."""
+        """Enable :meth:`soon`, which has no effect before."""
         self._again.start()
 
     @property
     def busy(self) -> bool:
-        """A request is under way."""
+        """Whether a request is under way."""
         return self._again.busy
 
     def when_published(self) -> Deferred[None]:
-        """Fires when discovery has the servers as they are, and there is one."""
+        """Return a Deferred that fires when discovery has the current servers, and there is at least one."""
         published: Deferred[None] = Deferred()
         if self.published and self.published == self._delegated():
             published.callback(None)
@@ -89,27 +91,27 @@ class EntryPublisher:
         return published
 
     def soon(self, delay: float = PUBLISH_DELAY) -> None:
-        """Something changed, or it is time to look whether the entry is still there."""
-        # after a failure the delay grows; a change does not cut it short
+        """Post within ``delay`` seconds if the entry has changed or discovery has lost it."""
+        # After a failure the delay grows. A change must not cut it short, or a failing discovery would be flooded.
         if not self._failures or not self._again.planned:
             self._again.soon(delay)
 
     def changed(self) -> None:
-        """The servers are others now.
+        """Post the changed list of servers.
 
-        One that is gone while others are there waits for the one that takes its place: a client of a server that dies
-        would post twice, with all the others of that server.
+        If a server is lost while others are left, the POST waits for the replacement. Otherwise all clients of a
+        failed server would post twice at the same time.
         """
         wanted = set(self._delegated())
         only_fewer = bool(wanted) and self.published is not None and wanted < set(self.published)
         self.soon(FEWER_DELAY * self._random.uniform(0.5, 1.5) if only_fewer else PUBLISH_DELAY)
 
     def publish(self) -> None:
-        """Do it now, or right after what is under way."""
+        """Post now, or right after the current request."""
         self._again.now()
 
     async def withdraw(self) -> None:
-        """The client stops: delete the entry, if discovery answers in time."""
+        """Delete the entry, if discovery answers in time; the client is stopping."""
         self._again.stop()
         if self._told:
             try:
@@ -151,7 +153,9 @@ class EntryPublisher:
         return self._next_look()
 
     def _next_look(self) -> float | None:
-        """Seconds until the entry is posted again, not all clients at a time; none for one that has no servers."""
+        """Return the seconds until the entry is posted again, with jitter so that clients do not post in step. None
+        without servers.
+        """
         return REFRESH_EVERY * self._random.uniform(1.0, 1.2) if self.published else None
 
     def _make(self, entry: Entry, wanted: tuple[str, ...]) -> Entry:
@@ -161,13 +165,13 @@ class EntryPublisher:
         return replace(entry, version=version, client=ClientMeta(wanted))
 
     async def _is_missing(self, wanted: tuple[str, ...]) -> bool:
-        """Whether to post again what was posted: discovery may have lost its store, another program may have posted."""
+        """Return whether to post again: discovery may have lost its store, or another program may have posted."""
         try:
             entry = await self._lookups.entry(self._key.public)
         except EntryNotFound:
             return True
         except DiscoveryError:
-            return False  # away: nothing to be done now
+            return False  # Discovery is away: nothing can be done now.
         is_said = all(entry.offers(feature) == offered for feature, offered in self._features.items())
         if is_said and entry.client is not None and entry.client.delegated_servers == wanted:
             return bool(self._reactor.seconds() - self._posted_at >= REFRESH_EVERY)

@@ -1,4 +1,4 @@
-"""Which servers a client takes."""
+"""Servers that a client may use."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TypedDict
 from dmsg.keys import PubKey
 
 MIN_SERVERS = 2
-"""Servers that a client stays connected to, by default."""
+"""Number of servers to which a client stays connected, by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerChoice:
-    """Which servers a client takes, and how many.
+    """Choice of the servers that a client uses, and of their number.
 
-    :ivar min_servers: stay connected to so many, when there are so many; at least 1.
-    :ivar prefer: servers to take before others when they are there.
-    :ivar only: take no others; empty means any.
+    :ivar min_servers: number of servers to stay connected to, if there are as many; at least 1.
+    :ivar prefer: servers to use before others when they are available.
+    :ivar only: servers to use exclusively; empty for any.
     """
 
     min_servers: int = MIN_SERVERS
@@ -31,7 +31,7 @@ class ServerChoice:
 
 
 class ServerChoiceOptions(TypedDict, total=False):
-    """Single fields of :class:`ServerChoice`, as keywords."""
+    """Fields of :class:`ServerChoice` as keyword arguments."""
 
     min_servers: int
     prefer: Sequence[PubKey]
@@ -39,4 +39,4 @@ class ServerChoiceOptions(TypedDict, total=False):
 
 
 ANY = ServerChoice()
-"""Those that discovery names."""
+"""Any servers that discovery lists."""

@@ -1,10 +1,8 @@
-"""The servers of one client: which it stays connected to, and visits to others.
+"""Servers of one client: lasting connections to some, and visits to others.
 
-A client stays connected to ``min_servers``.  It chooses by a race: a few more
-than it needs are asked at once, and those that are there first stay, which
-is their round trip and their load in one.  Later the round trips measured by PING
-decide: a server that got slow, one that stays away and one that says that it
-leaves are replaced, and streams move over before they would notice.
+A client stays connected to ``min_servers``. It chooses them by a race: it connects to a few more than it needs, and
+keeps those that answer first. This measures round trip and load in one. Later the round trips measured by PING decide.
+A server that is slow, away or leaving is replaced, and streams move to another server before they are disturbed.
 """
 
 from __future__ import annotations
@@ -32,36 +30,38 @@ from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.stream import StreamTransport
 
 RACE = 2
-"""Servers asked beyond those that are needed."""
+"""Number of servers tried beyond those that are needed."""
 AWAY_AFTER = 2
-"""Failed tries in a row after which another server is looked for."""
+"""Number of failed tries in a row after which another server is sought."""
 MAX_WORKED = 16
-"""Servers that are remembered because they have worked: they are taken before others that discovery lists."""
+"""Maximum number of servers remembered because they have worked. They are used before others that discovery lists."""
 MAX_HINTS, HINTS_FOR = 8, 60.0
-"""Servers that one which leaves may name, and seconds for which they are taken before others."""
+"""Maximum number of servers that a leaving server may suggest, and seconds for which they are preferred."""
 AVOID_FOR = 60.0
-"""Seconds that a server that stayed away, was slow or left is not chosen again."""
+"""Seconds for which a server that was away, slow or leaving is not chosen again."""
 CHECK_INTERVAL = 60.0
-"""Seconds between looks at servers and own entry when nothing happens, before chance has its share."""
+"""Seconds between checks of the servers when nothing happens, before jitter."""
 SLOW_FACTOR = 4.0
+"""Factor by which the round trip of a slow server exceeds the best one's."""
 SLOW_SECONDS = 0.05
-"""A server is slow whose round trip is both so many times and so much longer than the best one's."""
+"""Seconds by which the round trip of a slow server must also exceed the best one's."""
 
 _log = Logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerUses(Generic[SessionT]):
-    """What a client does with servers, and is told of them.
+    """Callbacks and settings of a client for its set of servers.
 
-    :ivar opener: how to connect to the server of an entry; raises DmsgError if it cannot be.
-    :ivar suits: whether a listed server speaks what this client speaks, as far as its entry says.
-    :ivar carries: whether it carries all that this client would open; others are taken when there is none.
-    :ivar key_shared: told the address of another program that is connected with this client's key.
-    :ivar migrate: told of streams that would better be elsewhere.
-    :ivar advertise_visits: others can reach this client by them too, as long as they last.
-    :ivar failed: told why discovery could not be asked for servers.
-    :ivar changed: told when the sessions that others can reach this client by changed.
+    :ivar opener: returns the opener of sessions with the server of an entry; raises DmsgError if there is none.
+    :ivar suits: returns whether a listed server speaks the client's protocol, as far as its entry says.
+    :ivar carries: returns whether a server carries everything that the client may open. Others are used if there is
+        none.
+    :ivar key_shared: called with the address of another program that is connected with this client's key.
+    :ivar migrate: called with each stream that should move to another server.
+    :ivar advertise_visits: whether others can reach this client through visited servers, too, while the visit lasts.
+    :ivar failed: called with the error when discovery could not be asked for servers.
+    :ivar changed: called when the sessions through which others reach this client have changed.
     """
 
     opener: Callable[[Entry], SessionOpener[SessionT]]
@@ -75,9 +75,9 @@ class ServerUses(Generic[SessionT]):
 
 
 class ServerSet(Generic[SessionT]):
-    """The sessions of one client.
+    """Set of the sessions of one client with its servers.
 
-    :ivar last_error: why there is no server, as far as known.
+    :ivar last_error: reason why there is no server, as far as known.
     """
 
     def __init__(
@@ -112,12 +112,14 @@ class ServerSet(Generic[SessionT]):
     # --- what there is ---
 
     def sessions(self) -> list[SessionT]:
-        """All sessions, visits too."""
+        """Return all sessions, including visits."""
         kept = [link.session for link in self.links.values() if link.session is not None]
         return kept + [session for server, session in self._visited.items() if server not in self.links]
 
     def delegated(self) -> tuple[str, ...]:
-        """The servers at which others find this client, in order; one that leaves only while there is no other."""
+        """Return the servers for this client's entry, in order. A leaving server is only included while there is no
+        other.
+        """
         here = [link for link in self.links.values() if link.session is not None]
         staying = [link for link in here if link.session is not None and not link.session.leaving]
         servers = {link.server for link in staying or here}
@@ -126,20 +128,20 @@ class ServerSet(Generic[SessionT]):
         return tuple(sorted(server.hex() for server in servers))
 
     def existing(self, server: PubKey) -> SessionT | None:
-        """The session with ``server``, if there is one."""
+        """Return the session with ``server``, or None."""
         link = self.links.get(server)
         session = (link.session if link is not None else None) or self._visited.get(server)
-        # one that is being closed takes nothing more
+        # A session that is being closed accepts nothing.
         return session if session is not None and session.connected else None
 
     def session(self, server: PubKey) -> Deferred[SessionT]:
-        """The session with ``server``: kept, visited, or a new visit."""
+        """Return a Deferred of the session with ``server``: a lasting one, a visit, or a new visit."""
         found: Deferred[SessionT] = Deferred()
         session = self.existing(server)
         if session is not None:
             found.callback(session)
             return found
-        # two connects to one server share one visit
+        # Two connects through one server share one visit.
         waiting = self._visits.get(server)
         if waiting is not None:
             waiting.append(found)
@@ -159,13 +161,13 @@ class ServerSet(Generic[SessionT]):
     # --- start and stop ---
 
     def start(self) -> None:
-        """Look for servers, and keep them."""
+        """Find servers and stay connected."""
         self._running = True
         self._looks.start()
         self.look_soon(0)
 
     async def stop(self) -> None:
-        """Leave all of them."""
+        """Close all sessions."""
         self._running = False
         self._looks.stop()
         ends = [link.stop() for link in self.links.values()]
@@ -178,7 +180,7 @@ class ServerSet(Generic[SessionT]):
         await DeferredList(ends, consumeErrors=True)
 
     def look_soon(self, delay: float) -> None:
-        """Look at the servers in ``delay`` seconds, or before."""
+        """Check the servers within ``delay`` seconds."""
         self._looks.soon(delay)
 
     def _after_failure(self, failures: int) -> float:
@@ -187,13 +189,16 @@ class ServerSet(Generic[SessionT]):
     # --- looking ---
 
     async def _look_for_servers(self) -> float | None:
-        """One look: have so many links that ``min_servers`` of them are good, if there are so many."""
-        # by chance, or all that lost one server at the same time would go on asking in step
+        """Check the servers, and open links until ``min_servers`` of them are good or no candidate is left.
+
+        :returns: seconds until the next check.
+        """
+        # Jitter, because clients that lost the same server would otherwise keep asking in step.
         delay = CHECK_INTERVAL * self._random.uniform(1 - JITTER, 1 + JITTER)
         good = self._good()
         missing = self._min_servers - len(good)
         if missing <= 0 and not self._only and not any(link.carries for link in good):
-            missing = 1  # one that carries what the others do not
+            missing = 1  # Seek one that carries what the others do not.
         if missing > 0:
             now = self._reactor.seconds()
             self._avoid = {server: until for server, until in self._avoid.items() if until > now}
@@ -219,7 +224,7 @@ class ServerSet(Generic[SessionT]):
         return delay
 
     def _drop_moved(self, entry: Entry) -> None:
-        """What cannot be reached any more, and has another address by its entry, is looked for there."""
+        """Drop the link to an unreachable server whose entry has a new address. It is then connected there."""
         link = self.links.get(entry.key)
         if link is None or link.session is not None or link.failures < AWAY_AFTER:
             return
@@ -233,7 +238,7 @@ class ServerSet(Generic[SessionT]):
                 link.stop()
 
     def _good(self) -> list[ServerLink[SessionT]]:
-        """Links to stay with: they work or may come to work, and are not slow."""
+        """Return the links to keep: they work, or have not failed too often, and are not slow."""
         measured = [s.round_trip for link in self.links.values() if (s := link.session) and s.round_trip is not None]
         best = min(measured, default=0.0)
         good = []
@@ -251,7 +256,7 @@ class ServerSet(Generic[SessionT]):
         return good
 
     async def _candidates(self) -> list[Entry]:
-        """Entries of servers, in the order in which to take them."""
+        """Return the entries of servers, in the order in which to try them."""
         entries: list[Entry] = []
         if not self._only:
             try:
@@ -267,12 +272,13 @@ class ServerSet(Generic[SessionT]):
         hints = self._hints if self._reactor.seconds() < self._hints_until and not self._only else []
         first = list(dict.fromkeys((*self._only, *self._prefer, *hints)))
         if not self._only:
-            # of those that have worked, last first: who has discovery list others does not draw this client away
+            # Servers that have worked come first, the latest before the others. So nobody can draw this client to other
+            # servers by adding them to discovery.
             worked = [server for server in reversed(self._worked) if server not in first]
             entries = [known.get(server, self._worked[server]) for server in worked] + [
                 entry for entry in entries if entry.key not in self._worked
             ]
-            # full ones only when there are no others
+            # Full servers are only used when there are no others.
             entries.sort(key=lambda entry: (_is_full(entry), not self._uses.carries(entry)))
         for server in first:
             if server not in known:
@@ -309,7 +315,10 @@ class ServerSet(Generic[SessionT]):
         link.stop()
 
     def _drop_surplus(self) -> None:
-        """The race is over when there are enough; what stayed away, leaves or is slow goes then."""
+        """End the race if there are enough servers, and drop those that are away, leaving or slow.
+
+        A server that still carries streams stays until they have moved.
+        """
         here = [link for link in self._good() if link.session is not None]
         if len(here) < self._min_servers:
             return
@@ -323,7 +332,8 @@ class ServerSet(Generic[SessionT]):
             if link.session is None:
                 if link.failures >= AWAY_AFTER:
                     self._remove(link, "stays away")
-                elif carried or not link.carries:  # else it is on its way, and none of those that are here can do it
+                # A link that is still connecting stays if it carries what none of the kept ones does.
+                elif carried or not link.carries:
                     del self.links[link.server]
                     link.stop()
             elif not link.session.transports:
@@ -366,18 +376,18 @@ class ServerSet(Generic[SessionT]):
         session.keeper = self
 
     def key_shared(self, address: str) -> None:
-        """See :class:`~dmsg.clients.session.SessionKeeper`."""
+        """Warn of a shared key (:class:`~dmsg.clients.session.SessionKeeper`)."""
         self._uses.key_shared(address)
 
     def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
-        """See :class:`~dmsg.clients.session.SessionKeeper`."""
+        """Replace a leaving server (:class:`~dmsg.clients.session.SessionKeeper`)."""
         _log.info("server {server} leaves in {seconds} s", server=session.server.short, seconds=seconds)
         now = self._reactor.seconds()
         self._avoid[session.server] = now + AVOID_FOR
         link = self.links.get(session.server)
         if link is not None and link.session is session:
             link.leaving = True
-            # of servers that this client keeps, and for as long as it looks for another
+            # Suggestions count only from a server that this client keeps, and while it seeks a replacement.
             self._hints = [server for server in servers if server != session.server][:MAX_HINTS]
             self._hints_until = now + HINTS_FOR
         self.look_soon(0)
@@ -388,7 +398,7 @@ class ServerSet(Generic[SessionT]):
     # --- visits ---
 
     async def _visit(self, server: PubKey) -> SessionT:
-        """Connect to a server of somebody else, for as long as transports need it."""
+        """Connect to a server of a remote for as long as transports need it."""
         entry = await self._lookups.entry(server)
         if entry.server is None:
             raise DmsgError("the entry belongs to a client, not to a server")
@@ -409,7 +419,7 @@ class ServerSet(Generic[SessionT]):
         return session
 
     def _close_idle_visits(self) -> None:
-        """End visits that carried nothing at this look and the one before."""
+        """Close visits without transports at this check and the previous one."""
         idle = {server for server, session in self._visited.items() if not session.transports}
         for server in idle & self._idle:
             self._visited[server].close()

@@ -1,7 +1,7 @@
-"""One connection of a client to a server, for any family: the counterpart of :mod:`dmsg.servers.serving`.
+"""Session of a client with a server, for any family: the counterpart of :mod:`dmsg.servers.serving`.
 
-The core of the family has the rules.  A :class:`Session` feeds it what the link receives, hands its events to the
-family's methods, sends what it has to send, and says when the connection is lost or is about to end.
+The core of the family has the rules. A :class:`Session` feeds received data to the core, and hands its events to the
+methods of the family. It sends the core's output, and reports when the connection is lost or about to end.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn_share import FRAMES
 
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
-"""Bytes queued for a server that reads none of them; beyond this limit the connection ends: the server provokes answers
-and takes none."""
+"""Maximum number of bytes queued for a server that does not read. Beyond it the connection ends, because such a server
+provokes answers without reading them.
+"""
 
 V = TypeVar("V")
 
@@ -32,11 +33,11 @@ _log = Logger()
 
 
 class SessionCore(Protocol):
-    """The rules of a family for one connection, without I/O.
+    """Interface of the core of a family: the rules for one connection, without I/O.
 
-    :ivar accepting: whether streams that others open are offered to the application.
+    :ivar accepting: whether streams opened by others are offered to the application.
     :ivar left: whether the last read may have left whole frames behind.
-    :ivar broken: why the connection has to end; the events before it are delivered first.
+    :ivar broken: error with which the connection has to end. The events before it are delivered first.
     """
 
     accepting: bool
@@ -44,36 +45,36 @@ class SessionCore(Protocol):
     broken: RemoteProtocolError | None
 
     def receive_frames(self, buffer: bytearray, end: int, most: int = ...) -> tuple[int, Sequence[object]]:
-        """Take whole frames from the start of ``buffer``; return the bytes taken and the events."""
+        """Process whole frames from the start of ``buffer``. Return the number of bytes processed, and the events."""
 
 
 class SessionKeeper(Protocol):
-    """Owner of a client's sessions, which decides what follows from what their servers say."""
+    """Interface of the owner of a client's sessions, which reacts to announcements of their servers."""
 
     def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
-        """Look for another server: that of ``session`` leaves in ``seconds`` and names ``servers`` instead."""
+        """Seek another server: that of ``session`` leaves in ``seconds``, and suggests ``servers``."""
 
     def key_shared(self, address: str) -> None:
         """Warn: another program, at ``address``, is connected with the same key."""
 
 
 class Session:
-    """A client's connection to one server.
+    """Session of a client with one server.
 
-    :param accept: returns the factory for streams that others open, or None to refuse them.
-    :ivar core: the rules of the family.
-    :ivar server: the server's key.
-    :ivar lost: fires with None when the connection is gone.
-    :ivar keeper: told what the server says of itself and of this client; None: nobody is.
+    :param accept: returns the factory for streams opened by others, or None to refuse them.
+    :ivar core: core of the family.
+    :ivar server: key of the server.
+    :ivar lost: Deferred that fires with None when the connection is lost.
+    :ivar keeper: owner that is told the server's announcements, or None.
     :ivar connected: whether the session can be used.
-    :ivar writable: whether the link takes more; False while it is congested.
-    :ivar leaving: whether the server said that it leaves.
-    :ivar why_lost: why the connection was lost, once it is.
-    :ivar refused_extension: whether the server ended the connection at something that its entry says it knows.
+    :ivar writable: whether the link accepts more data; False while it is congested.
+    :ivar leaving: whether the server announced that it is leaving.
+    :ivar why_lost: reason why the connection was lost.
+    :ivar refused_extension: whether the server ended the connection at an extension that its entry offers.
     """
 
     _handle: Mapping[type, Callable[..., None]]
-    """Methods of the family by type of event."""
+    """Methods of the family, by type of event."""
 
     core: SessionCore
 
@@ -94,51 +95,51 @@ class Session:
         self.lost: Deferred[None] = Deferred()
         self.keeper: SessionKeeper | None = None
 
-    # --- for a family ---
+    # --- hooks of a family ---
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds to the server and back; None while not measured."""
+        """Round trip to the server in seconds; None while not measured."""
         raise NotImplementedError
 
     @property
     def transports(self) -> int:
-        """Number of streams that it carries or is about to carry."""
+        """Number of streams that the session carries or is about to carry."""
         raise NotImplementedError
 
     @property
     def streams(self) -> Sequence[StreamTransport]:
-        """The streams that it carries."""
+        """Streams that the session carries."""
         raise NotImplementedError
 
     @property
     def _accepts(self) -> bool:
-        """Whether streams that others open are offered to the application."""
+        """Whether streams opened by others are offered to the application."""
         return self._accept() is not None
 
     def _send_all(self) -> None:
-        """Send what the core has to send."""
+        """Send the output of the core."""
         raise NotImplementedError
 
     def _close_streams(self) -> None:
-        """Close every stream: the link is about to end."""
+        """Close every stream, because the link is about to end."""
         raise NotImplementedError
 
     def _event_lost(self, event: Any) -> None:
-        """End the stream of an event whose handler raised: it cannot go on as if it had been told."""
+        """End the stream of an event whose handler raised. It cannot continue as if the event had been handled."""
         raise NotImplementedError
 
     def _forget_streams(self, gone: Failure) -> Callable[[], None]:
-        """Take every stream out of the core: the link is gone.
+        """Remove every stream from the core, because the link is lost.
 
-        :returns: tells the streams; called once those who wait for :attr:`lost` know.
+        :returns: function that tells the streams; called after :attr:`lost` has fired.
         """
         raise NotImplementedError
 
     # --- what the application does ---
 
     def close(self) -> None:
-        """End the connection; its streams end with it."""
+        """Close the connection and its streams."""
         self.connected = False
         if self._link is not None:
             self._close_streams()
@@ -168,7 +169,7 @@ class Session:
         return taken
 
     def _deliver(self, events: Sequence[object]) -> None:
-        """Hand events of the core to the methods of the family, and send what these have to send."""
+        """Call the family's methods for events of the core, and send their output."""
         self._receiving = True
         dispatched(events, self._handle, self, self._event_lost)
         self._receiving = False
@@ -186,13 +187,13 @@ class Session:
         self._link = None
         self.connected = False
         tell = self._forget_streams(Failure(TransportClosed(CloseReason.PEER_DISCONNECTED, self.why_lost)))
-        # first the news that this server is gone: who looks for another must not find this one
+        # First announce that this server is lost: a stream that seeks another must not find this one.
         self.lost.callback(None)
         tell()
 
     def _server_leaves(self, seconds: int, servers: list[PubKey]) -> None:
-        """Tell, once, that the server leaves in ``seconds`` and names ``servers`` instead."""
-        if not self.leaving:  # told again and again, clients would look for others each time
+        """Tell the keeper, once, that the server leaves in ``seconds`` and suggests ``servers``."""
+        if not self.leaving:  # Repeated, it would start a search each time.
             self.leaving = True
             if self.keeper is not None:
                 self.keeper.server_leaves(self, seconds, servers)
@@ -200,7 +201,7 @@ class Session:
     # --- for the carriers of its streams ---
 
     def flush(self) -> None:
-        """Send what the core has to send, unless :meth:`frames_received` is about to do so for all events of a read."""
+        """Send the output of the core, unless :meth:`frames_received` will do so for all events of a read."""
         if not self._receiving:
             self._send_all()
 
@@ -210,25 +211,25 @@ class Session:
 
 
 class Asking(Protocol):
-    """A session, as those need it who wait for the answer to what they asked."""
+    """Interface of a session for callers that wait for an answer."""
 
     connected: bool
 
     def flush(self) -> None:
-        """Send what the core has to send."""
+        """Send the output of the core."""
 
 
 def wait_for_answer(
     session: Asking, reactor: IReactorTime, waiting: Deferred[V], timeout: float, give_up: Callable[[], None]
 ) -> Deferred[V]:
-    """Send a question, and wait ``timeout`` seconds for its answer.
+    """Send a request, and wait ``timeout`` seconds for its answer.
 
-    :param waiting: fires with the answer.
-    :param give_up: called when it is late or not wanted any more, if the session is still connected.
+    :param waiting: Deferred that fires with the answer.
+    :param give_up: called if the answer is late or no longer wanted and the session is still connected.
     """
 
     def failed(failure: Failure) -> Failure:
-        # a refused question is closed already, a lost one too
+        # A refused or lost request is closed already.
         if session.connected:
             give_up()
             session.flush()
@@ -241,7 +242,7 @@ def wait_for_answer(
 
 
 def no_answer(result: object, seconds: float) -> NoReturn:
-    """Fail because the answer did not come in time; see :meth:`~twisted.internet.defer.Deferred.addTimeout`.
+    """Raise the error for a late answer; a callback for :meth:`~twisted.internet.defer.Deferred.addTimeout`.
 
     :raises DmsgTimeout: always.
     """
@@ -249,10 +250,10 @@ def no_answer(result: object, seconds: float) -> NoReturn:
 
 
 def start_opened(stream: StreamTransport, factory: IProtocolFactory, close: Callable[[int], None]) -> IProtocol:
-    """Start the program of a stream that this client opened.
+    """Start the application protocol of a stream that this client opened.
 
-    :param close: tells the remote that the stream is over.
-    :raises TransportClosed: the factory built no protocol; the stream is closed.
+    :param close: called with the reason to tell the remote that the stream has ended.
+    :raises TransportClosed: the factory built no protocol, and the stream was closed.
     """
     try:
         protocol = factory.buildProtocol(stream.getPeer())
@@ -267,10 +268,12 @@ def start_opened(stream: StreamTransport, factory: IProtocolFactory, close: Call
 
 
 def build_accepted(factory: IProtocolFactory | None, stream: StreamTransport) -> IProtocol | None:
-    """Build the program of a stream that another client opened; None if there is none, or if it cannot be built."""
+    """Build the application protocol of a stream that another client opened. Return None if there is none, or on an
+    error.
+    """
     try:
         return factory.buildProtocol(stream.getPeer()) if factory is not None else None
     except Exception:
-        # the application's bug ends its stream, not the connection that carries the others
+        # A bug in the application ends its stream, not the connection that carries the others.
         _log.failure("unhandled error in buildProtocol of {factory!r}", factory=factory)
         return None

@@ -1,9 +1,8 @@
-"""Clients for endpoint strings, which have none.
+"""Shared clients for endpoint strings, which cannot name a client object.
 
-One is made at first use, shared by all strings of the process with the same
-discovery and key file, stopped with the reactor.  What a string leaves out comes
-from the environment: ``DMSG_DISCOVERY`` (URLs, separated by blanks) and
-``DMSG_KEY_FILE``; a client without a key file gets a key for this process.
+A client is made at its first use and stopped with the reactor. All strings of the process with the same discovery and
+key file share a client. Missing settings come from the environment: ``DMSG_DISCOVERY`` (URLs separated by blanks) and
+``DMSG_KEY_FILE``. A client without a key file gets a new key for this process.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ C = TypeVar("C", bound=AnyClient)
 
 
 class SharedClients(Generic[C]):
-    """The clients of one family.
+    """Clients of one family, by their settings.
 
-    :param make: of (reactor, key, URLs), and what else tells clients apart.
+    :param make: makes a client, given the reactor, the key, the URLs, and whatever else distinguishes clients.
     """
 
     def __init__(self, prefix: str, make: Callable[..., C]) -> None:
@@ -37,10 +36,10 @@ class SharedClients(Generic[C]):
         self._clients: dict[tuple[Hashable, ...], C] = {}
 
     def get(self, reactor: Reactor, discovery: str | None = None, key: str | None = None, *others: Hashable) -> C:
-        """The process's client for that discovery and key file, started.
+        """Return the started client of this process for a discovery and a key file.
 
         :param discovery: URLs separated by blanks.
-        :param key: path of a key file, made if absent.
+        :param key: path of a key file, which is created if absent.
         :raises ValueError: no discovery is named.
         :raises KeyFileError: the key file cannot be used, or another program uses it.
         """
@@ -66,14 +65,14 @@ class SharedClients(Generic[C]):
         return client
 
     async def stop(self) -> None:
-        """Stop all of them, before the reactor stops."""
+        """Stop all clients before the reactor stops."""
         clients, self._clients = self._clients, {}
         for client in clients.values():
             await client.stopService()
 
 
 class LazyClient:
-    """Opens streams with a client that is made when it is first needed."""
+    """Opener of streams with a client that is made when first needed."""
 
     def __init__(self, get: Callable[[], StreamOpener]) -> None:
         self._get = get
@@ -86,9 +85,9 @@ class LazyClient:
         *,
         timeout: float = CONNECT_TIMEOUT,
     ) -> Deferred[IProtocol]:
-        """As :class:`~dmsg.net.streams.endpoints.StreamOpener`."""
+        """Open a stream (:class:`~dmsg.net.streams.endpoints.StreamOpener`)."""
         return self._get().connect(remote, factory, port, timeout=timeout)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
-        """As :class:`~dmsg.net.streams.endpoints.StreamOpener`."""
+        """Accept streams (:class:`~dmsg.net.streams.endpoints.StreamOpener`)."""
         return self._get().listen(factory, port)

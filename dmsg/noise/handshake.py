@@ -93,7 +93,7 @@ TEMPLATES = {pattern: _Template(pattern.value, BACKEND) for pattern in Pattern}
 
 
 class Handshake:
-    """One side of a handshake.
+    """State of one side of a handshake.
 
     After any error the object is unusable: drop it and close the connection.
 

@@ -22,7 +22,7 @@ would make them longer.
 
 
 class XKHandshake:
-    """One side of the XK handshake over a byte stream.
+    """State of one side of the XK handshake over a byte stream.
 
     Feed it received bytes, send :meth:`data_to_send`, and stop when :attr:`remote` is set. Then :attr:`keys` are set
     too, for any kind of frames, and :meth:`trailing_data` holds the bytes that the peer sent after its last message.
