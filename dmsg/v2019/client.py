@@ -1,4 +1,4 @@
-"""The client entity: streams to others, secure and resumable."""
+"""Client of the 2019 family: opens and accepts secure, resumable streams."""
 
 from __future__ import annotations
 
@@ -46,45 +46,45 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import Encryption, TransportStreams
 
 SECURE_SEEN_SIZE = 65536
-"""Pairs of a client and a feature (secure transports or upgrades) that are remembered once the client showed it."""
+"""Maximum number of remembered pairs of a client and a feature (secure transports or upgrades) that it once offered."""
 PLAIN_SERVERS = 1024
-"""Servers of which is remembered that they do not know PING, whatever their entries say."""
+"""Maximum number of servers remembered for not supporting PING although their entries claim it."""
 PLAIN_TIME = 3600.0
-"""Seconds that this is remembered."""
+"""Seconds for which such a server is remembered."""
 RESUME_ATTEMPT = 5.0
-"""Seconds for one try to let a stream go on through one server."""
+"""Seconds for one attempt to resume a stream through one server."""
 RESUME_DELAY = 0.1
-"""Seconds between the first rounds of tries; grows to ``RESUME_MAX_DELAY``."""
+"""Seconds between the first rounds of attempts; the delay grows to ``RESUME_MAX_DELAY``."""
 RESUME_MAX_DELAY = 2.0
 RESUME_BACK_OFF = 0.25
-"""Seconds by which the streams of one peer go on later, through a server from which comes that they are too many; up
-to ``RESUME_MAX_DELAY``.  The peer may have said it, or the server in its name: the streams of others do not wait."""
+"""Seconds added to the delay of one peer's streams through one server for each RATE_LIMITED from there, up to
+``RESUME_MAX_DELAY``.  The peer may have sent it, or the server in the peer's name, so other peers' streams do not
+wait."""
 RESUME_RATE = 200.0
-"""REQUESTs a second with which the streams of a client go on, each peer's in turn: when a server is lost all of
-them look for another way at once, and the next server polices them."""
+"""REQUESTs per second for resuming streams, with the peers taking turns.  When a server is lost, all its streams are
+resumed at once, and the next server limits their rate."""
 CLOSING = 2.0
-"""Seconds in which streams that are being closed when the client stops say what was written to them."""
+"""Seconds that a stopping client gives its closing streams to send what was written to them."""
 CLOSING_LOOK = 0.02
-"""Seconds between looks whether they have."""
+"""Seconds between checks whether these streams have finished."""
 REFUSED_SIZE = 1024
-"""Servers and peers of which is remembered that they were too many."""
+"""Maximum number of (server, peer) pairs whose back-off is remembered."""
 
 _log = Logger()
 
 
 class Client(DelegatedClient[ClientSession]):
-    """A dmsg client.
+    """Client that opens streams to public keys and accepts streams from others.
 
     Start it as any Twisted service (or call ``startService()``), wait for
     :meth:`~dmsg.Client.when_online`, then :meth:`~dmsg.Client.connect` to public keys or :meth:`~dmsg.Client.listen`.
 
-    :param key: the secret key; its public key is the client's address.
-    :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.lookups.Lookups`.
-    :param choice: which servers it takes; ``min_servers``, ``prefer`` and ``only`` may be given as keywords.
+    :param key: secret key; its public key is the client's address.
+    :param discovery: URLs of discovery, or a :class:`~dmsg.discovery.lookup.lookups.Lookups`.
+    :param choice: servers to use; ``min_servers``, ``prefer`` and ``only`` may be given as keywords.
     :param encryption: ``require``, ``prefer`` or ``off``, see :class:`~dmsg.v2019.transport_streams.Encryption`.
-    :param resume_timeout: seconds that a stream waits for another way to the
-        remote when its server is lost; 0 lets it end with its server.
-    :param receipts: sign for servers that ask for it how much they delivered (docs/pipeline/receipts.md).
+    :param resume_timeout: seconds to keep trying to resume a stream whose server is lost; 0 disables resuming.
+    :param receipts: whether to sign receipts for what servers delivered, if they ask (docs/pipeline/receipts.md).
     """
 
     name = "dmsg-client"
@@ -104,11 +104,11 @@ class Client(DelegatedClient[ClientSession]):
         memory: Memory | None = None,
         **options: Unpack[ServerChoiceOptions],
     ) -> None:
-        """:param warned: told, each text once, what the person who runs this client ought to know; by default the log.
+        """:param warned: callback for each new warning to the person who runs this client; by default it is logged.
 
-        :param memory: the account to which its streams are booked; None: the one of all clients of this process.
+        :param memory: memory account that limits what the streams hold; None means that of all clients of the process.
 
-        :raises ValueError: min_servers or encryption cannot be that.
+        :raises ValueError: ``min_servers`` or ``encryption`` has an invalid value.
         """
         self.encryption = Encryption(encryption)
         super().__init__(
@@ -151,7 +151,7 @@ class Client(DelegatedClient[ClientSession]):
         unread = (stream for stream in own if isinstance(stream, ClientStream))
         return list(dict.fromkeys((*self.streams.all, *carried, *unread)))
 
-    # --- what an application uses ---
+    # --- interface for applications ---
 
     def connect(
         self,
@@ -163,19 +163,18 @@ class Client(DelegatedClient[ClientSession]):
         via: PubKey | None = None,
         resumable: bool = True,
     ) -> Deferred[IProtocol]:
-        """Open a stream to ``remote``; fires with the factory's connected protocol.
+        """Open a stream to ``remote``; the Deferred fires with the factory's connected protocol.
 
-        Tries every server of the remote, those first that this client is
-        connected to; with ``via`` only that one.  Fails with :class:`~dmsg.errors.ConnectFailed`, which
-        says why each failed, :class:`~dmsg.errors.EntryNotFound`,
-        :class:`~dmsg.errors.DiscoveryError`, :class:`~dmsg.errors.EncryptionUnavailable`
-        or, when the time is over, :class:`~dmsg.errors.ConnectTimeout`.
+        Tries every server of the remote, beginning with those to which this client is connected, or only the server
+        ``via``.  Fails with :class:`~dmsg.errors.ConnectFailed`, which has the reason of each server,
+        :class:`~dmsg.errors.EntryNotFound`, :class:`~dmsg.errors.DiscoveryError`,
+        :class:`~dmsg.errors.EncryptionUnavailable` or, after ``timeout``, :class:`~dmsg.errors.ConnectTimeout`.
 
-        :param port: whom there: 0 to 65535; an address names its own.
-        :param timeout: seconds for the whole of it.
+        :param port: port of the remote, 0 to 65535; a :class:`DmsgAddress` names its own.
+        :param timeout: seconds for the whole call.
+        :param resumable: whether the stream continues over another server when its own is lost.
         :raises TypeError: ``port`` is not an int.
-        :raises ValueError: it is not a port, or the address names another one.
-        :param resumable: the stream goes on over another server when its own is lost.
+        :raises ValueError: ``port`` is not a port, or the address names another one.
         """
         address = DmsgAddress.of(remote, port)
 
@@ -200,7 +199,7 @@ class Client(DelegatedClient[ClientSession]):
 
     @staticmethod
     def _what_to_do(failure: Failure, address: DmsgAddress) -> Failure:
-        """Where all servers between the two are of 2019, the reasons of each say nothing of a way out."""
+        """Replace the error if all common servers are of 2019, because their reasons do not tell what to do."""
         error = failure.value
         if isinstance(error, ConnectFailed) and error.attempts and all(PLAIN_ONLY in why for _, why in error.attempts):
             raise ConnectFailed(
@@ -214,12 +213,13 @@ class Client(DelegatedClient[ClientSession]):
     def probe(
         self, remote: PubKey, port: int | None = None, *, timeout: float = CONNECT_TIMEOUT, via: PubKey | None = None
     ) -> Deferred[IProtocol]:
-        """Open a stream that only measures: no program of the remote sees it, and nobody has to listen.
+        """Open a stream that only measures round trips; no program of the remote sees it or has to listen.
 
-        Each ``send(b"")`` of the protocol's transport is a round trip.  Fails as :meth:`connect`, and with
-        :class:`~dmsg.errors.PingUnavailable` when the remote cannot do that.
+        Each ``send(b"")`` of the protocol's transport is a round trip.  Fails as :meth:`connect` does, and with
+        :class:`~dmsg.errors.PingUnavailable` if the remote does not answer probes.
 
-        :param port: somebody must listen there, or it is refused; None: of the client itself.
+        :param port: port on which a program of the remote must listen, or the stream is refused; None measures the
+            client itself.
         """
 
         def prepare(remote: PubKey, entry: Entry) -> Opening[ClientSession]:
@@ -237,12 +237,12 @@ class Client(DelegatedClient[ClientSession]):
         return self._reach(remote, prepare, timeout, via)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
-        """Accept streams with ``factory``; one listener on each port.
+        """Accept streams to ``port`` with ``factory``; each port has one listener.
 
-        Port 0 is asked for by those who name none.
+        A client that names no port connects to port 0.
 
-        :raises CannotListenError: there is one already.
-        :raises ValueError: not a port.
+        :raises CannotListenError: the port has a listener, or encryption is off and the port is not 0.
+        :raises ValueError: ``port`` is not a port.
         """
         if port and self.encryption is Encryption.OFF:
             raise CannotListenError(
@@ -252,15 +252,15 @@ class Client(DelegatedClient[ClientSession]):
 
     @property
     def refused(self) -> dict[str, int]:
-        """What others asked of this client and did not get, by reason; ``handshakes`` were not even looked at."""
+        """Number of refused requests of other clients, by reason; ``handshakes`` were refused before computing them."""
         found = {reason.name.lower(): number for reason, number in self.streams.refused.items()}
         return {**found, "handshakes": self.streams.doorman.refused}
 
     def server_session(self, server: PubKey) -> Deferred[ClientSession]:
-        """The connection to ``server``, for measuring: the present one, or one made now."""
+        """Return the session with ``server`` for measurements; connect if there is none."""
         return self._set.session(server)
 
-    # --- its sessions ---
+    # --- sessions ---
 
     def _session_opener(self, entry: Entry) -> SessionEndpoint:
         assert entry.server is not None
@@ -277,7 +277,10 @@ class Client(DelegatedClient[ClientSession]):
         )
 
     def _is_plain(self, entry: Entry) -> None:
-        """A connection showed that this server is of 2019: an earlier program of its key left the mark."""
+        """Remember that a connection showed this server to be of 2019, although its entry has the mark of dmsg.
+
+        The mark remains when a program of 2019 replaces a newer one with the same key.
+        """
         assert entry.server is not None
         self._plain_servers.pop(entry.key, None)
         self._plain_servers[entry.key] = entry.server.address, self._reactor.seconds() + PLAIN_TIME
@@ -285,7 +288,7 @@ class Client(DelegatedClient[ClientSession]):
             del self._plain_servers[next(iter(self._plain_servers))]
 
     def _carries_secure(self, entry: Entry) -> bool:
-        """Whether a server knows PING and carries secure transports, as its entry and earlier connections say."""
+        """Whether a server supports PING and secure transports, by its entry and earlier connections."""
         address, until = self._plain_servers.get(entry.key, ("", 0.0))
         same = entry.server is not None and entry.server.address == address
         return entry.offers(RELAY_FEATURE) and not (same and until > self._reactor.seconds())
@@ -304,7 +307,7 @@ class Client(DelegatedClient[ClientSession]):
         await super()._stop()
 
     async def _let_close(self) -> None:
-        """Streams that are being closed say first what was written to them, as TCP's do when a program has ended."""
+        """Wait until closing streams have sent what was written to them, as TCP does when a program has ended."""
         until = self._reactor.seconds() + CLOSING
         while self._reactor.seconds() < until and any(
             one.disconnecting and not one.over for one in self._all_streams()
@@ -314,9 +317,9 @@ class Client(DelegatedClient[ClientSession]):
     # --- secure or not ---
 
     def _agree(self, remote: PubKey, entry: Entry, port: int) -> bool:
-        """Whether the transport is to be a secure one.
+        """Whether the transport to ``remote`` must be secure.
 
-        :raises EncryptionUnavailable: the policy or the port asks for one and the remote has none.
+        :raises EncryptionUnavailable: the policy or the port needs a secure transport, and the remote offers none.
         """
         if self.encryption is Encryption.OFF:
             if port:
@@ -333,33 +336,36 @@ class Client(DelegatedClient[ClientSession]):
         return False
 
     def _offers(self, remote: PubKey, entry: Entry, feature: str) -> bool:
-        """What the signed entry says; a client that has offered something once is believed to offer it on."""
+        """Whether a client offers a feature, by its signed entry or by an earlier one in this process."""
         if entry.offers(feature):
             self._seen[remote, feature] = None
             if len(self._seen) > SECURE_SEEN_SIZE:
                 del self._seen[next(iter(self._seen))]
             return True
-        # an old entry that is shown again must not make us speak in the clear
+        # A replayed old entry must not downgrade this client to plain transports.
         return (remote, feature) in self._seen
 
     async def _offered_by(self, remote: PubKey) -> frozenset[str]:
-        """Which of the features that decide on encryption a client offers.  :raises DmsgError: nobody knows."""
+        """Return the features of ``remote`` that decide on encryption.
+
+        :raises DmsgError: the look-up failed, and no earlier entry is known.
+        """
         features = (FEATURE, UPGRADE_FEATURE)
         try:
             entry = await self._entries.of(remote)
         except DmsgError:
             known = frozenset(feature for feature in features if (remote, feature) in self._seen)
             if not known:
-                raise  # nothing is known of it: that is no leave to speak in the clear
+                raise  # An attacker who blocks the look-up must not get a plain transport.
             return known
         return frozenset(feature for feature in features if self._offers(remote, entry, feature))
 
     # --- resuming ---
 
     async def _reconnect(self, stream: ClientStream) -> None:
-        """Let a stream go on over whatever server is common to both ends, for as long as it may take.
+        """Resume a stream over any server that both ends have in common; try until the resume timeout.
 
-        A stream that still has its transport keeps it until the remote is found elsewhere.
+        A stream that still has a transport keeps it until another server is found.
         """
         peer = stream.getPeer()
         assert isinstance(peer, DmsgAddress)
@@ -369,7 +375,8 @@ class Client(DelegatedClient[ClientSession]):
         if (pause := self.streams.before_moving(stream)) > 0.0:
             await deferLater(self._reactor, pause)
         rounds = 0
-        # what is cancelled may end in any error; then the stream is over, or the client stops
+        # Cancelling may end an attempt with any error.  The stream is closed or the client stops then, so the loop
+        # checks is_live instead of relying on CancelledError.
         while self._reactor.seconds() < deadline and self.streams.is_live(stream):
             moving = stream.kept.transport is not None
             for server in await self._ways(remote, left_behind, moving=moving, fresh=rounds > 0):
@@ -387,7 +394,7 @@ class Client(DelegatedClient[ClientSession]):
                         self._back_off(server, remote)
                 except CancelledError:
                     raise
-                except Exception as error:  # Twisted's connect errors have no common class
+                except Exception as error:  # Twisted's errors of connecting have no common base class.
                     _log.debug("not resumed through {server}: {error}", server=server.short, error=str(error))
                 else:
                     return
@@ -408,7 +415,11 @@ class Client(DelegatedClient[ClientSession]):
         remember(self._resume_after, (server, remote), after, REFUSED_SIZE)
 
     async def _ways(self, remote: PubKey, left_behind: PubKey | None, *, moving: bool, fresh: bool) -> list[PubKey]:
-        """Servers by which to reach ``remote``, other ones than that left behind first."""
+        """Return the servers through which to reach ``remote``; the server left behind comes last.
+
+        :param moving: the stream still has a transport, so the server left behind is not tried.
+        :param fresh: do not trust a cached entry.
+        """
         if fresh:
             self._entries.doubt(remote)
         try:
@@ -420,5 +431,5 @@ class Client(DelegatedClient[ClientSession]):
         others = [server for server in servers if server != left_behind]
         if moving or left_behind is None:
             return others
-        # the entry may be late: the remote may still be, or be again, where it was
+        # The entry may be outdated.  The remote may still be, or be again, at the server left behind.
         return [*others, left_behind]

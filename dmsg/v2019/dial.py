@@ -1,4 +1,4 @@
-"""Connecting to a server: TCP, handshake, OK frame."""
+"""Endpoint that connects to a server: TCP, handshake, OK frame."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams
 
 HANDSHAKE_ROUND_TRIPS = 3
-"""Of TCP, the three handshake messages and the OK frame: a first guess of the round trip."""
+"""Number of round trips that TCP, the three handshake messages and the OK frame take.  The time of connecting divided
+by it is the first estimate of the round trip."""
 
 
 class SessionEndpoint:
-    """Connects to one server and waits for its OK frame."""
+    """Endpoint that connects to one server and waits for its OK frame."""
 
     def __init__(
         self,
@@ -38,9 +39,9 @@ class SessionEndpoint:
         receipts: bool = False,
     ) -> None:
         """:param address: ``host:port``.
-        :param pings: whether the server knows of PING and carries secure transports, as far as known.
-        :param no_pings: told when a connection shows that it does not.
-        :param receipts: it is to have receipts.
+        :param pings: returns whether the server is known to support PING and secure transports.
+        :param no_pings: callback invoked when a connection shows that the server supports neither.
+        :param receipts: whether the server gets receipts.
 
         :raises DmsgError: the address is malformed.
         """
@@ -56,7 +57,7 @@ class SessionEndpoint:
         self._timeout = timeout
 
     def open(self) -> Deferred[ClientSession]:
-        """A session that the server has confirmed."""
+        """Connect; the Deferred fires with a session that the server has confirmed."""
         return Deferred.fromCoroutine(self._open())
 
     async def _open(self) -> ClientSession:
@@ -83,7 +84,7 @@ class SessionEndpoint:
         except BaseException:
             session.close()
             raise
-        if not session.connected:  # lost before anybody waited for it
+        if not session.connected:  # The connection was lost before this coroutine waited for it.
             raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
         session.pings.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
         if self._pings():

@@ -1,4 +1,4 @@
-"""Transports that others open to a client: who gets them, which are believed, which go when there are too many."""
+"""Transports that others open to a client: dispatch to listeners, authentication, and eviction when full."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from dmsg.v2019.transport_streams import Encryption, TransportStreams
 from dmsg.v2019.unconfirmed import Confirmations
 
 MAX_ASKING = 16
-"""Look-ups at a time of initiators of plain REQUESTs."""
+"""Maximum number of simultaneous look-ups of initiators of plain REQUESTs."""
 MAX_ANSWERS = 4
-"""RESUMEs of one stream through one server that wait for their confirmation; one more, and the oldest of them goes.
-An initiator tries one after the other, so those before its newest are its own that came to nothing, or forged."""
+"""Maximum number of unconfirmed RESUMEs of one stream through one server; above it, the oldest is closed.  An
+initiator tries one after another, so all but its newest have failed or are forged."""
 ADDRESSES = 64
-"""Addresses that streams share, those that were asked for last: many streams of one client come together."""
+"""Number of recently used address objects that streams share, to save memory when a client opens many streams."""
 
 
 @lru_cache(maxsize=ADDRESSES)
@@ -42,31 +42,31 @@ def _address(key: PubKey, port: int) -> DmsgAddress:
 
 
 class Carrying(CarryingSession[ClientTransport], Protocol):
-    """What is needed of the session around it."""
+    """Interface of the session that :class:`Incoming` uses."""
 
     pings: Pings
 
     @property
     def linked(self) -> bool:
-        """Its connection is there."""
+        """Whether the session has a connection."""
 
     def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> ClientStream:
-        """A stream over a transport that is not open yet."""
+        """Return a new stream over a transport that is not open yet."""
 
     def begin(self, stream: ClientStream, transport: ClientTransport, round_trip: float) -> None:
-        """A secure stream is open."""
+        """Register a secure stream that has opened."""
 
     def carry(self, stream: ClientStream, transport: ClientTransport) -> None:
-        """A stream goes on here."""
+        """Continue a resumed stream over ``transport``."""
 
     def transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:
-        """A transport is over."""
+        """Handle the end of a transport."""
 
 
 class Incoming:
-    """Those of one session.
+    """Incoming transports of one session.
 
-    :param accept: the factory for all of them where there are no ``streams``.
+    :param accept: returns the factory for all of them; used only without ``streams``.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Incoming:
         self._unconfirmed = Confirmations(reactor, self._not_confirmed)
 
     def forget(self, transport: ClientTransport) -> bool:
-        """It is over; whether it was waiting to be confirmed."""
+        """Forget a transport that is closed; return whether it was waiting for its confirmation."""
         return self._unconfirmed.pop(transport) is not None
 
     def link_lost(self) -> None:
-        """All are over."""
+        """Discard all unconfirmed transports, because the connection is lost."""
         for transport in self._unconfirmed:
             self._unconfirmed.pop(transport)
             self._core.withdraw(transport)
@@ -103,9 +103,9 @@ class Incoming:
         self._core.close(transport, reason)
 
     def requested(self, transport: ClientTransport) -> None:
-        """Somebody asks for a transport, or would upgrade the one that it was invited to upgrade."""
+        """Answer another client's REQUEST for a transport, or its offer to upgrade a plain transport."""
         if transport.state is State.CLOSED:
-            return  # a CLOSE came with the REQUEST
+            return  # A CLOSE came in the same read as the REQUEST.
         streams = self._streams
         if transport.offer is not None:
             self._unconfirmed.pop(transport)
@@ -119,13 +119,14 @@ class Incoming:
         else:
             streams.asking += 1
 
-            # a plain REQUEST proves nothing: the server may have made it up in the name of a client that always
-            # asks for a secure one
+            # A plain REQUEST proves nothing.  The server may have forged it in the name of a client that opens only
+            # secure transports, so the signed entry of that client decides.
             def looked(offers: frozenset[str] | Failure) -> None:
                 streams.asking -= 1
                 if transport.state is not State.OFFERED or not self._session.linked:
                     return
-                # a program that began a moment ago has no entry yet; those of 2019 post theirs before they ask anybody
+                # Programs of 2019 post their entry before they send REQUESTs.  An initiator without an entry is
+                # therefore a newer program that has just started.
                 offered = None if isinstance(offers, Failure) else offers
                 if (offered is None or UPGRADE_FEATURE in offered) and not self._session.pings.answered:
                     self._core.invite(transport)
@@ -149,7 +150,7 @@ class Incoming:
             stream.start(protocol)
 
     def _on_offer(self, transport: ClientTransport) -> None:
-        """A secure transport is asked for: answer, and wait for the initiator to show that it holds the keys."""
+        """Answer the REQUEST for a secure transport, and wait for the initiator to prove that it holds the keys."""
         streams = self._streams
         assert streams is not None and transport.offer is not None
         hello = transport.offer.hello
@@ -159,7 +160,7 @@ class Incoming:
                 self._core.answer_ended(transport, stream)
                 return
             if stream is None:
-                # in the encrypted answer: a server cannot say it in this client's name
+                # The reason is in the encrypted answer, so that no server can forge it in this client's name.
                 self._core.answer_ended(transport, CloseReason.NO_SUCH_STREAM)
                 return
             self._go_on(stream, transport)
@@ -179,7 +180,7 @@ class Incoming:
         self._unconfirmed.add(transport, factory)
 
     def _go_on(self, stream: ClientStream, transport: ClientTransport) -> None:
-        """Answer where the stream stands: it goes on here once the initiator has confirmed that it asked."""
+        """Answer a RESUME with the stream's position; the stream moves here once the initiator confirms."""
         mine = [
             one
             for one in stream.kept.answers
@@ -200,13 +201,14 @@ class Incoming:
         self._session.flush()
 
     def make_room(self, initiator: PubKey | None) -> bool:
-        """The table is full: end one transport, so that the one that is asked for fits.
+        """Evict one transport from the full table to make room for a new one.
 
-        An unconfirmed one goes if it is of who asks, if nobody knows who asks, or if its initiator has more than who
-        asks; else the newest of who has most, if he has two more at least.
+        An unconfirmed transport is evicted if it belongs to the requester, if the requester is not known, or if its
+        initiator has more transports than the requester.  Otherwise the newest transport of the initiator with most
+        transports is evicted, if that initiator has at least two more than the requester.
 
-        :param initiator: who asks; None where that is not certain.
-        :returns: False where the new one is to be refused.
+        :param initiator: key of the requester; None if it has not proved its key.
+        :returns: False if the new transport must be refused.
         """
         unconfirmed = self._unconfirmed.first_to_go()
         if unconfirmed is not None and initiator in (None, unconfirmed.remote):
@@ -222,7 +224,7 @@ class Incoming:
         greediest = max(counts, key=counts.__getitem__)
         if counts[greediest] <= counts[initiator] + 1:
             return False
-        # what was confirmed by a frame of the same read has no stream yet
+        # A transport that a frame of the same read has confirmed has no stream yet and cannot be chosen.
         newest = (
             one
             for one in reversed(incoming)
@@ -240,14 +242,14 @@ class Incoming:
         return True
 
     def confirmed(self, event: Confirmed) -> None:
-        """An initiator has shown that it holds the keys: the stream begins, or goes on."""
+        """Begin or resume the stream of a transport whose initiator has proved that it holds the keys."""
         transport = event.transport
         stream: ClientStream = transport.carrier.stream
         unconfirmed = self._unconfirmed.pop(transport)
         if event.left is not None:
             event.left.carrier.leave(CloseReason.MOVED)
         if unconfirmed is None or stream.over:
-            # an application ended it while this was on its way
+            # The application closed the stream, or the transport was evicted, while the confirmation was in flight.
             self._core.close(transport, CloseReason.ABORTED)
             return
         factory = unconfirmed.factory
@@ -273,5 +275,5 @@ class Incoming:
                 transport.carrier.leave(CloseReason.NO_SUCH_STREAM)
         stream.requeue(event.unsent)
         self._session.carry(stream, event.transport)
-        # last: who is told may do anything, also end the stream
+        # This comes last, because the application's callbacks may do anything, even close the stream.
         stream.acknowledged_all(tickets_among(event.tickets), len(event.tickets))

@@ -1,4 +1,4 @@
-"""Transports that a client asks for over one session: for new streams, and for those that go on."""
+"""Transports that a client requests over one session, for new streams and for resumed ones."""
 
 from __future__ import annotations
 
@@ -35,44 +35,44 @@ from dmsg.v2019.pings import Pings
 from dmsg.v2019.transport_streams import TransportStreams
 
 REQUEST_TIMEOUT = 10.0
-"""Seconds for the answer to a REQUEST, by default."""
+"""Default number of seconds to wait for the answer to a REQUEST."""
 PLAIN_ONLY = "carry no secure transports"
-"""Said of servers of 2019."""
+"""Part of the error message about servers of 2019."""
 STALE_ENTRY = (
     "though its entry offers secure transports: another program used its key before; run `dmsg discovery delete` "
     "with that key, or see --encryption"
 )
-"""Said of peers of 2019 whose entry has marks of dmsg."""
+"""Part of the error message about peers of 2019 whose entry has marks of dmsg."""
 
 
 class Asking(CarryingSession[ClientTransport], Protocol):
-    """What is needed of the session around it."""
+    """Interface of the session that :class:`Outgoing` uses."""
 
     connected: bool
     pings: Pings
 
     @property
     def core(self) -> ClientConnection:
-        """The transports of the connection."""
+        """Table of the connection's transports."""
 
     @property
     def carries_secure(self) -> Callable[[], bool]:
-        """Whether the server carries secure transports, as far as its entry says."""
+        """Function that returns whether the server carries secure transports, by its entry."""
 
     def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> ClientStream:
-        """A stream over a transport that is not open yet."""
+        """Return a new stream over a transport that is not open yet."""
 
     def begin(self, stream: ClientStream, transport: ClientTransport, round_trip: float) -> None:
-        """A secure stream is open."""
+        """Register a secure stream that has opened."""
 
     def carry(self, stream: ClientStream, transport: ClientTransport) -> None:
-        """A stream goes on here."""
+        """Continue a resumed stream over ``transport``."""
 
 
 class Outgoing:
-    """Those of one session.
+    """Outgoing transports of one session.
 
-    :ivar opening: what waits for the answer to a REQUEST.
+    :ivar opening: transports that wait for the answer to their REQUEST.
     """
 
     def __init__(self, reactor: IReactorTime, session: Asking, streams: TransportStreams | None) -> None:
@@ -94,15 +94,15 @@ class Outgoing:
         probe: int | None = None,
         upgrade: bool = False,
     ) -> Deferred[IProtocol]:
-        """Open a transport to ``remote`` through this server.
+        """Open a transport to ``remote`` through this server; the Deferred fires with the factory's connected protocol.
 
-        Fires with the factory's protocol, connected.  Fails with
-        :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
-        :class:`~dmsg.errors.TransportClosed`, or, when ``secure``,
-        :class:`~dmsg.errors.EncryptionUnavailable`.  Cancelling closes the transport.
+        Fails with :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
+        :class:`~dmsg.errors.TransportClosed` or, if ``secure``, :class:`~dmsg.errors.EncryptionUnavailable`.
+        Cancelling closes the transport.
 
         :param probe: see :class:`~dmsg.streams.core.agreement.Hello`; only with ``secure``.
-        :param upgrade: the remote takes upgrades of plain transports: ask for one, if this server carries no others.
+        :param upgrade: whether the remote accepts upgrades of plain transports.  An upgrade is requested only if this
+            server carries no secure transports.
         """
         proposal = None
         if secure:
@@ -113,7 +113,7 @@ class Outgoing:
             proposal = Proposal(self._streams.key, remote, hello, upgrade=upgrade and self._is_plain)
         waiting, transport = self._request(remote, proposal, None, INITIAL_WINDOW, timeout)
         if transport is None:
-            return waiting  # type: ignore[return-value]  # it failed
+            return waiting  # type: ignore[return-value]  # It has failed already, so its result type does not matter.
         address = DmsgAddress(remote, port)
         stream = self._session.make_stream(transport, DmsgAddress(self._core.local), address)
         started = self._reactor.seconds()
@@ -132,11 +132,11 @@ class Outgoing:
 
     @property
     def _is_plain(self) -> bool:
-        """The server is not known to carry secure transports."""
+        """Whether the server is not known to carry secure transports."""
         return not (self._session.pings.answered or self._session.carries_secure())
 
     def _why_refused(self, failure: Failure, remote: PubKey, transport: ClientTransport) -> Failure:
-        """Programs of 2019 refuse a secure transport without a reason: which of them it was."""
+        """Tell from a refusal without a reason, as programs of 2019 give it, whether server or remote is of 2019."""
         error = failure.value
         if transport.prefaced is not None and transport.prefaced < PREFACE_FRAMES:
             if isinstance(error, (TransportRefused, DmsgTimeout)):
@@ -144,7 +144,7 @@ class Outgoing:
             return failure
         if not (isinstance(error, TransportRefused) and error.reason == CloseReason.UNSPECIFIED):
             return failure
-        if self._session.pings.answered:  # so the server is none of 2019, and it was the remote
+        if self._session.pings.answered:  # A server of 2019 answers no PING, so the remote must have refused.
             raise EncryptionUnavailable(
                 f"{remote.short} refuses a secure transport without a reason, as programs of 2019 do, {STALE_ENTRY}"
             ) from None
@@ -156,17 +156,16 @@ class Outgoing:
     def reopen(
         self, stream: ClientStream, timeout: float = REQUEST_TIMEOUT, *, upgrade: bool = False
     ) -> Deferred[None]:
-        """Let a stream, which this client opened, go on through this server.
+        """Resume a stream that this client opened over a new transport through this server.
 
-        What carries it now carries nothing more.  Fails as :meth:`open`; when
-        the stream is over at the other end, with a TransportRefused whose
-        ``final`` is true.
+        The present transport of the stream is closed first.  Fails as :meth:`open` does; if the remote has closed the
+        stream, with a TransportRefused whose ``final`` is true.
         """
         streams = self._streams
         end = stream.kept
         peer = stream.getPeer()
         assert streams is not None and isinstance(peer, DmsgAddress)
-        # what carries the stream is given up only for a way that can be tried
+        # The present transport is given up only if this server can be tried at all.
         if not self._session.connected or not self._core.has_free_id:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
         before = end.transport
@@ -179,7 +178,7 @@ class Outgoing:
         proposal = Proposal(streams.key, peer.public_key, hello, upgrade=upgrade and self._is_plain)
         waiting, transport = self._request(peer.public_key, proposal, end, window, timeout)
         if transport is None:
-            return waiting  # type: ignore[return-value]  # it failed
+            return waiting  # type: ignore[return-value]  # It has failed already, so its result type does not matter.
         TransportCarrier(self._session, transport, stream)
         started = self._reactor.seconds()
 
@@ -190,7 +189,7 @@ class Outgoing:
         return waiting.addCallback(opened)
 
     def _round_trip(self, transport: ClientTransport, started: float) -> float:
-        """Seconds to the remote and back, by an opening that began at ``started``: an upgrade takes two."""
+        """Return the seconds of a round trip to the remote, measured since ``started``; an upgrade takes two."""
         return (self._reactor.seconds() - started) / (2 if transport.upgrade else 1)
 
     def _request(

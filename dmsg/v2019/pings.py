@@ -1,4 +1,4 @@
-"""Is the server there, and how far: PING and PONG on one connection."""
+"""Keepalive and round-trip measurement with PING and PONG on one connection."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from twisted.python.failure import Failure
 from dmsg.clients.session import no_answer
 
 PING_INTERVAL = 10.0
-"""Seconds between PINGs to a server that knows them."""
+"""Seconds between PINGs to a server that supports them."""
 PING_TIMEOUT = 10.0
-"""Seconds without a PONG after which the connection is given up."""
+"""Seconds to wait for a PONG; after that the connection is closed."""
 SMOOTHING = 0.25
 """Weight of a new round trip in the smoothed one."""
 
 
 class Pings:
-    """Those of one connection.
+    """PINGs of one connection and their answers.
 
-    :param send: sends a PING with these bytes: 8 by chance and those of ``instance``.
-    :param stalled: told when the server did not answer one in time.
-    :ivar round_trip: seconds to the server and back, smoothed; None while not measured.
+    :param send: sends a PING with the given payload: 8 random bytes and those of ``instance``.
+    :param stalled: callback invoked when the server did not answer a PING in time.
     :param instance: 8 bytes by which a server tells two programs with one key apart, or none.
-    :ivar known: the server is said to know of PING.
-    :ivar answered: it has answered one.
-    :ivar since: when the first was sent, seconds of the reactor's clock.
+    :ivar round_trip: smoothed round trip to the server in seconds; None until the first measurement.
+    :ivar known: whether the server is believed to support PING.
+    :ivar answered: whether the server has answered a PING.
+    :ivar since: time of the first PING, in seconds of the reactor's clock.
     """
 
     def __init__(
@@ -50,14 +50,17 @@ class Pings:
         self.since = 0.0
 
     def watch(self) -> None:
-        """Send them from now on; the server must know of them."""
+        """Send PINGs from now on; the server must support them."""
         if not self.known and self._waiting is not None:
             self.known = True
             self.since = self._reactor.seconds()
             self._next()
 
     def ping(self, timeout: float = PING_TIMEOUT) -> Deferred[float]:
-        """Seconds to the server and back.  Fails with DmsgTimeout, or with why the connection ended."""
+        """Measure the round trip to the server in seconds.
+
+        Fails with DmsgTimeout, or with the reason for which the connection ended.
+        """
         assert self._waiting is not None
         name = os.urandom(8) + self._instance
         waiting = self._waiting
@@ -71,7 +74,7 @@ class Pings:
         return answered.addTimeout(timeout, self._reactor, no_answer)
 
     def pong(self, payload: bytes) -> None:
-        """An answer; one that nobody waits for means nothing."""
+        """Handle a PONG; ignore one that answers no pending PING."""
         sent, answered = (self._waiting or {}).pop(payload, (0.0, None))
         if answered is None:
             return
@@ -84,7 +87,7 @@ class Pings:
         answered.callback(seconds)
 
     def stop(self, reason: Failure) -> None:
-        """The connection is over."""
+        """Stop the PINGs and fail pending ones with ``reason``, because the connection is lost."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

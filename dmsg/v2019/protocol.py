@@ -1,8 +1,7 @@
-"""Protocol and factory classes of the server, over noise links.
+"""Protocol and factory classes of the server, over Noise links.
 
-``ServerSession`` gives one link to the relay.  Rules are in
-:mod:`dmsg.v2019.core.relay`; here are Deferreds, timers and producers.  The
-client's are in :mod:`dmsg.v2019.session`.
+``ServerSession`` connects one link to the relay.  The rules are in :mod:`dmsg.v2019.core.relay`; this module has the
+timers and the flow control.  The client's counterpart is :mod:`dmsg.v2019.session`.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import OK_FRAME, encode_close, encode_drain
 
 ROUTE_SIZE = 450
-"""Bytes that a server keeps of one end of a transport."""
+"""Bytes of memory that one end of a transport takes at a server."""
 STALL_GRACE = 0.5
-"""Seconds that sources are paused for a receiver that takes nothing."""
+"""Maximum number of seconds for which sources are paused for a receiver that does not read."""
 
 _TOLD = {
     DropReason.NOT_ADMITTED: CloseReason.NOT_ADMITTED,
@@ -52,7 +51,7 @@ _log = Logger()
 
 
 class ServerSession(ServedSession[RelayPeer, Limits]):
-    """One connected client of a server."""
+    """Server's session with one connected client."""
 
     __slots__ = ("_bytes", "_opened", "_slow", "number")
 
@@ -64,7 +63,7 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         self._slow: IDelayedCall | None = None
         self._opened = 0.0
         self.number = 0
-        """Of the session, for telemetry."""
+        """Number of the session in telemetry; 0 without telemetry."""
 
     def _connected(self, link: Link) -> None:
         factory = self._factory
@@ -77,13 +76,13 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         return super()._serve(link)
 
     def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
-        """There is no room, or this key is not, or no longer, admitted: the client is told which."""
+        """Send the client the reason of its refusal, such as no room or a key that is not admitted, and close."""
         assert self.link is not None
         self.link.send(encode_close(0, _TOLD.get(reason, CloseReason.UNSPECIFIED)))
         super().refuse(reason)
 
     def crowd_out(self) -> None:
-        """A client that understands DRAIN goes to another server at once."""
+        """Close the connection for lack of room; a client that understands DRAIN gets one, to move at once."""
         if self._peer is not None and self._peer.speaks_drain and self.link is not None:
             self.link.send(encode_drain(0, ()))
         super().crowd_out()
@@ -95,7 +94,7 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         return taken
 
     def _slow_down(self, taken: int) -> None:
-        """Over its bytes a second a client is read later: what it sends waits at its own end."""
+        """Pause reading from a client that exceeds its byte rate, so that its data wait at its own end."""
         factory = self._factory
         rate = factory.limits.byte_rate
         now = factory.now()
@@ -124,9 +123,9 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
 
 
 class ServerFactory(ServingFactory[RelayPeer, Limits]):
-    """Accepts connections and gives them to one relay.
+    """Factory that accepts connections for one relay.
 
-    :ivar relay: the table, with the drop counters.
+    :ivar relay: core of the server, with the tables and the drop counters.
     """
 
     relay: Relay
@@ -153,7 +152,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
         self._ephemeral = ephemeral
         self._handshake_timeout = handshake_timeout
         self.throttled = 0
-        """How often a client was read later for its bytes a second."""
+        """Number of times that reading from a client was paused for its byte rate."""
         self.now = reactor.seconds
         self.call_later = reactor.callLater
         self.relay = Relay(
@@ -166,7 +165,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
             telemetry.about["capacity"] = self.limits.max_connections
 
     def _load(self) -> dict[str, object]:
-        """A heartbeat, for telemetry."""
+        """Return the load figures for telemetry's heartbeat."""
         assert self.telemetry is not None
         registration = self.registration
         return {

@@ -1,4 +1,4 @@
-"""The server entity of dmsg; when it leaves, its clients' streams move elsewhere."""
+"""Server of the 2019 family; when it leaves, the streams of its clients move to other servers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.protocol import ServerFactory
 
 DRAIN_GRACE = 1.0
-"""Seconds that clients have at least to be found elsewhere, when there is an elsewhere."""
+"""Minimum number of seconds that clients get to connect to other servers, if there are any, before the server stops."""
 _log = Logger()
 
 
 class Server(RelayServer):
-    """A dmsg server.
+    """Server that relays between clients.
 
-    :param listen: Twisted endpoint strings.
-    :param settings: what all servers have.
-    :param limits: what one client may have; ``ServerFactory.limits`` changes it later.
-    :param telemetry: where to write events for the pipeline, or None.
-    :ivar ready: fires with the listening ports.
+    :param listen: Twisted endpoint strings to listen on.
+    :param settings: settings that servers of all families have.
+    :param limits: limits of one client; assign to ``ServerFactory.limits`` to change them later.
+    :param telemetry: settings for writing events for the pipeline, or None.
+    :ivar ready: Deferred that fires with the listening ports.
     """
 
     name = "dmsg-server"
@@ -77,12 +77,12 @@ class Server(RelayServer):
 
     async def _leave(self) -> None:
         others = await self.registration.others() if self.factory.sessions and self.settings.drain_timeout else []
-        # first out of discovery, so that nobody new is sent here meanwhile
+        # The server withdraws from discovery first, so that discovery sends no new clients meanwhile.
         await self.registration.withdraw()
         await self._hand_over(others)
 
     async def _hand_over(self, others: list[PubKey]) -> None:
-        """Tell the clients where else to go, and wait until their streams are there."""
+        """Send the clients to other servers, and wait until their streams have moved or the drain timeout is over."""
         relay = self.factory.relay
         if not others or not relay.announce_drain(round(self.settings.drain_timeout), others):
             return
@@ -103,10 +103,10 @@ class Server(RelayServer):
     def client_name(self, key: bytes) -> str:
         return super().client_name(key) if self.telemetry is None else self.telemetry.client(key)
 
-    # --- what it says of itself (ServerStatistics) ---
+    # --- statistics (ServerStatistics) ---
 
     def gauges(self) -> dict[str, tuple[str, float]]:
-        """What goes up and down."""
+        """Return the gauges by name, each with its help text and value."""
         waiting = 0 if self.telemetry is None else self.telemetry.sent.waiting
         return {
             **super().gauges(),
@@ -115,7 +115,7 @@ class Server(RelayServer):
         }
 
     def counters(self) -> dict[str, tuple[str, float]]:
-        """What only goes up."""
+        """Return the counters by name, each with its help text and value."""
         telemetry = self.telemetry
         sent = Sent() if telemetry is None else telemetry.sent
         return {
@@ -143,5 +143,5 @@ class Server(RelayServer):
         }
 
     def health(self) -> dict[str, object]:
-        """What ``/health`` says."""
+        """Return the fields of the answer to ``/health``."""
         return {**super().health(), "transports": self.factory.relay.route_count // 2}

@@ -1,8 +1,7 @@
-"""A client's connection to one server: it carries streams.
+"""A client's session with one server, which carries streams.
 
-Rules are in :mod:`dmsg.v2019.core.table`; here are Deferreds, timers and
-producers.  Streams that can go on over another session are looked after by
-:class:`~dmsg.streams.streams.Streams`.
+The rules are in :mod:`dmsg.v2019.core.table`; this module has the Deferreds, timers and producers.
+:class:`~dmsg.streams.streams.Streams` manages the streams that can move to another session.
 """
 
 from __future__ import annotations
@@ -55,23 +54,23 @@ from dmsg.v2019.pings import PING_TIMEOUT, Pings
 from dmsg.v2019.transport_streams import TransportStreams
 
 EXTENSION_TIME = 5.0
-"""Seconds after the first PING in which an end of the connection says that the server does not know PING."""
+"""Seconds after the first PING within which a server that closes the connection is taken not to support PING."""
 
 
 _log = Logger()
 
 
 class ClientSession(Session):
-    """A client's connection to one server.
+    """A client's session with one server.
 
-    :param accept: the factory for transports that others open, asked for each
-        time; None refuses them.  Not used when there are ``streams``.
-    :param streams: what makes transports secure and lets them be resumed.
-    :param receipts: the server takes RECEIPT, and is to have them.
-    :param carries_secure: returns whether the server carries secure transports, as far as its entry says.
-    :ivar open: opens a transport to a remote: :meth:`dmsg.v2019.outgoing.Outgoing.open`; ``reopen``: one for a stream
-        that goes on.
-    :ivar established: fires with this session when the server said OK.
+    :param accept: returns the factory for each transport that others open, or None to refuse it.  Not used with
+        ``streams``.
+    :param streams: state shared with the client's other sessions; without it there are only plain transports.
+    :param receipts: whether the server gets receipts.
+    :param carries_secure: returns whether the server carries secure transports, by its entry.
+    :ivar open: opens a transport to a remote, see :meth:`dmsg.v2019.outgoing.Outgoing.open`; ``reopen`` resumes a
+        stream.
+    :ivar established: Deferred that fires with this session once the server has sent OK.
     """
 
     core: ClientConnection
@@ -123,7 +122,7 @@ class ClientSession(Session):
                 self.core.close(transport, CloseReason.UNSPECIFIED)
                 continue
             stream: ClientStream = transport.carrier.stream
-            # what was not sent yet never will be: that is no clean end
+            # Unsent data is lost here, so the remote must not take this for a clean end.
             reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
             self.core.close(transport, reason)
             if end is not None and self._streams is not None:
@@ -132,27 +131,27 @@ class ClientSession(Session):
 
     @property
     def transports(self) -> int:
-        """Transports that are open or being opened."""
+        """Number of transports that are open or being opened."""
         return len(self.core.transports)
 
     @property
     def streams(self) -> list[ClientStream]:
-        """The streams that it carries."""
+        """Streams that this session carries."""
         return [
             transport.carrier.stream
             for transport in self.core.transports.values()
             if transport.state is State.OPEN and (transport.secure is not None or not transport.is_secure)
         ]
 
-    # --- is the server there, and how far ---
+    # --- keepalive and round trip ---
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds to the server and back, smoothed; None while not measured."""
+        """Smoothed round trip to the server in seconds; None until the first measurement."""
         return self.pings.round_trip
 
     def ping(self, timeout: float = PING_TIMEOUT) -> Deferred[float]:
-        """Seconds to the server and back; the server must know of PING.  Fails with DmsgTimeout."""
+        """Measure the round trip to the server in seconds; the server must support PING.  Fails with DmsgTimeout."""
         if self._link is None:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
         return self.pings.ping(timeout)
@@ -172,7 +171,7 @@ class ClientSession(Session):
     def _on_draining(self, event: Draining) -> None:
         self._server_leaves(event.seconds, event.servers)
 
-    # --- the link's side ---
+    # --- calls from the link ---
 
     @property
     def _accepts(self) -> bool:
@@ -217,7 +216,8 @@ class ClientSession(Session):
         self.core.lost = True
         if not self.established.called:
             self.established.errback(gone)
-            # who gave up connecting waits no longer; who comes later looks at `connected`
+            # The caller may have given up, and then nobody else handles this failure.  A later caller checks
+            # `connected` instead.
             self.established.addErrback(lambda _: None)
 
         def tell() -> None:
@@ -231,7 +231,7 @@ class ClientSession(Session):
         return tell
 
     def _let_go(self) -> None:
-        """Part transports that are over from their carriers: the circle would keep their streams in memory."""
+        """Unlink closed transports from their carriers, because the reference cycle would keep streams in memory."""
         removed = self.core.removed
         while removed:
             removed.pop().carrier = None
@@ -240,13 +240,13 @@ class ClientSession(Session):
         self.transport_lost(transport, transport.secure, CloseReason.PEER_DISCONNECTED, final=False)
 
     def _keep_receipt(self, transport: ClientTransport) -> None:
-        """For the next connection to this server."""
+        """Keep the receipt of a lost transport for the next connection to this server."""
         receipt = self.core.receipt(transport)
         if receipt is not None and self._streams is not None:
             self._streams.kept_receipts.keep(self.server, receipt, sum(transport.says_delivered))
 
     def _look_at_loss(self) -> None:
-        """A server that ends the connection at the first PING does not know it, whatever its entry says."""
+        """Check whether the server closed the connection at the first PING, and thus does not support PING."""
         pings, link = self.pings, self._link
         ours = not self.connected or link is None or link.ended_for is not None
         if ours or not pings.known or pings.answered:
@@ -268,14 +268,14 @@ class ClientSession(Session):
         self.established.callback(self)
 
     def begin(self, stream: ClientStream, transport: ClientTransport, round_trip: float) -> None:
-        """A secure stream is open."""
+        """Register a secure stream that has opened."""
         assert self._streams is not None
         stream.end = transport.secure
         stream.kept.round_trip = round_trip
         self._streams.add(stream)
 
     def carry(self, stream: ClientStream, transport: ClientTransport) -> None:
-        """A stream goes on here."""
+        """Continue a resumed stream over ``transport``."""
         assert self._streams is not None
         self._streams.moved(stream)
         stream.move(transport.carrier)
@@ -309,10 +309,10 @@ class ClientSession(Session):
         self._outgoing.opening.fail(transport, Failure(error))
 
     def transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:
-        """A transport is over: its stream ends with it, or looks for another."""
+        """Handle the end of a transport: end its stream, or suspend it to be resumed elsewhere."""
         if not transport.is_secure:
             transport.carrier.stream.carrier_closed(reason)
-        elif end is not None and end.transport is transport:  # else its stream has moved on
+        elif end is not None and end.transport is transport:  # Otherwise the stream has already moved.
             assert self._streams is not None
             self._streams.lost(transport.carrier.stream, reason, final=final)
 
@@ -326,7 +326,7 @@ class ClientSession(Session):
         stream: ClientStream = event.transport.carrier.stream
         if not stream.over:
             stream.requeue(event.unsent)
-            # last: who is told may do anything, also end the stream
+            # This comes last, because the application's callbacks may do anything, even close the stream.
             stream.acknowledged_all(tickets_among(event.tickets), len(event.tickets))
             stream.window_opened()
 
@@ -346,7 +346,7 @@ class ClientSession(Session):
         Noticed: _on_noticed,
     }
 
-    # --- for the carriers of its streams (CarryingSession) ---
+    # --- calls from the carriers of streams (CarryingSession) ---
 
     def consumed(self, carrier: TransportCarrier[ClientTransport], size: int) -> None:
         self.core.consumed(carrier.transport, size)
@@ -368,11 +368,11 @@ class ClientSession(Session):
 
     @property
     def linked(self) -> bool:
-        """Its connection is there."""
+        """Whether the session has a connection."""
         return self._link is not None
 
     def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> ClientStream:
-        """A stream over a transport that is not open yet."""
+        """Return a new stream over a transport that is not open yet."""
         largest = MAX_SECURE_DATA if transport.is_secure else MAX_FWD_DATA
         carrier = TransportCarrier(self, transport)
         carrier.stream = ClientStream(self._reactor, carrier, host, peer, largest)

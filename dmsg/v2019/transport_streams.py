@@ -1,4 +1,4 @@
-"""What all sessions of one client of 2019 share: its streams, and which transports it takes from others."""
+"""State that all sessions of one client of the 2019 family share: streams, limits and kept receipts."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from dmsg.v2019.core.receipts_kept import KeptReceipts
 from dmsg.v2019.core.wire import INSTANCE_SIZE
 
 LOOK_UP_RATE, LOOK_UP_BURST = 20.0, 100.0
-"""Initiators of plain REQUESTs that discovery is asked for in a second, and at once; servers, and below them
-initiators, share them.  Discovery counts these questions against the address of this client, who would pay for the
-strangers."""
+"""Look-ups of initiators of plain REQUESTs: rate per second, and burst.  Servers share the rate fairly, and so do the
+initiators of each server.  Discovery counts the look-ups against this client's address, so strangers must not be able
+to cause many."""
 
 
 class Encryption(Enum):
-    """What a client asks of its transports."""
+    """Policy for the encryption of a client's transports."""
 
     REQUIRE = "require"
-    """Secure ones only, in both directions."""
+    """Only secure transports, in both directions."""
     PREFER = "prefer"
-    """Secure ones with clients whose signed entry offers them, those of 2019 with the rest."""
+    """Secure transports with clients whose signed entry offers them, and plain ones with the rest."""
     OFF = "off"
-    """Those of 2019, which servers can read."""
+    """Only plain transports as in 2019, which servers can read."""
 
 
 class TransportStreams(Streams):
-    """The streams of one client over transports of 2019.
+    """Streams of one client over transports of 2019, and the state that its sessions share.
 
     :param factory: returns the factory that listens on a port, or None.
     :param factories: returns all factories that listen.
-    :param receipts: whether to sign for servers that ask for it what they have delivered.
+    :param receipts: whether to sign receipts for servers that ask for them.
     :param reconnect: see :class:`~dmsg.streams.streams.Streams`.
     :param features_of: returns the features in the signed entry of a client.
     :param is_known: returns whether these features are known without asking discovery.
@@ -70,7 +70,7 @@ class TransportStreams(Streams):
         super().__init__(reactor, key, schedule, resume_timeout=resume_timeout, budget=budget, reconnect=reconnect)
         self.doorman = HandshakeLimits(reactor.seconds, factories)
         self.probes = Probes(reactor)
-        """Takes the streams that only measure."""
+        """Factory for the streams of other clients that only measure round trips."""
         self.instance = os.urandom(INSTANCE_SIZE)
         """Bytes by which servers tell this program from another one with the same key."""
         self.receipts = receipts
@@ -84,17 +84,17 @@ class TransportStreams(Streams):
         self.asking = 0
         """Number of initiators of plain REQUESTs that are being looked up."""
         self.refused: Counter[CloseReason] = Counter()
-        """Transports of others that were refused or given up, by reason."""
+        """Number of incoming transports that were refused or evicted, by reason."""
 
     @property
     def secure_key(self) -> SecKey | None:
-        """The key with which sessions take secure transports; None: they do not."""
+        """Key with which sessions accept secure transports; None if encryption is off."""
         return None if self.encryption is Encryption.OFF else self.key
 
     def may_look_up(self, server: PubKey, initiator: PubKey) -> bool:
         """Whether discovery may be asked for the initiator of a plain REQUEST; counts the question when it may.
 
-        :param server: through which the REQUEST came: it may have made up the initiator.
+        :param server: server through which the REQUEST came; it may have invented the initiator.
         """
         if self.is_known(initiator):
             return True

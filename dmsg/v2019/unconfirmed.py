@@ -1,10 +1,8 @@
-"""Secure transports that were answered, or invited to be upgraded, and not confirmed.
+"""Secure transports that this client answered, or invited to an upgrade, and that are not confirmed yet.
 
-Whoever recorded a REQUEST can have got so far.
-
-Each has a while; where there is no place for another one, the initiator that has most of them
-loses its oldest, and among equals the one that asked first: who is honest confirms within a
-round trip.
+Replaying a recorded REQUEST gets an attacker this far, so nothing is believed before the confirmation.  Each transport
+has ``CONFIRM_TIMEOUT`` seconds.  When the table is full, the initiator with most unconfirmed transports loses its
+oldest; among equals, the initiator that asked first.  An honest initiator confirms within a round trip.
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ from dmsg.net.reactor import cancel_call
 from dmsg.v2019.core.state import ClientTransport, State
 
 CONFIRM_TIMEOUT = 10.0
-"""Seconds that an initiator has to show that it holds the keys."""
+"""Seconds within which an initiator must prove that it holds the keys; after that its transport is closed."""
 
 
 class Unconfirmed(NamedTuple):
-    """One of them.
+    """Record of one unconfirmed transport.
 
-    :ivar asked: seconds, when it was answered.
-    :ivar factory: who is to have its stream; None: it carries on one that is there.
+    :ivar asked: time of the answer, in seconds of the reactor's clock.
+    :ivar factory: factory for the new stream; None if the transport resumes a stream or is invited to an upgrade.
     """
 
     timer: IDelayedCall
@@ -36,9 +34,9 @@ class Unconfirmed(NamedTuple):
 
 
 class Confirmations:
-    """Those of one session.
+    """Table of one session's unconfirmed transports.
 
-    :param late: called with one whose time is up.
+    :param late: callback invoked with a transport that was not confirmed in time.
     """
 
     def __init__(self, reactor: IReactorTime, late: Callable[[ClientTransport], None]) -> None:
@@ -48,7 +46,7 @@ class Confirmations:
         self._of: dict[PubKey, dict[ClientTransport, None]] = {}
         self._most: PriorityQueue[PubKey] = PriorityQueue()
         self._decided: dict[ClientTransport, Unconfirmed] = {}
-        """Those whose end or confirmation is on its way here."""
+        """Transports that a frame of the present read has confirmed or closed; the event for it is still to come."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._decided)
@@ -57,14 +55,14 @@ class Confirmations:
         return iter([*self._waiting, *self._decided])
 
     def add(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
-        """It was answered."""
+        """Add a transport that was just answered, and start its timeout."""
         timer = self._reactor.callLater(CONFIRM_TIMEOUT, self._late, transport)
         self._waiting[transport] = Unconfirmed(timer, self._reactor.seconds(), factory)
         self._of.setdefault(transport.remote, {})[transport] = None
         self._rank(transport.remote)
 
     def pop(self, transport: ClientTransport) -> Unconfirmed | None:
-        """It waits no longer; None: it did not."""
+        """Remove a transport and return its record; None if it was not waiting."""
         decided = self._decided.pop(transport, None)
         if decided is not None:
             return decided
@@ -77,12 +75,13 @@ class Confirmations:
         return found
 
     def first_to_go(self) -> ClientTransport | None:
-        """Who makes room for another; None: nobody waits."""
+        """Return the transport to evict when there is no room; None if none is waiting."""
         while (initiator := self._most.first()) is not None:
             transport = next(iter(self._of[initiator]))
             if transport.state in (State.ANSWERED, State.INVITED):
                 return transport
-            # confirmed or closed by a frame of the same read, of which the session is told after all of them
+            # A frame of the same read has confirmed or closed this transport.  The session gets the event only after
+            # the whole read, so until then the record is kept aside.
             decided = self.pop(transport)
             assert decided is not None
             self._decided[transport] = decided

@@ -1,10 +1,9 @@
-"""Clients that read slower than they are sent to.  No I/O.
+"""Back-pressure and queue limits for clients that read slower than others send to them.  No I/O.
 
-A peer whose port has more queued than it can send is *congested*.  A source is
-paused for it only while all its routes lead there, so that no other pair waits,
-and for a bounded time; beyond that each route may queue ``ROUTE_QUEUE_LIMIT``
-and the peer ``PEER_QUEUE_LIMIT`` bytes, and past those the route is closed with
-a reason while the others go on.
+A peer is *congested* while its port has more bytes queued than the connection takes.  The relay pauses reading from
+a source only while all routes of the source lead to the congested peer, so that no other pair waits, and only for a
+bounded time.  After that time a route may queue ``ROUTE_QUEUE_LIMIT`` bytes, and the peer ``PEER_QUEUE_LIMIT`` bytes.
+A route that exceeds its limit is closed with a reason; the other routes go on.
 """
 
 from __future__ import annotations
@@ -18,24 +17,25 @@ ROUTE_QUEUE_LIMIT = 2 * 1024 * 1024
 PEER_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes in a peer's queue beyond which routes that use more than their share are closed."""
 ANSWERS_MAXIMUM = 4 * 1024 * 1024
-"""Bytes of control frames beyond ``PEER_QUEUE_MAXIMUM``: others can fill the queue, only
-the peer itself provokes so many answers."""
+"""Bytes of control frames that a peer's queue takes beyond ``PEER_QUEUE_MAXIMUM``.  Other clients can fill the queue
+with data, but only the peer itself provokes so many answers."""
 PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
-"""Bytes of forwarded frames in a peer's queue: a transport for which there is no room is closed.  With
-``ANSWERS_MAXIMUM`` more, of control frames, the peer's own connection ends."""
+"""Maximum number of bytes of forwarded frames in a peer's queue; a transport that would exceed it is closed.  When
+control frames exceed it by ``ANSWERS_MAXIMUM``, the peer's own connection is closed."""
 
 
 class Congestion:
-    """Which peers are congested, and who is not read for that.
+    """Rules that pause the sources of congested peers and limit what is queued for the peers.
 
-    :param on_paused: told when a source was paused for that peer, so that :meth:`stall` can follow after a time.
+    :param on_paused: callback invoked with a congested peer when its first source is paused.  The caller then starts a
+        timer that calls :meth:`stall`.
     """
 
     def __init__(self, on_paused: Callable[[RelayPeer], None]) -> None:
         self._on_paused = on_paused
 
     def begin(self, peer: RelayPeer) -> None:
-        """The peer's queue is longer than it should be."""
+        """Mark a peer congested, because its queue is above the high-water mark."""
         if not peer.congested:
             peer.congested = True
             peer.sent = peer.port.queued()
@@ -43,19 +43,19 @@ class Congestion:
                 route.back.queued = route.back.mark = 0
 
     def relieve(self, peer: RelayPeer) -> None:
-        """The peer's queue is empty again."""
+        """Resume the sources of a peer whose queue is empty again."""
         peer.congested = False
         peer.stalled = False
         self._release_sources(peer)
 
     def stall(self, peer: RelayPeer) -> None:
-        """The peer stayed congested: its sources are read again, within the limits."""
+        """Resume the sources of a peer that stayed congested; the queue limits bound them from now on."""
         if peer.congested:
             peer.stalled = True
             self._release_sources(peer)
 
     def forget(self, peer: RelayPeer) -> None:
-        """The peer is gone."""
+        """Remove a peer that has disconnected, and resume the sources that were paused for it."""
         peer.congested = False
         self._release_sources(peer)
         if peer.paused_by is not None:
@@ -64,10 +64,10 @@ class Congestion:
 
     @staticmethod
     def takes(route: Route, size: int) -> bool:
-        """Whether the congested peer of ``route`` has room for so many bytes more; if so, they are counted."""
+        """Whether the congested peer of ``route`` has room for ``size`` bytes more; counts the bytes if so."""
         destination = route.peer
         queue = destination.port.queued()
-        if destination.sent - queue >= route.mark:  # all that was counted is sent
+        if destination.sent - queue >= route.mark:  # Everything counted in route.queued has left the queue.
             route.queued = 0
             route.mark = destination.sent
         route.queued += size
@@ -82,14 +82,14 @@ class Congestion:
 
     @staticmethod
     def takes_answer(peer: RelayPeer, size: int) -> bool:
-        """Whether a congested peer has room for a control frame; if so, it is counted."""
+        """Whether a congested peer has room for a control frame of ``size`` bytes; counts the bytes if so."""
         if peer.port.queued() > PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM:
             return False
         peer.sent += size
         return True
 
     def pause_if_alone(self, source: RelayPeer, destination: RelayPeer) -> None:
-        """Read no more from a source all of whose routes lead to a congested peer."""
+        """Pause reading from ``source`` if all its routes lead to ``destination``, which is congested."""
         if source.paused_by is None and not destination.stalled and len(source.destinations) == 1:
             source.paused_by = destination
             first = not destination.pausing
@@ -100,13 +100,13 @@ class Congestion:
 
     @staticmethod
     def routed(source: RelayPeer, destination: RelayPeer) -> None:
-        """A route from one to the other is there: a source that is paused for somebody else is not alone any more."""
+        """Resume a source that is paused for another peer, because its new route leads to ``destination``."""
         if source.paused_by not in (None, destination):
             _resume(source)
 
     @staticmethod
     def unrouted(source: RelayPeer, destination: RelayPeer) -> None:
-        """No route leads from one to the other any more."""
+        """Resume a source that is paused for ``destination``, because none of its routes leads there any more."""
         if source.paused_by is destination:
             _resume(source)
 

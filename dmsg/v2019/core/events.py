@@ -1,4 +1,4 @@
-"""What :class:`~dmsg.v2019.core.table.ClientConnection` tells: plain values, in the order of the frames."""
+"""Events that :class:`~dmsg.v2019.core.table.ClientConnection` returns, in the order of the frames that caused them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from dmsg.v2019.core.state import ClientTransport
 
 @dataclass(slots=True)
 class Established:
-    """The server's OK frame is there."""
+    """Event: the server's OK frame has arrived."""
 
 
 @dataclass(slots=True)
 class Requested:
-    """Another client asks for ``transport``: answer with
-    ``ClientConnection.accept``, ``ClientConnection.accept_secure`` when it
-    has an offer, or ``ClientConnection.close``, unless its state is CLOSED meanwhile."""
+    """Event: another client asks for ``transport``.
+
+    The session answers with ``ClientConnection.accept``, with ``ClientConnection.accept_secure`` if the transport has
+    an offer, or with ``ClientConnection.close``.  A transport whose state is CLOSED meanwhile gets no answer.
+    """
 
     transport: ClientTransport
 
 
 @dataclass(slots=True)
 class Accepted:
-    """``transport``, which this side opened, is open.
+    """Event: ``transport``, which this side requested, is open.
 
-    :ivar hello: what the other end says, when it is secure.
+    :ivar hello: hello of the other end on a secure transport; None on a plain one.
     """
 
     transport: ClientTransport
@@ -40,11 +42,11 @@ class Accepted:
 
 @dataclass(slots=True)
 class Confirmed:
-    """``transport``, which the other side opened and this side answered, is open.
+    """Event: ``transport``, which the other side requested and this side answered, is open.
 
-    :ivar left: what carried the stream before, if it goes on here.
-    :ivar tickets: of what the other end has, of a stream that goes on.
-    :ivar unsent: what is to be sent again, likewise.
+    :ivar left: transport that carried a resumed stream before; None for a new stream.
+    :ivar tickets: tickets of the frames of a resumed stream that the other end has received.
+    :ivar unsent: data of a resumed stream to send again, with the tickets of the data.
     """
 
     transport: ClientTransport
@@ -55,10 +57,10 @@ class Confirmed:
 
 @dataclass(slots=True)
 class Resumed:
-    """The other end of a stream goes on over ``transport``, too, over which this end resumed it.
+    """Event: the other end has confirmed that it, too, continues the stream over ``transport``.
 
-    :ivar tickets: of what the other end has.
-    :ivar unsent: what is to be sent again.
+    :ivar tickets: tickets of the frames that the other end has received.
+    :ivar unsent: data to send again, with the tickets of the data.
     """
 
     transport: ClientTransport
@@ -68,7 +70,7 @@ class Resumed:
 
 @dataclass(slots=True)
 class DataReceived:
-    """User bytes, never empty; say ``ClientConnection.consumed`` when they are read."""
+    """Event: user data, never empty, have arrived; call ``ClientConnection.consumed`` once the data are read."""
 
     transport: ClientTransport
     data: bytes
@@ -76,14 +78,14 @@ class DataReceived:
 
 @dataclass(slots=True)
 class DataEnded:
-    """The other end of ``transport`` sends no more data; it still takes some."""
+    """Event: the other end of ``transport`` has half-closed: it sends no more data and still receives."""
 
     transport: ClientTransport
 
 
 @dataclass(slots=True)
 class Acknowledged:
-    """The remote has the frame that was sent with ``ticket``."""
+    """Event: the remote has received the frame that was sent with ``ticket``."""
 
     transport: ClientTransport
     ticket: object
@@ -91,7 +93,7 @@ class Acknowledged:
 
 @dataclass(slots=True)
 class AcknowledgedAll:
-    """The remote has ``count`` frames more, among them those that were sent with ``tickets``."""
+    """Event: the remote has received ``count`` more frames; ``tickets`` are the tickets of those sent with one."""
 
     transport: ClientTransport
     count: int
@@ -99,22 +101,22 @@ class AcknowledgedAll:
 
 
 class By(Enum):
-    """Whose word it is that a transport is over."""
+    """Party that ended a transport."""
 
     REMOTE = auto()
-    """The remote's client: the word is authentic."""
+    """The remote client; its CLOSE is authenticated."""
     ANYBODY = auto()
-    """A CLOSE frame that a server may have made, or the remote, and nobody can tell."""
+    """The remote or any server on the path; the CLOSE frame is not authenticated."""
     HERE = auto()
-    """This end, for something that the other did."""
+    """This end, because of a mistake of the other end."""
 
 
 @dataclass(slots=True)
 class Closed:
-    """``transport`` is over.
+    """Event: ``transport`` is closed.
 
-    :ivar refused: it never was open.
-    :ivar end: what it carried, when it was secure.
+    :ivar refused: whether the transport was never open.
+    :ivar end: end of the secure stream that the transport carried, if any.
     """
 
     transport: ClientTransport
@@ -125,10 +127,10 @@ class Closed:
 
     @property
     def final(self) -> bool:
-        """Another transport would end in the same way: no other one is to be looked for.
+        """Whether another transport would end in the same way, so that looking for one is useless.
 
-        Of what was open, only a word that a server may have made leaves hope; of what
-        was refused, everything does but the remote's own word and another history of the stream.
+        The end of an open transport is final unless it came in a CLOSE that a server may have forged.  A refusal is
+        final only if the remote authenticated it, or if the two ends disagree on the history of the stream.
         """
         if self.by is By.HERE and self.refused:
             return self.reason == CloseReason.HASH_MISMATCH
@@ -137,14 +139,14 @@ class Closed:
 
 @dataclass(slots=True)
 class Ponged:
-    """The server answers a PING with its ``payload``."""
+    """Event: the server answered the PING that had this ``payload``."""
 
     payload: bytes
 
 
 @dataclass(slots=True)
 class Draining:
-    """The server leaves in ``seconds``; ``servers`` are others that it knows."""
+    """Event: the server leaves in ``seconds`` and names ``servers`` to which the client can move."""
 
     seconds: int
     servers: list[PubKey]
@@ -152,7 +154,7 @@ class Draining:
 
 @dataclass(slots=True)
 class Noticed:
-    """The server says something of this client: ``what`` and a text of at most 64 bytes."""
+    """Event: the server tells this client something about it: code ``what`` and a text of at most 64 bytes."""
 
     what: int
     text: str

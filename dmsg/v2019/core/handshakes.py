@@ -1,7 +1,7 @@
-"""How the secure transports of one connection come to be open: REQUEST, ACCEPT, the initiator's confirmation.
+"""Handshakes of secure transports on one connection: REQUEST, ACCEPT, and the initiator's confirmation.
 
-The responder of a stream that goes on changes nothing before the confirmation, the initiator nothing before an
-authentic frame of the responder (:mod:`dmsg.streams.core.resumption`).  No I/O, no clock.
+When a stream is resumed, the responder changes nothing before the confirmation, and the initiator changes nothing
+before an authentic frame of the responder (:mod:`dmsg.streams.core.resumption`).  No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ from dmsg.v2019.core.wire import (
 
 
 class SecureTable(TransportTable):
-    """The transports of one connection, as far as they are secure.
+    """Table of one connection's transports that also runs the handshakes of secure ones.
 
-    :param budget: by which their windows grow; the process's own, if none is given.
-    :param refusal: returns why a REQUEST is refused before it is looked at; of a plain one the ephemeral is None.
+    :param budget: memory budget from which receive windows grow; by default that of the process.
+    :param refusal: returns the reason to refuse a REQUEST before its handshake is computed, or None.  Its arguments
+        are the initiator's key and the ephemeral key, which is None in a plain REQUEST.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class SecureTable(TransportTable):
         self._budget = budget
         self.refusal = refusal
         self._handshake_cost = 0
-        """Frames of the present read that handshakes have cost the time of."""
+        """Number of frames whose processing time the handshakes of the present read have taken."""
 
     def _new_end(
         self,
@@ -91,8 +92,8 @@ class SecureTable(TransportTable):
     def accept_secure(self, transport: ClientTransport, hello: Hello) -> SecureEnd:
         """Answer the REQUEST that begins a secure stream; :class:`Confirmed` or :class:`Closed` follows.
 
-        :param hello: what to say.
-        :raises LocalProtocolError: it is not waiting for an answer.
+        :param hello: hello of this end.
+        :raises LocalProtocolError: the transport is not waiting for an answer.
         """
         offer, result = self._answer(transport, hello)
         end = self._new_end(transport, result, hello.window, offer.hello.token, offer.hello, hello)
@@ -100,11 +101,12 @@ class SecureTable(TransportTable):
         return end
 
     def answer_resume(self, transport: ClientTransport, end: SecureEnd) -> None:
-        """Answer RESUME with where ``end`` stands; :class:`Confirmed` or :class:`Closed` follows.
+        """Answer RESUME with the position of ``end``; :class:`Confirmed` or :class:`Closed` follows.
 
-        Before that the stream is as it was: who made the REQUEST has not shown that it holds the initiator's key.
+        The stream stays unchanged until then, because the sender of the REQUEST has not yet proved that it holds the
+        initiator's key.
 
-        :raises LocalProtocolError: it is not waiting for an answer.
+        :raises LocalProtocolError: the transport is not waiting for an answer.
         """
         assert transport.offer is not None and transport.offer.hello.resume is not None
         position = replace(end.position(), generation=transport.offer.hello.resume.generation)
@@ -128,7 +130,7 @@ class SecureTable(TransportTable):
     def answer_ended(self, transport: ClientTransport, reason: int) -> None:
         """Answer a REQUEST that would resume a closed stream with ``reason``, for which the stream was closed."""
         self._answer(transport, Hello(ended=reason))
-        # the answer is all; the server keeps the route until it is told
+        # Nothing follows the answer.  Without the CLOSE the server would keep the route.
         self.close(transport, reason)
 
     # --- upgrades: the messages of the handshake follow a plain REQUEST and ACCEPT ---
@@ -136,7 +138,7 @@ class SecureTable(TransportTable):
     def invite(self, transport: ClientTransport) -> None:
         """Answer a plain REQUEST whose initiator may upgrade it; :class:`Requested` or :class:`Closed` follows.
 
-        :raises LocalProtocolError: it is not waiting for an answer.
+        :raises LocalProtocolError: the transport is not waiting for an answer.
         """
         self._move(transport, Input.SEND_INVITATION)
         transport.upgrade = transport.is_secure = True
@@ -147,9 +149,9 @@ class SecureTable(TransportTable):
         self._outgoing += (encode_fwd_header(transport.id, transport.next_sequence, len(message)), message)
 
     def _upgrade(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
-        """A frame of a transport that is being upgraded."""
+        """Handle a frame of a transport that is being upgraded."""
         if frame_type == ACK and len(payload) == SEQUENCE_SIZE:
-            return  # of the preface, from a program that does not know what it is
+            return  # A program that does not know the preface acknowledges its frames.
         if frame_type != FWD or len(payload) < SEQUENCE_SIZE:
             self._fail(transport, CloseReason.BAD_FRAME, events)
             return
@@ -164,7 +166,7 @@ class SecureTable(TransportTable):
     def _on_preface(self, transport: ClientTransport, sequence: int, data: bytes, events: list[Event]) -> None:
         assert transport.prefaced is not None and transport.proposal is not None
         if data or sequence != preface(transport.payload)[transport.prefaced]:
-            # a program of 2019: nothing that it could read was sent to it
+            # The remote is a program of 2019.  No data has been sent in the clear so far.
             self._fail(transport, CloseReason.ENCRYPTION_REQUIRED, events)
             return
         transport.prefaced += 1
@@ -187,7 +189,7 @@ class SecureTable(TransportTable):
         events.append(Requested(transport))
 
     def _unseen(self, request: bytes) -> CloseReason | None:
-        # two keys, then the first message of the handshake, which begins with an ephemeral one
+        # The two static keys come first, then the first handshake message, which begins with an ephemeral key.
         ephemeral = request[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE]
         return self.refusal(request[:PUBKEY_SIZE], ephemeral if is_secure(request) else None)
 
@@ -198,7 +200,7 @@ class SecureTable(TransportTable):
     ) -> None:
         end = transport.secure
         if end is None:
-            return  # its stream has moved on
+            return  # The stream has moved to another transport.
         proved = end.unproven is not None and self._prove(transport, end, frame_type, payload, events)
         try:
             if frame_type == FWD:
@@ -212,7 +214,7 @@ class SecureTable(TransportTable):
                     events.append(DataEnded(transport))
             else:
                 count, tickets = end.open_ack(payload)
-                # the frame that asked for the proof is no traffic of the application
+                # The frame that asked for the proof carries no data of the application and has no ticket.
                 events.append(AcknowledgedAll(transport, count - 1 if proved and count else count, tickets))
         except SecureError as error:
             self._fail(transport, error.reason, events)
@@ -221,7 +223,7 @@ class SecureTable(TransportTable):
     def _prove(
         transport: ClientTransport, end: SecureEnd, frame_type: int, payload: bytes | memoryview, events: list[Event]
     ) -> bool:
-        """Whether a frame shows that the other end, too, goes on over ``transport``."""
+        """Whether a frame proves that the other end, too, continues its stream over ``transport``."""
         if not end.is_authentic(frame_type, payload):
             return False
         events.append(Resumed(transport, *end.prove()))
@@ -254,17 +256,17 @@ class SecureTable(TransportTable):
             return
         self._identify(transport, payload)
         self._move(transport, Input.RECV_ACCEPT)
-        # an ACK of what is there already: it shows the other end that this one holds the keys
+        # An ACK of what has already arrived proves to the other end that this one holds the keys.
         transport.ack_due = True
         self._due.append(transport)
         events.append(Accepted(transport, hello))
 
     def _confirm(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
-        """The first frame after ACCEPT: if it is authentic, the initiator holds the keys."""
+        """Handle the first frame after ACCEPT; an authentic one proves that the initiator holds the keys."""
         if transport.answer is not None:
             self._take_up(transport, transport.answer, frame_type, payload, events)
         if transport.secure is None or transport.state is State.CLOSED:
-            return  # another transport took the stream, or nobody confirmed that this one does
+            return  # Another transport took the stream, or this frame did not confirm the resumption.
         after: list[Event] = []
         if frame_type in (FWD, ACK):
             self._receive_secure(transport, frame_type, memoryview(payload), after)
@@ -276,7 +278,7 @@ class SecureTable(TransportTable):
         if transport.state is State.OPEN and not transport.ack_due:
             assert transport.secure is not None
             if transport.secure.offer_window() != transport.secure.told_window:
-                # the application has read since the ACCEPT named the window
+                # The application has read since ACCEPT named the window, so an ACK has to announce the larger one.
                 transport.ack_due = True
                 self._due.append(transport)
         events += after
@@ -284,10 +286,10 @@ class SecureTable(TransportTable):
     def _take_up(
         self, transport: ClientTransport, answer: Answer, frame_type: int, payload: bytes, events: list[Event]
     ) -> None:
-        """The first frame of a transport that may come to carry a stream: if it is authentic, it does."""
+        """Resume a stream over ``transport`` if the first frame of the transport is authentic."""
         self.withdraw(transport)
         if answer.is_late or not answer.is_confirmed_by(frame_type, payload):
-            if frame_type != CLOSE:  # which anybody may send before that
+            if frame_type != CLOSE:  # Any server may send CLOSE before the transport is confirmed.
                 self._fail(
                     transport, CloseReason.NO_SUCH_STREAM if answer.is_late else CloseReason.NOT_AUTHENTIC, events
                 )
@@ -298,7 +300,7 @@ class SecureTable(TransportTable):
         try:
             confirmed.tickets, confirmed.unsent = end.take_up(transport, answer)
         except SecureError as error:
-            # both hold the keys, so the initiator hears why, and may believe it
+            # Both ends hold the keys, so the reason reaches the initiator authenticated.
             self._fail(transport, error.reason, events)
 
     def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:

@@ -16,11 +16,11 @@ from dmsg.v2019.core.wire import FWD, HEADER_SIZE, SECURE_OVERHEAD, SEQUENCE_SIZ
 
 
 class ConnectionPort(Port, Protocol):
-    """How bytes leave for a peer.
+    """Interface through which the relay sends bytes to a peer.
 
-    :ivar address: where the peer is, or an empty string.
-    :ivar places: blocks of addresses that the peer is in, the largest first; its rates are shared by them.
-    :ivar left_behind: when the connection is gone: bytes that were queued for the peer and never left.
+    :ivar address: network address of the peer, or an empty string.
+    :ivar places: blocks of addresses that contain the peer, the largest first; clients of a block share rates.
+    :ivar left_behind: number of queued bytes that were never sent; set when the connection is lost.
     """
 
     address: str
@@ -30,36 +30,38 @@ class ConnectionPort(Port, Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Route:
-    """One direction of one transport, kept at its source under the source's id."""
+    """Route: one direction of a transport, stored at its source under the source's id."""
 
     peer: RelayPeer
     to_id: int
     back: Route = field(init=False)
     accepted: bool = False
-    """The responder has sent ACCEPT."""
+    """Whether the responder has sent ACCEPT."""
     carried: Carried | None = None
-    """What an observer keeps of the transport."""
+    """Observer's record of the transport; None without an observer."""
     frames: int = 0
-    """FWD and ACK frames that went this way; ``wire``: their bytes, headers and all."""
+    """Number of FWD and ACK frames over this route; ``wire`` counts their bytes, headers included."""
     acks: int = 0
-    """ACKs among them; ``ack_wire``: the bytes of those."""
+    """Number of ACK frames over this route; ``ack_wire`` counts their bytes, headers included."""
     wire: int = 0
     ack_wire: int = 0
     dropped: int = 0
-    """Bytes of user data, of those that were counted, which did not leave; for the observer."""
+    """Number of bytes of user data that were counted and then discarded; for the observer."""
     tick: int = 0
-    """The observer is told of frames when this is not the relay's."""
+    """Tick for which the observer has seen this route; while it differs from the relay's, the next frames are
+    reported."""
     seen: int = 0
-    """The tick in which frames went this way last, for the observer."""
+    """Tick in which frames last used this route; for the observer."""
     asked_at: float | None = None
-    """When the FWD passed whose ACK the observer waits for."""
+    """Time at which the FWD passed whose ACK the observer waits for, to measure the round trip."""
     queued: int = 0
-    """Bytes queued over this route since ``mark``, which moves on when all that was queued before it has left:
-    what the route really has in the peer's queue is at most ``ROUTE_QUEUE_LIMIT`` more than that."""
+    """Number of bytes queued over this route since ``mark``, a position in the peer's output.  ``mark`` advances once
+    everything queued before it has left.  The route's true share of the peer's queue is at most ``ROUTE_QUEUE_LIMIT``
+    more than this number."""
     mark: int = 0
 
     def user_data(self, secure: bool) -> int:
-        """Bytes of user data that went this way."""
+        """Return the number of bytes of user data that were forwarded over this route."""
         frames = self.frames - self.acks
         around = HEADER_SIZE + (SECURE_OVERHEAD if secure else SEQUENCE_SIZE)
         return max(0, self.wire - self.ack_wire - frames * around)
@@ -67,21 +69,21 @@ class Route:
 
 @dataclass(slots=True, eq=False, repr=False)
 class RelayPeer:
-    """One connection, as the relay sees it."""
+    """Relay's record of one connection."""
 
     key: PubKey
     port: ConnectionPort
     next_id: int
     since: float = 0.0
-    """When it connected."""
+    """Time of connecting, in seconds of the relay's clock."""
     routes: dict[int, Route] = field(default_factory=dict)
     destinations: dict[RelayPeer, int] = field(default_factory=dict)
-    """How many routes lead to which peer."""
+    """Number of routes by the peer to which they lead."""
     congested: bool = False
     stalled: bool = False
-    """Congested for so long that sources are no longer paused for it."""
+    """Whether the peer has been congested for so long that sources are no longer paused for it."""
     sent: int = 0
-    """Bytes queued for it since it became congested."""
+    """Number of bytes queued for the peer since it became congested."""
     paused_by: RelayPeer | None = None
     pausing: set[RelayPeer] = field(default_factory=set)
     closing: bool = False
@@ -89,19 +91,19 @@ class RelayPeer:
     bytes_in: int = 0
     police: Police = field(default_factory=Police)
     provoked: Provoked = field(default_factory=Provoked)
-    """Frames that others have provoked from it."""
+    """Allowance for the frames that other clients have provoked from the peer."""
     requests: FairRate = field(default_factory=FairRate)
-    """The rate of REQUESTs to it."""
+    """Rate limit of the REQUESTs to the peer, shared fairly by their sources."""
     speaks_drain: bool = False
-    """It has sent a PING, so it knows DRAIN."""
+    """Whether the peer has sent a PING and therefore understands DRAIN."""
     instance: bytes = b""
-    """Which program it is, if its PINGs say so."""
+    """Bytes that name the peer's program, from its PINGs; empty if unknown."""
     told_of: bool = False
-    """It was told of another program with its key."""
+    """Whether the peer has received the NOTICE that another program uses its key."""
 
 
 def data_in(run: memoryview, secure: bool) -> int:
-    """Bytes of user data in whole frames."""
+    """Return the number of bytes of user data in ``run``, which holds whole frames."""
     position = data = 0
     overhead = SECURE_OVERHEAD if secure else SEQUENCE_SIZE
     while position < len(run):

@@ -1,13 +1,16 @@
-"""How much one client may ask of a server.  No I/O, no clock.
+"""Rate limits for what one client may ask of a server.  No I/O, no clock.
 
-Control frames of each kind have a token bucket per connection (a key may have a few).  Over
-the rate a REQUEST is refused with a reason, a PING and a stray frame get no answer, a
-receipt is not kept; a client that goes on regardless loses its connection.  Answers are free: the first ACCEPT of a
-transport and its CLOSE were paid for by whoever opened it, and what others provoke is forgiven
-(:class:`~dmsg.base.policing.Provoked`).  So that nobody is asked for more than it can answer, REQUESTs to one
-destination have a rate of their own, which sources share (:mod:`dmsg.base.fair_rate`); what is over it is refused to
-the requester and counts as its flood.  Bytes have a bucket too, and over it the server reads
-slower: nothing is dropped.
+Each kind of control frame has a token bucket per connection; a key may have a few connections.  Above the rate, a
+REQUEST is refused with a reason, a PING or a stray frame gets no answer, and a receipt is discarded.  A client that
+continues regardless loses its connection.
+
+Answers are free.  Whoever opened a transport has paid for its first ACCEPT and its CLOSE, and frames that others
+provoke are forgiven (:class:`~dmsg.base.policing.Provoked`).
+
+REQUESTs to one destination have a rate of their own, so that no client is asked for more than it can answer.  Sources
+share that rate (:mod:`dmsg.base.fair_rate`).  A REQUEST above it is refused and counts as flooding by the requester.
+
+Bytes have a token bucket, too.  Above its rate the server reads more slowly and drops nothing.
 """
 
 from __future__ import annotations
@@ -20,26 +23,26 @@ from dmsg.base.policing import ANSWER_FACTOR, ClientLimits, Police as Counting
 from dmsg.v2019.core.wire import IDS_PER_SIDE
 
 PING_RATE = 20.0
-"""PINGs a second of one connection."""
+"""Number of PINGs per second that one connection may send."""
 
 
 class Kind(IntEnum):
-    """What is counted apart."""
+    """Kind of control frame; each kind has a token bucket of its own."""
 
     REQUEST = 0
     ACCEPT = 1
     CLOSE = 2
     PING = 3
     STRAY = 4
-    """FWD and ACK of no transport: a window full of them is on its way when a remote is lost,
-    so they are no reason to end a connection; what is over their rate is not answered."""
+    """FWD or ACK of a transport that does not exist.  A whole window of them is in flight when a remote is lost, so
+    they never end a connection; above the rate they get no answer."""
     RECEIPT = 5
-    """At most one for each end of a transport; what is over the rate is not kept."""
+    """Receipt; an honest client sends at most one for each end of a transport.  Above the rate it is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits(ClientLimits):
-    """What an operator can set, also while the server runs."""
+    """Limits of one client, which an operator can also change while the server runs."""
 
     max_transports: int = option(
         8192,
@@ -85,7 +88,7 @@ class Limits(ClientLimits):
 
 
 class Police(Counting):
-    """The buckets of one client."""
+    """Token buckets of one client."""
 
     __slots__ = ()
     kinds = Kind

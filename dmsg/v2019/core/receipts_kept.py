@@ -1,8 +1,7 @@
-"""Receipts that a client could not hand in, because its connection was lost: kept for its next one.  No I/O.
+"""Receipts that a client keeps for its next connection to a server, because the last one was lost.  No I/O.
 
-The transports of a connection that is lost end with it, and nobody is there to
-take their receipts.  The server may live, or come back: it takes them a while
-later (:mod:`dmsg.telemetry.receipts_due`).
+Transports end with their connection, and then there is no connection over which to send their receipts.  A server
+that is still running, or comes back, accepts the receipts for a while (:mod:`dmsg.telemetry.receipts_due`).
 """
 
 from __future__ import annotations
@@ -14,28 +13,29 @@ from itertools import count
 from dmsg.keys import PubKey
 
 KEPT_OF_SERVER = 1024
-"""Receipts that are kept for one server; then the one goes that tells of fewest bytes: opening many transports must
-not push out what others have carried."""
+"""Maximum number of receipts kept for one server.  Above it, the receipt for the fewest bytes is evicted, so that
+opening many transports cannot push out receipts for real traffic."""
 KEPT_SERVERS = 16
-"""Servers for which some are kept; then those go whose connection was lost longest ago."""
+"""Maximum number of servers with kept receipts.  Above it, the server whose connection was lost longest ago is
+evicted."""
 
 
 class KeptReceipts:
-    """Those of one client."""
+    """Receipts that one client keeps, by server."""
 
     def __init__(self) -> None:
         self._of: OrderedDict[PubKey, list[tuple[int, int, bytes]]] = OrderedDict()
-        """Heaps of size, number and receipt: the one of fewest bytes is found at once."""
+        """Heaps of (bytes of user data, serial number, receipt), so that the receipt for the fewest bytes is first."""
         self._numbers = count()
 
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
     def keep(self, server: PubKey, receipt: bytes, size: int) -> None:
-        """Keep one.
+        """Keep a receipt for ``server``.
 
-        :param receipt: as it is to be handed in.
-        :param size: the bytes of user data that it tells of.
+        :param receipt: signed receipt, encoded as the RECEIPT frame carries it.
+        :param size: number of bytes of user data that the receipt confirms.
         """
         kept = self._of.setdefault(server, [])
         heapq.heappush(kept, (size, next(self._numbers), receipt))
@@ -46,5 +46,5 @@ class KeptReceipts:
             self._of.popitem(last=False)
 
     def take(self, server: PubKey) -> list[bytes]:
-        """All for a server; they are not kept any more."""
+        """Remove the receipts of ``server`` and return them, oldest first."""
         return [receipt for _, _, receipt in sorted(self._of.pop(server, ()), key=lambda one: one[1])]

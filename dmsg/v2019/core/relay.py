@@ -1,8 +1,8 @@
-"""What the server does with frames: where an id leads, what is refused.
+"""Relay of a server: forwards frames by transport id and refuses what it does not accept.  No I/O.
 
-No I/O.  The protocol class feeds plaintext to :meth:`Relay.receive_frames`; nothing is returned but how far
-it got, and an error of the protocol is an exception that ends that peer only.  Who is connected, and which
-routes there are, is in :mod:`dmsg.v2019.core.routes`.
+The protocol class feeds plaintext to :meth:`Relay.receive_frames`, which returns only how many bytes it took.  A
+protocol error is an exception that ends the connection of that peer only.  The tables of connections and routes are
+in :mod:`dmsg.v2019.core.routes`.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ STRANGER_AFTER = 5.0
 _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
 
 EARLY_FRAMES = 16
-"""FWD and ACK frames of a transport that are passed on before it is accepted; no client sends any."""
+"""Maximum number of FWD and ACK frames that a transport forwards before it is accepted; honest clients send none."""
 FIRST_BURST = 16
-"""Frames with equal headers that are looked for at first; doubles while they are found."""
+"""Number of frames with equal headers for which the first comparison looks; doubles while all of them match."""
 
 
 class Relay(RouteTable):
-    """A server without its sockets."""
+    """Core of a server, without its sockets."""
 
     def __init__(
         self,
@@ -75,26 +75,26 @@ class Relay(RouteTable):
         super().__init__(limits=limits, now=now, random=random, on_congested=on_congested, observer=observer)
         self._crowds = Crowds()
         self.tick = 0
-        """Counted up by the observer: each route's next frames are told to it."""
+        """Counter that the observer increments to learn of each route's next frames."""
         self.steps = 0
-        """Frames that the last read had handled one by one."""
+        """Number of frames of the last read that were handled one by one."""
         self.strays = 0
-        """Frames of no transport that it had beyond what one client may send, and that nobody provoked."""
+        """Number of frames of the last read without a transport, above the client's rate and not provoked by others."""
         self.refused = 0
-        """REQUESTs that it had beyond the rate of their destination."""
+        """Number of REQUESTs of the last read that exceeded the rate of their destination."""
 
     # --- frames ---
 
     # Hot loop: a call would cost more than what a frame needs.
     def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:  # noqa: C901, PLR0912, PLR0915
-        """Take the whole frames at the start of ``buffer``; ids are rewritten in place.
+        """Process the whole frames at the start of ``buffer``; rewrite their ids in place.
 
-        :param end: where the plaintext in ``buffer`` ends.
-        :param limit: frames that are handled one by one: control frames, and those that go elsewhere than the ones
-            before them.
-        :returns: how many bytes were taken; the rest is an unfinished frame, or, when :attr:`steps` is ``limit``, what
-            is to be offered again.
-        :raises RemoteProtocolError: ``peer`` has to be disconnected.
+        :param end: length of the plaintext in ``buffer``.
+        :param limit: maximum number of frames that are handled one by one: control frames, and frames that leave by
+            another route than the frame before them.
+        :returns: number of bytes taken.  The rest is an unfinished frame or, when :attr:`steps` equals ``limit``,
+            frames that the caller has to offer again.
+        :raises RemoteProtocolError: ``peer`` must be disconnected.
         """
         steps = self.strays = self.refused = 0
         routes = peer.routes
@@ -109,7 +109,7 @@ class Relay(RouteTable):
         last_id = -1
         route: Route | None = None
         last_route: Route | None = None
-        first = mark = acks = ack_bytes = 0  # of the frames of last_route
+        first = mark = acks = ack_bytes = 0  # These count the frames of last_route.
         view = memoryview(buffer)
         try:
             while position <= stop:
@@ -124,7 +124,7 @@ class Relay(RouteTable):
                         route = routes.get(own_id)
                         last_id = own_id
                         if route is not None and not route.accepted:
-                            route = None  # handled one by one: see _early
+                            route = None  # _early handles the frames of transports that are not accepted.
                     if route is not None:
                         if route is not last_route:
                             if steps >= limit:
@@ -151,7 +151,8 @@ class Relay(RouteTable):
                             last_route = route
                             to_id = route.to_id
                         elif header == last_header:
-                            # perhaps many frames with this header, of one size: a stride
+                            # Bulk data and its ACKs come as many frames with equal headers and thus of one size.
+                            # Strided slices rewrite the ids of all of them at once, far faster than a loop.
                             step = following - position
                             most = (end - position) // step
                             if most >= FIRST_BURST:
@@ -174,7 +175,7 @@ class Relay(RouteTable):
                         pack_id_into(buffer, position + 1, to_id)
                         position = following
                         continue
-                # everything else leaves the fast path: first what came before it
+                # Any other frame leaves the fast path.  The frames before it are forwarded first, to keep the order.
                 if steps >= limit:
                     frames -= 1
                     break
@@ -211,14 +212,14 @@ class Relay(RouteTable):
             route.tick = self.tick
 
     def _forward(self, source: RelayPeer, route: Route, run: memoryview) -> None:
-        """Hand frames on that all go to the peer of ``route``."""
+        """Forward ``run``, whose frames all go to the peer of ``route``."""
         destination = route.peer
         if not destination.congested:
             destination.port.send(run)
             return
         own_id = route.back.to_id
         if source.routes.get(own_id) is not route:
-            return  # closed by the frames before these
+            return  # Earlier frames of this read closed the transport.
         if not self.congestion.takes(route, len(run)):
             self._overflow(source, own_id, route, run)
             return
@@ -226,7 +227,7 @@ class Relay(RouteTable):
         self.congestion.pause_if_alone(source, destination)
 
     def _overflow(self, source: RelayPeer, own_id: int, route: Route, run: memoryview) -> None:
-        """There is no room for these frames: their transport ends without them."""
+        """Drop frames for which the congested peer has no room, and close their transport."""
         self.drops[DropReason.QUEUE_FULL] += 1
         if route.carried is not None:
             route.dropped += data_in(run, route.carried.secure)
@@ -260,7 +261,7 @@ class Relay(RouteTable):
             self.drops[DropReason.BAD_RECEIPT] += 1
 
     def _on_close(self, peer: RelayPeer, own_id: int, route: Route, payload: bytes) -> None:
-        # free: a transport ends once, and its REQUEST was paid for
+        # A CLOSE is not counted, because a transport ends only once and its REQUEST was counted.
         self._drop_route(peer, own_id, route, close_reason(payload))
         said = payload if len(payload) <= MAX_CLOSE else payload[:1]
         self._answer(route.peer, encode_frame(CLOSE, route.to_id, said))
@@ -269,15 +270,15 @@ class Relay(RouteTable):
         if len(payload) > MAX_HANDSHAKE_PAYLOAD:
             self.drops[DropReason.BAD_FRAME] += 1
             self._close_both(peer, own_id, route, CloseReason.BAD_FRAME)
-        elif own_id & 1 and not route.accepted:  # of the responder, who alone is asked; free, since it is
+        elif own_id & 1 and not route.accepted:  # The responder was asked, so its first ACCEPT is not counted.
             route.accepted = route.back.accepted = True
             if (carried := route.carried) is not None and carried.back is route:
                 assert self.observer is not None
                 self.observer.accepted(carried, payload)
-            # payloads are the clients' business, as in the reference
+            # The relay does not check the payload, as the reference does not; clients do.
             self._answer(route.peer, encode_frame(ACCEPT, route.to_id, payload))
         elif self._allows(peer, Kind.ACCEPT):
-            # said again, or by who asked: passed on as in the reference, but nobody who is slow need have it
+            # The reference forwards a repeated ACCEPT and one from the initiator, too.  A congested peer is spared.
             if route.peer.congested:
                 self.drops[DropReason.BAD_FRAME] += 1
             else:
@@ -292,9 +293,10 @@ class Relay(RouteTable):
         self._early(peer, own_id, route, encode_frame(ACK, route.to_id, payload))
 
     def _early(self, peer: RelayPeer, own_id: int, route: Route, frame: bytes) -> None:
-        """Pass on FWD or ACK of a transport that is not accepted, as the reference does, but few of them.
+        """Forward a FWD or ACK of a transport that is not accepted, as the reference does, but only a few.
 
-        Each may bring an answer of its receiver, who has not agreed to anything; and who is slow need not keep it.
+        Each such frame may provoke an answer from a receiver that has not accepted the transport.  A congested
+        receiver does not get them.
         """
         if route.peer.congested:
             self._overflow(peer, own_id, route, memoryview(frame))
@@ -307,13 +309,13 @@ class Relay(RouteTable):
             route.peer.port.send(frame)
 
     def _stray(self, peer: RelayPeer, frame_type: int, own_id: int) -> None:
-        """Answer a frame of no transport, if it is within its rate; whoever was not provoked to send it pays for it."""
+        """Answer a frame without a transport within its rate; above it, charge the sender unless others provoked it."""
         kind, now, limits = _KINDS[frame_type], self._now(), self.limits
         if not limits.request_rate or peer.police.within(kind, limits.rate(kind), now):
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             self._answer(peer, encode_close(own_id, CloseReason.NO_SUCH_TRANSPORT))
         elif peer.provoked.take(now):
-            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1  # it has been told that the transport is over
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1  # The peer already knows that the transport is closed.
         else:
             self.strays += 1
             self.drops[DropReason.RATE_LIMITED] += 1
@@ -321,9 +323,9 @@ class Relay(RouteTable):
                 peer.police.refuse(kind, limits.flood, now)
 
     def _tell_of_others(self, peer: RelayPeer) -> None:
-        """Tell a client, once, that another program is connected with its key: one of the two is not reached.
+        """Send a client one NOTICE if another program uses its key, because REQUESTs reach only one of the two.
 
-        An older connection of the same program, which the network lost, has its instance.
+        An older connection of the same program, which the network lost, names the same instance and does not count.
         """
         same = self.connections.of_key(peer.key)
         if len(same) == 1 or peer.told_of:
@@ -338,14 +340,14 @@ class Relay(RouteTable):
     def _on_request(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
         allowed = self._allows(peer, Kind.REQUEST)
         if (used := peer.routes.get(own_id)) is not None:
-            # the reference overwrites its rule and leaves half of the old one
-            # behind; here both ends of the old transport learn that it is over
+            # The reference overwrites the route and leaves the other end of the old one behind.  This relay tells
+            # both ends of the old transport that it is closed.
             self.drops[DropReason.ID_IN_USE] += 1
             self._close_both(peer, own_id, used, CloseReason.ID_IN_USE)
             return
         size = len(payload)
         responder = self.newest.get(payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE])
-        # the KK message of a secure transport may follow the two keys, nothing else
+        # Only the KK message of a secure transport may follow the two keys.
         length_fits = size == HANDSHAKE_PAYLOAD_SIZE or MIN_SECURE_REQUEST <= size <= MAX_HANDSHAKE_PAYLOAD
         if own_id & 1 or not length_fits or payload[:PUBKEY_SIZE] != peer.key:
             self._refuse(peer, own_id, b"", DropReason.BAD_REQUEST, CloseReason.BAD_REQUEST)
@@ -362,7 +364,7 @@ class Relay(RouteTable):
             self._refuse(peer, own_id, payload, DropReason.DESTINATION_RATE, CloseReason.RATE_LIMITED)
             peer.police.refuse(Kind.REQUEST, self.limits.flood, self._now())
         elif responder.congested and responder.port.queued() > PEER_QUEUE_LIMIT:
-            # whoever reads slowly is not ended for what others ask of it
+            # Refusing the requester keeps REQUESTs of others from ending the connection of a slow reader.
             self._refuse(peer, own_id, payload, DropReason.QUEUE_FULL, CloseReason.QUEUE_FULL)
         elif len(peer.routes) >= self.limits.max_transports or len(responder.routes) >= self.limits.max_transports:
             self._refuse(peer, own_id, payload, DropReason.TOO_MANY_TRANSPORTS, CloseReason.TOO_MANY_TRANSPORTS)
@@ -387,7 +389,7 @@ class Relay(RouteTable):
             self._answer(responder, encode_frame(REQUEST, to_id, payload))
 
     def _may_ask(self, peer: RelayPeer, responder: RelayPeer) -> bool:
-        """Whether a REQUEST is within the rate of its destination, which all who ask share."""
+        """Whether a REQUEST is within the rate of its destination, which all requesters share."""
         rate, burst = self.limits.destination_rate, self.limits.destination_burst
         path = (*peer.port.places, peer.key)
         return not rate or self._crowds.take(responder.requests, path, rate, burst, self._now())
@@ -399,7 +401,7 @@ class Relay(RouteTable):
         self._answer(peer, encode_close(own_id, byte))
 
     def _allows(self, peer: RelayPeer, kind: Kind) -> bool:
-        """Whether that frame is within the client's rate; it is counted if not."""
+        """Whether a frame of ``kind`` is within the client's rate; counts the drop if not."""
         if peer.police.allows(kind, self.limits, self._now()):
             return True
         self.drops[DropReason.RATE_LIMITED] += 1
@@ -410,7 +412,7 @@ class Relay(RouteTable):
         PING: _on_ping,
         RECEIPT: _on_receipt,
     }
-    """Handlers of frames that belong to a connection; all others but those below end it."""
+    """Handlers of frames that belong to a connection; a type in neither this table nor the next ends the connection."""
     _ON_ROUTE: ClassVar[dict[int, Callable[[Relay, RelayPeer, int, Route, bytes], None]]] = {
         ACCEPT: _on_accept,
         CLOSE: _on_close,

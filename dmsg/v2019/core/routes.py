@@ -1,15 +1,15 @@
-"""Who is connected to a server, and where each transport leads.
+"""Tables of a server's connections and of the routes between them.  No I/O.
 
-No I/O.  A :class:`~dmsg.v2019.core.peers.RelayPeer` is one connection; what goes to it is handed to its
-:class:`~dmsg.v2019.core.peers.ConnectionPort`.  :class:`~dmsg.v2019.core.relay.Relay` adds what frames do.
+A :class:`~dmsg.v2019.core.peers.RelayPeer` stands for one connection, whose frames leave through its
+:class:`~dmsg.v2019.core.peers.ConnectionPort`.  :class:`~dmsg.v2019.core.relay.Relay` adds the handling of frames.
 
 Invariants, checked by :meth:`RouteTable.check`:
 
 * a route exists at both ends or at neither (the 2019 reference leaves one end
   behind, its defect 5);
-* ``newest`` names only connections that are here (its defect 12).
+* ``newest`` names only connections that are in the table (its defect 12).
 
-What a receiver does not take at once waits in :mod:`dmsg.v2019.core.congestion`.
+:mod:`dmsg.v2019.core.congestion` limits what waits for slow receivers.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import ID_COUNT, IDS_PER_SIDE, encode_close, encode_drain
 
 MAX_CONNECTIONS_PER_KEY = 4
-"""Older connections of a key keep their transports, but no more than these in all."""
+"""Maximum number of connections of one key; older ones keep their transports until newer ones exceed it."""
 IN_FLIGHT = 16_384
-"""Frames that one end of an accepted transport may have on their way when others end it: the window of a client."""
+"""Number of frames that a client may have in flight on an accepted transport when others end it: a client's window."""
 LATE_ANSWERS = 2
-"""Control frames that may be on their way besides: ACCEPT and CLOSE."""
+"""Number of control frames that may be in flight besides: an ACCEPT and a CLOSE."""
 
 
 class RouteTable(ConnectionTable[RelayPeer]):
-    """The table of a server."""
+    """Table of a server's connections and routes."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class RouteTable(ConnectionTable[RelayPeer]):
         on_congested: Callable[[RelayPeer], None] | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """:param now: seconds of a monotonic clock.
+        """:param now: returns seconds of a monotonic clock.
 
-        :param on_congested: told when a source was paused for that peer, so
-            that :meth:`stall` can follow after a time.
-        :param observer: told of transports that come and go.
+        :param on_congested: callback invoked with a congested peer when its first source is paused.  The caller then
+            starts a timer that calls :meth:`stall`.
+        :param observer: object notified of transports that open and close.
         """
         super().__init__(MAX_CONNECTIONS_PER_KEY)
         self.observer = observer
@@ -61,9 +61,9 @@ class RouteTable(ConnectionTable[RelayPeer]):
         self._now = now
         self.transports_opened = 0
         self.route_count = 0
-        """Ends of routes; twice the number of transports."""
+        """Number of routes, which is twice the number of transports."""
         self.leaving: dict[RelayPeer, None] = {}
-        """Connections that ended whose transports are not all closed yet."""
+        """Connections that have ended and still have transports to close."""
         self.draining = False
         self._random = random or Random()
         self.congestion = Congestion(on_congested or (lambda peer: None))
@@ -71,22 +71,22 @@ class RouteTable(ConnectionTable[RelayPeer]):
     # --- connections ---
 
     def add(self, key: PubKey, port: ConnectionPort) -> RelayPeer:
-        """A connection of ``key`` is there; it is the newest of that key from now on."""
+        """Add a connection of ``key``, which is the newest of that key from now on, and return its record."""
         peer = RelayPeer(key, port, self._random.randrange(IDS_PER_SIDE) * 2 + 1, self._now())
         self._add_peer(peer)
         return peer
 
     def remove(self, peer: RelayPeer, most: int = sys.maxsize) -> bool:
-        """The connection ended: its transports are closed at their other ends.
+        """Remove a connection that has ended, and close its transports at their other ends.
 
-        :param most: transports that are closed now.
-        :returns: whether all are; else call it again, in another turn of the reactor.
+        :param most: maximum number of transports to close in this call.
+        :returns: whether all transports are closed; if not, call again in a later reactor turn.
         """
         if peer in self.peers:
             self._forget(peer)
         for own_id in list(itertools.islice(peer.routes, most)):
             route = peer.routes.get(own_id)
-            if route is not None:  # a transport to oneself is in the table twice
+            if route is not None:  # A client's transport to itself has both its ids in this table.
                 self._drop_route(peer, own_id, route, CloseReason.PEER_DISCONNECTED)
                 if route.peer is not peer:
                     self.drops[DropReason.PEER_DISCONNECTED] += 1
@@ -96,7 +96,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
         return not peer.routes
 
     def _forget(self, peer: RelayPeer) -> None:
-        """Nothing more is heard from it, and nothing can be sent to it."""
+        """Take a disconnected peer out of the table of connections and report its unsent bytes."""
         if self.observer is not None and peer.port.left_behind:
             share_loss([route.back for route in peer.routes.values()], peer.port.left_behind, peer.congested)
         self.connections.remove(peer)
@@ -112,7 +112,8 @@ class RouteTable(ConnectionTable[RelayPeer]):
             by = "server" if by_server else "src" if carried.there is route else "dst"
             self.observer.ended(carried, reason, by)
         now = self._now()
-        # each frame that went to an end may bring a CLOSE of no transport; who ended it sends nothing more of its own
+        # Each frame in flight to or from an end may provoke stray frames, for which that end must not pay.  The end
+        # that closed the transport itself sends no more of its own.
         peer.provoked.add(route.back.frames + (_on_their_way(route) if by_server else 0), now)
         other.provoked.add(route.frames + _on_their_way(route), now)
         del peer.routes[own_id]
@@ -132,7 +133,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
         self._answer(route.peer, encode_close(route.to_id, reason))
 
     def close_all(self, reason: CloseReason) -> None:
-        """Close every transport at both ends, and refuse new ones: the server leaves."""
+        """Close every transport at both ends and refuse new ones, because the server leaves."""
         self.draining = True
         for peer in list(self.peers):
             for own_id, route in list(peer.routes.items()):
@@ -140,9 +141,9 @@ class RouteTable(ConnectionTable[RelayPeer]):
                     self._close_both(peer, own_id, route, reason)
 
     def announce_drain(self, seconds: int, servers: Sequence[PubKey]) -> int:
-        """Refuse new transports, and tell the clients that understand it where else to go.
+        """Refuse new transports, and send DRAIN with other servers to the clients that understand it.
 
-        :returns: how many were told.
+        :returns: number of clients to which DRAIN was sent.
         """
         self.draining = True
         frame = encode_drain(seconds, servers)
@@ -154,22 +155,22 @@ class RouteTable(ConnectionTable[RelayPeer]):
     # --- congestion ---
 
     def congest(self, peer: RelayPeer) -> None:
-        """The peer's queue is longer than it should be."""
+        """Mark a peer congested, because its queue is above the high-water mark."""
         if peer in self.peers:
             self.congestion.begin(peer)
 
     def relieve(self, peer: RelayPeer) -> None:
-        """The peer's queue is empty again."""
+        """Resume the sources of a peer whose queue is empty again."""
         self.congestion.relieve(peer)
 
     def stall(self, peer: RelayPeer) -> None:
-        """The peer stayed congested: its sources are read again, within the limits."""
+        """Resume the sources of a peer that stayed congested; the queue limits bound them from now on."""
         self.congestion.stall(peer)
 
-    # --- what is sent by the table itself ---
+    # --- frames that the table itself sends ---
 
     def _answer(self, peer: RelayPeer, frame: bytes) -> None:
-        """Send a control frame; a peer that provokes many and reads none is ended."""
+        """Send a control frame, or end the peer if it provokes too many of them and reads none."""
         if peer not in self.peers:
             return
         if not peer.congested or self.congestion.takes_answer(peer, len(frame)):
@@ -178,9 +179,9 @@ class RouteTable(ConnectionTable[RelayPeer]):
             self._end_peer(peer, DropReason.SEND_BUFFER_FULL)
 
     def _new_id(self, peer: RelayPeer) -> int:
-        """The next free odd id: upwards by two, so that none is used again early."""
+        """Return the next free odd id of ``peer``, counting upwards so that an id is reused as late as possible."""
         to_id = peer.next_id
-        while to_id in peer.routes:  # ends: max_transports is below the number of ids
+        while to_id in peer.routes:  # The loop ends because max_transports is at most the number of odd ids.
             to_id = (to_id + 2) % ID_COUNT
         peer.next_id = (to_id + 2) % ID_COUNT
         return to_id
@@ -188,9 +189,9 @@ class RouteTable(ConnectionTable[RelayPeer]):
     # --- self-check ---
 
     def check(self) -> None:
-        """Compare the tables with each other.
+        """Check the invariants of the tables; for tests.
 
-        :raises AssertionError: they disagree; never seen unless this module is wrong.
+        :raises AssertionError: the tables disagree, which only an error in this module can cause.
         """
         ends = 0
         present = self.peers | self.leaving

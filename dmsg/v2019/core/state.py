@@ -80,12 +80,12 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (None, Input.SEND_REQUEST): State.REQUESTED,
     (None, Input.RECV_REQUEST): State.OFFERED,
     (State.OFFERED, Input.SEND_ACCEPT): State.OPEN,
-    # a secure transport is open when its initiator has shown that it holds the keys
+    # A secure transport opens once its initiator has proved that it holds the keys.
     (State.OFFERED, Input.SEND_ANSWER): State.ANSWERED,
     (State.ANSWERED, Input.RECV_CONFIRM): State.OPEN,
     (State.ANSWERED, Input.RECV_CLOSE): State.CLOSED,
     (State.ANSWERED, Input.SEND_CLOSE): State.CLOSED,
-    # an upgrade: ACCEPT says only that the messages of the handshake may follow
+    # In an upgrade, ACCEPT only announces that the handshake messages may follow.
     (State.REQUESTED, Input.RECV_INVITATION): State.AGREEING,
     (State.AGREEING, Input.RECV_ACCEPT): State.OPEN,
     (State.AGREEING, Input.RECV_CLOSE): State.CLOSED,
@@ -98,7 +98,7 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.OFFERED, Input.RECV_CLOSE): State.CLOSED,
     (State.REQUESTED, Input.RECV_ACCEPT): State.OPEN,
     (State.REQUESTED, Input.RECV_CLOSE): State.CLOSED,
-    # "accept check failed" of the reference, for anything but ACCEPT and CLOSE
+    # The reference's "accept check failed": any answer but ACCEPT and CLOSE closes the transport.
     (State.REQUESTED, Input.SEND_CLOSE): State.CLOSED,
     (State.OPEN, Input.RECV_CLOSE): State.CLOSED,
     (State.OPEN, Input.SEND_CLOSE): State.CLOSED,
@@ -107,19 +107,19 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
 
 @dataclass(slots=True, eq=False, repr=False)
 class ClientTransport:
-    """One end of a transport.
+    """State of a transport at one of its two clients.
 
-    :ivar id: even when this side opened it, odd when the server assigned it.
-    :ivar remote: the other client's key.
-    :ivar carrier: where the shell finds its stream and its session again.
-    :ivar in_flight: sequence -> (size, token) of what is not acknowledged.
-    :ivar is_secure: its frames are encrypted from end to end.
-    :ivar secure: the end that it carries, when it does.
-    :ivar answer: what it may come to carry, once its initiator confirms it.
-    :ivar identity: 16 bytes, when receipts are signed.
-    :ivar upgrade: its handshake is in FWD frames, behind a plain REQUEST and ACCEPT.
-    :ivar prefaced: frames of the responder's preface that have come; None before its ACCEPT.
-    :ivar delivered: bytes out and in that it had delivered when its stream left it.
+    :ivar id: transport id, even if this side opened the transport, odd if the server assigned it.
+    :ivar remote: key of the other client.
+    :ivar carrier: object that binds the transport to its stream and session; set outside the core.
+    :ivar in_flight: (size, ticket) of each unacknowledged frame of a plain transport, by sequence.
+    :ivar is_secure: whether the frames are encrypted end to end.
+    :ivar secure: end of the secure stream that the transport carries, or None.
+    :ivar answer: answer to a RESUME, by which the transport carries a stream once the initiator confirms it.
+    :ivar identity: 16 bytes that name the transport in receipts; None if no receipt is due.
+    :ivar upgrade: whether the handshake is in FWD frames after a plain REQUEST and ACCEPT.
+    :ivar prefaced: number of frames of the responder's preface that have arrived; None before its ACCEPT.
+    :ivar delivered: bytes sent and received that were delivered before the stream left this transport.
     """
 
     id: int
@@ -148,12 +148,12 @@ class ClientTransport:
 
     @property
     def says_delivered(self) -> tuple[int, int]:
-        """Bytes out and in, as this end's receipt has them."""
+        """Bytes sent and received that this end's receipt states as delivered."""
         return self.delivered if self.secure is None else self.secure.delivered
 
     @property
     def window_open(self) -> bool:
-        """Another frame may be sent now."""
+        """Whether another frame may be sent now."""
         if self.is_secure:
             return self.secure is not None and self.secure.may_send
         return self.in_flight_bytes < WINDOW_BYTES and len(self.in_flight) < WINDOW_FRAMES

@@ -1,16 +1,15 @@
-"""What a client does with frames: its table of transports on one connection.
+"""Client side of one connection to a server: handles frames and keeps the table of transports.  No I/O, no clock.
 
-No I/O, no clock.  Bytes go in through :meth:`ClientConnection.receive_frames`,
-events come out, frames to send collect until :meth:`~dmsg.v2019.core.transports.TransportTable.data_to_send`.
+Bytes go in through :meth:`ClientConnection.receive_frames`, which returns events.  Frames to send collect until
+:meth:`~dmsg.v2019.core.transports.TransportTable.data_to_send`.
 
-Control frames go through ``TRANSITIONS``; FWD and ACK test one attribute.
-Where the 2019 client waits for each ACK, this one keeps a window in flight
-(``WINDOW_BYTES``, ``WINDOW_FRAMES`` of :mod:`dmsg.v2019.core.wire`); the receiving side is the reference's:
-an ACK goes out on receipt while at most ``UNREAD_LIMIT`` bytes are unread,
-later ones are held until the application has read.
+Control frames go through ``TRANSITIONS``; FWD and ACK test one attribute.  The 2019 client waits for each ACK; this
+one keeps a window in flight (``WINDOW_BYTES``, ``WINDOW_FRAMES`` of :mod:`dmsg.v2019.core.wire`).  The receiving side
+follows the reference: an ACK goes out on receipt while at most ``UNREAD_LIMIT`` bytes are unread, and later ACKs are
+withheld until the application has read.
 
-A secure transport (:mod:`dmsg.streams.core.agreement`, :mod:`dmsg.streams.core.secure`)
-has the same frames with encrypted payloads, and one ACK for all that came at once.
+A secure transport (:mod:`dmsg.streams.core.agreement`, :mod:`dmsg.streams.core.secure`) has the same frames with
+encrypted payloads, and one ACK for all frames of a read.
 """
 
 from __future__ import annotations
@@ -79,30 +78,30 @@ from dmsg.v2019.core.wire import (
 )
 
 RECEIVE_LIMIT = 4 * 1024 * 1024
-"""Bytes that a transport holds for an application that does not read; a
-sender that goes on without ACKs loses the transport there."""
+"""Bytes that a plain transport buffers for an application that does not read.  A sender that exceeds it despite
+withheld ACKs loses the transport."""
 FRAME_OVERHEAD = 64
-"""What each unread frame counts for besides its bytes."""
+"""Bytes that each unread frame counts in addition to its data, for the memory of its bookkeeping."""
 MAX_INCOMING = 4096
-"""Transports of one connection that others opened."""
+"""Maximum number of transports of one connection that others opened."""
 HANDSHAKES_A_TURN = 8
-"""First messages of handshakes that are worked out behind the frames of a read, and in each turn of the reactor after
-it: frames of open transports do not wait for all of them."""
+"""Number of handshakes whose first message is processed after the frames of a read, and in each reactor turn after
+it.  The limit keeps frames of open transports from waiting for many handshakes."""
 UNREAD_REQUESTS = 8192
-"""REQUESTs of one connection that wait for their turn; beyond this limit they are refused."""
+"""Maximum number of REQUESTs of one connection that wait for their handshake; further ones are refused."""
 
 _Handler = Callable[["ClientConnection", ClientTransport, int, bytes, list[Event]], None]
 
 
 class ClientConnection(SecureTable):
-    """The table of one connection to a server.
+    """Client's end of one connection to a server, with the table of its transports.
 
-    :param key: makes it take secure transports.
-    :param budget: by which their windows grow; the process's own, if none is given.
-    :param receipts_to: the server's key, if it is to have receipts for what it delivers.
+    :param key: secret key for secure transports; without it only plain ones are accepted.
+    :param budget: memory budget from which receive windows grow; by default that of the process.
+    :param receipts_to: key of the server if it gets receipts for what it delivers, else None.
     :param refusal: see :class:`~dmsg.v2019.core.handshakes.SecureTable`.
-    :param make_room: ends an incoming transport for another one; returns False if there is none that may go.
-    :ivar accepting: a REQUEST is offered to the application; else answered with CLOSE.
+    :param make_room: ends an incoming transport to make room for a new one; returns False if none may be ended.
+    :ivar accepting: whether REQUESTs are offered to the application; otherwise they are answered with CLOSE.
     """
 
     def __init__(
@@ -120,25 +119,25 @@ class ClientConnection(SecureTable):
         self.accepting = False
         self.make_room = make_room
         self.unread_requests: dict[int, bytes] = {}
-        """REQUESTs whose handshake waits for its turn, by transport id, oldest first; see :meth:`read_requests`."""
+        """REQUESTs that wait for their handshake, by transport id, oldest first; see :meth:`read_requests`."""
         self._answered: set[int] = set()
-        """Ids of no transport that were answered in the present read."""
+        """Ids without a transport to which a CLOSE was sent during the present read."""
         self.established = False
         self.broken: RemoteProtocolError | None = None
-        """Why the connection has to end: nothing more is read from it, and what came before is told first."""
+        """Error for which the connection must end.  Nothing more is read; events of earlier frames are returned."""
         self.left = False
-        """The last read may have left whole frames behind."""
+        """Whether the last read may have left whole frames behind."""
 
-    # --- what the application does ---
+    # --- calls of the application ---
 
     def request(
         self, remote: PubKey, proposal: Proposal | None = None, end: SecureEnd | None = None, told_window: int = 0
     ) -> ClientTransport:
         """Open a transport; :class:`Accepted` or :class:`Closed` follows.
 
-        :param proposal: for a secure transport.
-        :param end: the stream that it is to carry on; None begins one.
-        :param told_window: the window that the proposal names.
+        :param proposal: first handshake message of a secure transport; None opens a plain one.
+        :param end: end of the stream to resume over the transport; None begins a new stream.
+        :param told_window: receive window in bytes that the proposal names.
 
         :raises LocalProtocolError: all 32768 ids are in use.
         """
@@ -157,16 +156,16 @@ class ClientConnection(SecureTable):
     def accept(self, transport: ClientTransport) -> None:
         """Answer a REQUEST with ACCEPT.
 
-        :raises LocalProtocolError: it is not waiting for an answer.
+        :raises LocalProtocolError: the transport is not waiting for an answer.
         """
         self._move(transport, Input.SEND_ACCEPT)
         self._outgoing.append(encode_frame(ACCEPT, transport.id, transport.payload))
 
     def send(self, transport: ClientTransport, data: bytes | memoryview, ticket: object = None) -> None:
-        """Send one FWD; ``Acknowledged`` with the ticket follows, or ``AcknowledgedAll``.
+        """Send one FWD frame; ``Acknowledged`` or ``AcknowledgedAll`` with the ticket follows.
 
-        :param data: at most 65508 bytes, 65492 on a secure transport.
-        :raises LocalProtocolError: not open, window closed, or too long.
+        :param data: at most 65508 bytes, or 65492 on a secure transport.
+        :raises LocalProtocolError: the transport is not open, its window is closed, or the data are too long.
         """
         if transport.state is not State.OPEN:
             raise LocalProtocolError("transport is not open")
@@ -192,12 +191,12 @@ class ClientConnection(SecureTable):
         outgoing = self._outgoing
         outgoing.append(encode_fwd_header(transport.id, sequence, size))
         if size:
-            outgoing.append(data)  # type: ignore[arg-type]  # joined before anybody looks
+            outgoing.append(data)  # type: ignore[arg-type]  # bytes.join takes a memoryview, too
 
     def send_end(self, transport: ClientTransport, ticket: object = None) -> None:
-        """Say that no more data follows; acknowledged as data are.
+        """Half-close the stream: announce that no more data follow.  The frame is acknowledged as data are.
 
-        :raises LocalProtocolError: not open, window closed, or the other end does not understand it.
+        :raises LocalProtocolError: the transport is not open, its window is closed, or the remote has no half-close.
         """
         end = transport.secure
         if transport.state is not State.OPEN or end is None or not end.half_close or not end.may_send:
@@ -206,7 +205,7 @@ class ClientConnection(SecureTable):
         self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
 
     def consumed(self, transport: ClientTransport, size: int) -> None:
-        """The application has read ``size`` bytes: held ACKs may go out."""
+        """Record that the application has read ``size`` bytes, and release withheld ACKs if it has read enough."""
         if transport.is_secure:
             if transport.secure is not None and transport.secure.consume(size) and not transport.ack_due:
                 transport.ack_due = True
@@ -219,15 +218,16 @@ class ClientConnection(SecureTable):
             transport.held_acks.clear()
             transport.held_size = 0
 
-    # --- what the server sends ---
+    # --- frames from the server ---
 
     # Hot loop: a call would cost more than what a frame needs.
     def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
-        """Take the whole frames at the start of ``buffer``.
+        """Process the whole frames at the start of ``buffer``.
 
-        :param end: where the plaintext in ``buffer`` ends.
-        :param most: frames that are taken; then :attr:`left` says that there may be more, to be offered again.
-        :returns: bytes taken (the rest is an unfinished frame) and the events; see :attr:`broken` too.
+        :param end: length of the plaintext in ``buffer``.
+        :param most: maximum number of frames to take.  Once it is reached, :attr:`left` is set, and the caller offers
+            the rest again.
+        :returns: number of bytes taken and the events; see :attr:`broken`, too.
         """
         events: list[Event] = []
         transports = self.transports
@@ -275,7 +275,7 @@ class ClientConnection(SecureTable):
             try:
                 self._receive_control(frame_type, transport_id, bytes(view[start:following]), transport, events)
             except RemoteProtocolError as error:
-                self.broken = error  # told behind what came before it
+                self.broken = error  # The session acts on it after the events of the frames before.
                 break
             if self._handshake_cost:
                 most = max(0, most - self._handshake_cost)
@@ -286,7 +286,7 @@ class ClientConnection(SecureTable):
         return position, events
 
     def read_requests(self) -> list[Event]:
-        """Work out the next few handshakes of ``unread_requests``; return the events."""
+        """Process the next few handshakes of ``unread_requests`` and return their events."""
         events: list[Event] = []
         for transport_id in list(islice(self.unread_requests, HANDSHAKES_A_TURN)):
             payload = self.unread_requests.pop(transport_id)
@@ -294,7 +294,7 @@ class ClientConnection(SecureTable):
                 assert self._key is not None
                 offer = Offer(self._key, payload)
             except KeyFormatError:
-                self._refuse(transport_id, CloseReason.BAD_REQUEST)  # the reference accepts even the null key
+                self._refuse(transport_id, CloseReason.BAD_REQUEST)  # The reference accepts even the null key.
             except HandshakeError:
                 self._refuse(transport_id, CloseReason.NOT_AUTHENTIC)
             else:
@@ -332,7 +332,8 @@ class ClientConnection(SecureTable):
         elif frame_type == REQUEST:
             self._on_request(transport_id, payload, events)
         elif frame_type != CLOSE and transport_id not in self._answered:
-            # once for all that was on its way: who sends it must not have this end flood its server
+            # One CLOSE answers all frames of this id in a read.  Otherwise a remote could make this end flood the
+            # server, which would then disconnect it.
             self._answered.add(transport_id)
             self._refuse(transport_id, CloseReason.NO_SUCH_TRANSPORT)
 
@@ -355,7 +356,7 @@ class ClientConnection(SecureTable):
                 self._prove(transport, end, CLOSE, payload, events)
             said = end.open_close(payload)
             if said is not None and transport.state is State.ANSWERED:
-                # its first frame, so it holds the keys, and its last
+                # The first frame of the initiator is an authentic CLOSE.  It proves the keys and ends the transport.
                 self._move(transport, Input.RECV_CONFIRM)
                 events.append(Confirmed(transport))
         refused = transport.state is not State.OPEN
@@ -377,11 +378,11 @@ class ClientConnection(SecureTable):
             events.append(Accepted(transport))
 
     def _on_early(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
-        """Close the transport: nothing may come before the application has answered."""
+        """Close the transport, because its initiator sent a frame before the application answered."""
         self._fail(transport, CloseReason.BAD_FRAME, events)
 
     def _on_misfit(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
-        """Close the transport for a FWD or ACK of a wrong size; OK, ACCEPT and unknown types mean nothing."""
+        """Close the transport for a FWD or ACK of a wrong size; ignore OK, ACCEPT and unknown types."""
         if frame_type in (FWD, ACK):
             self._fail(transport, CloseReason.BAD_FRAME, events)
 
@@ -393,7 +394,7 @@ class ClientConnection(SecureTable):
         State.OFFERED: _on_early,
         State.OPEN: _on_misfit,
     }
-    """Handlers of frames of a transport other than REQUEST and CLOSE; what an open one carries is read before."""
+    """Handlers by state for frames other than REQUEST and CLOSE; data of open transports never get here."""
 
     def _on_server_frame(self, frame_type: int, payload: bytes, events: list[Event]) -> None:
         if frame_type == PONG:
@@ -416,7 +417,7 @@ class ClientConnection(SecureTable):
         elif not self.accepting:
             self._refuse(transport_id, CloseReason.REFUSED)
         elif (unseen := self._unseen(payload)) is not None:
-            # before anything is worked out, also whether that is a key at all
+            # This check precedes all computation, even that of whether the initiator's key is valid.
             self._refuse(transport_id, unseen)
         elif not secure:
             self._offer(transport_id, payload, None, events)
@@ -429,9 +430,9 @@ class ClientConnection(SecureTable):
         try:
             initiator = PubKey.shared(bytes(payload[:PUBKEY_SIZE]))
         except KeyFormatError:
-            self._refuse(transport_id, CloseReason.BAD_REQUEST)  # the reference accepts even the null key
+            self._refuse(transport_id, CloseReason.BAD_REQUEST)  # The reference accepts even the null key.
             return
-        # nobody loses a confirmed transport to one who has not shown who he is
+        # An initiator that has not proved its key is passed as None and cannot displace confirmed transports.
         if self.incoming >= MAX_INCOMING and not self.make_room(None if offer is None else initiator):
             self._refuse(transport_id, CloseReason.TOO_MANY_TRANSPORTS)
             return

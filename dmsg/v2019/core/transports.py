@@ -1,6 +1,6 @@
-"""The transports of one connection to a server: their ids and states, what is to be sent, what is signed at the end.
+"""Table of the transports of one connection to a server: ids, states, output buffer and receipts.
 
-:class:`~dmsg.v2019.core.table.ClientConnection` adds what frames do.
+:class:`~dmsg.v2019.core.table.ClientConnection` adds the handling of frames.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from dmsg.v2019.core.wire import (
 )
 
 FRAMES = BufferPool(HEADER_SIZE + MAX_FRAME_PAYLOAD, 16)
-"""For large frames, until they are handed on: at the end of the turn in which they were sealed."""
+"""Buffers for large encrypted frames, in use until the link takes the frames at the end of the reactor turn."""
 LARGE = 16 * 1024
-"""Bytes of user data from which a frame has a buffer of its own; as ``DIRECT_SIZE`` of links, which take such a one
-where it lies."""
+"""Bytes of user data from which a frame gets a buffer of its own.  It equals ``DIRECT_SIZE`` of links, which encrypt
+from such a buffer directly instead of joining it with others first."""
 
 
 class TransportTable:
-    """What is there, and what is to be sent.
+    """Table of one connection's transports, with the frames to send.
 
-    :param key: signs receipts.
-    :param receipts_to: the server's key, if it is to have receipts for what it delivers.
-    :ivar incoming: transports that others opened.
+    :param key: secret key that signs receipts.
+    :param receipts_to: key of the server if it gets receipts for what it delivers, else None.
+    :ivar incoming: number of transports that others opened.
     """
 
     def __init__(
@@ -55,21 +55,21 @@ class TransportTable:
         self._key = key
         self._due: list[ClientTransport] = []
         self._pinged = False
-        """The server was shown that this client knows PING, and so PONG, DRAIN and NOTICE."""
+        """Whether a PING was sent, after which the server may send PONG, DRAIN and NOTICE."""
         self.transports: dict[int, ClientTransport] = {}
         self.incoming = 0
         self.removed: list[ClientTransport] = []
-        """Those that are over and may still have a carrier, which whoever handles the events takes from them."""
+        """Closed transports that may still have a carrier, which the session removes after the events."""
         self._random = random or Random()
         self._next_id = self._random.randrange(IDS_PER_SIDE) * 2
         self._outgoing: list[bytes | tuple[bytearray, int]] = []
-        """Pieces of frames, and whole frames in buffers of ``FRAMES`` with their length."""
+        """Pieces of frames, and whole frames as (buffer of ``FRAMES``, length)."""
         self.lost = False
-        """The connection is gone: nothing can be handed in any more."""
+        """Whether the connection is lost, so that receipts cannot be sent over it."""
 
     @property
     def has_free_id(self) -> bool:
-        """Another transport can be asked for."""
+        """Whether an id is free for another REQUEST."""
         return len(self.transports) - self.incoming < IDS_PER_SIDE
 
     def _free_id(self) -> int:
@@ -91,7 +91,7 @@ class TransportTable:
     def _remove(self, transport: ClientTransport, *, was_open: bool) -> None:
         if was_open and not self.lost and (receipt := self.receipt(transport)) is not None:
             self.hand_in([receipt])
-        # a connection that was lost has forgotten its transports already
+        # After the loss of the connection the table is already empty.
         if self.transports.pop(transport.id, None) is not None and not transport.initiator:
             self.incoming -= 1
         transport.held_acks.clear()
@@ -100,7 +100,7 @@ class TransportTable:
 
     @staticmethod
     def withdraw(transport: ClientTransport) -> None:
-        """Forget the answer to a RESUME: nobody can confirm it any more."""
+        """Discard the transport's answer to a RESUME, which can no longer be confirmed."""
         answer, transport.answer = transport.answer, None
         if answer is not None:
             answer.end.answers.pop(transport, None)
@@ -112,21 +112,21 @@ class TransportTable:
             raise LocalProtocolError(f"{what.name} in state {transport.state}")
         transport.state = state
 
-    # --- what is to be sent ---
+    # --- frames to send ---
 
     def ping(self, payload: bytes) -> None:
-        """Ask the server, which must know of it, for :class:`~dmsg.v2019.core.events.Ponged`."""
+        """Send a PING; :class:`~dmsg.v2019.core.events.Ponged` follows.  The server must support PING."""
         self._pinged = True
         self._outgoing.append(encode_frame(PING, 0, payload))
 
     def close(self, transport: ClientTransport, reason: int = CloseReason.UNSPECIFIED) -> None:
-        """Send CLOSE; no event follows.  Closing what is closed does nothing."""
+        """Send CLOSE; no event follows.  Closing a closed transport does nothing."""
         state = transport.state
         if state is not None and state is not State.CLOSED:
             self._move(transport, Input.SEND_CLOSE)
             self._remove(transport, was_open=state is State.OPEN)
             if transport.secure is not None and state is State.OPEN:
-                if transport.ack_due:  # what came is acknowledged, also when the end is all that follows
+                if transport.ack_due:  # The remote must know what arrived before the end of the transport.
                     transport.ack_due = False
                     payload = transport.secure.seal_ack()
                     self._outgoing += (pack_header(ACK, transport.id, len(payload)), payload)
@@ -136,15 +136,15 @@ class TransportTable:
                 self._outgoing.append(encode_close(transport.id, reason))
 
     def data_to_send(self) -> bytes:
-        """The frames to send, with the ACKs that are due; empties the buffer."""
+        """Return the frames to send, with the ACKs that are due, and empty the buffer."""
         pieces: list[bytes] = []
         self.send_through(lambda piece: pieces.append(bytes(piece)))
         return b"".join(pieces)
 
     def send_through(self, send: Callable[[bytes | memoryview], object]) -> None:
-        """Hand the frames to ``send``, with the ACKs that are due; empties the buffer.
+        """Pass the frames to ``send``, with the ACKs that are due, and empty the buffer.
 
-        :param send: gets whole frames; what it gets is there until it returns.
+        :param send: called with whole frames.  A memoryview is valid only until ``send`` returns.
         """
         outgoing = self._outgoing
         if self._due:
@@ -171,17 +171,18 @@ class TransportTable:
         if small:
             send(b"".join(small))
 
-    # --- what is signed at the end ---
+    # --- receipts ---
 
     def _identify(self, transport: ClientTransport, accept: bytes) -> None:
-        # a server that takes receipts carries secure transports, and does not know the messages of an upgrade
+        # A server that takes receipts carries secure transports, so upgrades have none.  It could not compute their
+        # identity either, because it does not see which frames are the messages of the handshake.
         if self._receipts_to is not None and not transport.upgrade:
             transport.identity = transport_identity(transport.payload, accept)
 
     def receipt(self, transport: ClientTransport) -> bytes | None:
-        """Say, signed and once, what the server has delivered over a transport that is over.
+        """Return the signed receipt for what the server delivered over a closed transport.
 
-        :returns: None if that was said, or is not asked for.
+        :returns: None if the receipt was already taken or the server gets none.
         """
         identity, transport.identity = transport.identity, None
         if identity is None:
@@ -198,5 +199,5 @@ class TransportTable:
         return receipt.sign(self._key)
 
     def hand_in(self, receipts: Iterable[bytes]) -> None:
-        """Send receipts that are kept from a connection before."""
+        """Queue RECEIPT frames with signed receipts."""
         self._outgoing.extend(encode_frame(RECEIPT, 0, receipt) for receipt in receipts)

@@ -1,9 +1,8 @@
 """Frames: ``type(1) || transport id(2) || payload size(2) || payload``, big endian.
 
-Frames are a byte stream inside records and are not aligned with them: several
-frames in a record and a frame over several records are both legal.  The loops
-that read them are in :mod:`dmsg.v2019.core.relay` and
-:mod:`dmsg.v2019.core.table`, for speed; this module has what they share.
+Frames are a byte stream inside records and are not aligned with them: several frames in a record and a frame over
+several records are both legal.  The loops that read frames are in :mod:`dmsg.v2019.core.relay` and
+:mod:`dmsg.v2019.core.table`, for speed; this module has the constants and functions that both share.
 """
 
 from __future__ import annotations
@@ -28,42 +27,42 @@ MAX_FWD_DATA = MAX_FRAME_PAYLOAD - SEQUENCE_SIZE
 MAX_FRAME = HEADER_SIZE + 65535
 """Bytes of the longest frame that the size field can announce."""
 HANDSHAKE_PAYLOAD_SIZE = 2 * PUBKEY_SIZE
-"""66 bytes: REQUEST and ACCEPT."""
+"""66 bytes: payload of a plain REQUEST or ACCEPT, which is two public keys."""
 ID_COUNT = 0x10000
 IDS_PER_SIDE = ID_COUNT // 2
 MAX_PING = 64
-"""Bytes of a PING."""
+"""Maximum bytes of a PING payload."""
 PING_NAME = 8
-"""Bytes by chance at the start of a PING of ours; ``INSTANCE_SIZE`` bytes that name the program follow."""
+"""Number of random bytes at the start of our PINGs; ``INSTANCE_SIZE`` bytes that name the program follow."""
 INSTANCE_SIZE = 8
 MAX_NOTICE = 1 + 64
-"""Bytes of a NOTICE."""
+"""Maximum bytes of a NOTICE payload."""
 SAME_KEY = 1
-"""What a NOTICE says: another program is connected with this key; the text is its address, as the server sees it."""
+"""Code of the NOTICE that another program is connected with this key; the text is its address as the server sees it."""
 MAX_HANDSHAKE_PAYLOAD = 66 + 1024
-"""Bytes of a REQUEST, with the KK message of a secure transport."""
+"""Maximum bytes of a REQUEST or ACCEPT payload with the KK message of a secure transport."""
 MAX_CLOSE = 64
-"""Bytes of a CLOSE that a server passes on; of a longer one only the reason."""
+"""Maximum bytes of a CLOSE payload that a server forwards whole; of a longer one it forwards only the reason."""
 MIN_SECURE_REQUEST = 66 + 33 + 128 + 16
-"""Bytes of the shortest REQUEST with a KK message: a key, a hello, a tag."""
+"""Bytes of the shortest REQUEST payload with a KK message: two keys, an ephemeral key, a hello, a tag."""
 MAX_HINTS = 16
-"""Servers named in a DRAIN."""
+"""Maximum number of servers named in a DRAIN."""
 RELAY_FEATURE = "relay1"
-"""What the version of an entry says of a server that carries secure transports and knows PING."""
+"""Mark in the version of a server's entry: the server carries secure transports and answers PING."""
 RECEIPT_FEATURE = "receipt1"
-"""What the version of an entry says of a server that takes RECEIPT."""
+"""Mark in the version of a server's entry: the server takes RECEIPT."""
 SECURE_OVERHEAD = SEQUENCE_SIZE + 16
-"""Bytes of a FWD's payload on a secure transport besides user data: the sequence and the tag."""
+"""Bytes that a FWD payload on a secure transport has besides user data: the sequence and the tag."""
 UNREAD_LIMIT = 65535
 """Bytes of unread data beyond which a receiver withholds its ACKs (2019 reference)."""
 
 # --- tuning constants -------------------------------------------------------
 
 WINDOW_BYTES = 512 * 1024
-"""User bytes of one transport that a sender keeps unacknowledged."""
+"""Maximum bytes of user data that a sender keeps unacknowledged on one plain transport."""
 WINDOW_FRAMES = 8192
-"""Frames of one transport that a sender keeps unacknowledged; far below 2**15,
-so that a 16-bit sequence is never in use twice."""
+"""Maximum number of frames that a sender keeps unacknowledged on one plain transport.  It is far below 2**15, so that
+no 16-bit sequence is in use twice."""
 
 
 class FrameType(IntEnum):
@@ -73,7 +72,7 @@ class FrameType(IntEnum):
     REQUEST = 0x1  # initiator pk(33) + responder pk(33)
     ACCEPT = 0x2  # initiator pk(33) + responder pk(33); a secure transport's have a KK message after it
     CLOSE = 0x3  # reason(1); a secure transport's has encrypt(reason(1)) after it
-    # those that follow pass only between clients and servers that know of them (docs/protocol/frames.md)
+    # PING to NOTICE pass only between clients and servers that both know them (docs/protocol/frames.md).
     PING = 0x4  # anything up to 64 bytes; client to server, id 0
     PONG = 0x5  # what was in the PING
     DRAIN = 0x6  # seconds(2) + pk(33) of other servers; server to client, id 0
@@ -86,7 +85,7 @@ class FrameType(IntEnum):
 OK, REQUEST, ACCEPT, CLOSE, PING, PONG, DRAIN, RECEIPT, NOTICE, FWD, ACK = (int(frame_type) for frame_type in FrameType)
 
 unpack_header = struct.Struct(">BHH").unpack_from
-"""(type, id, payload size) at an offset."""
+"""Function that returns (type, id, payload size) of the frame at an offset."""
 pack_header = struct.Struct(">BHH").pack
 pack_header_into = struct.Struct(">BHH").pack_into
 pack_id_into = struct.Struct(">H").pack_into
@@ -98,34 +97,34 @@ OK_FRAME = pack_header(OK, 0, 0)
 
 
 def encode_frame(frame_type: int, transport_id: int, payload: bytes = b"") -> bytes:
-    """Frame of any type."""
+    """Return a frame of any type."""
     return pack_header(frame_type, transport_id, len(payload)) + payload
 
 
 def encode_close(transport_id: int, reason: int) -> bytes:
-    """Return a CLOSE with its one byte of reason."""
+    """Return a CLOSE frame, whose payload is the reason in one byte."""
     return _pack_close(CLOSE, transport_id, 1, fit_close_reason(reason))
 
 
 def encode_ack(transport_id: int, sequence: int) -> bytes:
-    """ACK of one sequence."""
+    """Return the ACK frame of one sequence on a plain transport."""
     return _pack_ack(ACK, transport_id, SEQUENCE_SIZE, sequence)
 
 
 def encode_fwd_header(transport_id: int, sequence: int, size: int) -> bytes:
-    """The 7 bytes before ``size`` bytes of user data."""
+    """Return the 7 bytes that precede ``size`` bytes of user data in a plain FWD frame."""
     return _pack_fwd(FWD, transport_id, SEQUENCE_SIZE + size, sequence)
 
 
 def encode_drain(seconds: int, servers: Sequence[PubKey]) -> bytes:
-    """DRAIN: the server leaves in so many seconds, these are others."""
+    """Return a DRAIN frame: the server leaves in ``seconds``, and at most ``MAX_HINTS`` other servers are named."""
     return encode_frame(DRAIN, 0, seconds.to_bytes(2, "big") + b"".join(servers[:MAX_HINTS]))
 
 
 def parse_drain(payload: bytes) -> tuple[int, list[PubKey]]:
-    """Seconds and servers of a DRAIN.
+    """Return the seconds and the servers of a DRAIN payload.
 
-    :raises KeyFormatError: malformed.
+    :raises KeyFormatError: the payload is malformed.
     """
     keys = payload[2:]
     if len(payload) < 2 or len(keys) % PUBKEY_SIZE or len(keys) > MAX_HINTS * PUBKEY_SIZE:
@@ -135,25 +134,25 @@ def parse_drain(payload: bytes) -> tuple[int, list[PubKey]]:
 
 
 def close_reason(payload: bytes) -> int:
-    """The reason in a CLOSE of any length; 0 where there is none."""
+    """Return the reason in a CLOSE payload of any length; 0 if it is empty."""
     return payload[0] if payload else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame as a value, for tools and tests; the hot loops make none."""
+    """Frame as a value, for tools and tests; the hot loops do without."""
 
     type: int
     id: int
     payload: bytes
 
     def encode(self) -> bytes:
-        """The bytes on the wire."""
+        """Return the bytes on the wire."""
         return encode_frame(self.type, self.id, self.payload)
 
 
 class FrameBuffer:
-    """Frames from a byte stream in pieces of any size, for tools and tests."""
+    """Parser of frames from a byte stream in pieces of any size, for tools and tests."""
 
     __slots__ = ("_data",)
 
@@ -161,7 +160,7 @@ class FrameBuffer:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Append bytes and take out the whole frames."""
+        """Append bytes, and remove and return the whole frames."""
         buffer = self._data
         buffer += data
         frames = []
