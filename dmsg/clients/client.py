@@ -336,6 +336,8 @@ class DelegatedClient(Service, Generic[SessionT]):
             servers = [one for one in self._servers_of(remote, entry) if one not in tried and via in (None, one)]
             for position, server in enumerate(servers):
                 tried.add(server)
+                # Each server gets an equal share of the time left, so a dead one cannot use up the whole timeout. The
+                # share is computed again once the session is there, because connecting took a part of it.
                 left = deadline - self._reactor.seconds()
                 share = max(left / (len(servers) - position), 0.01)
                 try:

@@ -97,6 +97,8 @@ class HandshakeLimits:
             return CloseReason.REFUSED
         if not self._has_place(server, initiator):
             return CloseReason.RATE_LIMITED
+        # Only the keys of processed handshakes are remembered. Refused ones cost an attacker nothing, and would push
+        # the others out of the memory.
         if ephemeral is not None:
             self._seen.add(ephemeral)
         return None

@@ -1,1 +1,1 @@
-"""Twisted plumbing that knows no protocol family: noise links, streams, endpoints."""
+"""Networking on Twisted that knows no protocol family: links, streams, web sites, timers and limits."""

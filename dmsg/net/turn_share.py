@@ -81,6 +81,7 @@ class Share:
             if not 0.0 <= now - self._began < TURN:
                 self._next(now)
         self._used[owner] = self._used.get(owner, 0.0) + seconds
+        # Other owners, such as single connections behind a proxy, are in no wider block.
         if isinstance(owner, str):
             for name, _ in blocks_of(owner)[1:]:
                 around = self._around[name] = self._around.get(name, 0.0) + seconds

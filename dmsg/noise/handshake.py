@@ -1,13 +1,14 @@
 """Noise handshake without I/O: messages in and out, and two keys at the end.
 
 ``noiseprotocol`` implements the two patterns of the reference (Noise specification, revision 34, sections 5 and 7)
-with the functions of ``dmsg.noise.suite``. This module adds what the library leaves to its users: whose turn it is,
-the errors of dmsg, and the assignment of the keys that the reference uses. Length prefixes are added by
-:mod:`dmsg.noise.xk`, records by :mod:`dmsg.noise.records`.
+with the functions of ``dmsg.noise.suite``. This module adds the order of turns, the errors of dmsg, and the assignment
+of keys that the reference uses. Length prefixes are added by :mod:`dmsg.noise.xk`, records by
+:mod:`dmsg.noise.records`.
 
-The 2019 reference gives the *writer of the last message* its two keys in the reverse order of the Noise specification
-(``noise/noise.go``: ``res, ns.dec, ns.enc, err = ns.hs.WriteMessage(...)``). In XK, with three messages, the writer is
-the initiator, so both sides swap. In KK, with two messages, the result is the assignment of the specification.
+The 2019 reference gives the *writer of the last message* its two keys in the reverse order of the Noise specification.
+In ``noise/noise.go`` this is ``res, ns.dec, ns.enc, err = ns.hs.WriteMessage(...)``. In XK, with three messages, the
+writer is the initiator, so both sides swap. In KK, with two messages, the result is the assignment of the
+specification.
 """
 
 from __future__ import annotations

@@ -116,6 +116,7 @@ class ServedSession(Generic[PeerT, LimitsT]):
         def decided(result: bool | Failure) -> None:
             if self.link is not None:
                 link.release(Hold.PENDING)
+                # Only True admits: a failed hook refuses.
                 self._decided(result is True)
                 link.read_again()
 
@@ -131,11 +132,13 @@ class ServedSession(Generic[PeerT, LimitsT]):
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
         if self._peer is None:
+            # Admission is not decided: the frames stay in the link's buffer. After a refusal they are dropped.
             return 0 if self.link is not None and self.link.ended_for is None else end
         relay, link = self._factory.relay, self.link
         taken = relay.receive_frames(self._peer, buffer, end, STEPS)
         if relay.steps and link is not None:
             if relay.steps >= STEPS:
+                # The relay stopped at its limit, so whole frames may be left in the buffer.
                 link.left()
             self._factory.paid(link, self._peer, relay.steps, relay.strays, relay.refused)
         return taken

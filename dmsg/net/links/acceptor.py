@@ -198,6 +198,7 @@ class Acceptor(Factory):
     # --- connections ---
 
     def _refusal(self, block: str | None) -> DropReason | None:
+        # Decided before the handshake, whose Diffie-Hellman is what an attacker could make a server pay for.
         if self.draining:
             return DropReason.DRAINING
         if self.full and (block is None or not self._may_come(block)):
@@ -230,6 +231,7 @@ class Acceptor(Factory):
             return False
         least = self._least(session)
         now = self._reactor.seconds()
+        # The newest client leaves, so that a flood of connections cannot displace clients that came before it.
         victim = self._newest_idle(self._places.heaviest())
         if victim is None:
             if now >= self._next_search:
@@ -367,11 +369,14 @@ class Acceptor(Factory):
         refusal = self._told.pop(session.link, None)
         self.sessions.add(session)
         self.connections_opened += 1
+        # The key is proven now. Floods are charged to it, and not to an address that many people may share.
         if refusal is None and self._floods.owes(str(session.link.remote), self._reactor.seconds()):
             refusal = DropReason.FLOODED_BEFORE
             self._refused(refusal, session.link.address)
         if refusal is None:
             self._give_place(session)
+            # A newcomer above the limit keeps its place until admission has decided (keep_place), because nobody should
+            # leave for a client that is not admitted. At most MAX_TOLD newcomers are above the limit at a time.
             beyond = len(self._block_of) - self.limits.max_connections
             if beyond > 0 and (beyond > MAX_TOLD or not self._may_have_place(session)):
                 self._take_place(session)

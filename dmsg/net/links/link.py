@@ -162,6 +162,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         self._received(data)
 
     def _may_read(self) -> int:
+        # Without time left, the data must be copied out of the shared read buffer and kept, so less is read.
         return READ_SIZE if self._may_work() else HELD_SIZE
 
     def _received(self, data: bytes | memoryview) -> None:
@@ -171,6 +172,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         if self.stirred is not None:
             self.stirred.add(self)
         if self._held or self._left or not self._may_work():
+            # Earlier data wait, or the time is used up. The order of the bytes must be kept, and a view must be copied.
             self._held.append(bytes(data))
             self._next_turn()
         else:
@@ -241,6 +243,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         self._user = make_user(self.remote)
         self.transport.registerProducer(self, True)  # type: ignore[attr-defined]
         self._user.link_up(self)
+        # Frames may have come with the last handshake message; the user must know the link before they arrive.
         rest = handshake.trailing_data()
         if rest and self.ended_for is None:
             self._take(rest)
@@ -444,6 +447,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
             return
         self.ended_for = self.ended_for or reason
         if self._unwritten():
+            # Set first, because flush() may call the user, who must not queue more.
             self._closing = True
             self.flush()
         self._closing = True

@@ -1,7 +1,7 @@
 """Large reads of links into one buffer that is reused.
 
 Twisted reads 64 KiB at a time into an object that is new for each read. On a busy link this is a quarter of a record's
-cost: the kernel must provide and zero the memory, and records of 64 KiB span two reads and are copied. Here a read
+cost: the kernel must provide and zero the memory. Records of 64 KiB also span two reads, and are copied. Here a read
 takes up to ``READ_SIZE`` bytes, and records are opened in place.
 
 Only plain TCP of Twisted's own reactors reads so. All other transports (TLS, in memory, of other reactors) call

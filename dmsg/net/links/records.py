@@ -104,6 +104,7 @@ class RecordLink(Link):
         else:
             self._pending.append(bytes(data))
             self._pending_size += size
+            # Sealed before another small piece could exceed the size of a record.
             if self._pending_size > MAX_PLAINTEXT - DIRECT_SIZE:
                 self._seal_pending()
         self._dirtied()

@@ -437,6 +437,7 @@ class StreamTransport(HalfClosing, Deadlined):
         self._linger = None
         cancel_call(self._last_wait)
         self._end_deadlines()
+        # Pending sends fail first, then the producer stops. connectionLost comes last, after all received data.
         tickets = self._outbox.clear()
         producer = self._producing.take_out()
         if producer is self:
@@ -454,6 +455,7 @@ class StreamTransport(HalfClosing, Deadlined):
         # Data received before the CLOSE are delivered, even to a paused application.
         if not self._unread:
             if self._delivering:
+                # The application is inside dataReceived, and does not expect connectionLost within it.
                 self._reactor.callLater(0, self._finish)
             else:
                 self._finish()

@@ -2,8 +2,8 @@
 
 Twisted's channel keeps reading after each response, however much is unparsed, and copies all of that for every line.
 Many small pipelined requests therefore cost a time that grows with the square of their number. Nor does Twisted limit
-the cost of parsing: a body in chunks of one byte takes long, and a short header or parameter becomes an object of
-hundreds of bytes.
+the cost of parsing. A body in chunks of one byte takes long. A short header or parameter becomes an object of hundreds
+of bytes.
 """
 
 from __future__ import annotations

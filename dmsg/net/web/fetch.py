@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 MAX_HEAD = 64 * 1024
 """Maximum number of bytes of a response before its body."""
 KEPT = 20
-"""Seconds for which an idle connection is kept. This is less than the 30 s after which discoveries close it: a POST
-that is sent into a closing connection may or may not have been accepted.
+"""Seconds for which an idle connection is kept. This is less than the 30 s after which discoveries close it. Nobody
+knows whether a POST sent into a closing connection was accepted.
 """
 
 _KEEPS = (b"HTTP", 1, 1)

@@ -1,7 +1,7 @@
 """Guard of an HTTP server: limits of connections in all and per address, and a deadline for each request.
 
 Without limits, a client that opens connections and stays silent would use all descriptors of the process. When there
-are too many connections, the block of addresses with most loses one: the one that has waited longest for the rest of a
+are too many connections, the block of addresses with most loses one. The victim has waited longest for the rest of a
 request, or for the next request. So others still get in.
 """
 
