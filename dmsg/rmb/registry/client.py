@@ -1,4 +1,4 @@
-"""A registry at a service: what is fetched is verified, changes are followed."""
+"""Client of a registry service: verifies the entries that it fetches and follows the change feed."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from dmsg.rmb.twins.twin import Twin
 TIMEOUT = 5.0
 """Seconds for one request."""
 WAIT = 25
-"""Seconds that a question for changes is kept by the service."""
+"""Seconds for which the service keeps a long poll for changes open."""
 MAX_ANSWER = 4 * 1024 * 1024
-"""Bytes of an answer."""
+"""Bytes of an answer with many twins."""
 MAX_TWIN_ANSWER = 64 * 1024
 """Bytes of an answer about one twin."""
 VERIFIED_AT_ONCE = 32
-"""Statements that are verified in one turn of the reactor."""
+"""Number of signatures that are verified in one reactor turn."""
 PACE = 0.2
-"""Seconds between an answer about changes and the next question: what changes meanwhile comes together."""
+"""Seconds between an answer about changes and the next long poll, so that changes made meanwhile come together."""
 CONNECTIONS = 16
-"""Connections to the service that are kept."""
+"""Number of connections to the service that are kept open."""
 
 _log = Logger()
 
 
 @implementer(TwinRegistry)
 class HTTPRegistry:
-    """The client of ``twistd rmb-registry``.
+    """Client of ``twistd rmb-registry``.
 
-    Statements are checked against the account that they name, so that the
-    service can leave twins out, or serve old statements, and not more.
+    The signature of each entry is checked against the account that it names. So the service can withhold twins or serve
+    outdated entries, but cannot forge any.
 
     :param url: as in ``http://127.0.0.1:9091``.
     """
@@ -82,7 +82,7 @@ class HTTPRegistry:
             raise RegistryUnavailable(f"{self.shown_url}: the answer is not JSON") from None
         except RegistryUnavailable:
             raise
-        except Exception as error:  # whatever a connection can die of
+        except Exception as error:  # A lost connection raises many kinds of exceptions.
             reasons = getattr(error, "reasons", None)
             why = reasons[-1].value if reasons else error
             raise RegistryUnavailable(f"{self.shown_url}: {why or type(why).__name__}") from None
@@ -101,7 +101,7 @@ class HTTPRegistry:
         try:
             twin = Twin.from_dict(content)
             twin.check()
-        except (RegistryRefused, ValueError) as error:  # half of a character, say
+        except (RegistryRefused, ValueError) as error:  # ValueError: for example a text with an unpaired surrogate.
             raise RegistryUnavailable(f"{self.shown_url}: a twin that does not verify: {error}") from None
         return twin
 
@@ -161,18 +161,18 @@ class HTTPRegistry:
                     raise RegistryUnavailable(f"{self.shown_url}: changes without a number")
                 for number, one in enumerate(_list(content)):
                     if number and number % VERIFIED_AT_ONCE == 0:
-                        await deferLater(self._reactor, 0)  # each is a signature
+                        await deferLater(self._reactor, 0)  # Each entry costs the verification of a signature.
                     twin = self._checked(one)
                     for changed in self._watchers:
                         isolated(changed, twin)
-                # a service that lost its database counts from the beginning: then so do we
+                # A service that lost its database counts from 0 again, so its number is taken even when it is lower.
                 since = following
                 failures = 0
                 if len(_list(content)) < PAGE:
                     await deferLater(self._reactor, PACE)
             except CancelledError:
                 raise
-            except Exception as error:  # whatever an answer can bring about: the next question is asked all the same
+            except Exception as error:  # Whatever an answer causes, the next long poll must follow.
                 if self._closed:
                     return
                 if not isinstance(error, DmsgError):

@@ -1,4 +1,4 @@
-"""A registry in one JSON file: ``{"twins": [...]}``, read again when it changed."""
+"""Registry in one JSON file, ``{"twins": [...]}``, which is read again when it has changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dmsg.rmb.registry.interface import PAGE, TwinRegistry, follow
 from dmsg.rmb.twins.twin import Twin
 
 POLL = 2.0
-"""Seconds between looks at the file, while somebody watches."""
+"""Seconds between checks of the file for changes, while somebody watches the registry."""
 MAX_FILE = 64 * 1024 * 1024
 """Bytes of the file."""
 
@@ -31,10 +31,11 @@ _log = Logger()
 
 @implementer(TwinRegistry)
 class FileRegistry:
-    """Twins in a file that an operator may edit.
+    """Registry in a file that an operator may edit.
 
-    An entry without signature is believed when the file says it: who may
-    write the file is who may say it.  What is written here is signed.
+    An entry in the file needs no signature, because whoever may write the file may change the registry. A statement
+    that
+    is written through :meth:`put` must be signed.
     """
 
     def __init__(self, path: str | os.PathLike[str], reactor: IReactorTime) -> None:
@@ -49,7 +50,7 @@ class FileRegistry:
         self._load()
 
     def _load(self) -> None:
-        """Read the file if it is another than before."""
+        """Read the file if it has changed since the last time."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -117,7 +118,7 @@ class FileRegistry:
             return fail(RegistryUnavailable(f"{self.path}: {error.strerror}"))
 
     def _put(self, statement: Twin) -> Twin:
-        # a lock beside the file, which itself is replaced
+        # The lock is a file of its own, because the registry's file is replaced.
         with open(f"{self.path}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._load()
@@ -130,7 +131,7 @@ class FileRegistry:
                 file.write(body + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-                os.fchmod(file.fileno(), 0o644)  # public, as every registry
+                os.fchmod(file.fileno(), 0o644)  # A registry is public, so everybody may read the file.
             os.replace(file.name, self.path)
             self._load()
         return stored

@@ -1,4 +1,4 @@
-"""What every registry of twins can do, and the rule by which an entry changes."""
+"""Interface of all registries of twins, and the rule by which an entry may be changed."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ from dmsg.rmb.errors import RegistryConflict, RegistryRefused
 from dmsg.rmb.twins.twin import Twin
 
 PAGE = 1000
-"""Twins in one answer."""
+"""Number of twins in one answer."""
 
 
 class TwinRegistry(Interface):
-    """Twins by id.
+    """Registry of twins by id.
 
-    Deferreds fail with TwinNotFound when there is no such twin, and with
-    RegistryUnavailable when nobody knows; writing also with RegistryRefused.
+    Deferreds fail with TwinNotFound when there is no such twin, and with RegistryUnavailable when the registry cannot
+    be
+    asked. Deferreds of :meth:`put` also fail with RegistryRefused.
     """
 
     def get(twin: int) -> Deferred[Twin]:
-        """The twin with that id."""
+        """Return the twin with this id."""
 
     def id_by_account(account: bytes) -> Deferred[int]:
-        """The id of the twin with that account, 32 bytes."""
+        """Return the id of the twin with this account, 32 bytes."""
 
     def put(statement: Twin) -> Deferred[Twin]:
-        """Make a twin, or change it: a signed statement of its owner, who is known by the account.
+        """Create or change a twin with a statement that the owner of its account has signed.
 
-        Its id is 0, or the one that it has.  Fires with the twin as it is then.
+        The id of the statement is 0 or the twin's own. Fires with the twin as it is afterwards.
         """
 
     def twins(after: int, most: int) -> Deferred[list[Twin]]:
-        """At most ``most`` twins with higher ids than ``after``, in order."""
+        """Return at most ``most`` twins with ids above ``after``, in the order of their ids."""
 
     def watch(changed: Callable[[Twin], None]) -> None:
-        """Call ``changed`` with every twin that was made or changed from now on."""
+        """Call ``changed`` with every twin that is created or changed from now on."""
 
     def close() -> Deferred[None]:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 def follow(current: Twin | None, statement: Twin) -> None:
-    """The rule of change: signed by the owner, with a higher counter than before.
+    """Check that a statement may replace the current entry: signed by the owner, with a higher counter.
 
-    :raises RegistryRefused: it does not follow.
+    :raises RegistryRefused: the statement may not replace it.
     """
     statement.check()
     if current is None:

@@ -1,4 +1,4 @@
-"""The registry entity, and opening a registry from what an option says."""
+"""The registry entity, and the function that opens a registry from its description."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _log = Logger()
 
 
 def check_registry(description: str) -> str:
-    """See whether ``--registry`` can be one, without opening it.
+    """Check a value of ``--registry`` without opening the registry.
 
-    :raises RegistryUnavailable: it cannot.
+    :raises RegistryUnavailable: the value describes no registry.
     """
     kind, _, rest = description.partition(":")
     if kind in ("http", "https"):
@@ -61,7 +61,7 @@ REGISTRY = Text("registry", checked_by(check_registry))
 
 
 def open_registry(description: str, reactor: IReactorTime) -> TwinRegistry:
-    """A registry from what ``--registry`` says.
+    """Open the registry that ``--registry`` describes.
 
     :param description: ``file:PATH``, ``http://HOST:PORT`` or ``https://...``,
         or ``tfchain:wss://HOST[:PORT]``, which is read only.
@@ -77,7 +77,7 @@ def open_registry(description: str, reactor: IReactorTime) -> TwinRegistry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrySettings:
-    """What an operator chooses of a registry."""
+    """Settings of a registry."""
 
     rate: float = rate_option(50.0)
     burst: float = burst_option(200.0)
@@ -88,7 +88,7 @@ DEFAULTS = RegistrySettings()
 
 
 class RegistryService(ListeningService):
-    """A table of twins, the API over it, and ports that listen.
+    """Registry entity: a table of twins, its API over HTTP, and listening ports.
 
     :param listen: Twisted endpoint strings.
     :param store: path of the SQLite file, or ``:memory:``.

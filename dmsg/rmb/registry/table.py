@@ -1,4 +1,4 @@
-"""A registry in SQLite: of a service, or in memory."""
+"""Registry in SQLite, of a registry service or in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _twin(row: tuple[int, bytes, str | None, bytes | None, int, int, bytes]) -> 
 
 @implementer(TwinRegistry)
 class TableRegistry:
-    """Twins in a file, write-ahead logged, or in memory.
+    """Registry in an SQLite file with a write-ahead log, or in memory.
 
     Ids count up from 1 and are never used again.  Each change has a number of
     its own, by which the change feed is read.
@@ -103,7 +103,7 @@ class TableRegistry:
                 number = current.id
             db.execute("COMMIT")
         except BaseException:
-            if db.in_transaction:  # a full disk has SQLite roll back by itself
+            if db.in_transaction:  # SQLite has rolled back already when the disk is full.
                 db.execute("ROLLBACK")
             raise
         return replace(statement, id=number)
@@ -116,9 +116,9 @@ class TableRegistry:
         return succeed([_twin(row) for row in rows])
 
     def changes(self, since: int) -> tuple[list[Twin], int]:
-        """Twins whose last change has a higher number than ``since``, and the number to ask from next.
+        """Return the twins whose last change has a higher number than ``since``, and the number to ask from next.
 
-        Who is ahead of this table followed another one, and begins at its end.
+        A caller whose number is ahead of this table followed another table; it continues at the end of this one.
         """
         last = self.last_change()
         if since > last:
@@ -130,12 +130,12 @@ class TableRegistry:
         return [_twin(row) for row in rows], rows[-1][7] if rows else since
 
     def last_change(self) -> int:
-        """The number of the last change; 0 when there is none."""
+        """Return the number of the last change; 0 when there is none."""
         number: int = self._db.execute("SELECT coalesce(max(change), 0) FROM twins").fetchone()[0]
         return number
 
     def count(self) -> int:
-        """Twins that are there."""
+        """Return the number of twins."""
         number: int = self._db.execute("SELECT count(*) FROM twins").fetchone()[0]
         return number
 

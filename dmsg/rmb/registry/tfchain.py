@@ -37,29 +37,32 @@ PALLET, TWINS, BY_ACCOUNT = "TfgridModule", "Twins", "TwinIdByAccountID"
 
 
 class ScaleError(ValueError):
-    """Bytes that are not what the layout says."""
+    """Bytes do not have the expected layout."""
 
 
 class Scale:
-    """Reads the few forms of SCALE that a twin has."""
+    """Reader of the few SCALE types that a twin consists of."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def take(self, size: int) -> bytes:
-        """:raises ScaleError: there are not so many bytes."""
+        """Return the next ``size`` bytes.
+
+        :raises ScaleError: fewer bytes are left.
+        """
         if self._at + size > len(self._data):
             raise ScaleError("ends in the middle")
         self._at += size
         return self._data[self._at - size : self._at]
 
     def u32(self) -> int:
-        """Four bytes, little endian."""
+        """Read a number: four bytes, little endian."""
         return int.from_bytes(self.take(4), "little")
 
     def compact(self) -> int:
-        """A length; the two lowest bits of its first byte say how long it is itself."""
+        """Read a length; the two lowest bits of its first byte say how many bytes the length itself has."""
         first = self.take(1)
         mode = first[0] & 3
         if mode == 3:
@@ -67,38 +70,41 @@ class Scale:
         return int.from_bytes(first + self.take((0, 1, 3)[mode]), "little") >> 2
 
     def data(self) -> bytes:
-        """A vector of bytes."""
+        """Read a vector of bytes."""
         return self.take(self.compact())
 
     def optional(self) -> bytes | None:
-        """An option of one."""
+        """Read an optional vector of bytes."""
         mark = self.take(1)
         if mark not in (b"\0", b"\1"):
             raise ScaleError("an option that is neither none nor some")
         return self.data() if mark == b"\1" else None
 
     def end(self) -> None:
-        """:raises ScaleError: something is left."""
+        """Check that all bytes were read.
+
+        :raises ScaleError: bytes are left.
+        """
         if self._at != len(self._data):
             raise ScaleError("something follows")
 
 
 def twox128(text: str) -> bytes:
-    """Two xxHash64 of seeds 0 and 1, little endian: 16 bytes."""
+    """Return two xxHash64 of ``text``, with seeds 0 and 1, each little endian: 16 bytes."""
     import xxhash
 
     return b"".join(xxhash.xxh64(text.encode(), seed=seed).intdigest().to_bytes(8, "little") for seed in (0, 1))
 
 
 def storage_key(pallet: str, item: str, key: bytes) -> bytes:
-    """Where a map has the value of ``key``: 16 bytes of each name, 16 of the key's BLAKE2b, the key."""
+    """Return the storage key of a map's entry: 16 bytes for each name, 16 of BLAKE2b of ``key``, then ``key``."""
     return twox128(pallet) + twox128(item) + hashlib.blake2b(key, digest_size=16).digest() + key
 
 
 def decode_twin(data: bytes) -> Twin:
-    """``id, account, relay, entities, pk``.
+    """Decode the chain's record of a twin: ``id, account, relay, entities, pk``.
 
-    :raises ScaleError: it is another layout.
+    :raises ScaleError: the record has another layout.
     """
     scale = Scale(data)
     number, account, relay = scale.u32(), scale.take(32), scale.optional()
@@ -116,7 +122,7 @@ def decode_twin(data: bytes) -> Twin:
 
 @implementer(TwinRegistry)
 class TfchainRegistry:
-    """Reads twins from a node of tfchain.
+    """Read-only registry of the twins of tfchain, through one of its nodes.
 
     :param url: as in ``wss://tfchain.grid.tf:443``; the node answers HTTP at the same port.
     """
@@ -158,7 +164,7 @@ class TfchainRegistry:
             raise RegistryUnavailable(f"{self.shown_url}: no answer within {TIMEOUT:g} s") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise RegistryUnavailable(f"{self.shown_url}: the answer is not that of a node") from None
-        except Exception as error:  # whatever a connection can die of
+        except Exception as error:  # A lost connection raises many kinds of exceptions.
             reasons = getattr(error, "reasons", None)
             why = reasons[-1].value if reasons else error
             raise RegistryUnavailable(f"{self.shown_url}: {why or type(why).__name__}") from None
@@ -205,7 +211,7 @@ class TfchainRegistry:
         return Deferred.fromCoroutine(self._page(after, most))
 
     def watch(self, changed: Callable[[Twin], None]) -> None:
-        """Nobody is told: the cache asks again."""
+        """Ignore ``changed``: tfchain has no change feed, and the cache in front asks again."""
 
     def close(self) -> Deferred[None]:
         result: Deferred[None] = self._pool.closeCachedConnections()
@@ -213,7 +219,7 @@ class TfchainRegistry:
 
 
 def node_url(url: str) -> str:
-    """``ws:`` and ``wss:`` are HTTP at the same port."""
+    """Return the HTTP URL of a node: the same port as its ``ws:`` or ``wss:`` URL."""
     for scheme, plain in (("wss://", "https://"), ("ws://", "http://")):
         if url.startswith(scheme):
             return plain + url.removeprefix(scheme)

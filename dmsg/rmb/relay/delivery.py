@@ -1,20 +1,18 @@
-"""A session at a relay: what was sent to it, what it confirmed, what it has to wait for.
+"""Delivery of messages to one session of a relay: the messages sent, confirmed, and still waiting.
 
-A message counts as delivered when the session's websocket has answered a ping
-that was sent behind it.  Until then it is in the *window*; when that is full,
-what comes waits in a *line* in memory, and those who send it are read no
-further.  Where the answer takes longer than two seconds the session's queue takes
-over, so that a relay that is killed loses nothing of it; who sends more is held
-all the same, until the session has caught up, or is ended because it confirmed
-nothing for a minute.  Only answers hold nobody: the session asked for them.  In
-the same way a ping of the session itself is answered when all it sent before is *settled*:
-confirmed by its receiver, in a queue, with another relay, or refused.  So
-whoever sends again what was not confirmed loses nothing when a relay is
-killed; receivers know what they have had.
+A message is delivered when the session's websocket has answered a ping that was sent behind the message. Until then
+the message is in the *window*. When the window is full, further messages wait in a *line* in memory, and their
+senders are held: the relay stops reading from them (back-pressure). When a confirmation takes longer than two
+seconds, the session's queue stores the messages too, so that none is lost when the relay is killed. Senders remain
+held until the session has caught up, or is ended because it confirmed nothing for a minute. Senders of answers are
+not held for a stalled session, because the session asked for the answers.
 
-Clients of the reference do not know that.  They would hand to a service twice
-what comes twice, so what was handed to the connection of one that answers
-pings counts as delivered at once.
+A ping of the session itself is answered when everything that it sent before is *settled*: confirmed by its receiver,
+stored in a queue, accepted by another relay, or refused. So a sender that repeats what was not confirmed loses
+nothing when a relay is killed, and receivers recognise repeated messages.
+
+Clients of the reference do not recognise them and would hand a repeated message to a service twice. So a message to
+such a client is delivered once it is handed to the client's connection, provided the client answers pings.
 """
 
 from __future__ import annotations
@@ -32,35 +30,34 @@ from dmsg.rmb.socket.held_messages import HeldMessages
 from dmsg.rmb.twins.address import Session
 
 WINDOW_MESSAGES = 1024
-"""Messages sent to a session and not confirmed."""
+"""Number of messages sent to a session that it has not confirmed."""
 WINDOW_SIZE = 4 * 1024 * 1024
-"""Bytes of these; one message more may be larger."""
+"""Bytes of the unconfirmed messages; the last one may exceed it."""
 SPILL_AFTER = 2.0
-"""Seconds without confirmation after which the queue keeps a message too."""
+"""Seconds without confirmation after which the queue stores a message too."""
 LINE_MESSAGES, LINE_SIZE = 4096, 8 * 1024 * 1024
-"""Messages that wait for the window of a connected session, in memory or in its queue, and their bytes; who sends more
-is held."""
+"""Number and bytes of messages that wait for a connected session's window, in memory or in its queue; beyond them
+senders are held."""
 OVERHEAD = 300
 """Bytes that a message takes in memory besides its own."""
 FEW_IN_WINDOW = 64
-"""Messages unconfirmed by a session that logs each ping, up to which it is pinged behind them only in a while."""
+"""Number of unconfirmed messages below which the ping behind them is delayed, for a session that logs each ping."""
 
 
 class Delivery:
     """Messages to one connected session, in order.
 
-    What is in the queue is older than what is in the line, and that is older
-    than nothing else: so the line moves into the window only when the queue is
-    empty, and goes into the queue as a whole.
+    Messages in the queue are older than messages in the line. So the line moves into the window only when the queue is
+    empty, and goes into the queue only as a whole.
 
-    :param line: messages in the line at which senders are held; with those behind it in the queue.
-    :param size: bytes of these.
-    :ivar appending: messages on their way into the queue that :meth:`offer` did not take.
-    :ivar lazy: the session is a client of the reference, which does not know what it has had, and logs an error for
-        each ping: there are as few behind messages as may be.
-    :ivar answers: it has answered a ping.
-    :ivar stalled: it has confirmed nothing for long, and is treated as one that is away.
-    :ivar catching_up: there is, or may be, something in the queue that goes first.
+    :param line: number of waiting messages, in the line and behind it in the queue, at which senders are held.
+    :param size: bytes of these messages.
+    :ivar appending: number of messages on their way into the queue that :meth:`offer` did not take.
+    :ivar lazy: whether the session is a client of the reference. Such a client does not recognise repeated messages and
+        logs an error for each ping, so it is pinged as rarely as possible.
+    :ivar answers: whether the session has answered a ping.
+    :ivar stalled: whether the session has confirmed nothing for long; it is then treated as if it were away.
+    :ivar catching_up: whether the queue may hold messages that go first.
     """
 
     __slots__ = (
@@ -116,24 +113,25 @@ class Delivery:
         self._size = 0
         self._sent = self._sent_size = 0
         self._confirmed = 0
-        # messages and bytes up to which all is with the connection, or confirmed
+        # Number and bytes of the messages that were handed to the connection or confirmed.
         self._handed = self._handed_size = 0
         self._handing = False
         self._barrier = False
         self._after: QueueId | None = None
         self._reading = self._again = self._inside = self._more = False
         self._keeping = 0
-        # ids of what is in the queue only because its confirmation took long
+        # Ids of messages that are in the window too; they are stored because their confirmation took long.
         self._skip: set[QueueId] = set()
         self._line: deque[Message] = deque()
         self._line_messages = line
         self._most_size = size
         self._line_size = 0
         self._lined = 0
-        """Messages that were put into the line so far; ``_marks``: how many at the last two looks."""
+        """Number of messages put into the line so far; ``_marks`` has this number at the last two looks."""
         self._marks = (0, 0)
         self._behind = self._behind_size = 0
-        """Messages that went into the queue while it was connected and were not read from it, and their bytes."""
+        """Number of messages stored in the queue while the session was connected and not yet read back, and their
+        bytes."""
         self._held: set[HeldMessages] = set()
         self.appending = 0
         self.stalled = False
@@ -142,30 +140,31 @@ class Delivery:
         self.catching_up = True
         self.closed = False
         self.since: float | None = None
-        """When the present wait for a confirmation began; the relay's clock sets it."""
+        """Time at which the current wait for a confirmation began, by the relay's clock; None when nothing is
+        awaited."""
 
     def __len__(self) -> int:
         return len(self._window) + len(self._line)
 
     @property
     def sent(self) -> int:
-        """Messages that were sent to it since it connected."""
+        """Number of messages sent to the session since it connected."""
         return self._sent
 
     @property
     def size(self) -> int:
-        """Bytes of its window and its line, with what each message takes besides."""
+        """Bytes of the window and the line, including the overhead of each message."""
         return self._size + self._line_size + OVERHEAD * len(self)
 
     def start(self) -> None:
-        """Deliver what is in the queue."""
+        """Begin to deliver what is in the queue."""
         if self.lazy:
-            self._carrier.barrier(0)  # does it answer?
+            self._carrier.barrier(0)  # Find out whether the client answers pings at all.
         self._read()
 
     @property
     def trusted(self) -> bool:
-        """Whether what was handed to its connection counts as delivered."""
+        """Whether a message counts as delivered once it is handed to the session's connection."""
         return self.lazy and self.answers and not self.stalled
 
     @property
@@ -173,7 +172,7 @@ class Delivery:
         return len(self._window) >= WINDOW_MESSAGES or self._size >= WINDOW_SIZE
 
     def offer(self, message: Message) -> bool:
-        """Take a message, to be sent now or from the line; False when it has to go into the queue."""
+        """Take a message for the window or the line; return False when the caller has to put it into the queue."""
         if not (self._line or self.catching_up or self._full):
             self._send(message)
             return True
@@ -181,7 +180,7 @@ class Delivery:
             self._behind += 1
             self._behind_size += len(message.data)
             self._wait_for_me(message)
-            # into the queue before what comes now, so that the order stays
+            # The line goes into the queue before this message, so that the order remains.
             self._spill_all()
             self.catching_up = True
             self._again = True
@@ -204,22 +203,22 @@ class Delivery:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much waits that who sends more is held."""
+        """Whether so much waits that further senders are held."""
         return self._crowded(1)
 
     @property
     def _too_long(self) -> bool:
-        """Twice what holds senders: those that nobody can hold have filled it."""
+        """Whether the line has twice the size at which senders are held, because of senders that cannot be held."""
         return len(self._line) >= 2 * self._line_messages or self._line_size >= 2 * LINE_SIZE
 
     def _crowded(self, part: int) -> bool:
-        """The ``part``-th part of what holds senders waits."""
+        """Whether at least one ``part``-th of what holds senders is waiting."""
         waiting, size = len(self._line) + self._behind, self._line_size + self._behind_size
         most = LINE_SIZE if self._most_size is None else min(LINE_SIZE, self._most_size)
         return waiting * part >= self._line_messages or size * part >= most
 
     def _advance_line(self) -> None:
-        """From the line into the window, when the queue has nothing that goes before."""
+        """Move messages from the line into the window, as long as the queue holds nothing older."""
         line = self._line
         while line and not (self.catching_up or self._full):
             message = line.popleft()
@@ -237,21 +236,21 @@ class Delivery:
             holder.caught_up(self)
 
     def look(self) -> None:
-        """Every second: when something has waited for two to three, all that waits goes to the queue, in its order, so
-        that it survives the process."""
+        """Put the window and the line into the queue when a message has been in the line for two to three seconds;
+        called every second."""
         if self._line and self._lined - len(self._line) < self._marks[0]:
             self._spill_all()
         self._marks = (self._marks[1], self._lined)
 
     def stall(self) -> None:
-        """It confirms nothing: let the queue keep everything, and hold nobody for what the session asked for."""
+        """Treat the session as stalled: store everything in the queue, and hold no sender for answers."""
         before, self.stalled = self.stalled, True
         self._spill_all()
         if not before:
-            self._release()  # who sends it more that is no answer is held again
+            self._release()  # A sender of anything but answers is held again with its next message.
 
     def _spill_all(self) -> None:
-        """The window into the queue, and the line behind it, so that they have their order there too."""
+        """Put the window into the queue and the line behind it, so that the order remains."""
         self.spill()
         if not self._line:
             return
@@ -294,9 +293,9 @@ class Delivery:
             self._store.hand_later(self)
 
     def hand(self) -> bool:
-        """Count as delivered what is with the connection of a session that is trusted.
+        """Count as delivered what was handed to the connection of a trusted session.
 
-        :returns: whether that is all; else it has to be called again.
+        :returns: whether that is everything; otherwise call it again later.
         """
         self._handing = False
         if not self.trusted or self.closed:
@@ -319,12 +318,12 @@ class Delivery:
         return not self._handing
 
     def _remove(self, messages: list[Message]) -> None:
-        """They are delivered: the queue need not have them any more."""
+        """Remove delivered messages from the queue."""
         removed = [message.kept for message in messages if message.kept is not None]
         if not removed:
             return
         for message in messages:
-            if not self._reading:  # else they may be in what is being read
+            if not self._reading:  # The ids may be in the batch that is being read.
                 self._skip.discard(message.kept)
             message.kept = None
         self._store.remove(self.session, removed)
@@ -340,11 +339,11 @@ class Delivery:
 
     @property
     def few(self) -> bool:
-        """So few are unconfirmed that their confirmation can wait."""
+        """Whether so few messages are unconfirmed that the ping behind them can be delayed."""
         return len(self._window) < FEW_IN_WINDOW and self._size < WINDOW_SIZE // 2
 
     def ping_behind(self) -> None:
-        """Ask the session to confirm all that was sent."""
+        """Ping the session, so that it confirms everything that was sent."""
         if self._window and not self.closed:
             self._carrier.barrier(self._sent)
             self._store.busy(self)
@@ -352,15 +351,15 @@ class Delivery:
             self._barrier = False
 
     def poke(self) -> None:
-        """Something was put into the queue."""
+        """Read the queue, because something was put into it."""
         self.catching_up = True
         self._again = True
         self._read()
 
     def confirmed(self, number: int) -> None:
-        """The session has everything up to the message with that number.
+        """Take a confirmation of all messages up to this number.
 
-        :raises ValueError: it was not sent so much.
+        :raises ValueError: fewer messages were sent.
         """
         if number > self._sent:
             raise ValueError("confirms what was not sent")
@@ -370,7 +369,7 @@ class Delivery:
                 self._hand_later()
         removed = []
         if self._confirmed < number:
-            # an answer that confirms nothing new is no sign that it reads
+            # A pong that confirms nothing new does not show that the session reads.
             self.since = None
             self.stalled = False
         while self._confirmed < number:
@@ -395,7 +394,7 @@ class Delivery:
     # --- the queue ---
 
     def _read(self) -> None:
-        """Batch after batch, as far as the window goes; a queue that answers at once does not nest."""
+        """Read the queue batch by batch until the window is full, in a loop because a queue may answer at once."""
         if self._inside:
             return
         self._inside = True
@@ -436,18 +435,18 @@ class Delivery:
             self._advance_line()
 
     def _not_read(self, failure: Failure) -> None:
-        # the relay's round comes by again
+        # The relay's periodic check reads again.
         self._reading = False
 
     def retry(self) -> None:
-        """The queue could not be read, or nobody said that something came into it."""
+        """Read the queue again, in case a read failed or a notice of a new message was lost."""
         if self.catching_up:
             self._read()
 
     # --- what is not confirmed ---
 
     def spill(self) -> None:
-        """Confirmations take long: let the queue keep what is in the window."""
+        """Store the window in the queue, because its confirmation takes long."""
         self._keep_all(list(self._window))
 
     def _keep_all(self, messages: Iterable[Message], *, durable: bool = False) -> None:
@@ -458,7 +457,7 @@ class Delivery:
 
     def _keep(self, message: Message) -> None:
         message.keeping = True
-        # nothing is read until its id is known: it would be sent a second time
+        # Reading waits until the id is known; otherwise the message would be read back and sent again.
         self._keeping += 1
 
         def kept(number: QueueId) -> None:
@@ -476,14 +475,14 @@ class Delivery:
                 self._read()
 
         def failed(failure: Failure) -> None:
-            # where it is in a window, the relay's round comes by again
+            # While it is in the window, the relay's periodic check tries again.
             if self.closed:
                 message.lose()
 
         self._store.keep(self.session, message).addCallback(kept).addErrback(failed).addBoth(done)
 
     def close(self) -> list[Message]:
-        """The connection is gone: what it had not confirmed, and no queue keeps."""
+        """End the delivery; return the messages that are neither confirmed nor stored in the queue."""
         self.hand()
         delivered = self.trusted
         self.closed = True

@@ -1,1 +1,1 @@
-"""What belongs to other relays."""
+"""Federation: messages to other relays."""

@@ -1,4 +1,4 @@
-"""Asking other relays: each once, the best first, as many at a time as may be."""
+"""Attempts to hand a message to other relays: each relay once, the best first, a limited number at a time."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from dmsg.rmb.relay.federation.unverified import Doubts
 from dmsg.rmb.relay.ranker import Ranker
 
 RETRY_FIRST, RETRY_MOST = 2.0, 30.0
-"""Seconds before a message that has to wait is tried again; doubled each time."""
+"""Seconds before the first retry of a message, and the longest; doubled each time."""
 PART = 8
-"""Of what is under way for one sender, and of what is offered for one session, the so-manieth part of all."""
+"""Divisor of limits: one sender's messages under way, and one session's offers, are at most this fraction of all."""
 OFFER_PATIENCE, OFFER_RETRY = 2.0, 0.1
-"""Seconds for which an offer waits until there is room for it, and between looks."""
+"""Seconds for which an offer waits for room, and seconds between checks."""
 MAX_COUNTED = 1000
-"""Relays of which successes and errors are counted apart; all others are counted together."""
+"""Number of relays whose successes and errors are counted separately; the rest are counted together."""
 MAX_OFFERS, MAX_OFFERS_OF_TWIN = 128, 16
-"""Messages that are offered at once, in all, and of one twin."""
+"""Number of messages that are offered at once: in all, and of one twin."""
 MAX_WAITING = 10_000
-"""Offers that wait for room; of one more nobody is asked."""
+"""Number of offers that wait for room; one more fails without asking a relay."""
 
 _T = TypeVar("_T")
 
 
 class Outcome(Enum):
-    """What one or several relays said."""
+    """Result of asking one or several relays."""
 
     TAKEN = auto()
     REFUSED = auto()
-    """All that answered refused it for good."""
+    """All relays answered, and all refused the message for good."""
     FAILED = auto()
-    """At least one did not answer, or may say something else later."""
+    """At least one relay did not answer, or gave an answer that may change."""
 
 
 class RelayPoster(Protocol):
@@ -57,10 +57,11 @@ class RelayPoster(Protocol):
 
 
 class Asking:
-    """What all of one relay's messages to others have in common.
+    """Requests of one relay to other relays.
 
-    :ivar success: messages that each relay took; ``error`` those it did not.
-    :ivar not_offered: messages that nobody was asked to take, because too many were offered.
+    :ivar success: number of messages that each relay accepted.
+    :ivar error: number of messages that each relay did not accept.
+    :ivar not_offered: number of messages that were not offered, because too many offers waited.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Asking:
         self.error: Counter[str] = Counter()
 
     def run(self, coroutine: Coroutine[Deferred[object], object, _T]) -> Deferred[_T]:
-        """Begin something that ends with the relay."""
+        """Start a coroutine that is cancelled when the relay stops."""
         running = Deferred.fromCoroutine(coroutine)
         self._under_way.add(running)
 
@@ -93,14 +94,14 @@ class Asking:
     def offer(self, data: bytes, relays: Iterable[str], whose: int) -> Deferred[Outcome]:
         """Ask each relay once, the best first, whether it has the session connected.
 
-        Where too much is offered it waits a little; then nobody is asked, which is as if nobody had answered.
+        An offer above the limit waits for ``OFFER_PATIENCE`` seconds; after that it fails as if no relay had answered.
 
-        :param whose: the twin that sent it, or that it is for.
+        :param whose: the twin whose share of the offers is used: the sender or the receiver of the message.
         """
         return self.run(self._offer(data, frozenset(relays), whose))
 
     async def _offer(self, data: bytes, relays: frozenset[str], whose: int) -> Outcome:
-        # relays that answer have places of their own
+        # Relays that answer quickly have a limit of their own, which slow relays cannot use up.
         offering = self._offering[self._slots.is_quick(relays)]
         until = self._reactor.seconds() + OFFER_PATIENCE
         while offering.total() >= MAX_OFFERS or offering[whose] >= MAX_OFFERS_OF_TWIN:
@@ -130,7 +131,11 @@ class Asking:
         only_connected: bool,
         answered: Callable[[float], None] = lambda seconds: None,
     ) -> Outcome:
-        """:param answered: told how many seconds one took that said anything, whatever it was: it is there."""
+        """Ask one relay after the other until one accepts the message.
+
+        :param answered: called with the seconds that a relay took to answer, whatever it answered: the relay is
+            reachable.
+        """
         failed = False
         if await self._doubts.refuses(data):
             return Outcome.REFUSED
@@ -146,19 +151,19 @@ class Asking:
                 self._count(self.success, relay)
                 return Outcome.TAKEN
             self._count(self.error, relay)
-            # too many requests, and what a proxy says, may be another thing later
+            # 408, 425 and 429 come from proxies and rate limits, so a later attempt may succeed.
             if not 400 <= code < 500 or code in (408, 425, 429):
                 failed = True
                 self._ranker.downvote(relay, self._reactor.seconds())
         return Outcome.FAILED if failed else Outcome.REFUSED
 
     def _count(self, counter: Counter[str], relay: str) -> None:
-        """Twins can list any number of relays; there is not a line of metrics for each."""
+        """Count by relay, up to a limit: twins can list any number of relays, and each would be a line of metrics."""
         known = relay in counter or len(counter) < MAX_COUNTED
         counter[relay if known else "other"] += 1
 
     async def stop(self) -> None:
-        """End what is under way, and all connections."""
+        """Cancel what is under way and close all connections."""
         self.stopped = True
         for running in list(self._under_way):
             running.addErrback(lambda _: None)

@@ -1,14 +1,13 @@
-"""Several messages in one POST between relays that both know how, and what is answered of each.  No I/O.
+"""Encoding of several messages in one POST between two relays of this package, and of the answers to it. No I/O.
 
-The reference knows one message a POST: that remains, and is where a relay says
-that it takes more at once, by the header ``X-Rmb-Batch: 1`` of its answer.  The
-request then is a POST to ``/batch``, of at most ``MAX_BATCH`` messages one behind the
-other, each as ``flags(1) || length(4, big endian) || envelope``.  Bit 0 of the flags
-is what ``X-Rmb-Only-Connected`` is to a single message; the others are zero.
+The reference knows one message per POST. Such a POST remains possible; in its answer a relay offers batches with the
+header ``X-Rmb-Batch: 1``. A batch is a POST to ``/batch`` of at most ``MAX_BATCH`` messages, one after the other, each
+as ``flags(1) || length(4, big endian) || envelope``. Bit 0 of the flags means what ``X-Rmb-Only-Connected`` means for
+a single message; the other bits are zero.
 
-The answer is 200 at once, and then, as each becomes known and in that order, lines
-``NUMBER STATUS`` in ASCII: which message, from 0, and the status that a POST of it
-alone would have had.  So no message waits for another whose receiver is slow.
+The answer is 200 at once. Lines ``NUMBER STATUS`` in ASCII follow in the order in which the outcomes become known:
+the message, counted from 0, and the status that a POST of this message alone would have had. So no message waits for
+another message whose receiver is slow.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from struct import Struct
 from dmsg.rmb.errors import EnvelopeError
 
 PATH = "batch"
-"""Below the URL of a relay."""
+"""Path of batches below the URL of a relay."""
 OFFER = b"x-rmb-batch"
-"""The header of an answer whose relay takes batches."""
+"""Header of an answer by which a relay offers batches."""
 CONTENT_TYPE = "application/x-rmb-batch"
 MAX_BATCH = 32
-"""Messages: what verifying them takes, three milliseconds, others have to wait for."""
+"""Number of messages in a batch; verifying them takes three milliseconds, for which all others wait."""
 MAX_BATCH_SIZE = 1024 * 1024
-"""Bytes of their envelopes; what is longer goes alone."""
+"""Bytes of the envelopes in a batch; a longer envelope is sent alone."""
 LONGEST_LINE = 16
-"""Bytes of a line of an answer that is read."""
+"""Longest line of an answer, in bytes."""
 
 _HEAD = Struct(">BI")
 _ONLY_CONNECTED = 1
 
 
 def encode(messages: Iterable[tuple[bytes, bool]]) -> bytes:
-    """The body of a request.
+    """Encode the body of a request.
 
-    :param messages: envelopes, and whether each is refused unless its session is connected.
+    :param messages: envelopes, and for each whether it is refused unless its session is connected.
     """
     return b"".join(
         part for data, only_connected in messages for part in (_HEAD.pack(bool(only_connected), len(data)), data)
@@ -45,7 +44,10 @@ def encode(messages: Iterable[tuple[bytes, bool]]) -> bytes:
 
 
 def decode(body: bytes) -> list[tuple[bytes, bool]]:
-    """:raises EnvelopeError: it is not whole, too much, or of a later kind."""
+    """Decode the body of a request.
+
+    :raises EnvelopeError: the batch is incomplete, too large, or has unknown flags.
+    """
     found: list[tuple[bytes, bool]] = []
     at = 0
     while at < len(body):
@@ -67,20 +69,20 @@ def decode(body: bytes) -> list[tuple[bytes, bool]]:
 
 
 def line(number: int, status: int) -> bytes:
-    """What is answered of one message."""
+    """Encode the answer to one message."""
     return b"%d %d\n" % (number, status)
 
 
 class Lines:
-    """The answer, as it comes."""
+    """Parser of an answer that arrives in pieces."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Number and status of each message that is known now.
+        """Yield the number and status of each message in the lines that are now complete.
 
-        :raises ValueError: it is no such answer.
+        :raises ValueError: a line is malformed.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         if max(len(self._rest), *map(len, lines), 0) > LONGEST_LINE:

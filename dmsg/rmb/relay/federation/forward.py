@@ -1,4 +1,4 @@
-"""Messages for twins of other relays: brought there, tried again, or given up with a word.
+"""Forwarding of messages to the relays of their receivers: attempts, retries, and a refusal when all fail.
 
 Three ways in: :meth:`Federation.forward` for a message that belongs elsewhere,
 :meth:`~dmsg.rmb.relay.federation.attempts.Asking.offer` for one try with those who have the
@@ -32,19 +32,21 @@ from dmsg.rmb.relay.queue.interface import BATCH, FEDERATION, Queued, QueueId, R
 from dmsg.rmb.relay.ranker import Ranker
 
 PASSES = 3
-"""Rounds over the relays of a twin before a message has to wait."""
+"""Number of passes over the relays of a twin before a message has to wait."""
 PASS_DELAY = 0.1
-"""Seconds between the first two rounds, twice that before the third; and up to half more."""
+"""Seconds between the first two passes, doubled before the third, plus up to half at random."""
 MAX_ITEMS, MAX_ITEMS_SIZE = 10_000, 256 * 1024 * 1024
-"""Messages under way, and their bytes; what comes beyond goes to the queue at once."""
+"""Number and bytes of messages under way; further messages go to the queue at once."""
 TAKE_UP_BELOW = MAX_ITEMS // PART - BATCH
-"""Messages under way below which more is taken from the queue at once, and not only in the next round: what is taken
-at a time fits into one sender's part then."""
+"""Number of messages under way below which the queue is read at once and not only in the next round.
+
+A batch of the queue then fits into one sender's share.
+"""
 PASSED_OVER_FOR = 10.0
-"""Seconds between looks through the whole queue for what was passed over; as many messages as are read at a time may
-be over earlier."""
+"""Seconds between passes over the whole queue for messages that were passed over; a pass comes earlier after
+``BATCH`` messages finished."""
 REMEMBERED = 1000
-"""Messages that were dealt with and are known for a moment."""
+"""Number of finished messages whose ids are remembered, because a read that began earlier may still return them."""
 FULL = "too many messages for other relays"
 
 _log = Logger()
@@ -52,7 +54,7 @@ _log = Logger()
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """A message that belongs elsewhere."""
+    """Message under way to another relay."""
 
     mail: Mail
     relays: frozenset[str]
@@ -63,21 +65,21 @@ class _Item:
     running: bool = False
     asked: bool = False
     answered: float | None = None
-    """Seconds until somebody said something about it."""
+    """Seconds until a relay answered the last attempt; None when none did."""
     next: float = 0.0
     delay: float = field(default_factory=lambda: RETRY_FIRST)
 
     def told(self, seconds: float) -> None:
-        """Somebody said something about it."""
+        """Record that a relay answered, after this many seconds."""
         self.answered = seconds
 
 
 class Federation:
-    """The way to other relays.
+    """Forwarding of messages to other relays.
 
-    :ivar asking: how relays are asked, also for what is kept here.
-    :param is_connected: whether a session, by its text, is connected here by now.
-    :param finished: told of a message that came from the queue, and what became of it.
+    :ivar asking: the requests to other relays, shared with the offers of kept messages.
+    :param is_connected: whether a session, given as text, is connected here by now.
+    :param finished: called with a message that came from the queue and its error, or None when it was accepted.
     """
 
     def __init__(
@@ -110,16 +112,16 @@ class Federation:
         self._items_of: Counter[int] = Counter()
         self._size_of: Counter[int] = Counter()
         self._passed_over = False
-        """Something in the queue was not taken up, because its sender has his part under way."""
+        """True when a message in the queue was not taken up, because its sender has a full share under way."""
         self._again_at = 0.0
         self._over = self._over_before = 0
-        """Messages that were under way and are over; and how many were when the whole queue was looked through last."""
+        """Number of messages that have finished, and that number when the last pass over the whole queue began."""
         self._items: dict[_Item, None] = {}
         self._kept: dict[QueueId, _Item] = {}
         self._finished_ids: deque[QueueId] = deque(maxlen=REMEMBERED)
         self._taking = False
         self._behind = False
-        """There may be more in the queue that could be under way."""
+        """True when the queue may hold more messages that can be taken up."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -132,9 +134,9 @@ class Federation:
         relays: frozenset[str],
         done: Callable[[Mail, str | None], None],
     ) -> None:
-        """Bring a message to one of ``relays``.
+        """Send a message to one of ``relays``.
 
-        :param done: called with an error's text, or None when it was taken.
+        :param done: called with the text of an error, or None when a relay accepted the message.
         """
         item = _Item(mail, relays, done, self._reactor.seconds())
         if not self._has_room(item):
@@ -146,7 +148,7 @@ class Federation:
         self._make_ready(item)
 
     def _only_keep(self, item: _Item) -> None:
-        """There are too many under way: into the queue, and taken up from there when there are fewer."""
+        """Put a message into the queue only, because too many are under way; it is taken up when there is room."""
 
         mail = item.mail
 
@@ -158,7 +160,7 @@ class Federation:
         keeping.addCallbacks(kept, lambda failure: item.done(mail, FULL))
 
     def _has_room(self, item: _Item) -> bool:
-        """Also for its sender, of whom the ``PART``-th part of all may be under way."""
+        """Whether one more message may be under way, in all and for its sender, who has one ``PART``-th of all."""
         sender = item.mail.sender
         return (
             len(self._items) < MAX_ITEMS
@@ -174,7 +176,7 @@ class Federation:
         self._size_of[item.mail.sender] += len(item.mail.data)
 
     def _take_up(self) -> None:
-        """What is in the queue, if there is room for it."""
+        """Take messages from the queue, if there is room."""
         if not self._taking and len(self._items) < MAX_ITEMS // 2 and self._size < self._max_size // 2:
             if not self._behind and self._may_begin_again():
                 self._passed_over = False
@@ -185,7 +187,7 @@ class Federation:
             self._queue.take_federation().addCallbacks(self._taken, lambda _: None).addBoth(self._took)
 
     def _may_begin_again(self) -> bool:
-        """What was passed over is looked for again: from the queue's first message on, however many there are."""
+        """Whether to read the queue again from its first message, for the messages that were passed over."""
         return self._passed_over and (
             self._reactor.seconds() >= self._again_at or self._over - self._over_before >= BATCH
         )
@@ -195,7 +197,7 @@ class Federation:
         self._next()
 
     def _next(self) -> None:
-        """Begin as many attempts as may be."""
+        """Begin as many attempts as allowed."""
         while not self.asking.stopped and (item := self._slots.take()) is not None:
             if item in self._items and not item.running:
                 item.running, item.asked, item.answered = True, False, None
@@ -215,16 +217,16 @@ class Federation:
         self._next()
 
     def sizes(self) -> dict[int, int]:
-        """Bytes of the messages under way, by the twin that sent them."""
+        """Return the bytes of the messages under way, by the twin that sent them."""
         return dict(self._size_of)
 
     def give_up(self, sender: int) -> None:
-        """Give up a twin's messages, except those that a relay is being asked about just now; the twin is told."""
+        """Fail a twin's messages, except those with an attempt under way, and tell the twin."""
         for item in [one for one in self._items if not one.running and one.mail.sender == sender]:
             self._finish(item, FULL)
 
     def _later(self, item: _Item) -> None:
-        """Nobody took it: it waits, and survives the process meanwhile."""
+        """Schedule a retry of a message that no relay accepted, and store the message meanwhile."""
         item.next = self._reactor.seconds() + item.delay
         item.delay = min(RETRY_MOST, 2 * item.delay)
         self._keep(item)
@@ -254,7 +256,7 @@ class Federation:
         uncount(self._size_of, sender, len(item.mail.data))
         if item.kept is not None:
             self._kept.pop(item.kept, None)
-            # an answer that has it as one to take up may be on its way
+            # A read of the queue that began earlier may still return this message.
             self._finished_ids.append(item.kept)
             self._queue.remove(FEDERATION, [item.kept])
         item.done(item.mail, error)
@@ -263,7 +265,7 @@ class Federation:
             self._take_up()
 
     def _keep(self, item: _Item) -> None:
-        """Into the queue, where it survives the process."""
+        """Store a message in the queue, so that it survives the process."""
         if item.kept is not None or item.keeping:
             return
         item.keeping = True
@@ -285,7 +287,8 @@ class Federation:
         keeping.addCallback(kept).addErrback(lambda _: None).addBoth(done)
 
     def round(self) -> None:
-        """Every second: what takes long is kept, what waited long is tried again, what others left is taken up."""
+        """Store what takes long, retry what has waited long enough, and take up messages from the queue; called
+        every second."""
         now = self._reactor.seconds()
         self.offers.round()
         for item in list(self._items):
@@ -302,7 +305,7 @@ class Federation:
             _log.failure("federation failed", failure)
 
     async def _again(self, item: _Item) -> None:
-        """The twin may have other relays by now."""
+        """Retry a message, with the relays that the registry now lists for the receiver."""
         if item.mail.header.is_over(self._now()):
             self._finish(item, EXPIRED)
             return
@@ -346,8 +349,8 @@ class Federation:
     # --- the end ---
 
     async def stop(self) -> None:
-        """Keep what is under way, end all connections."""
-        self.asking.stopped = True  # nothing new begins while what there is goes into the queue
+        """Store what is under way and close all connections."""
+        self.asking.stopped = True  # No new attempt begins while the messages are being stored.
         for item in list(self._items):
             self._keep(item)
         await self.asking.stop()

@@ -1,4 +1,4 @@
-"""Messages that are kept here for a session, and offered to other relays of its twin: it may be there."""
+"""Offers of kept messages to the other relays of their receiver, where its session may be connected."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dmsg.rmb.relay.queue.interface import Queued, QueueId, RelayQueue
 from dmsg.rmb.twins.address import Session
 
 MAX_OFFERED = 10_000
-"""Messages that are kept here and offered elsewhere; the others wait for their receiver to come here."""
+"""Number of kept messages that are offered; further messages wait for their receiver to connect here."""
 
 
 class _Offers:
-    """What is kept for one session and offered to other relays of its twin."""
+    """Messages kept for one session and offered to other relays of its twin."""
 
     __slots__ = ("delay", "items", "next", "relays", "running")
 
@@ -30,7 +30,7 @@ class _Offers:
 
 
 class Offers:
-    """Those of one relay.
+    """Offers of one relay, by session.
 
     :param is_connected: whether a session, by its text, is connected here by now.
     """
@@ -56,13 +56,13 @@ class Offers:
         self._is_connected = is_connected
 
     def round(self) -> None:
-        """Every second: the next of each session that waited long enough."""
+        """Offer the next message of each session whose retry is due; called every second."""
         now = self._reactor.seconds()
         for session in list(self._offers):
             self._offer_next(session, now)
 
     def add(self, session: str, queued: Queued, relays: frozenset[str], until: float) -> None:
-        """Offer a kept message to other relays, until one has the session, or it comes here."""
+        """Offer a kept message to other relays, until one accepts it or the session connects here."""
         offers = self._offers.get(session)
         of_session = len(offers.items) if offers is not None else 0
         if (
@@ -70,7 +70,7 @@ class Offers:
             or of_session >= MAX_OFFERED // PART
             or self.size + len(queued.data) > self._max_size
         ):
-            return  # it stays in the queue, until its receiver comes here
+            return  # The message stays in the queue until its receiver connects here.
         if offers is None:
             offers = self._offers[session] = _Offers(relays)
         offers.relays = relays
@@ -86,7 +86,7 @@ class Offers:
         while offers.items and next(iter(offers.items.values()))[1] <= self._now():
             self._forget_offer(offers, next(iter(offers.items)))
         if not offers.items or self._is_connected(session):
-            # delivered from the queue, where all of this is too
+            # The session's delivery reads the messages from the queue, where all of them are too.
             for number in list(offers.items):
                 self._forget_offer(offers, number)
             del self._offers[session]

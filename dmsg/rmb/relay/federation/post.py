@@ -1,4 +1,4 @@
-"""POSTs to other relays: one message each, or several where the other one takes them."""
+"""POST requests to other relays, with one message each, or with several where the other relay accepts batches."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from dmsg.rmb.relay.federation.slots import MAX_POSTS
 from dmsg.rmb.twins.twin import relay_url
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds."""
+"""Seconds for a connection to another relay."""
 POST_TIMEOUT = 3.0
-"""Seconds for one request."""
+"""Seconds for the answer to one request."""
 MAX_ANSWER = 4096
 """Bytes of another relay's answer."""
 ONLY_CONNECTED = b"x-rmb-only-connected"
-"""A header: refuse this unless the session is connected.  Relays of the reference do not know it."""
+"""Header that asks a relay to refuse the message unless the session is connected; the reference ignores it."""
 AT_ONCE = 2
-"""Requests to a relay under way, from which on messages wait a moment for others to leave with."""
+"""Number of requests under way to a relay from which on messages wait ``GATHER`` seconds to leave together."""
 GATHER = 0.002
-"""Seconds; as soon as a batch is full it leaves."""
+"""Seconds for which messages are gathered; a full batch leaves at once."""
 REMEMBERED = 1000
-"""Relays that are known to take several messages at once."""
+"""Number of relays remembered to accept batches."""
 
 _log = Logger()
 
 
 @define(eq=False)
 class _Posted:
-    """A message on its way in a batch.
+    """Message on its way in a batch.
 
-    :ivar answer: fires with its status, 0 when there is none; None: the relay takes no batches.
+    :ivar answer: fires with its status: 0 without an answer, None when the relay does not accept batches.
     """
 
     data: bytes
@@ -51,18 +51,18 @@ class _Posted:
     answer: Deferred[int | None]
 
     def tell(self, status: int | None) -> None:
-        """Once; who is not interested any more has cancelled."""
+        """Fire ``answer``, unless it has fired or was cancelled by a caller that lost interest."""
         if not self.answer.called:
             self.answer.callback(status)
 
 
 @define(eq=False)
 class _Line:
-    """What goes to one relay.
+    """Messages on their way to one relay.
 
-    :ivar waiting: what has not left.
-    :ivar under_way: requests that are not wholly answered.
-    :ivar leaves: when what waits leaves.
+    :ivar waiting: messages that have not left.
+    :ivar under_way: number of requests that are not completely answered.
+    :ivar leaves: the delayed call that sends the waiting messages.
     """
 
     waiting: list[_Posted] = field(factory=list)
@@ -71,7 +71,7 @@ class _Line:
 
 
 class _Statuses(Protocol):
-    """What is answered of a batch, line by line."""
+    """Reader of the answer to a batch, line by line."""
 
     def __init__(self, posted: list[_Posted]) -> None:
         self._posted = posted
@@ -91,10 +91,10 @@ class _Statuses(Protocol):
 
 
 class Poster:
-    """POSTs to other relays.
+    """Sender of messages to other relays.
 
-    :param plain: ``http:`` relays are reached too; else only ``https:``, so
-        that nobody makes a public relay talk to what is beside it.
+    :param plain: whether ``http:`` relays are allowed. Otherwise only ``https:`` relays are, so that a twin cannot make
+        a public relay send requests to other services in its network.
     """
 
     def __init__(self, reactor: IReactorTime, *, plain: bool) -> None:
@@ -107,11 +107,11 @@ class Poster:
         self._lines: dict[str, _Line] = {}
 
     def takes_many(self, relay: str) -> bool:
-        """Whether several messages leave for it in one request."""
+        """Whether several messages to this relay leave in one request."""
         return relay_url(relay) in self._take_batches
 
     async def post(self, relay: str, data: bytes, *, only_connected: bool) -> int:
-        """The status that the relay answers; 0 when it does not."""
+        """Send a message; return the status that the relay answers, or 0 when it does not answer."""
         url = relay_url(relay)
         if not (self._plain or url.startswith("https:")):
             return 0
@@ -137,7 +137,7 @@ class Poster:
         return code
 
     async def _ask(self, url: str, headers: Headers, data: bytes) -> IResponse | None:
-        """The response, whose body is still to come; None when there is none."""
+        """Return the response, whose body is still to come; None without a response."""
         try:
             request = self._agent.request(b"POST", url.encode("ascii"), headers, Body(data))
             return await cancellable(request.addTimeout(POST_TIMEOUT, self._reactor))
@@ -145,24 +145,24 @@ class Poster:
             raise
         except TimeoutError:
             return None
-        except Exception as error:  # whatever a connection can die of
+        except Exception as error:  # A lost connection raises many kinds of exceptions.
             _log.debug("relay {relay}: {error!r}", relay=url, error=error)
             return None
 
     async def _read(self, response: IResponse, url: str) -> None:
-        """It says nothing, and is only read so that the connection can be used again."""
+        """Read the body, which says nothing, so that the connection can be used again."""
         try:
             await cancellable(read_body(response, MAX_ANSWER).addTimeout(POST_TIMEOUT, self._reactor))
         except CancelledError:
             raise
-        except Exception as error:  # whatever a connection can die of: the answer is known
+        except Exception as error:  # The status is known, so a lost connection no longer matters.
             _log.debug("relay {relay}: {error!r}", relay=url, error=error)
 
     # --- several at once ---
 
     def _with_others(self, url: str, data: bytes, only_connected: bool) -> Deferred[int | None]:
-        """It leaves with others for the same relay: at the end of this turn, or a moment later where others are on
-        their way."""
+        """Send a message in a batch at the end of this reactor turn, or ``GATHER`` seconds later while ``AT_ONCE``
+        requests are under way."""
         line = self._lines.get(url)
         if line is None:
             line = self._lines[url] = _Line()
@@ -182,7 +182,7 @@ class Poster:
         size = 0
         for posted in waiting:
             if posted.answer.called:
-                continue  # nobody wants it any more
+                continue  # Its caller has cancelled it.
             if part and (len(part) >= batch.MAX_BATCH or size + len(posted.data) > batch.MAX_BATCH_SIZE):
                 self._send(url, line, part)
                 part, size = [], 0
@@ -223,16 +223,16 @@ class Poster:
             try:
                 await statuses.over.addTimeout(POST_TIMEOUT, self._reactor)
             except (TimeoutError, CancelledError):
-                pass  # of those that are not known by now nobody answered
+                pass  # Messages without a status by now get 0.
             return
         if response.code != 503:
-            # another program is there now
+            # Another program answers at this URL now, one that does not know batches.
             self._take_batches.pop(url, None)
         for posted in part:
             posted.tell(503 if response.code == 503 else None)
         await self._read(response, url)
 
     def close(self) -> Deferred[object]:
-        """End the connections that are kept."""
+        """Close the idle connections."""
         result: Deferred[object] = self._pool.closeCachedConnections()
         return result

@@ -1,9 +1,8 @@
-"""Which messages for other relays are tried next.  No I/O.
+"""Scheduling of attempts to send messages to other relays. No I/O.
 
-There are so many attempts at once.  A relay that does not answer, or answers
-late, keeps one for seconds, and anybody can list such relays, under any number of
-names, for his twins: so relays that answered quickly when they were last asked
-have some to themselves, and no sender has more than his part.
+The number of concurrent attempts is limited. A relay that does not answer occupies one for seconds, and anyone can
+list such relays, under any number of names, for their own twins. So some attempts are reserved for relays that
+answered quickly when they were last asked, and no sender has more than a share.
 """
 
 from __future__ import annotations
@@ -18,33 +17,35 @@ from attrs import define
 from dmsg.base.bounded_tables import remember, uncount
 
 MAX_POSTS = 256
-"""Messages in an attempt at once."""
+"""Number of concurrent attempts, each for one message."""
 MAX_SLOW_POSTS = 192
-"""Of these for relays that are not known to answer quickly."""
+"""Number of concurrent attempts for relays that are not known to answer quickly."""
 MAX_QUICK_OF_SENDER, MAX_SLOW_OF_SENDER = 48, 32
-"""Of one sender, for relays that are known to, and for others."""
+"""Number of concurrent attempts of one sender: for quick relays, and for other relays."""
 MAX_POSTS_OF_ONE = 16
-"""Of all for one set of relays; one only, while these do not answer."""
+"""Number of concurrent attempts for one set of relays; only one while these relays do not answer."""
 MAX_TOGETHER, MAX_TOGETHER_OF_ONE, MAX_TOGETHER_OF_SENDER = 1024, 512, 256
-"""The same for relays that answer quickly and take many messages in one POST: an attempt is no connection there, but
-a message whose receiver has not confirmed it yet."""
+"""Limits for quick relays that accept batches: in all, for one set of relays, and for one sender.
+
+Such an attempt occupies no connection, only a message that its receiver has not confirmed yet.
+"""
 QUICK = 1.5
-"""Seconds in which a relay has answered that is quick.  A receiver that logs each ping confirms after one second."""
+"""Seconds within which a quick relay answers; a receiver that logs each ping confirms after one second."""
 REMEMBERED = 1000
-"""Sets of relays that are known to be quick, or to fail."""
+"""Number of sets of relays that are remembered as quick, and as failing."""
 
 Relays = frozenset[str]
 Item = TypeVar("Item", bound=Hashable)
 
 
 class _Kind(Enum):
-    """Of relays, those first whose messages go first."""
+    """Kind of relays, in the order in which their messages are tried."""
 
     TOGETHER = auto()
-    """They answer quickly, and take many messages at once."""
+    """Relays that answer quickly and accept batches."""
     QUICK = auto()
     SLOW = auto()
-    """It is not known that they answer quickly."""
+    """Relays that are not known to answer quickly."""
 
 
 _MOST_OF_RELAYS = {
@@ -67,7 +68,7 @@ class _Attempt:
 
 
 class _Lines(Generic[Item]):
-    """What waits, by sender; each has its turn."""
+    """Waiting items in a line for each sender; the senders take turns."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[int, deque[tuple[Item, Relays]]] = OrderedDict()
@@ -89,7 +90,7 @@ class _Lines(Generic[Item]):
 
 
 class Slots(Generic[Item]):
-    """Items that wait for an attempt, and those that have one.
+    """Scheduler of attempts: the items that wait, and those with an attempt under way.
 
     :param takes_many: whether a relay takes many messages in one POST.
     """
@@ -97,7 +98,7 @@ class Slots(Generic[Item]):
     def __init__(self, takes_many: Callable[[str], bool] = lambda relay: False) -> None:
         self._takes_many = takes_many
         self._waiting: dict[_Kind, _Lines[Item]] = {kind: _Lines() for kind in _Kind}
-        # what could not begin, by what has no room: relays, or a sender's part
+        # Items that could not begin, by the limit that stopped them: a set of relays, or a sender's share.
         self._blocked: dict[Hashable, _Lines[Item]] = {}
         self._attempts: dict[Item, _Attempt] = {}
         self._of_kind: Counter[_Kind] = Counter()
@@ -107,7 +108,7 @@ class Slots(Generic[Item]):
         self._failing: OrderedDict[Relays, None] = OrderedDict()
 
     def is_quick(self, relays: Relays) -> bool:
-        """They answered quickly when they were last asked."""
+        """Whether these relays answered quickly when they were last asked."""
         return relays in self._quick
 
     def _kind(self, relays: Relays) -> _Kind:
@@ -116,16 +117,19 @@ class Slots(Generic[Item]):
         return _Kind.TOGETHER if all(map(self._takes_many, relays)) else _Kind.QUICK
 
     def add(self, item: Item, relays: Relays, sender: int) -> None:
-        """It is to be tried.  :param sender: the twin that sent it."""
+        """Let an item wait for an attempt.
+
+        :param sender: the twin that sent it.
+        """
         self._waiting[self._kind(relays)].put(item, relays, sender)
 
     def take(self) -> Item | None:
-        """One whose attempt begins now; None: there is no room, or nothing that waits for it."""
+        """Return an item whose attempt begins now; None when no attempt is free or no item may begin."""
         while (kind := self._next_kind()) is not None:
             item, relays, sender = self._waiting[kind].take()
             if item in self._attempts:
                 continue
-            if kind is not self._kind(relays):  # it was otherwise when it was put there
+            if kind is not self._kind(relays):  # The relays were of another kind when the item was added.
                 self.add(item, relays, sender)
                 continue
             part = sender, kind
@@ -139,7 +143,7 @@ class Slots(Generic[Item]):
         return None
 
     def _next_kind(self) -> _Kind | None:
-        """The first of which something waits and may begin."""
+        """Return the first kind of relays with a waiting item and a free attempt."""
         count = self._of_kind
         posts = count[_Kind.QUICK] + count[_Kind.SLOW]
         if self._waiting[_Kind.TOGETHER] and count[_Kind.TOGETHER] < MAX_TOGETHER:
@@ -151,15 +155,18 @@ class Slots(Generic[Item]):
         return None
 
     def done(self, item: Item, took: float | None) -> None:
-        """Its attempt is over.
+        """End the attempt of an item.
 
-        :param took: seconds until somebody answered; None: nobody did.
+        :param took: seconds until a relay answered; None when none did.
         """
         self.learn(self._attempts[item].relays, took)
         self.cancel(item)
 
     def learn(self, relays: Relays, took: float | None) -> None:
-        """They were asked something.  :param took: as for :meth:`done`."""
+        """Record how quickly relays answered.
+
+        :param took: seconds until a relay answered; None when none did.
+        """
         if took is None:
             remember(self._failing, relays, None, REMEMBERED)
         else:
@@ -170,13 +177,13 @@ class Slots(Generic[Item]):
             self._quick.pop(relays, None)
 
     def cancel(self, item: Item) -> None:
-        """Its attempt came to nothing, and nobody was asked."""
+        """Free the attempt of an item, without any knowledge about its relays."""
         attempt = self._attempts.pop(item)
         part = attempt.sender, attempt.kind
         uncount(self._of_kind, attempt.kind)
         uncount(self._of_relays, attempt.relays)
         uncount(self._of_sender, part)
-        # what the relays are now says how many more of theirs may begin
+        # The limit depends on what is known of the relays now.
         kind = self._kind(attempt.relays)
         self._unblock(attempt.relays, self._most(attempt.relays, kind) - self._of_relays[attempt.relays])
         self._unblock(part, _MOST_OF_SENDER[attempt.kind] - self._of_sender[part])

@@ -1,8 +1,8 @@
-"""Twins of this relay whose messages another relay refused, because they are not signed by them.
+"""Twins of this relay that another relay refused, because their messages were not signed by them.
 
-A relay does not verify what its twins send, and another relay counts what is not signed against this one: a twin
-could have it refused there, with all its others.  So what a doubted twin sends is verified here before another relay
-is asked.
+A relay does not verify what its own twins send, but another relay counts unsigned messages against the relay that
+brings them. So one twin could have this relay refused there, with all its other twins. Messages of a doubted twin are
+therefore verified here before another relay is asked.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.identity import verify
 
 UNSIGNED = 401
-"""What a relay of this package answers to a message that its sender has not signed."""
+"""Status that a relay of this package answers to a message that its sender has not signed."""
 DOUBT_FOR = 600.0
 """Seconds for which a twin is doubted."""
 MAX_DOUBTED = 10_000
-"""Twins that are doubted at a time."""
+"""Number of twins that are doubted at a time."""
 
 
 class Doubts:
-    """Who is doubted.
+    """Table of the twins that are doubted.
 
-    :param registry: has the keys of twins.
+    :param registry: registry with the keys of twins.
     """
 
     def __init__(self, seconds: Callable[[], float], registry: TwinRegistry) -> None:
@@ -38,12 +38,12 @@ class Doubts:
         self._until: OrderedDict[int, float] = OrderedDict()
 
     def answered(self, data: bytes, code: int) -> None:
-        """Another relay answered a message with ``code``."""
+        """Record the status that another relay answered to a message."""
         if code == UNSIGNED:
             remember(self._until, decode(data).source.twin, self._seconds() + DOUBT_FOR, MAX_DOUBTED)
 
     async def refuses(self, data: bytes) -> bool:
-        """Whether a message is of a twin that is doubted, and not signed by it."""
+        """Whether a message names a doubted twin as its source and is not signed by that twin."""
         if not self._until:
             return False
         envelope = decode(data)
@@ -59,5 +59,5 @@ class Doubts:
         except SignatureInvalid:
             return True
         except DmsgError:
-            return False  # the registry is away: the other relay has its own
+            return False  # Without the registry nothing can be verified here; the other relay asks its own.
         return False
