@@ -175,7 +175,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         return self._set.sessions()
 
     def entry(self, remote: PubKey) -> Deferred[Entry]:
-        """Return the verified entry of ``remote``. It is a few seconds old at most, unless discovery is away."""
+        """Return the verified entry of ``remote``. The entry is a few seconds old at most, unless discovery is away."""
         return Deferred.fromCoroutine(self._entries.of(remote))
 
     def resolve(self, remote: PubKey) -> Deferred[tuple[PubKey, Entry]]:

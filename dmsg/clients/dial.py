@@ -89,7 +89,7 @@ class ServerLink(Generic[SessionT]):
     """Connection to one server, which is made again when it is lost.
 
     :param changed: called when the session starts or ends.
-    :param away: called with the number of failed tries in a row.
+    :param away: called with the link and the number of failed tries in a row.
     :ivar session: current session, or None.
     """
 

@@ -12,8 +12,8 @@ from dmsg.errors import ConnectFailed, DiscoveryError, EntryNotFound, KeyFormatE
 from dmsg.keys import PubKey
 
 ENTRY_CACHE_TIME = 10.0
-"""Seconds for which a fetched entry is used without asking again. It is kept longer for the case that discovery is
-away.
+"""Seconds for which a fetched entry is used without asking again. The entry is kept longer for the case that discovery
+is away.
 """
 ENTRY_CACHE_SIZE = 1024
 """Maximum number of entries in the cache."""

@@ -1,8 +1,9 @@
 """Servers of one client: lasting connections to some, and visits to others.
 
-A client stays connected to ``min_servers``. It chooses them by a race: it connects to a few more than it needs, and
-keeps those that answer first. This measures round trip and load in one. Later the round trips measured by PING decide.
-A server that is slow, away or leaving is replaced, and streams move to another server before they are disturbed.
+A client stays connected to ``min_servers``. The choice is a race: the client connects to a few more than needed, and
+keeps those that answer first. The race measures round trip and load in one. Later the round trips measured by PING
+decide. A server that is slow, away or leaving is replaced, and streams move to another server before they are
+disturbed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ RACE = 2
 AWAY_AFTER = 2
 """Number of failed tries in a row after which another server is sought."""
 MAX_WORKED = 16
-"""Maximum number of servers remembered because they have worked. They are used before others that discovery lists."""
+"""Maximum number of servers remembered because they have worked. These servers are used before others that discovery
+lists.
+"""
 MAX_HINTS, HINTS_FOR = 8, 60.0
 """Maximum number of servers that a leaving server may suggest, and seconds for which they are preferred."""
 AVOID_FOR = 60.0
@@ -224,7 +227,9 @@ class ServerSet(Generic[SessionT]):
         return delay
 
     def _drop_moved(self, entry: Entry) -> None:
-        """Drop the link to an unreachable server whose entry has a new address. It is then connected there."""
+        """Drop the link to an unreachable server whose entry has a new address. The server is then reached at the new
+        address.
+        """
         link = self.links.get(entry.key)
         if link is None or link.session is not None or link.failures < AWAY_AFTER:
             return

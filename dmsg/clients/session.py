@@ -1,7 +1,7 @@
 """Session of a client with a server, for any family: the counterpart of :mod:`dmsg.servers.serving`.
 
 The core of the family has the rules. A :class:`Session` feeds received data to the core, and hands its events to the
-methods of the family. It sends the core's output, and reports when the connection is lost or about to end.
+methods of the family. The session sends the core's output, and reports when the connection is lost or about to end.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn_share import FRAMES
 
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
-"""Maximum number of bytes queued for a server that does not read. Beyond it the connection ends, because such a server
-provokes answers without reading them.
+"""Maximum number of bytes queued for a server that does not read. Beyond this limit the connection ends, because the
+server provokes answers without reading them.
 """
 
 V = TypeVar("V")
@@ -126,7 +126,9 @@ class Session:
         raise NotImplementedError
 
     def _event_lost(self, event: Any) -> None:
-        """End the stream of an event whose handler raised. It cannot continue as if the event had been handled."""
+        """End the stream of an event whose handler raised. The stream cannot continue as if the event had been
+        handled.
+        """
         raise NotImplementedError
 
     def _forget_streams(self, gone: Failure) -> Callable[[], None]:

@@ -50,7 +50,7 @@ class FairQueue:
     def acquire(self, host: str) -> Deferred[None]:
         """Return a Deferred that fires when a job of ``host`` may run; :meth:`release` must follow.
 
-        It fails with :class:`Crowded`, and may be cancelled while it waits.
+        The Deferred fails with :class:`Crowded`, and may be cancelled while the job waits.
         """
         turn: Deferred[None] = Deferred(lambda cancelled: self._forget(host, cancelled))
         if self.running < self._most and self._may_run(host):
@@ -108,7 +108,9 @@ class FairQueue:
         return None
 
     def _make_room(self, host: str) -> bool:
-        """Drop the newest waiting job of the block with most. Return False if ``host`` has as much as that block."""
+        """Drop the newest waiting job of the block with the highest load. Return False if ``host`` has
+        about as much.
+        """
         heaviest = self._waiting.heaviest()
         if self._waiting.load(heaviest) <= self._waiting.load(host) + 1:
             return False

@@ -31,14 +31,16 @@ _log = Logger()
 
 
 def _trim() -> None:
-    """Ask glibc to return freed memory to the system. It keeps freed pieces that lie below pieces in use."""
+    """Ask glibc to return freed memory to the system. Until then glibc keeps freed pieces that lie below pieces in
+    use.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class Allocator:
-    """Returns freed memory to the system from time to time.
+    """Trimmer that returns freed memory to the system from time to time.
 
     :param trim: makes the allocator return memory.
     :param resident: returns the resident size of the process in bytes.

@@ -1,4 +1,4 @@
-"""Rate limit shared fairly: whoever asks most often waits longest."""
+"""Rate limit shared fairly: a caller that asks most often waits longest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 
 class Pace:
-    """Queue that releases its waiters at an even rate, in turn by who asks.
+    """Queue that releases its waiters at an even rate, round-robin by asker.
 
     :param rate: returns the number of releases per second.
     """

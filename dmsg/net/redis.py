@@ -163,7 +163,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
 
 class _Kept:
-    """Proxy of the factory for one connection, which cannot stop the reconnecting."""
+    """Proxy through which a connection sees its factory, so that the connection cannot stop the reconnecting."""
 
     def __init__(self, factory: RedisFactory) -> None:
         self._factory = factory

@@ -1,7 +1,7 @@
 """Options and queues of TCP sockets that Twisted's interfaces do not offer.
 
-Other transports (TLS, in-memory) get the documented interface instead. They lose some speed and exact numbers, but
-work.
+Other transports (TLS, in-memory) get the documented interface instead. Such transports work too, with less speed and
+without exact numbers.
 """
 
 from __future__ import annotations

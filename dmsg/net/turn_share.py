@@ -1,4 +1,4 @@
-"""Fair sharing of a reactor turn: nobody keeps the others waiting for longer than a share of it.
+"""Fair sharing of a reactor turn, so that no owner of connections keeps the others waiting.
 
 The cost of a read depends on its content: 64 KiB may be one frame or thirteen thousand. So time is measured. Each
 *owner*, a block of addresses, has a share of a turn. The wider blocks around it have a share that is their factor

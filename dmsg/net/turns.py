@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Hold(StrEnum):
-    """Reason not to read a connection."""
+    """Reason for which reading from a connection is stopped."""
 
     TURN = "turn"
     """Part of the last read is left for the next turn."""

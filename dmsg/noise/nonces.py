@@ -42,7 +42,7 @@ class Growing:
 class NonceWindow:
     """Replay window: each nonce is accepted once, in any order within ``size`` below the highest.
 
-    It is for records of several streams that share one counter. The first nonce is 1; 0 is never valid.
+    The window is for records of several streams that share one counter. The first nonce is 1; 0 is never valid.
     """
 
     __slots__ = ("_seen", "highest", "size")

@@ -36,7 +36,7 @@ _nonce = struct.Struct("<4xQ").pack
 
 
 class RecordSealer:
-    """Encrypts the records of one direction."""
+    """Sealer that encrypts the records of one direction."""
 
     __slots__ = ("_encrypt", "_encrypt_into", "sequence")
 
@@ -93,9 +93,9 @@ class RecordSealer:
 
 
 class RecordOpener:
-    """Decrypts the records of one direction from a byte stream in pieces of any size.
+    """Opener that decrypts the records of one direction from a byte stream in pieces of any size.
 
-    It keeps at most one unfinished record, and joins its pieces once.
+    The opener keeps at most one unfinished record, and joins its pieces once.
 
     :ivar broken: error after which nothing more can be opened, or None. A record was too short or not authentic, or
         its sequence did not grow. Records before that one are opened as usual.

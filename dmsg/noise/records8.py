@@ -25,7 +25,7 @@ _nonce = struct.Struct("<4xQ").pack
 
 
 class Sealer8:
-    """Encrypts the records of one direction.
+    """Sealer that encrypts the records of one direction.
 
     :ivar nonce: nonce of the last record.
     """
@@ -49,7 +49,7 @@ class Sealer8:
 
 
 class Opener8:
-    """Decrypts the records of one direction.
+    """Opener that decrypts the records of one direction.
 
     :param nonces: replay protection that says which nonces are new.
     """

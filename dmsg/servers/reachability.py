@@ -42,7 +42,7 @@ def look_at_self(
     """Return a Deferred that fires if the server at ``address`` (``host:port``) has the key that ``make_link``
     expects.
 
-    It fails with DmsgError for a malformed address, or with a connection error of Twisted.
+    The Deferred fails with DmsgError for a malformed address, or with a connection error of Twisted.
     """
     endpoint = tcp_endpoint(reactor, address, LOOK_TIMEOUT)
     connecting = LinkClientEndpoint(reactor, endpoint, make_link).connect(lambda remote: _Visitor())

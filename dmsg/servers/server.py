@@ -139,7 +139,7 @@ class RelayServer(ListeningService):
         return ServerShown(self, str(self.name).replace("-", " "))
 
     def client_name(self, key: bytes) -> str:
-        """Return the name of a client on the status page: a pseudonym if there is telemetry."""
+        """Return the name of a client on the status page: its key, or with telemetry a pseudonym."""
         return key.hex()
 
     def _look(self, address: str) -> Deferred[None]:

@@ -26,8 +26,8 @@ from dmsg.net.links.refusal_log import Strangers
 from dmsg.net.turn_share import Share
 
 MAX_HANDSHAKES = 512
-"""Maximum number of handshakes under way. One more evicts one of the block with most: the oldest that has sent no
-valid message, else the oldest.
+"""Maximum number of handshakes under way. One more evicts a handshake of the block with most handshakes: the oldest
+that has sent no valid message, else the oldest.
 """
 MAX_TOLD = 32
 """Maximum number of handshakes completed only to tell the client that there is no room. Further clients are cut off."""
@@ -363,7 +363,7 @@ class Acceptor(Factory):
         self._failed(reason, host or None)
 
     def session_up(self, session: AcceptedSession) -> None:
-        """Add the session of a link whose handshake is done, and refuse it if it has no place."""
+        """Add the session of a link whose handshake is done, and refuse the session if there is no place."""
         assert session.link is not None
         self._shaken(session.link)
         refusal = self._told.pop(session.link, None)

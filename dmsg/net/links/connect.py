@@ -60,7 +60,7 @@ class LinkClientEndpoint:
     def connect(self, make_user: Callable[[PubKey], _U]) -> Deferred[_U]:
         """Connect, and return a Deferred that fires with the result of ``make_user`` when the link is up.
 
-        It fails with HandshakeError or an error of Twisted. Cancelling it ends the connection.
+        The Deferred fails with HandshakeError or an error of Twisted. Cancelling the Deferred ends the connection.
         """
         links: list[Link] = []
         done: Deferred[_U] = Deferred(lambda _: self._cancel(dialling, links))

@@ -12,10 +12,10 @@ LinkT_contra = TypeVar("LinkT_contra", contravariant=True)
 
 
 class LinkHandshake(Protocol):
-    """Interface of a handshake over a byte stream. After an error it cannot be used any more.
+    """Interface of a handshake over a byte stream. After an error the handshake is unusable.
 
-    A handshake does not know which frames follow. It fits any kind of link that finds the attributes it needs in the
-    handshake.
+    A handshake does not know which frames follow. Any kind of link can follow that finds the attributes it needs in
+    the handshake.
 
     :ivar remote: public key of the peer; None until the handshake is done.
     """

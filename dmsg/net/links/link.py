@@ -1,6 +1,6 @@
 """Base of links: a connection with any handshake and then any kind of frames.
 
-The user above the link is made when the handshake is done. It is never made if the handshake fails. Frames sent in one
+The user above the link is made when the handshake is done. No user is made if the handshake fails. Frames sent in one
 reactor turn leave together (:class:`~dmsg.net.flush.TurnFlush`). The subclasses
 :class:`~dmsg.net.links.records.RecordLink` and :class:`~dmsg.net.links.plain.PlainLink` convert between bytes and
 frames.
@@ -295,8 +295,8 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
     # --- the next turn ---
 
     def left(self) -> None:
-        """Note that the user left whole frames in the buffer. They are offered again in the next turn, before new
-        data.
+        """Note that the user left whole frames in the buffer. These frames are offered again in the next turn, before
+        new data.
         """
         self._left = True
         self._next_turn()

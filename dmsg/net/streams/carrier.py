@@ -75,7 +75,8 @@ class SessionCarrier(Generic[SessionT, StreamT]):
 
 
 class EndedCarrier:
-    """Carrier of a stream that has ended. It refers to nothing, so that the memory of the stream is free at once.
+    """Carrier of a stream that has ended. This carrier refers to nothing, so that the memory of the stream is free at
+    once.
 
     :ivar server: last server of the stream.
     :ivar confirms: value of the last carrier.

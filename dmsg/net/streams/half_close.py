@@ -73,7 +73,7 @@ class HalfClosing:
 
     @property
     def writing_ended(self) -> bool:
-        """Whether this end has ended its data, or will when its producer has finished."""
+        """Whether this end has ended its data, or will end them when its producer has finished."""
         return self._end_ticket is not None or self._end_waits
 
     @property
@@ -84,9 +84,9 @@ class HalfClosing:
     def end_writing(self) -> Deferred[None]:
         """End this direction after the written data. The other direction continues.
 
-        Returns a Deferred that fires when the other end has all data and knows that they have ended. It fails with
-        :class:`~dmsg.errors.TransportClosed` if the stream ends before. If the other end does not support half-close
-        (:attr:`can_half_close`), it fails at once and nothing else happens.
+        Returns a Deferred that fires when the other end has all data and knows that they have ended. The Deferred
+        fails with :class:`~dmsg.errors.TransportClosed` if the stream ends before. If the other end does not support
+        half-close (:attr:`can_half_close`), it fails at once and nothing else happens.
         """
         if not self.can_half_close:
             return fail(TransportClosed(0, "the other end does not understand half-close"))

@@ -228,9 +228,9 @@ class StreamTransport(HalfClosing, Deadlined):
     def confirms(self) -> bool:
         """Whether :meth:`send` waits for the remote.
 
-        It does in protocols that acknowledge data: over dmsg, and in the Messaging System with programs of March and
-        April 2019. Elsewhere its Deferred fires when the data are queued on the connection to the server. That says
-        nothing about the remote.
+        The remote answers in protocols that acknowledge data: over dmsg, and in the Messaging System with programs of
+        March and April 2019. Elsewhere its Deferred fires when the data are queued on the connection to the server.
+        Such a Deferred says nothing about the remote.
         """
         return self._carrier.confirms
 

@@ -249,7 +249,7 @@ class SiteOptions(TypedDict, total=False):
 class BoundedSite(Site):
     """Site whose connections are :class:`BoundedChannel` objects.
 
-    It offers no HTTP/2, because Twisted uses other channels for that.
+    The site offers no HTTP/2, for which Twisted uses other channels.
 
     :ivar share: account of time by which its connections take turns.
     :ivar unanswered: account of the memory that its connections use.

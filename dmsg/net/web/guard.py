@@ -1,8 +1,8 @@
 """Guard of an HTTP server: limits of connections in all and per address, and a deadline for each request.
 
 Without limits, a client that opens connections and stays silent would use all descriptors of the process. When there
-are too many connections, the block of addresses with most loses one. The victim has waited longest for the rest of a
-request, or for the next request. So others still get in.
+are too many connections, the block of addresses with most connections loses one. The victim has waited longest for the
+rest of a request, or for the next request. So others still get in.
 """
 
 from __future__ import annotations
