@@ -1,1 +1,1 @@
-"""The relay: what it decides of a message, and how it carries that out."""
+"""The relay of the bus: its decisions about messages, and their execution."""

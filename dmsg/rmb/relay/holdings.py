@@ -1,4 +1,4 @@
-"""What a relay holds for its sessions in memory: a source of :mod:`dmsg.base.memory`."""
+"""Memory that a relay holds for its sessions; a source of :mod:`dmsg.base.memory`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.websocket import TRY_LATER
 
 SMALL = 16 * 1024
-"""Bytes below which what is held for a session is not worth a look."""
+"""Bytes held for a session below which it is left out of the memory account."""
 
 
 class SessionHoldings(Looks[RelaySession]):
-    """What waits for receivers, what held senders have sent, messages that are not whole, that wait for the registry
-    and that are for other relays, by twin.
+    """Memory of a relay by twin: messages that wait for receivers, for the registry or for other relays, messages of
+    held senders, and incomplete messages.
 
-    A session gives by being ended: what it had not confirmed goes to its queue, and what it sent unconfirmed it
-    sends again.  Of messages for other relays those give that nobody is being asked about just now: their sender is
-    told.
+    Memory is freed by ending a session: unconfirmed messages to it go to its queue, and it sends its own unconfirmed
+    messages again. Messages to other relays are freed unless an attempt is under way, and their senders are told.
     """
 
     what = "sessions"

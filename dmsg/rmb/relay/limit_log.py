@@ -1,4 +1,4 @@
-"""Twins that send too much: how many messages of each were refused, and a line of the log about it."""
+"""Log of twins that exceed their rate limit: refused messages by twin, and a periodic line in the log."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 MAX_LIMITED = 100
-"""Twins that metrics name for having sent too much; others are counted together, as twin 0."""
+"""Number of twins that metrics name for exceeding the limit; the rest are counted together, as twin 0."""
 LIMITED_EVERY = 60.0
-"""Seconds between lines about twins that send too much."""
+"""Seconds between log lines about twins that exceed the limit."""
 LIMITED_NAMED = 10
-"""Twins named in one line."""
+"""Number of twins named in one log line."""
 
 _log = Logger()
 
 
 class Limited:
-    """Counts and tells.
+    """Counter of refused messages that logs them.
 
-    :ivar of_twin: messages that were refused, by twin; all that have no place of their own are twin 0.
+    :ivar of_twin: number of refused messages by twin; twins beyond ``MAX_LIMITED`` are counted as twin 0.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -30,14 +30,14 @@ class Limited:
         self._since = clock.seconds()
 
     def count(self, twin: int) -> None:
-        """A message of ``twin`` was refused because it sends too much."""
+        """Count a message of ``twin`` that was refused by the rate limit."""
         for counted in (self.of_twin, self._now):
             counted[twin if twin in counted or len(counted) < MAX_LIMITED else 0] += 1
 
     def tell(self, *, last: bool = False) -> None:
-        """Those of the last minute, once a minute.
+        """Log the refused messages since the last line, at most once a minute.
 
-        :param last: the relay ends: those since the last line.
+        :param last: whether the relay stops, so that the line is written at once.
         """
         now = self._clock.seconds()
         if not self._now or (now - self._since < LIMITED_EVERY and not last):

@@ -1,8 +1,7 @@
-"""How much a twin may send through a relay: a count and bytes in a fixed minute.
+"""Rate limit of twins: a number of messages and bytes in a fixed window of one minute.
 
-Answers are provoked by others: who asks a twin pays for the question, and the
-twin's answer is free, so that strangers who ask a lot do not use up what it may
-send itself.
+Answers are provoked by others. So the twin that asks pays for the question, and the answer is free; otherwise
+strangers could use up a twin's own limit by asking a lot.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 WINDOW = 60
-"""Seconds; windows begin at multiples of it since 1970."""
+"""Length of a window in seconds; windows begin at multiples of it since 1970."""
 MAX_TWINS = 100_000
-"""Twins whose counts are remembered; the one that was silent for longest is forgotten first."""
+"""Number of twins whose counts are remembered; the one that was silent for longest is evicted first."""
 FREE_ANSWER = 4096
-"""Bytes of an answer that are free; how much longer it is is the answering twin's choice."""
+"""Bytes of an answer that are free; the rest counts, because its length is the answering twin's choice."""
 
 
 @dataclass(slots=True)
@@ -27,10 +26,10 @@ class _Window:
 
 
 class FixedWindow:
-    """Counts what each twin sends, over all its sessions.
+    """Counter of what each twin sends, over all its sessions.
 
-    :param count: messages in a window.
-    :param size: bytes in a window, and of a single message.
+    :param count: messages allowed in a window.
+    :param size: bytes allowed in a window, and in a single message.
     """
 
     def __init__(self, count: int, size: int, *, window: int = WINDOW, most: int = MAX_TWINS) -> None:
@@ -44,19 +43,19 @@ class FixedWindow:
         return len(self._twins)
 
     def ask(self, twin: int, now: float) -> None:
-        """Count a question that is on its way to ``twin``: one answer to it is free.
+        """Count a question on its way to ``twin``, which makes one answer free.
 
-        :param twin: one that the registry knows.
+        :param twin: a twin that the registry knows.
         """
         window = self._window_of(twin, now)
         window.questions = min(window.questions + 1, self.count)
 
     def measure(self, twin: int, size: int, now: float, *, is_answer: bool = False) -> bool:
-        """Whether a message of ``size`` bytes may pass.
+        """Whether a message of ``size`` bytes is within the limit.
 
-        One larger than all of a window is not counted; any other is, also
-        when it is refused.  Of an answer to a question only what is beyond
-        ``FREE_ANSWER`` bytes counts.
+        A message larger than a whole window's bytes is not counted; any other is, even when it is refused. Of an answer
+        to a
+        question only the bytes beyond ``FREE_ANSWER`` count.
         """
         if size > self.size:
             return False
@@ -72,7 +71,7 @@ class FixedWindow:
         return window.count <= self.count and window.size <= self.size
 
     def charge(self, twin: int, messages: int, now: float) -> None:
-        """Count what ``twin`` has sent and what is no message, but costs as much as so many."""
+        """Count something that ``twin`` sent as this number of messages, because it costs as much."""
         self._window_of(twin, now).count += messages
 
     def _window_of(self, twin: int, now: float) -> _Window:

@@ -1,8 +1,7 @@
-"""Messages that wait until the registry has said where their receiver is.
+"""Messages that wait until the registry has answered where their receiver is.
 
-Those to one twin wait in line, so that they keep their order.  Who asks for many twins
-at once, or has much waiting, is read more slowly; nothing is refused for it, because a
-sender takes a refusal as final.
+Messages to one twin wait in a line, so that they keep their order. A session that looks up many twins at once, or has
+much waiting, is held: the relay stops reading from it. Nothing is refused, because a sender takes a refusal as final.
 """
 
 from __future__ import annotations
@@ -24,26 +23,27 @@ from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.twins.twin import Twin
 
 MAX_LOOKUPS = 200
-"""Questions to the registry that a session has begun; then it is not read from."""
+"""Number of a session's look-ups under way at which the session is held."""
 MAX_LOOKING_SIZE = 64 * 1024 * 1024
-"""Bytes of messages that wait for the registry, of all sessions; then who sends more is not read from."""
+"""Bytes of messages of all sessions that wait for the registry; above it, sessions that send more are held."""
 LOOKUP_PATIENCE, LOOKUP_RETRY = 5.0, 0.5
-"""Seconds for which a registry that is away is asked again about a receiver, and between."""
+"""Seconds for which a look-up is repeated while the registry is unavailable, and seconds between attempts."""
 
 
 class Waiting(NamedTuple):
-    """A message that waits for the registry."""
+    """Message that waits for the registry."""
 
     session: RelaySession
     mail: Mail
 
 
 class LookupLines:
-    """One line for each twin that the registry is asked about.
+    """Lines of waiting messages, one for each twin that is being looked up.
 
-    :param answered: told of each message, in its order, what the registry said: the twin, None when there is none, or
-        why that is not known.
-    :ivar looking: bytes of messages that wait, by who sent them.
+    :param answered: called for each message, in order, with the registry's answer: the twin, None for an unknown twin,
+        or
+        the failure.
+    :ivar looking: bytes of waiting messages, by the session that sent them.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class LookupLines:
         self._answered = answered
         self._lines: dict[int, deque[Waiting]] = {}
         self.size = 0
-        """Bytes of all messages that wait."""
+        """Bytes of all waiting messages."""
         self.looking: Counter[RelaySession] = Counter()
         self._held: dict[RelaySession, None] = {}
-        """Sessions that are not read because of what waits."""
+        """Sessions that are held because too much waits."""
 
     def __contains__(self, twin: int) -> bool:
-        """Whether there is a line for a twin."""
+        """Whether messages to a twin wait."""
         return twin in self._lines
 
     def add(self, waiting: Waiting) -> None:
-        """A message waits; the registry is asked, unless it is already."""
+        """Let a message wait, and ask the registry unless the twin is being looked up already."""
         session, twin = waiting.session, waiting.mail.destination.twin
         self._count(session, len(waiting.mail.data))
         line = self._lines.get(twin)
@@ -86,7 +86,7 @@ class LookupLines:
         def answered(result: Twin | Failure) -> None:
             away = isinstance(result, Failure) and result.check(RegistryUnavailable)
             if away and self._clock.seconds() - began < LOOKUP_PATIENCE:
-                # a word to the sender is for ever, and the registry may be back in a moment
+                # A sender takes an error as final, and the registry may be back in a moment.
                 self._clock.callLater(LOOKUP_RETRY, ask)
                 return
             said = None if isinstance(result, Failure) and result.check(TwinNotFound) else result
@@ -103,11 +103,11 @@ class LookupLines:
         self._answered(waiting, said)
 
     def lost(self, session: RelaySession) -> None:
-        """A session is gone: it is not read any more."""
+        """Forget a session that has ended, so that it is not released later."""
         self._held.pop(session, None)
 
     def forget(self, session: RelaySession) -> None:
-        """What a session that has ended sent and that waits: it sends it again."""
+        """Drop the waiting messages of a session that has ended; the session sends them again."""
         for line in self._lines.values():
             for waiting in [one for one in line if one.session is session]:
                 line.remove(waiting)
@@ -115,7 +115,7 @@ class LookupLines:
                 waiting.mail.lose()
 
     def _count(self, session: RelaySession, size: int) -> None:
-        """So much more, or less, waits; where it is too much, who sends more is not read."""
+        """Count bytes that wait more (or less, if negative), and hold or release sessions accordingly."""
         self.size += size
         if size > 0:
             self.looking[session] += size

@@ -1,4 +1,4 @@
-"""A message on its way through a relay, and what is asked of it on that way: read once.  No I/O."""
+"""Message on its way through a relay, with the header that is parsed once. No I/O."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from dmsg.rmb.socket.confirm import Ledger, Message
 from dmsg.rmb.twins.address import Session
 
 ANSWERS = frozenset(("response", "error", "pong"))
-"""Kinds of messages for which their receiver asked."""
+"""Kinds of messages that their receiver has asked for."""
 
 
 class Header:
-    """What a relay asks of an envelope.
+    """Parsed fields of an envelope that a relay needs.
 
     :ivar kind: ``request``, ``response``, ``error``, ``ping``, ``pong``, or empty.
-    :ivar source: who sent it, as it says; (0, None) when it says nothing.
-    :ivar destination: whom it is for; (0, None) when it says nothing.
+    :ivar source: the sender that the envelope names, not verified; (0, None) when it names none.
+    :ivar destination: the receiver that the envelope names; (0, None) when it names none.
     :ivar timestamp: seconds since 1970.
     :ivar expiration: seconds of life from then on.
-    :ivar tags: parted by commas and white space.
+    :ivar tags: words separated by commas and white space.
     """
 
     __slots__ = ("destination", "expiration", "kind", "source", "tags", "timestamp", "uid")
@@ -44,56 +44,62 @@ class Header:
 
     @classmethod
     def read(cls, data: bytes) -> Header:
-        """:raises EnvelopeError: it is no envelope."""
+        """Parse the header of an envelope.
+
+        :raises EnvelopeError: ``data`` is no envelope.
+        """
         return cls(decode(data))
 
     @property
     def wants_answer(self) -> bool:
-        """Its sender is told of an error: only of requests."""
+        """Whether the sender is told of an error; only senders of requests are."""
         return self.kind == "request"
 
     @property
     def is_answer(self) -> bool:
-        """Whether its receiver asked for it: it is nothing that its sender chose to send."""
+        """Whether the receiver asked for this message, so that the sender did not choose to send it."""
         return self.kind in ANSWERS
 
     @property
     def fail_fast(self) -> bool:
-        """It is not to be kept."""
+        """Whether the message must not be kept for a destination that is not connected."""
         return wants_fail_fast(self)
 
     def is_over(self, now: float) -> bool:
-        """Its life is."""
+        """Whether the life of the message has ended."""
         return life(self, int(now)) is None
 
     def until(self, now: float) -> float:
-        """When a relay forgets it, seconds since 1970."""
+        """Return when a relay forgets the message, in seconds since 1970."""
         return life_ends(self, now)
 
 
 class Mail(Message):
-    """A message that somebody sent, with its header."""
+    """Message that a session or another relay sent, with its header."""
 
     __slots__ = ("destination", "header")
 
     def __init__(
         self, data: bytes, until: float, owner: Ledger | None, header: Header, sender: int | None = None
     ) -> None:
-        """:param sender: the twin that sent it; None: the one that it names."""
+        """Wrap a message.
+
+        :param sender: the twin that sent it; None takes the one that the header names.
+        """
         Message.__init__(self, data, until, owner, None, header.source.twin if sender is None else sender)
         self.header = header
         self.destination = header.destination
 
     @property
-    def is_answer(self) -> bool:  # type: ignore[override]  # of others it is fixed
-        """Whether its receiver asked for it."""
+    def is_answer(self) -> bool:  # type: ignore[override]  # A property here, a class attribute in Message.
+        """Whether the receiver asked for this message."""
         return self.header.is_answer
 
 
 def answer(header: Header, text: str, to: Session | None, now: float) -> Message:
-    """A relay's word on a request.
+    """Build a relay's error about a request.
 
-    :param to: whom the answer names as its destination.
+    :param to: the session that the error names as its destination.
     """
     envelope = error_envelope(header.uid, text, to, int(now))
     return Message(envelope.SerializeToString(), now + envelope.expiration, None)

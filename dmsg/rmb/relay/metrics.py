@@ -1,4 +1,4 @@
-"""A relay's metrics, under the names that the reference gives them, and the reasons of drops."""
+"""Metrics of a relay, under the names that the reference uses, and its drops by reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RelayMetrics:
-    """Reads what the switch counts when Prometheus asks."""
+    """Collector that reads the counters of the switch when Prometheus asks."""
 
     def __init__(self, switch: Switch, memory: Memory) -> None:
         self._switch = switch
@@ -27,7 +27,7 @@ class RelayMetrics:
         self._registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus_client."""
+        """Yield the metrics; prometheus_client calls this."""
         switch, federation, cache = self._switch, self._switch.federation, self._switch.registry
         sessions = GaugeMetricFamily("relay_worker_connections", "Number of connected sessions", labels=["worker"])
         sessions.add_metric(["0"], len(switch.sessions))
@@ -112,5 +112,5 @@ class RelayMetrics:
         yield drops
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         return generate_latest(self._registry)

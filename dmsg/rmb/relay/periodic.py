@@ -1,4 +1,4 @@
-"""What a relay looks at every second: confirmations that take long, sessions that are silent, lives that are over."""
+"""Periodic checks of a relay, once a second: slow confirmations, silent sessions, expired messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmsg.rmb.socket.websocket import FAILED, GOING_AWAY, TRY_LATER
 from dmsg.rmb.twins.address import Session
 
 ROUND = 1.0
-"""Seconds between looks at what waits."""
+"""Seconds between rounds of checks."""
 IDLE_PING = 30.0
 """Seconds of silence after which a session is pinged."""
 SILENT_AFTER = 75.0
@@ -21,17 +21,17 @@ SILENT_AFTER = 75.0
 STALLED_AFTER = 60.0
 """Seconds without a confirmation after which a session is ended."""
 UNFINISHED_FOR = 60.0
-"""Seconds for a message to become whole, from when more than ``SMALL`` bytes of it are there."""
+"""Seconds that a message may take to become complete, once more than ``SMALL`` bytes of it have come."""
 PRESENT_EVERY = 30.0
-"""Seconds between notes of who is connected, for other processes on the same queue."""
+"""Seconds between notices of the connected sessions to other processes on the same queue."""
 POLLED = 1000
-"""Sessions whose queues are looked at in one round."""
+"""Number of sessions whose queues are polled in one round."""
 
 _log = Logger()
 
 
 class Rounds:
-    """The looks at one switch."""
+    """Periodic checks of one switch."""
 
     def __init__(self, clock: IReactorTime, switch: Switch) -> None:
         self._clock = clock
@@ -40,7 +40,7 @@ class Rounds:
         self._to_poll: list[Session] = []
 
     def round(self) -> None:
-        """Every second; an error in one step ends neither the others nor the next round."""
+        """Run all checks, once a second; an error in one check stops neither the others nor the next round."""
         for step in (
             self._look_at_deliveries,
             self._look_at_unfinished,
@@ -57,7 +57,7 @@ class Rounds:
                 _log.failure("a step of the round failed")
 
     def _look_at_deliveries(self) -> None:
-        """Confirmations that take long."""
+        """Spill deliveries whose confirmations take long, and end sessions that confirm nothing."""
         switch, now = self._switch, self._clock.seconds()
         for delivery in list(switch.waiting):
             if not len(delivery):
@@ -68,7 +68,8 @@ class Rounds:
                 delivery.stall()
                 session = switch.sessions.get(delivery.session)
                 here = session if session is not None and session.delivery is delivery else None
-                # its confirmations may be behind what it sends to one that does not read: that one's time ends first
+                # A held session's confirmations may come behind its own messages, which wait for a receiver that does
+                # not read. So the receiver must be ended first.
                 patience = 2 * STALLED_AFTER if here is not None and here.is_held else STALLED_AFTER
                 if now - delivery.since >= patience:
                     switch.evictions["back_pressure_timeout"] += 1
@@ -76,7 +77,7 @@ class Rounds:
                         here.end(Drop.STALLED, FAILED, "nothing was confirmed for too long")
 
     def _look_at_unfinished(self) -> None:
-        """Sessions that hold what they never finish."""
+        """End sessions with a message that does not become complete."""
         now = self._clock.seconds()
         for session in list(self._switch.growing):
             since = session.unfinished_since
@@ -86,7 +87,7 @@ class Rounds:
                 session.end(Drop.UNFINISHED, TRY_LATER, "a message that does not end")
 
     def _look_at_sessions(self) -> None:
-        """Sessions that are silent."""
+        """Ping sessions that are silent, and end those that remain silent."""
         switch, now = self._switch, self._clock.seconds()
         for session in list(switch.sessions.values()):
             socket = session.socket
@@ -96,7 +97,8 @@ class Rounds:
                 socket.heard = False
                 session.heard_at = now
             elif socket is not None and socket.held:
-                # it is not read, so it cannot be heard; this lets it know that the relay is there
+                # The relay does not read from a held session, so silence means nothing. The ping shows it that the
+                # relay is alive.
                 session.heard_at = now
                 socket.ping(b"")
             elif now - session.heard_at >= SILENT_AFTER:
@@ -120,7 +122,7 @@ class Rounds:
             self._switch.queue.present([str(session) for session in self._switch.sessions])
 
     def _poll(self) -> None:
-        """Relays that share the queue and are not of this package tell nobody what they append."""
+        """Poll queues for new messages, because relays of the reference on the same Redis announce none."""
         sessions = self._switch.sessions
         if not self._to_poll:
             self._to_poll = list(sessions)

@@ -1,4 +1,4 @@
-"""What the delivery to a session needs of what is around it: the session's connection, and the relay."""
+"""Interfaces that a delivery needs: the connection of its session, and the relay around it."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ _Delivery_contra = TypeVar("_Delivery_contra", contravariant=True)
 
 
 class Carrier(Protocol):
-    """The connection of a session."""
+    """Interface of a session's connection."""
 
     @property
     def unsent(self) -> int:
-        """Bytes that this process still has to send."""
+        """Number of bytes that this process still has to send."""
 
     def send(self, data: bytes) -> None:
         """Send a message; it leaves at the end of the reactor turn."""
 
     def barrier(self, number: int) -> None:
-        """Send a ping behind everything that was sent; its answer brings ``number`` back."""
+        """Send a ping behind everything that was sent; the pong carries ``number`` back."""
 
 
 class Store(Protocol[_Delivery_contra]):
-    """What a delivery needs of the relay around it."""
+    """Interface of the relay around a delivery: its queues and its timers."""
 
     def keep(self, session: Session, message: Message) -> Deferred[QueueId]:
         """Put a message into the session's queue; fires with its id."""
 
     def read(self, session: Session, after: QueueId | None) -> Deferred[list[Queued]]:
-        """The oldest of the session's queue behind ``after``."""
+        """Return the oldest messages of the session's queue with ids above ``after``."""
 
     def remove(self, session: Session, ids: list[QueueId]) -> None:
-        """They were delivered."""
+        """Delete delivered messages from the session's queue."""
 
     def until(self, queued: Queued) -> float | None:
-        """When the life of a queued message ends; None when it has, and was answered."""
+        """Return when the life of a queued message ends; None when it has ended, after telling the sender."""
 
     def busy(self, delivery: _Delivery_contra) -> None:
-        """It has something in its window from now on."""
+        """Note that the delivery has messages in its window."""
 
     def waits(self, delivery: _Delivery_contra) -> None:
-        """It has something in its line from now on."""
+        """Note that the delivery has messages in its line."""
 
     def ping_later(self, delivery: _Delivery_contra) -> None:
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` in a while."""
 
     def hand_later(self, delivery: _Delivery_contra) -> None:
-        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.hand` after this turn, and again as long as that says so."""
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.hand` after this turn, and again until it returns True."""

@@ -1,4 +1,4 @@
-"""Which sessions are connected to a relay, and for which it waits just after its start."""
+"""Presence of sessions at a relay: the connected ones, and those awaited just after the relay's start."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.twins.address import Session
 
 START_GRACE = 10.0
-"""Seconds after the start in which a session that is not there is given time to come back."""
+"""Seconds after the relay's start in which a missing session is given time to reconnect."""
 COME_BACK = 2.0
-"""Seconds for which one session is waited for."""
+"""Seconds for which one missing session is awaited."""
 FEW_SESSIONS = 4
-"""Sessions of one twin that are never ended for those of others."""
+"""Number of a twin's sessions that are never ended to make room for other twins."""
 MAX_COMING_BACK = 10_000
-"""Sessions that are waited for after a start."""
+"""Number of sessions that are awaited after a start."""
 
 
 class Presence:
-    """The connected sessions of one relay.
+    """Connected sessions of one relay.
 
-    :ivar sessions: by their names; of each the newest connection.
-    :ivar of_twin: how many sessions each twin has.
+    :ivar sessions: the newest connection of each session, by its name.
+    :ivar of_twin: number of sessions of each twin.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -46,15 +46,15 @@ class Presence:
             self._newest.pop(twin, None)
 
     def makes_place(self, twin: int | None = None) -> bool:
-        """Whether a twin has so many sessions that one may go for another one of ``twin``, or of somebody (None)."""
+        """Whether some twin has so many sessions that one of them may be ended for ``twin``, or for any twin (None)."""
         most = self._most.first()
         own = 0 if twin is None else self.of_twin[twin]
         return most is not None and self.of_twin[most] > max(FEW_SESSIONS, own + 1)
 
     def make_place(self, twin: int) -> RelaySession | None:
-        """The session that has to go for one of ``twin``: of the twin with most the newest that waits for nothing.
+        """Return the session to end for a new one of ``twin``: the newest idle one of the twin with most sessions.
 
-        None: there is none, because nobody has more, or because all of them have something under way.
+        None when no twin has more sessions, or when none of its sessions is idle.
         """
         most = self._most.first()
         if most is None or not self.makes_place(twin):
@@ -62,9 +62,9 @@ class Presence:
         return next((one for one in reversed(self._newest[most].values()) if one.is_idle), None)
 
     def add(self, session: RelaySession) -> RelaySession | None:
-        """It is connected, and has its name from now on; who waits for it is told.
+        """Register a connected session under its name and tell those who await it.
 
-        :returns: the connection that had the name before.
+        :returns: the older connection with this name, if there is one.
         """
         before = self.sessions.get(session.session)
         self.sessions[session.session] = session
@@ -80,7 +80,7 @@ class Presence:
         return before
 
     def remove(self, session: RelaySession) -> bool:
-        """It is gone; False when a newer connection has its name by now."""
+        """Remove a session that is gone; return False when a newer connection has its name."""
         if self.sessions.get(session.session) is not session:
             return False
         del self.sessions[session.session]
@@ -90,18 +90,18 @@ class Presence:
         return True
 
     def named(self, name: str) -> RelaySession | None:
-        """By what the queue calls it."""
+        """Return the session with the name that the queue uses."""
         try:
             return self.sessions.get(Session.parse(name))
         except ValueError:
             return None
 
     def is_here(self, name: str) -> bool:
-        """Whether the session that the queue calls so is connected."""
+        """Whether the session with the name that the queue uses is connected."""
         return self.named(name) is not None
 
     def comes_back(self, session: Session) -> Deferred[bool]:
-        """Whether a session is there, or comes within :data:`COME_BACK` where this relay has just been started."""
+        """Whether a session is connected, or connects within :data:`COME_BACK` if this relay has just started."""
         if session in self.sessions:
             return succeed(True)
         if self._clock.seconds() - self._started >= START_GRACE or len(self._coming_back) >= MAX_COMING_BACK:
@@ -120,7 +120,7 @@ class Presence:
         return waiting.addTimeout(COME_BACK, self._clock, too_late)
 
     def stop(self) -> None:
-        """Nobody is waited for any more."""
+        """Stop awaiting sessions."""
         coming, self._coming_back = self._coming_back, {}
         for waiting in (one for some in coming.values() for one in some):
             if not waiting.called:

@@ -1,4 +1,4 @@
-"""Which of several relays to try first: the one that failed least often lately."""
+"""Ranking of relays: the one that failed least often lately is tried first."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from random import Random
 
 PERIOD = 3600.0
-"""Seconds that a failure counts."""
+"""Seconds for which a failure counts."""
 MAX_FAILURES = 100
-"""Failures of one relay that are remembered."""
+"""Number of failures remembered of one relay."""
 MAX_RELAYS = 1000
-"""Relays of which failures are remembered."""
+"""Number of relays whose failures are remembered."""
 
 
 class Ranker:
-    """Orders relays by their failures in the last ``period`` seconds; equal ones at random."""
+    """Ranking of relays by their failures in the last ``period`` seconds; equal ones are in random order."""
 
     def __init__(self, period: float = PERIOD, random: Random | None = None) -> None:
         self.period = period
@@ -23,7 +23,7 @@ class Ranker:
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
     def downvote(self, relay: str, now: float) -> None:
-        """It failed."""
+        """Record a failure of a relay."""
         times = self._failures.setdefault(relay, deque(maxlen=MAX_FAILURES))
         times.append(now)
         self._failures.move_to_end(relay)
@@ -31,7 +31,7 @@ class Ranker:
             self._failures.popitem(last=False)
 
     def rate(self, relay: str, now: float) -> float:
-        """Failures an hour."""
+        """Return the failures per hour of a relay."""
         times = self._failures.get(relay)
         if times is None:
             return 0.0
@@ -42,7 +42,7 @@ class Ranker:
         return len(times) * 3600 / self.period
 
     def order(self, relays: Iterable[str], now: float) -> list[str]:
-        """The best first."""
+        """Return the relays in order, the best first."""
         ordered = list(relays)
         self._random.shuffle(ordered)
         return sorted(ordered, key=lambda relay: self.rate(relay, now))

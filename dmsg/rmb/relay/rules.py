@@ -1,7 +1,7 @@
-"""Where a relay sends a message: the rules, without I/O.
+"""Rules by which a relay decides about a message. No I/O.
 
-The order of the rules and the texts of the errors are those of the reference
-(docs/rmb/protocol.md); clients match on the texts.
+The order of the rules and the texts of the errors are those of the reference (docs/rmb/protocol.md); clients match on
+the texts.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from dmsg.rmb.twins.twin import Twin
 
 
 class Action(Enum):
-    """What to do with a message for a twin whose session is not connected here."""
+    """Decision about a message for a session that is not connected here."""
 
     QUEUE = auto()
-    """Keep it; offer it meanwhile to the twin's other relays, if there are any."""
+    """Keep the message, and meanwhile offer it to the twin's other relays, if it has any."""
     FORWARD = auto()
-    """Send it to one of the twin's relays."""
+    """Send the message to one of the twin's relays."""
     PROBE = auto()
-    """Send it to one of the twin's relays where the session is connected; else refuse it."""
+    """Send the message to one of the twin's relays if the session is connected there; otherwise refuse it."""
     REFUSE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What :meth:`Rules.route` says.
+    """Result of :meth:`Rules.route`.
 
     :ivar relays: other relays, in no order.
     """
@@ -47,7 +47,7 @@ class Decision:
 class Refused(Exception):
     """A message is not carried.
 
-    :ivar drop: why; ``TEXTS`` has what its sender is told.
+    :ivar drop: the reason; ``TEXTS`` has the text for the sender.
     """
 
     def __init__(self, drop: Drop) -> None:
@@ -56,12 +56,13 @@ class Refused(Exception):
 
 
 class Rules:
-    """What one relay decides.
+    """Decisions of one relay about messages.
 
-    :param domains: names under which twins list this relay; with none, whoever is not connected is elsewhere.
-    :param limiter: of what twins may send, or None.
-    :ivar drops: how often each reason occurred.
-    :ivar windows: all that count what twins send, here or through other relays.
+    :param domains: names under which twins list this relay. With none, every session that is not connected is
+        elsewhere.
+    :param limiter: rate limit of twins, or None.
+    :ivar drops: number of drops by reason.
+    :ivar windows: all counters of what twins send, through this relay or through others.
     """
 
     def __init__(self, domains: Iterable[str] = (), limiter: FixedWindow | None = None) -> None:
@@ -71,9 +72,9 @@ class Rules:
         self.drops: Counter[Drop] = Counter()
 
     def admit(self, session: Session, header: Header, size: int, now: float) -> bool:
-        """The rules that come before the destination; True for a ping.
+        """Apply the rules that come before the destination; return True for a ping.
 
-        :raises Refused: it is not carried.
+        :raises Refused: the message is not carried.
         """
         if self.limiter is not None and not self.limiter.measure(session.twin, size, now, is_answer=header.is_answer):
             raise Refused(Drop.RATE_LIMITED)
@@ -87,20 +88,20 @@ class Rules:
         return False
 
     def carried(self, header: Header, now: float) -> None:
-        """A message goes on to its destination, which the registry knows: it may answer a request."""
+        """Note that a request goes to a destination that the registry knows, so that an answer to it is free."""
         if header.kind == "request":
             for window in self.windows:
                 window.ask(header.destination.twin, now)
 
     def charge(self, twin: int, messages: int, now: float) -> None:
-        """Count what costs as much as so many messages of ``twin``."""
+        """Count something that ``twin`` sent as this number of messages, because it costs as much."""
         if self.limiter is not None:
             self.limiter.charge(twin, messages, now)
 
     def check_message(self, header: Header, now: float) -> None:
-        """What is asked of every message, whoever brings it.
+        """Check what every message must meet, from a session or from another relay.
 
-        :raises Refused: its session is none that can be, its life is over, or begins too late.
+        :raises Refused: its destination session is malformed, its life is over, or its timestamp is too far ahead.
         """
         if len(header.destination.sid or "") > MAX_SID:
             raise Refused(Drop.BAD_REQUEST)
@@ -110,9 +111,9 @@ class Rules:
             raise Refused(Drop.BAD_TIMES)
 
     def route(self, header: Header, twin: Twin | None) -> Decision:
-        """For a session that is not connected here.
+        """Decide about a message for a session that is not connected here.
 
-        :param twin: of the destination; None when the registry has none.
+        :param twin: the twin of the destination; None when the registry has none.
         """
         if twin is None:
             return Decision(Action.REFUSE, drop=Drop.UNKNOWN_DESTINATION)
@@ -123,14 +124,14 @@ class Rules:
         if len(others) == len(relays):
             return Decision(Action.FORWARD, others)
         if header.fail_fast:
-            # it may be connected to another of its relays
+            # The session may be connected to another of its relays.
             return Decision(Action.PROBE, others) if others else Decision(Action.REFUSE, drop=Drop.OFFLINE)
         return Decision(Action.QUEUE, others)
 
     def for_intake(self, header: Header, twin: Twin | None) -> Decision:
-        """For what another relay brings: nothing is forwarded a second time.
+        """Decide about a message that another relay brings; it is never forwarded a second time.
 
-        ``relays`` of a QUEUE may be offered it.
+        A QUEUE decision lists the relays to which the message may be offered.
         """
         if twin is None:
             return Decision(Action.REFUSE, drop=Drop.UNKNOWN_DESTINATION)

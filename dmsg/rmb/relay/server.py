@@ -1,4 +1,4 @@
-"""The relay entity: registry, queue, federation, switch, and a port that listens."""
+"""The relay entity: registry, queue, federation, switch, and a listening port."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER
 
 PART = 4
-"""Of the limit of memory: so much for messages to other relays, and as much for those that are not whole."""
+"""Divisor of the memory limit: messages to other relays and incomplete messages may each use this fraction."""
 TAKES_NOTHING = "the queue takes nothing"
-"""What ``/health`` says while the queue cannot be written, as on a full disk."""
+"""Status in ``/health`` while the queue cannot be written, as on a full disk."""
 CLOSE_WAIT = 2.0
-"""Seconds that stopping waits for sessions to confirm what was sent to them; their queues have what they do not."""
+"""Seconds for which stopping waits until sessions have confirmed their messages; the rest stays in their queues."""
 LOOK_EVERY = 0.02
-"""Seconds between looks whether they have."""
+"""Seconds between checks of these confirmations."""
 
 _log = Logger()
 
 
 async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) -> RelayQueue:
-    """A queue from what ``--queue`` says.
+    """Open the queue that ``--queue`` describes.
 
     :raises DmsgError: unknown, cannot be opened, or Redis does not answer.
     """
@@ -68,7 +68,7 @@ async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) ->
 
 @dataclass(frozen=True)
 class _Running:
-    """What is there from the start on."""
+    """Parts of a relay that exist from its start on."""
 
     queue: RelayQueue
     registry: CachedRegistry
@@ -79,11 +79,11 @@ class _Running:
 
 
 class RmbRelay(ListeningService):
-    """A relay.
+    """Relay of the message bus.
 
-    :param registry: instead of the one that the settings name.
+    :param registry: registry to use instead of the one in the settings.
     :ivar ready: fires with the listening ports.
-    :ivar switch: sessions and messages, once it is ready.
+    :ivar switch: sessions and messages; None until the relay has started.
     """
 
     name = "rmb-relay"
@@ -118,7 +118,7 @@ class RmbRelay(ListeningService):
         queue = await open_queue(self.settings.queue, self._reactor, self.settings.queue_limits)
         try:
             self._running = running = self._make(queue)
-        except BaseException:  # a registry that cannot be opened
+        except BaseException:  # For example, the registry cannot be opened.
             await queue.close()
             raise
         running.holdings.start()
@@ -133,7 +133,7 @@ class RmbRelay(ListeningService):
 
     @property
     def switch(self) -> Switch | None:
-        """Sessions and messages, once it has started."""
+        """Sessions and messages of the relay; None until it has started."""
         return None if self._running is None else self._running.switch
 
     @property
@@ -142,12 +142,12 @@ class RmbRelay(ListeningService):
         return self._running
 
     def _make(self, queue: RelayQueue) -> _Running:
-        """What works on an open queue."""
+        """Build the parts of a relay that work on an open queue."""
         settings = self.settings
         registry = CachedRegistry(
             self._given_registry or open_registry(settings.registry, self._reactor), self._reactor
         )
-        # a relay that is reached by http: is one on a developer's machine
+        # Only a relay on a developer's machine is reached by http:.
         plain = any(domain.startswith("http:") for domain in settings.domains)
         make_federation = partial(
             Federation,
@@ -169,7 +169,7 @@ class RmbRelay(ListeningService):
             make_federation,
             self._wall_clock,
             durable=settings.durable,
-            # two of the largest messages at least, or nobody could send one
+            # At least two of the largest messages must fit, or nobody could send one.
             max_unfinished=min(MAX_UNFINISHED, max(2 * MAX_MESSAGE, self.memory.limit // PART)),
         )
         holdings = SessionHoldings(self._reactor, switch, self.memory)
@@ -179,7 +179,7 @@ class RmbRelay(ListeningService):
 
     @property
     def metrics_port(self) -> IListeningPort | None:
-        """Where its page is, and ``/metrics`` and ``/health`` beside it."""
+        """Port of the status page, ``/metrics`` and ``/health``; None without one."""
         return None if self._status is None else self._status.port
 
     def _page(self, switch: Switch, metrics: Callable[[], bytes]) -> RelaySite:
@@ -204,7 +204,7 @@ class RmbRelay(ListeningService):
         return Drop.TOO_MANY_SESSIONS
 
     def _make_place(self, twin: int) -> bool:
-        """Whether there is a place for a session of ``twin``; when all are taken, one of the twin with most goes."""
+        """Whether ``twin`` may have one more session; if all are taken, ends one of the twin with most sessions."""
         switch = self._there.switch
         if len(switch.sessions) < self.settings.max_sessions:
             return True
@@ -215,7 +215,7 @@ class RmbRelay(ListeningService):
         return True
 
     def health(self) -> dict[str, object]:
-        """What ``/health`` says."""
+        """Return the content of ``/health``."""
         switch = self._there.switch
         trouble = switch.queue.trouble
         return {
@@ -226,7 +226,7 @@ class RmbRelay(ListeningService):
         }
 
     async def _stop(self) -> None:
-        """Take nobody new, say good-bye, keep what was not confirmed."""
+        """Accept no new sessions, end the connected ones, and store what was not confirmed."""
         self._draining = True
         try:
             await self._leave()
@@ -235,7 +235,7 @@ class RmbRelay(ListeningService):
                 await self._status.stop()
 
     async def _confirmed(self, switch: Switch) -> None:
-        """Wait until sessions have confirmed what was sent to them: what they did not would come a second time."""
+        """Wait until sessions have confirmed their messages; unconfirmed ones would be delivered a second time."""
         until = self._reactor.seconds() + CLOSE_WAIT
         for session in switch.sessions.values():
             session.delivery.ping_behind()

@@ -1,4 +1,4 @@
-"""A connected session of a relay: what comes from its socket, what goes to it."""
+"""Connected session of a relay: its incoming messages, its delivery, and its socket."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from dmsg.rmb.socket.websocket import BAD_DATA, TRY_LATER, Socket
 from dmsg.rmb.twins.address import Session
 
 ASKING_PING = 8
-"""Bytes of the pings by which clients of this package ask whether all before was taken."""
+"""Bytes of the pings with which clients of this package ask for confirmation of what they sent."""
 MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
-"""Messages of a session that are not settled, and their bytes; then it is not read from."""
+"""Number and bytes of a session's unsettled messages at which the relay stops reading from it."""
 
 SMALL = 64 * 1024
-"""Bytes of a message that is not whole, below which nobody minds."""
+"""Bytes of an incomplete message below which it is not counted as growing."""
 
 
 class Home(Store[Delivery], Protocol):
-    """What a session needs of the relay around it.
+    """Interface of the relay around a session.
 
-    :ivar durable: what sessions send that will not send it again is written down first.
-    :ivar line_messages: messages that may wait for a session's window.
-    :ivar line_size: bytes of these.
-    :ivar unfinished: bytes of all messages that are not whole.
-    :ivar growing: sessions with a message that is not whole.
-    :ivar parked: sessions that have sent something while they were held.
+    :ivar durable: whether messages of sessions that do not resend are stored before delivery.
+    :ivar line_messages: number of messages that may wait for a session's window.
+    :ivar line_size: bytes of these messages.
+    :ivar unfinished: bytes of all incomplete messages.
+    :ivar growing: sessions with a large incomplete message.
+    :ivar parked: sessions that sent something while they were held.
     """
 
     durable: bool
@@ -46,26 +46,26 @@ class Home(Store[Delivery], Protocol):
     parked: dict[RelaySession, None]
 
     def later(self, call: Callable[[], None]) -> None:
-        """In the next turn of the reactor."""
+        """Call something in the next reactor turn."""
 
     def connected(self, session: RelaySession) -> None:
-        """Its socket is open."""
+        """Note that a session's socket is open."""
 
     def received(self, session: RelaySession, data: bytes) -> None:
-        """One message of it."""
+        """Process one message of a session."""
 
     def lost(self, session: RelaySession) -> None:
-        """Its connection is gone."""
+        """Note that a session's connection is gone."""
 
     def fragmented(self, session: RelaySession, small: int) -> None:
-        """It sent so many small fragments."""
+        """Count the small fragments that a session sent."""
 
     def look_at_unfinished(self) -> None:
-        """There is more that is not whole than before."""
+        """Check the limit of incomplete messages after their size has changed."""
 
 
 class RelaySession:
-    """A connected session: what comes from its socket, what goes to it.
+    """Connected session: takes what comes from its socket and sends what goes to it.
 
     Provides :class:`~dmsg.rmb.socket.websocket.Receiver` and :class:`~dmsg.rmb.relay.ports.Carrier`.
     """
@@ -87,7 +87,10 @@ class RelaySession:
     )
 
     def __init__(self, switch: Home, session: Session, *, asks: bool = True) -> None:
-        """:param asks: it pings behind its messages, and sends again what is not confirmed."""
+        """Make a session whose socket is not open yet.
+
+        :param asks: whether the session pings behind its messages, and sends unconfirmed messages again.
+        """
         self.switch = switch
         self.session = session
         self.socket: Socket | None = None
@@ -105,22 +108,22 @@ class RelaySession:
         self._asks(asks)
         self.heard_at = 0.0
         self.unfinished = 0
-        """Bytes of a message that is not whole."""
+        """Bytes of the incomplete message."""
         self.unfinished_since: float | None = None
-        """When it began to send the message that is not whole."""
+        """Time at which the incomplete message was first seen; None when there is none."""
         self.lookups = 0
         self.messages_in = self.bytes_in = 0
-        """What it has sent since it connected."""
+        """Number and bytes of messages that the session has sent since it connected."""
         self.gone = False
 
     @property
     def owner(self) -> int:
-        """Whose it is: the twin's."""
+        """Number of the twin that owns the session."""
         return self.session.twin
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way to the session, and it has sent nothing that is not settled or not whole."""
+        """Whether nothing is on its way to the session, and nothing that it sent is incomplete or unsettled."""
         return not (len(self.delivery) or self.unfinished or self.lookups or self.parking.size or len(self.ledger))
 
     # --- the socket ---
@@ -136,7 +139,7 @@ class RelaySession:
         if size != self.unfinished and not self.gone:
             self.switch.unfinished += size - self.unfinished
             if size < self.unfinished:
-                self.unfinished_since = None  # a message became whole: what is left is of the next one
+                self.unfinished_since = None  # A message became complete; the rest belongs to the next one.
             self.unfinished = size
             if size > SMALL:
                 self.switch.growing[self] = None
@@ -154,7 +157,7 @@ class RelaySession:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is not read because of what it sends to others."""
+        """Whether the relay holds the session because of receivers of its messages."""
         return self.parking.closed
 
     def _hold(self, why: Hold) -> None:
@@ -206,7 +209,7 @@ class RelaySession:
             self.socket.release(Hold.UNSETTLED)
 
     def _broken(self) -> None:
-        """Something that it sent was lost here: it shall connect again, and send it again."""
+        """End the session because a message of it was lost here, so that it connects again and resends."""
         if not self.gone:
             self.end(Drop.QUEUE_FAILED, TRY_LATER, "the queue of this relay does not take messages now")
 
@@ -215,10 +218,10 @@ class RelaySession:
             self.socket.pong(payload)
 
     def end(self, drop: Drop, code: int, why: str) -> None:
-        """End the session, for a reason that is counted."""
+        """End the session for a reason that is counted."""
         self.switch.rules.drops[drop] += 1
         if self.socket is not None:
-            self.socket.flush()  # what is on its way is not put into the queue as well
+            self.socket.flush()  # Messages that are flushed need not be put into the queue as well.
         self.switch.lost(self)
         if self.socket is not None:
             self.socket.close(code, why)
@@ -229,7 +232,7 @@ class RelaySession:
 
     @property
     def unsent(self) -> int:
-        """Bytes that were not given to the connection yet."""
+        """Number of bytes that were not given to the connection yet."""
         return self.socket.unsent if self.socket is not None else 0
 
     def send(self, data: bytes) -> None:

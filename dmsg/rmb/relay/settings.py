@@ -1,4 +1,4 @@
-"""What an operator chooses of a relay of the bus."""
+"""Settings of a relay of the bus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dmsg.rmb.twins.twin import check_relay
 
 
 def _two_numbers(text: str) -> tuple[int, int]:
-    """Return what ``--limit`` says."""
+    """Parse the value of ``--limit``."""
     words = re.fullmatch(r"\s*([^\s,]+)(?:\s*,\s*|\s+)([^\s,]+)\s*", text)
     if words is None:
         raise ValueError("takes two numbers: messages and bytes a minute")
@@ -24,9 +24,9 @@ def _two_numbers(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class RelaySettings(PageSettings):
-    """What a relay is told; ``memory`` is in bytes.
+    """Settings of a relay; ``memory`` is in bytes.
 
-    Without ``metrics``, ``/metrics`` and ``/health`` are at its own port.
+    Without ``metrics``, ``/metrics`` and ``/health`` are served at the relay's own port.
 
     :ivar queue: ``sqlite:PATH`` or ``redis://HOST:PORT/DB``.
     """

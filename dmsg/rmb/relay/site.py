@@ -1,4 +1,4 @@
-"""The HTTP face of a relay: the upgrade to a websocket, what other relays bring, metrics.  One port for all."""
+"""HTTP site of a relay on one port: upgrades to websockets, messages of other relays, metrics."""
 
 from __future__ import annotations
 
@@ -35,26 +35,29 @@ from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 
 IDLE_TIMEOUT = 60
-"""Seconds that a connection without a websocket may be silent."""
+"""Seconds for which a connection without a websocket may be silent."""
 CONNECT_BURST = 2000
-"""Upgrades of one address at once, unless it may have more in a second."""
+"""Number of upgrades at once from one address, unless its rate per second is higher."""
 OTHER_RATE, OTHER_BURST = 50.0, 500.0
-"""Other requests a second of one address, and at once: metrics, health, and what is not there."""
+"""Other requests per second, and at once, from one address: metrics, health, and unknown paths."""
 SAME_TIME = 2
-"""Seconds after its issue in which a token may open another connection: signatures of ed25519 over the same claims
-are the same, and clients of the reference put nothing into them but the second."""
+"""Seconds after its issue in which a token may open another connection.
+
+Clients of the reference put only the current second into their tokens, and ed25519 signatures over equal claims are
+equal. So two of their connections in one second have the same token.
+"""
 MAX_SESSIONS_OF_TWIN = 1024
-"""Sessions of one twin at a time."""
+"""Number of sessions of one twin at a time."""
 MAX_USED_TOKENS = 100_000
-"""Tokens that are remembered until they expire."""
+"""Number of used tokens that are remembered until they expire."""
 
 _log = Logger()
 
 
 class RelaySite(Resource):
-    """What is at each path.
+    """Root resource of a relay: answers each path.
 
-    :param admits: whether one more session may come.
+    :param admits: returns the reason why no further session is accepted, or None.
     """
 
     isLeaf = True
@@ -86,7 +89,7 @@ class RelaySite(Resource):
         self._used = None if settings.token_reuse else token.UsedTokens(MAX_USED_TOKENS)
 
     def make_site(self) -> DoorFactory:
-        """The factory to listen with."""
+        """Return the factory to listen with."""
 
         def refused(reason: str) -> None:
             self._switch.rules.drops[Drop.INTAKE_RATE if reason == "busy" else Drop.INTAKE_TOO_LARGE] += 1
@@ -96,7 +99,7 @@ class RelaySite(Resource):
 
         site = BoundedSite(self, **bounded(self._reactor, MAX_MESSAGE, refused, IDLE_TIMEOUT))
         site.displayTracebacks = False
-        # the token is in the URL: no line of any log has it
+        # The URL contains the token, so requests are not logged.
         site.log = lambda request: None  # type: ignore[method-assign]
         guard = Guard(self._reactor, by_place=not self._settings.proxied, refused=unguarded)
         return DoorFactory(site, self._reactor, self._take, IDLE_TIMEOUT, guard)
@@ -107,7 +110,7 @@ class RelaySite(Resource):
     def render(self, request: Request) -> bytes | int:  # noqa: PLR0911
         upgrade = (request.getHeader(b"upgrade") or b"").lower()
         if upgrade == b"websocket" and b"upgrade" in (request.getHeader(b"connection") or b"").lower():
-            # whatever the path is
+            # An upgrade is accepted at any path.
             if getattr(request, "received", 0):
                 close_after(request)
                 return self._refuse(request, Drop.BAD_UPGRADE, 400, "an upgrade has no body")
@@ -121,7 +124,7 @@ class RelaySite(Resource):
             return self._later(request, Drop.RATE_LIMITED, "too many requests")
         if request.method in (b"GET", b"HEAD") and request.path == b"/metrics":
             request.setHeader(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-            # 200 for everybody: probes of rmb-rs' charts ask for this path from other machines
+            # Everybody gets 200, because the probes in the charts of rmb-rs request this path from other machines.
             shown = self._metrics() if HERE.refuses(request) is None else b"# " + NOT_PUBLIC.encode()
             return without_body(request, shown)
         if request.method in (b"GET", b"HEAD") and request.path == b"/health":
@@ -144,12 +147,12 @@ class RelaySite(Resource):
         return self._text(request, status, text)
 
     def _later(self, request: Request, drop: Drop, text: str, seconds: int = 1) -> bytes:
-        """What may be true a moment later is never a 4xx: relays of the reference take those as final."""
+        """Refuse with 503 for a reason that may be gone soon; relays of the reference take a 4xx as final."""
         request.setHeader(b"retry-after", b"%d" % seconds)
         return self._refuse(request, drop, 503, text)
 
     def _address(self, forwarded: bytes | None, peer: IAddress) -> str:
-        """Whose a connection is, as limits count."""
+        """Return the block of addresses for which a connection counts in limits."""
         client = forwarded_client(forwarded) if self._settings.proxied else ""
         return blocks_of(client or str(getattr(peer, "host", "")))[0].name
 
@@ -157,7 +160,7 @@ class RelaySite(Resource):
         return self._address(request.getHeader(b"x-forwarded-for"), request.getClientAddress())
 
     def _finish(self, answer: Deferred[bytes | int], request: Request) -> int:
-        """Answer when it is known, if the other side is still there."""
+        """Answer the request when the answer is known, unless the client has left."""
         gone: list[bool] = []
 
         def left(_: Failure) -> None:
@@ -202,7 +205,7 @@ class RelaySite(Resource):
         return self._finish(Deferred.fromCoroutine(self._upgrade_session(request, parsed)), request)
 
     def _take(self, upgrade: Upgrade, transport: SocketTransport) -> bool:
-        """Let in who need not wait for anything; who has to, or is refused, comes again by :meth:`_authenticate`."""
+        """Accept an upgrade that needs no waiting; return False to have :meth:`_authenticate` handle or refuse it."""
         address = self._address(upgrade.headers.get(b"x-forwarded-for"), transport.getPeer())
         now = self._reactor.seconds()
         if self._admits() is not None or not self._connects.allow(address, now):
@@ -216,10 +219,10 @@ class RelaySite(Resource):
         except TokenError:
             twin = None
         if twin is None or not self._may_have_more(parsed.session) or not self._first_use(parsed):
-            self._connects.charge(address, -1.0, now)  # it is counted there
+            self._connects.charge(address, -1.0, now)  # _authenticate counts this connection.
             return False
         if not self._has_place(parsed.session):
-            self._connects.charge(address, -1.0, now)  # it is counted there
+            self._connects.charge(address, -1.0, now)  # _authenticate counts this connection.
             return False
         self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, asks=parsed.asks))
         return True
@@ -236,7 +239,7 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
         except DmsgError as error:
             return self._refuse(request, Drop.REGISTRY_DOWN, 500, f"failed to get twin: {error}")
-        # others came while the registry was asked
+        # Other sessions may have connected while the registry was asked.
         refusal = self._admits()
         if refusal is not None:
             return self._refuse(request, refusal, 503, refusal.value.replace("_", " "))
@@ -251,16 +254,16 @@ class RelaySite(Resource):
         return self._upgrade.upgrade(request, RelaySession(self._switch, session, asks=parsed.asks))
 
     def _may_have_more(self, session: Session) -> bool:
-        """Whether it is in place of an older connection, or its twin has not too many already."""
+        """Whether the session replaces an older connection, or its twin has fewer sessions than allowed."""
         there = self._switch
         return session in there.sessions or there.presence.of_twin[session.twin] < MAX_SESSIONS_OF_TWIN
 
     def _has_place(self, session: Session) -> bool:
-        """Whether it may come in, which may be the end of another one: only now is it known whose it is."""
+        """Whether the session may connect; may end a session of another twin, so call it only after authentication."""
         return session in self._switch.sessions or self._make_place(session.twin)
 
     def _first_use(self, parsed: token.Token) -> bool:
-        """A token is in a URL, and proxies write these down: it opens one connection, and no second one."""
+        """Whether a token is used for the first time; proxies log URLs, so a token may open only one connection."""
         if self._used is None:
             return True
         now = int(self._switch.now())
@@ -269,14 +272,14 @@ class RelaySite(Resource):
     # --- other relays ---
 
     def _intake(self, request: Request) -> bytes | int:
-        """One message, as the reference brings it."""
+        """Accept one message in the form of the reference."""
         request.setHeader(batch.OFFER, b"1")
         address, body = self._address_of(request), self._body_from_relay(request)
         if body is None:
             return self._refuse(request, Drop.DRAINING, 503, "shutting down")
         full = self._bringing.too_many(address, self._reactor.seconds())
         if full is not None:
-            # who goes on all the same shall at least have to connect again
+            # An address that continues regardless should at least have to connect again.
             close_after(request)
             return self._judged(request, full)
         only_connected = request.getHeader(ONLY_CONNECTED) is not None
@@ -291,14 +294,14 @@ class RelaySite(Resource):
         return self._finish(taking.addCallback(taken), request)
 
     def _body_from_relay(self, request: Request) -> bytes | None:
-        """What another relay brings; None: this process takes nothing any more."""
+        """Return the body of another relay's request; None while this process drains."""
         if self._admits() is Drop.DRAINING:
-            # and not over this connection: the next process has its own
+            # The next message must come over a new connection, which reaches the next process.
             close_after(request)
             return None
         assert request.content is not None
         data: bytes = request.content.read()
-        request.content.close()  # once is enough
+        request.content.close()  # The body is read only once; closing it frees the memory.
         return data
 
     def _judged(self, request: Request, verdict: Verdict) -> bytes:
@@ -310,7 +313,7 @@ class RelaySite(Resource):
         return self._text(request, verdict.status, verdict.text)
 
     def _intake_batch(self, request: Request) -> bytes | int:
-        """Several messages, see :mod:`dmsg.rmb.relay.federation.batch`."""
+        """Accept several messages, see :mod:`dmsg.rmb.relay.federation.batch`."""
         request.setHeader(batch.OFFER, b"1")
         address, body = self._address_of(request), self._body_from_relay(request)
         if body is None:
@@ -326,7 +329,7 @@ class RelaySite(Resource):
 
 
 class BatchAnswer:
-    """What is answered of the messages of one request, as each becomes known."""
+    """Answer to one request with several messages, written as each outcome becomes known."""
 
     def __init__(self, bringing: Bringing, request: Request, address: str, reactor: IReactorTime) -> None:
         self._bringing = bringing
@@ -340,7 +343,7 @@ class BatchAnswer:
         request.notifyFinish().addErrback(self._nobody)
 
     def take_all(self, messages: list[tuple[bytes, bool]]) -> None:
-        """Each on its own: one that is refused, or has to wait, is nothing to the others."""
+        """Process each message on its own, so that none waits for another."""
         self._left = len(messages)
         for number, (data, only_connected) in enumerate(messages):
             full = self._bringing.too_many(self._address, self._reactor.seconds())
@@ -367,7 +370,7 @@ class BatchAnswer:
         self._left -= 1
         self._lines.append(batch.line(number, status))
         if not self._soon:
-            # what becomes known in one turn leaves together
+            # Outcomes of one reactor turn are written together.
             self._soon = True
             self._reactor.callLater(0, self._write)
 
@@ -381,7 +384,7 @@ class BatchAnswer:
             self._request.finish()
 
     def _nobody(self, _: Failure) -> None:
-        """The other relay does not want to know any more."""
+        """Cancel what is under way, because the other relay has left."""
         self._gone = True
         for taking in list(self._taking.values()):
             taking.cancel()

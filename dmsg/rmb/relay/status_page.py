@@ -1,4 +1,4 @@
-"""What the page of a relay of the bus shows."""
+"""Status page of a relay of the bus."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from dmsg.rmb.relay.switch import Switch
 
 VERSION = version("dmsg")
 SHOWN_SESSIONS = 10
-"""Sessions in each table."""
+"""Number of sessions in each table."""
 NEARLY_FULL = 0.9
-"""Share of what may be held from which on the page says so."""
+"""Fraction of a limit from which on the page warns."""
 
 
 class Looked(Protocol):
-    """A relay, as its page asks it."""
+    """Interface that a relay implements for its status page."""
 
     settings: RelaySettings
     memory: Memory
     started: float
 
     def health(self) -> dict[str, object]:
-        """What ``/health`` says."""
+        """Return the content of ``/health``."""
 
 
 class RmbRelayShown(Shown):
-    """A relay, as :class:`~dmsg.pages.model.Shown`."""
+    """Content of a relay's status page, a :class:`~dmsg.pages.model.Shown`."""
 
     kind = "rmb relay"
     charts = (

@@ -1,9 +1,8 @@
-"""The relay at work: the way of each message from the session that sends it.
+"""Switch of a relay: takes each message from the session that sends it to its destination.
 
-``received -> admitted -> delivered, or: looked up -> routed -> queue, forward,
-probe, refuse``.  The rules are in :mod:`dmsg.rmb.relay.rules`, what happens between a
-message and its confirmation in :mod:`dmsg.rmb.relay.delivery`, what other
-relays bring in :mod:`dmsg.rmb.relay.inbound.accept`.
+``received -> admitted -> delivered, or: looked up -> routed -> queue, forward, probe, refuse``.  The rules are in
+:mod:`dmsg.rmb.relay.rules`, the steps between a message and its confirmation in :mod:`dmsg.rmb.relay.delivery`, and
+the messages of other relays in :mod:`dmsg.rmb.relay.inbound.accept`.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 
 PING_BEHIND = 0.05
-"""Seconds between pings behind messages, to sessions that log each."""
+"""Seconds between pings behind messages, for sessions that log each ping."""
 PING_BEHIND_FEW = 1.0
-"""The same, while few messages are unconfirmed."""
+"""Longest delay of such a ping while few messages are unconfirmed."""
 HAND_AGAIN, HAND_SLOWLY = 0.02, 0.32
-"""Seconds after which is looked again how much of what was sent to such a session is with its connection: twice as many
-each time until all is, and the most."""
+"""Seconds before the first check how much of what was sent to such a session is with its connection, and the longest
+pause; doubled until all is."""
 MAX_UNFINISHED = 256 * 1024 * 1024
-"""Bytes of all messages that are not whole; beyond, the sessions with most are ended."""
+"""Bytes of all incomplete messages; above it the sessions with the most are ended."""
 FRAGMENT_RATE, FRAGMENT_BURST = 1000.0, 10_000.0
-"""Small fragments a second that one twin may send, and at once; beyond, its session is ended."""
+"""Small fragments per second, and at once, that one twin may send; above it the session is ended."""
 
 _T = TypeVar("_T")
 
@@ -60,11 +59,11 @@ _log = Logger()
 class Switch:
     """Sessions of a relay and the messages between them.
 
-    :param make_federation: called with whether a session, by its text, is connected here, and with what to tell of
-        messages that came from the queue.
+    :param make_federation: called with two functions: whether a session, given as text, is connected here, and the
+        callback for messages that came from the queue.
     :param wall_clock: seconds since 1970.
-    :ivar sessions: by their names.
-    :ivar counters: for metrics.
+    :ivar sessions: the connected sessions, by name.
+    :ivar counters: numbers and bytes of messages for metrics.
     """
 
     def __init__(
@@ -79,9 +78,10 @@ class Switch:
         durable: bool = False,
         max_unfinished: int = MAX_UNFINISHED,
     ) -> None:
-        """:param durable: what sessions send that will not send it again is written down first.
+        """Make a switch without sessions.
 
-        :param max_unfinished: bytes of all messages that are not whole.
+        :param durable: whether messages of sessions that do not resend are stored before delivery.
+        :param max_unfinished: bytes of all incomplete messages.
         """
         self.durable = durable
         self._max_unfinished = max_unfinished
@@ -100,16 +100,15 @@ class Switch:
         self.evictions: Counter[str] = Counter()
         self.dropped_oldest = 0
         self.waiting: dict[Delivery, None] = {}
-        """Those that have something in their window or line, and some that had."""
+        """Deliveries with messages in their window or line, and some that had such messages lately."""
         self.parked: dict[RelaySession, None] = {}
-        """Sessions that have sent something while they were held; one that has nothing parked any more stays in here
-        until ``SessionHoldings`` goes through it."""
+        """Sessions that sent something while they were held; ``SessionHoldings`` removes those with nothing parked."""
         self.growing: dict[RelaySession, None] = {}
-        """Those with a message that is not whole."""
+        """Sessions with a large incomplete message."""
         self.lookups = LookupLines(clock, registry, self._looked_up)
         self.unfinished = 0
-        """Bytes of all messages that are not whole."""
-        # what goes from a line into the queue must not make that drop its oldest
+        """Bytes of all incomplete messages."""
+        # A whole line that goes into the queue must not make the queue evict its oldest messages.
         self.line_messages = max(1, min(LINE_MESSAGES, queue.limits.messages // 2))
         self.line_size = queue.limits.size // 2
         self.federation = make_federation(self.presence.is_here, self._forwarded)
@@ -118,17 +117,17 @@ class Switch:
     # --- sessions ---
 
     def connected(self, session: RelaySession) -> None:
-        """Its socket is open; an older connection of the same session is ended."""
+        """Register a session whose socket is open, and end an older connection of the same session."""
         before = self.presence.add(session)
         if before is not None:
-            # what it had not confirmed goes into the queue, which the new one reads to its end
+            # Unconfirmed messages go into the queue, which the new connection reads to its end.
             isolated(before.end, Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
         session.heard_at = self._clock.seconds()
         self.queue.connected_here(str(session.session))
         session.delivery.start()
 
     def lost(self, session: RelaySession) -> None:
-        """Its connection is gone: what it had not confirmed goes to its queue."""
+        """Forget a session whose connection is gone; unconfirmed messages to it go to its queue."""
         if session.gone:
             return
         session.gone = True
@@ -145,13 +144,13 @@ class Switch:
             isolated(partial(self._enqueue, session.session, message, answers=False))
 
     def busy(self, delivery: Delivery) -> None:
-        """For :class:`~dmsg.rmb.relay.ports.Store`: it waits for a confirmation."""
+        """Note that a delivery waits for a confirmation; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         if delivery.since is None:
             delivery.since = self._clock.seconds()
         self.waiting[delivery] = None
 
     def ping_later(self, delivery: Delivery) -> None:
-        """For :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Ping behind the messages of a delivery in a while; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         if not self._to_ping:
             self._clock.callLater(PING_BEHIND, self._ping_behind)
         self._to_ping[delivery] = self._clock.seconds()
@@ -168,9 +167,11 @@ class Switch:
             self._clock.callLater(PING_BEHIND, self._ping_behind)
 
     def hand_later(self, delivery: Delivery, wait: float = HAND_AGAIN) -> None:
-        """For :class:`~dmsg.rmb.relay.ports.Store`: after this turn, for at its end all is written that was sent.
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.hand` after this turn, whose end writes what was sent.
 
-        :param wait: seconds after which to look again; a look takes up to 0.15 ms, and many sessions may read nothing.
+        Part of :class:`~dmsg.rmb.relay.ports.Store`.
+
+        :param wait: seconds before the next check; a check takes up to 0.15 ms, and many sessions may read nothing.
         """
         if not self._to_hand:
             self._clock.callLater(0, self._hand)
@@ -183,21 +184,21 @@ class Switch:
                 self._clock.callLater(wait, self.hand_later, delivery, min(2 * wait, HAND_SLOWLY))
 
     def waits(self, delivery: Delivery) -> None:
-        """For :class:`~dmsg.rmb.relay.ports.Store`: it has a line."""
+        """Note that a delivery has a line; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         self.waiting[delivery] = None
 
     def later(self, call: Callable[[], None]) -> None:
-        """In the next turn of the reactor."""
+        """Call something in the next reactor turn."""
         self._clock.callLater(0, call)
 
     def fragmented(self, session: RelaySession, small: int) -> None:
-        """A session sent small fragments: each counts as a message, because it costs as much as one."""
+        """Count each small fragment of a session as a message, because it costs as much as one."""
         self.rules.charge(session.owner, small, self.now())
         if self._fragments.charge(str(session.owner), small, self._clock.seconds()) > 0.0:
             session.end(Drop.FRAGMENTS, TOO_MUCH, "too many small fragments")
 
     def look_at_unfinished(self) -> None:
-        """When there is too much of such messages, the sessions with most are ended."""
+        """End the sessions with the largest incomplete messages while these exceed their limit."""
         if self.unfinished <= self._max_unfinished:
             return
         for session in sorted(self.growing, key=lambda one: one.unfinished, reverse=True):
@@ -208,7 +209,7 @@ class Switch:
     # --- the way of a message ---
 
     def received(self, session: RelaySession, data: bytes) -> None:
-        """One message of a session: it is admitted, and then delivered here or routed."""
+        """Process one message of a session: check it, then deliver or route it."""
         mail = self._admitted(session, data)
         if mail is None:
             return
@@ -223,7 +224,7 @@ class Switch:
             self.lookups.add(Waiting(session, mail))
 
     def _admitted(self, session: RelaySession, data: bytes) -> Mail | None:
-        """The message, a ping as its answer; None where it is refused, or is no envelope."""
+        """Return the message, or for a ping its answer; None when it is refused or no envelope."""
         now = self.now()
         try:
             envelope = decode(data)
@@ -244,7 +245,7 @@ class Switch:
         return Mail(data, header.until(now), session.ledger, header, sender=session.owner)
 
     def _delivered(self, mail: Mail) -> bool:
-        """Whether its receiver is connected here; it has the message then, or it is on its way into its queue."""
+        """Whether the receiver is connected here and has the message, or gets it through its queue."""
         receiver = self.sessions.get(mail.destination)
         if receiver is None:
             return False
@@ -255,18 +256,19 @@ class Switch:
         return True
 
     def count_in(self, mail: Message) -> None:
-        """A message is taken, for metrics."""
+        """Count an accepted message for metrics."""
         self.counters["message_rx"] += 1
         self.counters["message_rx_bytes"] += len(mail.data)
 
     def _looked_up(self, waiting: Waiting, result: Twin | Failure | None) -> None:
-        """The registry has answered, or failed.
+        """Route a message after the registry has answered or failed.
 
-        If it failed, the sender of a request is told; any other message counts as lost, so that it is sent again.
+        When the registry failed, the sender of a request is told; any other message counts as lost, so that it is sent
+        again.
         """
         session, mail = waiting
         if not isinstance(result, Failure):
-            # its receiver may have connected while the registry was asked
+            # The receiver may have connected while the registry was asked.
             if not self._delivered(mail):
                 self._route(session, mail, result)
             return
@@ -279,7 +281,7 @@ class Switch:
             mail.lose()
 
     def _route(self, session: RelaySession, mail: Mail, twin: Twin | None) -> None:
-        """Its receiver is not connected here: the rules say what becomes of it."""
+        """Follow the rules for a message whose receiver is not connected here."""
         decision = self.rules.route(mail.header, twin)
         if decision.action is not Action.REFUSE:
             self.rules.carried(mail.header, self.now())
@@ -298,7 +300,7 @@ class Switch:
             mail.settle()
 
     def _unless_elsewhere(self, mail: Mail, otherwise: Callable[[], None]) -> None:
-        """Another process on the same queue may have the session: then the queue is the way."""
+        """Put a message into the queue if another process on it has the session; otherwise call ``otherwise``."""
 
         def known(elsewhere: bool) -> None:
             if elsewhere:
@@ -310,7 +312,7 @@ class Switch:
         self.queue.elsewhere(str(mail.destination)).addErrback(lambda _: False).addCallback(known)
 
     def _offline(self, mail: Mail) -> None:
-        """Nobody has its receiver, unless it comes back in a moment."""
+        """Refuse a message whose receiver is offline, unless the receiver reconnects in a moment."""
 
         def known(is_back: bool) -> None:
             if not (is_back and self._delivered(mail)):
@@ -321,7 +323,7 @@ class Switch:
         self.presence.comes_back(mail.destination).addCallback(known)
 
     def _probe(self, mail: Mail, relays: frozenset[str]) -> None:
-        """One of its other relays may have its receiver."""
+        """Offer a message to the receiver's other relays, where the session may be connected."""
 
         def probed(outcome: Outcome) -> None:
             if outcome is Outcome.TAKEN:
@@ -333,11 +335,11 @@ class Switch:
         offering.addErrback(lambda _: Outcome.FAILED).addCallback(probed)
 
     def _forwarded(self, mail: Mail, error: str | None) -> None:
-        """A message for another relay was taken there, or will never be."""
+        """Settle a message for another relay that was accepted there, or failed for good."""
         if error is not None:
             full = Drop.FEDERATION_FULL if error == FULL else Drop.FEDERATION_REFUSED
             self.rules.drops[Drop.EXPIRED if error == texts.EXPIRED else full] += 1
-            # the reference leaves the destination out of this one
+            # The reference leaves the destination out of this error.
             self._say(mail.header, error, addressed=False)
         mail.settle()
 
@@ -350,7 +352,7 @@ class Switch:
     def _say(self, header: Header, text: str, to: Session | None = None, *, addressed: bool = True) -> None:
         """Tell the sender of a request what became of it.
 
-        :param to: who sent it; None for the one that it names.
+        :param to: the session that sent it; None takes the one that the header names.
         """
         if not header.wants_answer:
             return
@@ -364,14 +366,14 @@ class Switch:
             self._enqueue(to, said)
 
     def answer_expired(self, data: bytes) -> None:
-        """A kept message's life is over: its sender, if it is one of this relay's, is told."""
+        """Tell the sender of a kept message that its life is over, if this relay serves the sender."""
         self.rules.drops[Drop.EXPIRED] += 1
         try:
             header = Header.read(data)
         except EnvelopeError:
             return
         twin = self.registry.fresh(header.source.twin)
-        # who is away finds the notice in its queue; a session of another relay would not get it
+        # A session that is away finds the notice in its queue; a session of another relay would never get it.
         if header.source in self.sessions or (twin is not None and twin.relays & self.rules.domains):
             self._say(header, texts.EXPIRED)
 
@@ -380,12 +382,12 @@ class Switch:
     def _enqueue(
         self, session: Session, mail: Message, *, others: frozenset[str] = frozenset(), answers: bool = True
     ) -> None:
-        """Keep a message.
+        """Put a message into the queue of a session.
 
-        :param others: relays where its receiver may be connected.
-        :param answers: its sender is told when that cannot be; else it has to send it again.
+        :param others: relays to which the receiver may be connected.
+        :param answers: whether the sender is told of a failure; otherwise it has to send the message again.
         """
-        # nothing goes before it while it is on its way into the queue
+        # While this message is on its way into the queue, nothing may overtake it.
         connected = self.sessions.get(session)
         if connected is not None:
             connected.delivery.appending += 1
@@ -404,15 +406,15 @@ class Switch:
         keeping.addBoth(ended).addCallbacks(lambda number: self.kept(session, mail, number, others), failed)
 
     def kept(self, session: Session, mail: Message, number: QueueId, others: frozenset[str]) -> None:
-        """It is in the queue of ``session``.
+        """Settle a message that is in the queue of ``session``.
 
-        :param number: its id there.
-        :param others: relays where its receiver may be connected.
+        :param number: its id in the queue.
+        :param others: relays to which the receiver may be connected.
         """
         mail.settle()
         receiver = self.sessions.get(session)
         if receiver is not None:
-            # it connected meanwhile, or is slow
+            # The receiver has connected meanwhile, or is slow.
             receiver.delivery.poke()
         elif others:
             self.federation.offers.add(str(session), Queued(number, mail.data), others, mail.until)
@@ -423,7 +425,7 @@ class Switch:
         if not failure.check(QueueUnavailable):
             _log.failure("queue failed", failure)
         if answers and isinstance(mail, Mail) and mail.header.wants_answer:
-            # without the queue, which just failed
+            # The answer must not go through the queue, which has just failed.
             sender = self.sessions.get(mail.header.source)
             if sender is not None:
                 text = texts.NOT_ROUTED.format(peer=session, why=why)
@@ -433,19 +435,20 @@ class Switch:
             mail.lose()
 
     def keep(self, session: Session, message: Message) -> Deferred[QueueId]:
-        """For :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Append to a session's queue; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         return self.queue.append(str(session), message.data, message.until, message.sender)
 
     def read(self, session: Session, after: QueueId | None) -> Deferred[list[Queued]]:
-        """For :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Read a session's queue; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         return self.queue.read(str(session), after)
 
     def remove(self, session: Session, ids: list[QueueId]) -> None:
-        """For :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Delete from a session's queue; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         self.queue.remove(str(session), ids)
 
     def until(self, queued: Queued) -> float | None:
-        """For :class:`~dmsg.rmb.relay.ports.Store`: None when its life is over, and then its sender is told."""
+        """Return when a message's life ends, or tell its sender and return None; part of
+        :class:`~dmsg.rmb.relay.ports.Store`."""
         try:
             header = Header.read(queued.data)
         except EnvelopeError:
@@ -457,18 +460,20 @@ class Switch:
         return header.until(now)
 
     def dropped(self, session: str, number: int) -> None:
-        """For :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
+        """Count messages evicted from a full queue; part of :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         self.rules.drops[Drop.QUEUE_FULL] += number
         self.dropped_oldest += number
 
     def appended_elsewhere(self, name: str) -> None:
-        """For :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`, and for rounds."""
+        """Let a session read its queue; called by polls and as
+        :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         session = None if name == FEDERATION else self.presence.named(name)
         if session is not None:
             session.delivery.poke()
 
     def connected_elsewhere(self, name: str) -> None:
-        """For :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
+        """End a session that has moved to another process; part of
+        :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         session = self.presence.named(name)
         if session is not None:
             session.end(Drop.REPLACED, GOING_AWAY, "this session connected to another process")

@@ -1,4 +1,4 @@
-"""What another relay brings: delivered, kept, or refused, and said to that relay once it is."""
+"""Acceptance of messages that another relay brings: delivered, stored, or refused, and then answered."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dmsg.rmb.twins.twin import Twin
 
 
 class Intake:
-    """The other relays' way into a switch."""
+    """Entry of other relays' messages into a switch."""
 
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
 
     def take(self, header: Header, data: bytes, twin: Twin | None, *, only_connected: bool) -> Deferred[None]:
-        """A verified message that another relay brings; fires when it is confirmed or kept.
+        """Accept a verified message that another relay brings; fires when it is confirmed or stored.
 
         Fails with :class:`~dmsg.rmb.relay.rules.Refused`, or QueueUnavailable.
 
-        :param twin: of its destination; None when the registry has none.
-        :param only_connected: refuse it when the session is not connected.
+        :param twin: the twin of the destination; None when the registry has none.
+        :param only_connected: whether to refuse the message when the session is not connected.
         """
         switch = self._switch
         taken: Deferred[None] = Deferred()
@@ -36,7 +36,7 @@ class Intake:
         ledger.ping(b"")
         receiver = switch.sessions.get(header.destination)
         if receiver is not None and receiver.delivery.crowded and not mail.is_answer:
-            # a sender here would be held; another relay tries again
+            # A sender of this relay would be held; another relay tries again later.
             taken.errback(Refused(Drop.BUSY))
             return taken
         if receiver is not None and receiver.delivery.offer(mail):
@@ -54,7 +54,7 @@ class Intake:
         return taken
 
     def _find(self, mail: Mail, taken: Deferred[None]) -> None:
-        """It is for who is connected: to another process on the same queue, or here in a moment."""
+        """Look for a receiver that must be connected: in another process on the same queue, or here in a moment."""
         switch = self._switch
 
         def known(elsewhere: bool) -> None:
@@ -75,9 +75,9 @@ class Intake:
         switch.queue.elsewhere(str(mail.destination)).addErrback(lambda _: False).addCallback(known)
 
     def _keep(self, mail: Mail, others: frozenset[str], taken: Deferred[None]) -> None:
-        """Into the queue.
+        """Put a message into the queue.
 
-        :param others: relays where its receiver may be connected.
+        :param others: relays to which the receiver may be connected.
         """
         switch = self._switch
 

@@ -1,4 +1,4 @@
-"""What other relays bring, one message or several: looked at, verified, handed on to the switch."""
+"""Messages that other relays bring, singly or in batches: checked, verified, and passed to the switch."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from dmsg.rmb.twins.identity import verify
 from dmsg.rmb.twins.twin import Twin
 
 INTAKE_RATE, INTAKE_BURST = 5000.0, 10_000.0
-"""Messages a second of one address, and at once, that other relays may bring."""
+"""Messages per second, and at once, that other relays may bring from one address."""
 INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
-"""Messages and bytes a minute of one twin that other relays may bring."""
+"""Messages and bytes per minute that other relays may bring from one twin."""
 MAX_TAKEN = 65_536
-"""Messages of other relays that are remembered as long as they are good: each is taken once, and counted once."""
+"""Number of accepted messages that are remembered until they expire, so that each is accepted and counted once."""
 WORTHLESS = 20
-"""Messages that one counts for which is malformed, or not signed by who is said to have sent it."""
+"""Number of messages for which a malformed or wrongly signed message counts."""
 MAX_INTAKE = 1024
-"""Messages of other relays under way at once."""
+"""Number of messages of other relays under way at once."""
 
 
 class Verdict(NamedTuple):
-    """What is answered of a message.
+    """Answer to one message of another relay.
 
-    What may be true a moment later is never a 4xx: relays of the reference take those as final.
+    A reason that may be gone a moment later never gets a 4xx, because relays of the reference take a 4xx as final.
 
-    :ivar after: seconds after which it may be another; None: it stays so.
+    :ivar after: seconds after which another attempt may succeed; None when the answer is final.
     """
 
     status: int
@@ -50,9 +50,9 @@ TAKEN = Verdict(202)
 
 
 class Bringing:
-    """The way of other relays' messages into a relay.
+    """Entry of other relays' messages into this relay.
 
-    :ivar under_way: messages of which nothing was answered yet.
+    :ivar under_way: number of messages without an answer so far.
     """
 
     def __init__(self, switch: Switch) -> None:
@@ -65,13 +65,14 @@ class Bringing:
         self.under_way = 0
 
     def too_many(self, address: str, now: float) -> Verdict | None:
-        """The answer when there is no room for one more of ``address``; counted when there is (None)."""
+        """Return the refusal when there is no room for one more message of ``address``; otherwise count it and
+        return None."""
         if self.under_way < MAX_INTAKE and self._rate.allow(address, now):
             return None
         return self._later(Drop.INTAKE_RATE, "too many messages")
 
     def charge(self, address: str, now: float) -> None:
-        """What was worth nothing counts as many: checking it is what costs."""
+        """Count a worthless message as many messages of its address, because checking it is the expensive part."""
         self._rate.charge(address, WORTHLESS, now)
 
     def _refuse(self, drop: Drop, status: int, text: str) -> Verdict:
@@ -83,9 +84,9 @@ class Bringing:
         return Verdict(503, text, seconds)
 
     async def take(self, data: bytes, *, only_connected: bool) -> tuple[Verdict, bool]:
-        """One message, of which something is answered when it is confirmed, kept or refused.
+        """Process one message until it is confirmed, stored or refused.
 
-        :returns: what is answered, and whether it was worth nothing.
+        :returns: the answer, and whether the message was worthless: malformed or wrongly signed.
         """
         self.under_way += 1
         try:
@@ -106,13 +107,13 @@ class Bringing:
         try:
             switch.rules.check_message(header, switch.now())
         except Refused as refused:
-            if refused.drop is Drop.BAD_TIMES:  # its time comes
+            if refused.drop is Drop.BAD_TIMES:  # The timestamp is ahead of this relay's clock and may be right soon.
                 return self._later(refused.drop, f"bad request: {refused}", 10), False
             return self._refuse(refused.drop, 400, f"bad request: {refused}"), False
         try:
             await self._check_source(envelope)
             receiver = await self._twin(header.destination.twin)
-        except TwinNotFound as error:  # perhaps its registry is ahead of ours
+        except TwinNotFound as error:  # The other relay's registry may know a twin that ours does not know yet.
             return self._later(Drop.INTAKE_SIGNATURE, str(error), 5), False
         except SignatureInvalid as error:
             return self._refuse(Drop.INTAKE_SIGNATURE, 401, f"bad signature: {error}"), True
@@ -123,13 +124,13 @@ class Bringing:
     async def _hand_on(
         self, envelope: Envelope, header: Header, data: bytes, receiver: Twin | None, only_connected: bool
     ) -> Verdict:
-        """One whose sender has signed it."""
+        """Pass on a message whose sender has signed it."""
         switch = self._switch
-        # whoever has a message can bring it again: it is there already
+        # Anyone who has a message can bring it again; a repeated one was accepted already.
         key = hashlib.sha256(envelope.signature).digest()
         if self._taken.get(key, 0.0) > switch.now():
             return TAKEN
-        # only what is signed counts, so that nobody can use up what another may send
+        # Only signed messages count against a twin, so that nobody can use up another twin's limit.
         size, now = len(data), switch.now()
         if not self._of_twins.measure(header.source.twin, size, now, is_answer=header.is_answer):
             switch.limited.count(header.source.twin)
@@ -142,7 +143,7 @@ class Bringing:
         except Refused as refused:
             if refused.drop is Drop.OFFLINE:
                 return self._refuse(refused.drop, 404, OFFLINE)
-            # the registry may say so tomorrow, and the other relay may know today
+            # The entry may be changed soon, and the other relay may know that before this one.
             return self._later(refused.drop, str(refused), 5)
         except DmsgError as error:
             return self._later(Drop.QUEUE_FAILED, f"switch error: {error}")
@@ -156,7 +157,8 @@ class Bringing:
         verify(envelope.signature, challenge(envelope), twin.account)
 
     async def _again_if_elsewhere(self, number: int, twin: Twin | None) -> Twin | None:
-        """A twin that is not here as far as is remembered may have moved since."""
+        """Ask the registry again when the cached entry does not list this relay, because the twin may have moved
+        here."""
         domains = self._switch.rules.domains
         if not domains or (twin is not None and twin.relays & domains):
             return twin

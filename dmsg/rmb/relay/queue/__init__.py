@@ -1,1 +1,1 @@
-"""What a relay keeps for sessions that are away."""
+"""Queues of a relay: messages kept for sessions that are away."""

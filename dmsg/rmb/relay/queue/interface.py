@@ -1,6 +1,6 @@
-"""What a relay keeps for sessions that are away or slow: what a queue has to do.
+"""Interface of a relay's queues, which keep messages for sessions that are away or slow.
 
-Every session has a queue of its own; what is for other relays is in one more.
+Each session has a queue of its own; one more queue holds the messages for other relays.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from zope.interface import Attribute, Interface
 from dmsg.base.options import STORAGE, Number, option
 
 FEDERATION = "relay.federation"
-"""The name of the queue of what is for other relays; no session is called so."""
+"""Name of the queue for other relays; no session can have this name."""
 BATCH = 1000
-"""Messages in one read: a receiver that catches up must do so faster than others send."""
+"""Number of messages in one read: a session that catches up must be faster than others send."""
 
 BATCH_BYTES = 4 * 1024 * 1024
-"""Bytes after which a read ends; one message may be larger."""
+"""Bytes after which a read ends; the last message may exceed it."""
 PART = 8
-"""Of what is kept in all: the part of one twin."""
+"""Divisor of ``total``: the messages that one twin sent may use this fraction of all that is kept."""
 REFUSALS = ("the relay keeps as much as it may", "the relay keeps as much from twin {sender} as it may")
-"""Why a message is not taken: of all that is kept, or of what its sender has there."""
+"""Reasons to refuse a message: the limit of all messages, or of its sender's."""
 
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """How much is kept; sizes are in bytes.
+    """Limits of what the queues keep; sizes are in bytes.
 
-    The messages that one twin sent may be the ``PART``-th part of ``total``, and twice ``size`` at least.
+    The messages of one sender may use a ``PART``-th of ``total``, but at least twice ``size``.
     """
 
     messages: int = option(
@@ -58,7 +58,7 @@ class QueueLimits:
 
     @property
     def part(self) -> int:
-        """Bytes that one twin may have sent of what is kept."""
+        """Bytes that the kept messages of one sender may use."""
         return max(self.total // PART, 2 * self.size)
 
 
@@ -67,7 +67,7 @@ QueueId: TypeAlias = int | bytes
 
 
 class Queued(NamedTuple):
-    """A message that is kept.  Ids grow along a queue."""
+    """Message in a queue, with its id; ids grow along a queue."""
 
     id: QueueId
     data: bytes
@@ -87,52 +87,52 @@ class QueueWatcher(Protocol):
 
 
 class RelayQueue(Interface):
-    """Messages by session."""
+    """Interface of all queues of a relay, by session."""
 
     limits: QueueLimits = Attribute("How much is kept.")
     trouble: str | None = Attribute("Why nothing can be added now, as on a full disk; None when it can.")
     forgotten: int = Attribute("Number of delivered messages that the queue could not delete and will deliver again.")
 
     def append(session: str, data: bytes, until: float, sender: int = ...) -> Deferred[QueueId]:
-        """Keep a message until a time.  Fires with its id once it survives the process.
+        """Keep a message until a time; fires with its id once the message survives the process.
 
         Fails with QueueUnavailable.
 
-        :param sender: the twin that sent it; 0: the relay.
+        :param sender: the twin that sent it; 0 for the relay.
         """
 
     def read(session: str, after: QueueId | None) -> Deferred[list[Queued]]:
-        """The oldest messages whose id is above ``after``; None means all."""
+        """Return the oldest messages with ids above ``after``; None means from the beginning."""
 
     def poll(sessions: Sequence[str]) -> Deferred[list[str]]:
-        """Those of some sessions in whose queue is something that nobody told of."""
+        """Return those of the sessions whose queues hold messages that were not announced."""
 
     def remove(session: str, ids: Sequence[QueueId]) -> None:
-        """They are delivered: not read again, and deleted now, or as soon as that can be."""
+        """Remove delivered messages: never read them again, and delete them now or as soon as possible."""
 
     def expired(now: float) -> Deferred[list[tuple[str, bytes]]]:
-        """Take out some messages whose time has passed."""
+        """Remove and return some messages whose life has ended."""
 
     def watch(watcher: QueueWatcher) -> None:
         """Call ``watcher`` from now on."""
 
     def present(sessions: Sequence[str]) -> None:
-        """These sessions are connected to this process; said again every half minute."""
+        """Note that these sessions are connected to this process; repeated every half minute."""
 
     def absent(session: str) -> None:
-        """This one is not any more."""
+        """Note that this session is no longer connected to this process."""
 
     def connected_here(session: str) -> None:
-        """It connected to this process: others drop theirs."""
+        """Note that this session has connected to this process, so that other processes end their connections of it."""
 
     def take_federation() -> Deferred[list[Queued]]:
-        """Some of what is for other relays and nobody has taken yet."""
+        """Take some messages for other relays that no process has taken yet."""
 
     def federation_again() -> None:
-        """What was taken and not dealt with is to be taken once more."""
+        """Let messages that were taken and not finished be taken once more."""
 
     def elsewhere(session: str) -> Deferred[bool]:
-        """Whether it is connected to another process on the same queue."""
+        """Whether the session is connected to another process on the same queue."""
 
     def close() -> Deferred[None]:
-        """Let go of files and connections."""
+        """Close files and connections."""

@@ -47,27 +47,28 @@ CHANNEL = "rmb.queue"
 UNTIL = "rmb.until"
 KEPT = "rmb.kept"
 PROBE = "rmb.probe"
-"""Written to see whether Redis takes anything, after it did not."""
+"""Key written to find out whether Redis accepts writes again."""
 PRESENT = "rmb.session:"
 EXPIRE = 3600
-"""Seconds after the last append when a queue goes."""
+"""Seconds after its last message when a queue is deleted."""
 GROUP = "federation"
 ABANDONED_AFTER = 60
-"""Seconds after which what a process took and did not finish is another's; it renews its own by then."""
+"""Seconds after which a message that a process took and did not finish goes to the process that asks next, which may
+be the same one."""
 FEDERATION_LENGTH = 100_000
-"""Messages for other relays."""
+"""Number of messages for other relays."""
 PRESENCE = 75
-"""Seconds that a session is believed to be connected without being said to be."""
+"""Seconds for which a session counts as connected without a new notice."""
 APPEND_BATCH = 100
-"""Messages appended in one call: a script runs alone, and others wait for it."""
+"""Number of messages appended in one call; Redis serves nobody else while a script runs."""
 BATCH_SIZE = 4 * 1024 * 1024
-"""Bytes appended in one call; one message more may be larger."""
+"""Bytes appended in one call; the last message may exceed it."""
 POLLED = 1000
-"""Sessions looked at in one call."""
+"""Number of sessions polled in one call."""
 RETRY_FOR = 5.0
-"""Seconds that an append is tried while Redis is away."""
+"""Seconds for which an append is repeated while Redis is unavailable."""
 RETRY_EVERY = 0.2
-"""Seconds between tries."""
+"""Seconds between these attempts."""
 
 _READ = """
 local found, size, step, start = {}, 0, 1, ARGV[1]
@@ -86,7 +87,7 @@ while #found < most and size < bytes do
 end
 return found
 """
-# what is kept is counted in one hash: "total", "from:<twin>", and for each message "<id> <key>" what it added
+# One hash counts what is kept: "total", "from:<twin>", and under "<id> <key>" the size and sender of each message.
 _FORGET = """
 local function forget(kept, member)
   local added = redis.call('HGET', kept, member)
@@ -100,8 +101,8 @@ local function forget(kept, member)
   end
 end
 """
-# the oldest go one by one only where that costs nothing: MAXLEN ~ cuts whole nodes of the stream; what was cut is
-# counted until its life ends
+# MAXLEN ~ is cheap because it cuts whole nodes of the stream, so a queue may exceed its limit a little. A message that
+# was cut remains counted until its life ends.
 _APPEND = """
 local results = {}
 local until_, kept, channel, federation = KEYS[#KEYS - 3], KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS]
@@ -147,7 +148,7 @@ for index = 1, #ARGV do
 end
 """
 )
-# in one step, so that one of several processes takes each
+# One script, so that only one of several processes takes each message.
 _EXPIRED = (
     _FORGET
     + """
@@ -185,7 +186,7 @@ _log = Logger()
 
 
 class _Append(NamedTuple):
-    """A message that waits to be appended."""
+    """Message that waits to be appended."""
 
     session: str
     data: bytes
@@ -227,7 +228,10 @@ class RedisQueue:
 
     @classmethod
     async def open(cls, reactor: IReactorTime, url: str, limits: QueueLimits | None = None) -> RedisQueue:
-        """:raises RedisUnavailable: it does not answer."""
+        """Connect to Redis.
+
+        :raises RedisUnavailable: Redis does not answer.
+        """
         return cls(reactor, await open_redis(url, reactor), url, limits)
 
     @property
@@ -240,7 +244,7 @@ class RedisQueue:
     # --- messages ---
 
     def append(self, session: str, data: bytes, until: float, sender: int = 0) -> Deferred[QueueId]:
-        # what a reactor turn appends goes in one call: a call costs more than all that Redis does for it
+        # All appends of a reactor turn share one call, because a call costs more than the work that Redis does for it.
         appended: Deferred[QueueId] = Deferred()
         if not self._batch:
             self._reactor.callLater(0, self._flush)
@@ -272,7 +276,7 @@ class RedisQueue:
                 one.appended.errback(QueueUnavailable(f"{self._shown}: {why}"))
 
     async def _append(self, batch: list[_Append]) -> None:
-        # what is the same for all is said once: writing the call costs as much as Redis takes to carry it out
+        # Common arguments are sent once per call: encoding a call costs as much as Redis takes to execute it.
         limits = self.limits
         common = limits.total, limits.part, self._name, STREAM_PREFIX, limits.messages, EXPIRE
         arguments: list[str | bytes] = [*(str(one) for one in common), str(FEDERATION_LENGTH), FEDERATION]
@@ -282,7 +286,7 @@ class RedisQueue:
         deadline = self._reactor.seconds() + RETRY_FOR
         while True:
             try:
-                # a call that waits for Redis to come back is not cancelled: replies are told apart by their order
+                # A call that waits for Redis is never cancelled, because replies are matched to calls by their order.
                 appending = self._redis.eval(_APPEND, keys, arguments)
                 results = await patience(self._reactor, appending, max(0.0, deadline - self._reactor.seconds()))
                 self._works()
@@ -321,7 +325,7 @@ class RedisQueue:
         return Deferred.fromCoroutine(self._take_federation())
 
     async def _take_federation(self) -> list[Queued]:
-        """What nobody has, and what a process that is gone left."""
+        """Take messages that no process has taken, and those that a dead process left."""
         run = self._redis.execute_command
         try:
             if not self._grouped:
@@ -364,7 +368,7 @@ class RedisQueue:
         return removing
 
     async def _remove_again(self) -> None:
-        """Delete what could not be deleted, and see whether Redis takes anything."""
+        """Delete what could not be deleted, and find out whether Redis accepts writes again."""
         while found := self._removals.some():
             for session, ids in found.items():
                 await self._remove(session, ids)
@@ -379,7 +383,8 @@ class RedisQueue:
         self.trouble = None
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
-        # what relays of the reference appended is in no set: it is looked at when it is read
+        # Messages appended by relays of the reference are not in the sorted set; their life is checked when they are
+        # read.
         return Deferred.fromCoroutine(self._expired(now))
 
     async def _expired(self, now: float) -> list[tuple[str, bytes]]:
@@ -417,7 +422,7 @@ class RedisQueue:
         self._redis.execute_command(*command).addErrback(lambda _: None)
 
     def connected_here(self, session: str) -> None:
-        """It is here from now on; other processes drop theirs."""
+        """Register the session as connected here; other processes end their connections of it."""
         self.present([session])
         self._quietly("PUBLISH", CHANNEL, f"{self._name} = {session}")
 
@@ -427,11 +432,11 @@ class RedisQueue:
             self._redis.eval(_PRESENT, keys, [self._name, str(PRESENCE)]).addErrback(lambda _: None)
 
     def absent(self, session: str) -> None:
-        # unless it went to another process, whose word this is then
+        # The script leaves the key alone when another process has registered the session meanwhile.
         self._redis.eval(_ABSENT, [PRESENT + session], [self._name]).addErrback(lambda _: None)
 
     def federation_again(self) -> None:
-        """It is another process's after a while, or this one's again."""
+        """Do nothing: ``XAUTOCLAIM`` returns unfinished messages after ``ABANDONED_AFTER`` seconds."""
 
     def elsewhere(self, session: str) -> Deferred[bool]:
         result: Deferred[bytes | None] = self._redis.execute_command("GET", PRESENT + session)

@@ -1,4 +1,4 @@
-"""Delivered messages that the queue could not delete yet: they are not read again, and are deleted later.  No I/O."""
+"""Delivered messages that the queue could not delete yet; they are not read again, and are deleted later. No I/O."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dmsg.rmb.relay.queue.interface import Queued, QueueId
 
 MAX_REMOVALS = 200_000
-"""Ids that are remembered; beyond, the oldest are forgotten, and delivered a second time."""
+"""Number of ids that are remembered; beyond it the oldest are forgotten, and their messages delivered again."""
 AT_ONCE = 500
-"""Messages deleted in one try."""
+"""Number of messages deleted in one attempt."""
 
 
 class Removals:
-    """Ids of such messages, by session.
+    """Ids of delivered messages that are still to be deleted, by session.
 
-    :ivar forgotten: ids for which there was no room.
+    :ivar forgotten: number of ids that were evicted.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Removals:
         return len(self._ids)
 
     def add(self, session: str, ids: Iterable[QueueId]) -> None:
-        """These could not be deleted, or are being deleted."""
+        """Remember ids that could not be deleted, or that are being deleted."""
         for number in ids:
             self._ids[session, number] = None
         while len(self._ids) > MAX_REMOVALS:
@@ -34,21 +34,21 @@ class Removals:
             self.forgotten += 1
 
     def has(self, session: str, number: QueueId) -> bool:
-        """Whether it is one of them."""
+        """Whether this id is still to be deleted."""
         return (session, number) in self._ids
 
     def done(self, session: str, ids: Iterable[QueueId]) -> None:
-        """These are deleted."""
+        """Forget ids that are deleted."""
         for number in ids:
             self._ids.pop((session, number), None)
 
     def some(self) -> dict[str, list[QueueId]]:
-        """The oldest of them, by session."""
+        """Return the oldest ids, by session."""
         found: dict[str, list[QueueId]] = {}
         for (session, number), _ in zip(self._ids, range(AT_ONCE), strict=False):
             found.setdefault(session, []).append(number)
         return found
 
     def left(self, session: str, batch: list[Queued]) -> list[Queued]:
-        """What of a read is not one of them."""
+        """Return the messages of a batch that are not to be deleted."""
         return [one for one in batch if (session, one.id) not in self._ids] if self._ids else batch

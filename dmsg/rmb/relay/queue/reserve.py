@@ -1,4 +1,4 @@
-"""Room on the disk that is kept free, so that delivered messages can be deleted when the disk is full.
+"""Reserve of disk space, so that delivered messages can be deleted when the disk is full.
 
 A deletion is written before it is carried out, so a full disk refuses it too.
 """
@@ -9,14 +9,14 @@ import os
 from contextlib import suppress
 
 RESERVE = 8 * 1024 * 1024
-"""Bytes that are kept free beside the queue of a relay."""
+"""Bytes that are reserved beside the queue of a relay."""
 LEAST = 64 * 1024
-"""Bytes below which a part of it is of no use."""
+"""Smallest useful part of the reserve, in bytes."""
 SUFFIX = "-reserve"
 
 
 class Reserve:
-    """A file of a fixed size that is emptied when its room is needed.
+    """File of a fixed size that is emptied when its space is needed.
 
     :param path: that of the database.
     """
@@ -27,10 +27,10 @@ class Reserve:
         self._size = RESERVE if size is None else size
 
     def take(self, unused: int = 0) -> bool:
-        """Keep the room, or as much of it as there is.
+        """Reserve the space, or as much of it as there is.
 
-        :param unused: bytes of the database in which nothing is any more.
-        :returns: whether all of it is kept, and half as much is free besides.
+        :param unused: bytes of free pages in the database.
+        :returns: whether all of it is reserved, and half as much is free besides.
         """
         if self._grow(self._size):
             more = self._size // 2 - unused
@@ -47,7 +47,7 @@ class Reserve:
             with open(self._path, "ab", buffering=0) as file:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, size)
-                while (missing := size - os.fstat(file.fileno()).st_size) > 0:  # where there is no such call
+                while (missing := size - os.fstat(file.fileno()).st_size) > 0:  # Systems without posix_fallocate.
                     file.write(bytes(min(missing, LEAST)))
         except OSError:
             return False
@@ -58,17 +58,17 @@ class Reserve:
             os.truncate(self._path, size)
 
     def release(self) -> None:
-        """Let the room be used."""
+        """Free the reserved space."""
         self._shrink(0)
 
     def holds(self, path: str) -> bool:
-        """Whether half of it is as large as a file."""
+        """Whether a file is at most half as large as the reserve."""
         try:
             return os.path.getsize(path) <= self._size // 2
         except OSError:
             return True
 
     def remove(self) -> None:
-        """Keep nothing any more: the queue is closed."""
+        """Delete the reserve, because the queue is closed."""
         with suppress(OSError):
             os.unlink(self._path)

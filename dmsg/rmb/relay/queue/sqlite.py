@@ -1,4 +1,4 @@
-"""The queues of a relay in SQLite: a file, of one process."""
+"""Queues of a relay in an SQLite file, for one process."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from dmsg.rmb.relay.queue.removals import Removals
 from dmsg.rmb.relay.queue.reserve import Reserve
 
 EXPIRED = 1000
-"""Messages whose time has passed that are taken out at once."""
+"""Number of expired messages removed at once."""
 RETRY_EVERY = 1.0
-"""Seconds between tries to write to a file that could not be written."""
+"""Seconds between attempts to write to a file that could not be written."""
 
 _log = Logger()
 
 
 def _some(cursor: sqlite3.Cursor, column: int) -> list[Any]:
-    """Rows up to ``BATCH_BYTES`` of what is in a column."""
+    """Return rows up to ``BATCH_BYTES`` of a column."""
     rows = []
     size = 0
     for row in cursor:
@@ -75,7 +75,7 @@ class SQLiteQueue:
         self._watcher: QueueWatcher | None = None
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=1.0)
-            # one process only: a second one would deliver everything twice
+            # The lock keeps a second process out, which would deliver everything twice.
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
@@ -137,7 +137,7 @@ class SQLiteQueue:
             deferred.callback(number)
 
     def _undo(self, error: sqlite3.Error) -> None:
-        """A transaction failed, as on a full disk: what is counted is what is there."""
+        """Roll back a transaction that failed, as on a full disk, and count again what is stored."""
         self._open = False
         self._deleting = []
         waiting, self._waiting = self._waiting, []
@@ -151,7 +151,7 @@ class SQLiteQueue:
             deferred.errback(QueueUnavailable(str(error)))
 
     def _failed(self, error: sqlite3.Error) -> None:
-        """A statement failed; SQLite may have given up what else was to be committed with it."""
+        """Handle a failed statement; SQLite may have rolled back the other statements of its transaction."""
         if self._open and not self._db.in_transaction:
             self._undo(error)
         self._in_trouble(str(error))
@@ -166,12 +166,12 @@ class SQLiteQueue:
             self._retrying = self._clock.callLater(RETRY_EVERY, self._retry)
 
     def _checkpoint(self) -> None:
-        """Move what is in the log of SQLite to where it belongs, so that it takes its room only once."""
+        """Move SQLite's log into the database, so that the data takes its space only once."""
         with suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def _unused(self) -> int:
-        """Bytes of the file in which nothing is any more."""
+        """Return the bytes of free pages in the file."""
         try:
             pages, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
         except sqlite3.Error:
@@ -183,7 +183,7 @@ class SQLiteQueue:
         cancel_call(retrying)
 
     def _retry(self) -> None:
-        """Delete what was delivered meanwhile; then, if there is room again, take messages."""
+        """Delete what was delivered meanwhile; then accept messages again if there is space."""
         self._retrying = None
         self._commit()
         if self._removals and self._reserve is not None:
@@ -201,7 +201,7 @@ class SQLiteQueue:
             return
         self._commit()
         if self._retrying is not None:
-            return  # it failed
+            return  # The commit failed.
         self._checkpoint()
         if self._removals:
             self._retrying = self._clock.callLater(0, self._retry)
@@ -220,7 +220,7 @@ class SQLiteQueue:
         )
 
     def _refusal(self, size: int, sender: int) -> str | None:
-        """Why a message of so many bytes is too much."""
+        """Return why a message of this size exceeds a limit; None when it does not."""
         if self.total + size > self.limits.total:
             return REFUSALS[0]
         if sender and self._from[sender] + size > self.limits.part:
@@ -251,7 +251,7 @@ class SQLiteQueue:
         deferred: Deferred[QueueId] = Deferred()
         self._waiting.append((deferred, cursor.lastrowid or 0))
         if session != FEDERATION and (sizes[0] > self.limits.messages or sizes[1] > self.limits.size):
-            # it is kept, whatever comes of making room
+            # The message is stored, even if evicting older ones fails.
             isolated(self._drop_oldest, session, sizes)
         return deferred
 
@@ -311,7 +311,7 @@ class SQLiteQueue:
     def remove(self, session: str, ids: Sequence[QueueId]) -> None:
         self._removals.add(session, ids)
         if self.trouble is not None:
-            return  # all that could not be deleted comes together
+            return  # The next retry deletes all of them together.
         try:
             self._begin()
             self._delete(session, ids)
@@ -335,13 +335,13 @@ class SQLiteQueue:
         self._watcher = watcher
 
     def present(self, sessions: Sequence[str]) -> None:
-        """Nobody asks."""
+        """Do nothing: no other process uses the file."""
 
     def absent(self, session: str) -> None:
-        """Nobody asks."""
+        """Do nothing: no other process uses the file."""
 
     def connected_here(self, session: str) -> None:
-        """Nobody asks."""
+        """Do nothing: no other process uses the file."""
 
     def take_federation(self) -> Deferred[list[Queued]]:
         def taken(batch: list[Queued]) -> list[Queued]:
