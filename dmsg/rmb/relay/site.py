@@ -263,7 +263,8 @@ class RelaySite(Resource):
         return session in self._switch.sessions or self._make_place(session.twin)
 
     def _first_use(self, parsed: token.Token) -> bool:
-        """Whether a token is used for the first time; proxies log URLs, so a token may open only one connection."""
+        """Whether the token is unused, or was issued within ``SAME_TIME``. Proxies log URLs, so a logged token must
+        be useless."""
         if self._used is None:
             return True
         now = int(self._switch.now())

@@ -1,4 +1,4 @@
-"""Being called: requests that came, the program's handlers, and what they answer."""
+"""Handlers of requests: the program's functions by command, and the answers that they return."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from dmsg.rmb.session.uplink import MessageTooLarge
 from dmsg.rmb.twins.address import Session
 
 HANDLER_ERROR = 255
-"""The code of errors of a handler, as the Go router has it."""
+"""Error code of an exception in a handler, as in the Go router."""
 MAX_HANDLING = 1000
-"""Requests in handlers at once."""
+"""Number of requests in handlers at once."""
 
 _log = Logger()
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a handler gets.
+    """Request that a handler gets.
 
-    :ivar source: who asks; signed.
-    :ivar left: seconds until the caller does not wait any more.
+    :ivar source: session that asks; its signature was verified.
+    :ivar left: seconds until the caller stops waiting.
     """
 
     source: Session
@@ -44,9 +44,9 @@ class Request:
 
 
 class HandlerError(RmbError):
-    """A handler raises it to answer with an error of its own.
+    """Raised by a handler to answer with an error of its own.
 
-    :ivar code: for the caller; 255 when none is said.
+    :ivar code: error code for the caller; 255 by default.
     """
 
     def __init__(self, text: str, code: int = HANDLER_ERROR) -> None:
@@ -58,9 +58,9 @@ Handler = Callable[[Request], "bytes | Awaitable[bytes | None] | Deferred[bytes 
 
 
 class Handlers:
-    """The handlers of one program.
+    """Handlers of one program.
 
-    :param bus: how answers leave.
+    :param bus: participant that sends the answers.
     """
 
     def __init__(self, bus: Participant) -> None:
@@ -70,7 +70,7 @@ class Handlers:
         self._handling = 0
 
     def add(self, command: str, handler: Handler) -> None:
-        """From now on; ``module.*`` takes every command of a module."""
+        """Register a handler; the command ``module.*`` stands for every command of a module."""
         self._handlers[command] = handler
 
     def _find(self, command: str) -> Handler | None:
@@ -81,7 +81,7 @@ class Handlers:
         return found
 
     def requested(self, received: Received) -> None:
-        """A request came; one that came before, or is one too many, gets no handler."""
+        """Start the handler of a request, unless the request is a duplicate or one too many."""
         now = int(self._bus.now())
         envelope = received.envelope
         until = envelope.timestamp + envelope.expiration
@@ -142,7 +142,7 @@ class Handlers:
         self._bus.run(self._send(request, answer, payload))
 
     async def answer_error(self, request: Envelope, code: int, text: str) -> None:
-        """An error instead of an answer."""
+        """Answer a request with an error."""
         answer = Envelope(uid=request.uid, expiration=min(request.expiration, SENT_EXPIRATION))
         answer.error.code = code
         answer.error.message = text

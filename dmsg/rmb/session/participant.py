@@ -1,6 +1,6 @@
-"""One program of a twin on the bus: who it is, what it sends sealed, what it takes only opened.
+"""Participant: one program of a twin on the bus, which seals what it sends and opens what it receives.
 
-Clients and peers differ in where messages come from and go to; what lies between that and the relays is here.
+Clients and peers differ in where messages come from and go to; everything between that and the relays is here.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 
 REGISTRY_RETRY = 1.0
-"""Seconds before the registry is asked again about who sent a message."""
+"""Seconds before the registry is asked again about the sender of a message."""
 SETTLE_WAIT = 2.0
-"""Seconds that stopping waits for confirmations."""
+"""Seconds for which stopping waits for confirmations."""
 LOOK_EVERY = 0.02
-"""Seconds between looks whether they have come."""
+"""Seconds between checks of these confirmations."""
 
 _log = Logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Who a program is, and what the registry is to say of it.
+    """Identity of a program, and what it registers about itself.
 
-    :ivar encryption: None: messages are signed, and not encrypted.
+    :ivar encryption: the encryption key; with None messages are signed, but not encrypted.
     :ivar relays: URLs, ``ws://`` or ``wss://``; at most 4.
-    :ivar sid: a name, so that several programs of a twin can be connected; None is the twin itself.
-    :ivar update: let the registry say which relays and which key this twin has.
-    :ivar strict: let it also say that every program of this twin signs with borders; None leaves that as it is.
+    :ivar sid: name of the session, so that several programs of a twin can be connected; None is the unnamed session.
+    :ivar update: whether to register the relays and the encryption key of this twin.
+    :ivar strict: whether to register that every program of this twin signs with borders; None leaves the entry as it
+        is.
     """
 
     identity: Identity
@@ -58,13 +59,13 @@ class Profile:
 
 
 class Participant:
-    """A program of a twin.
+    """Program of a twin: seals and sends messages, receives and opens them.
 
-    :param taken: told of each message that came and is what it says; a relay's ping behind it is answered when this
-        has ended.
-    :param rejected: told of each that is not.  Both are coroutines.
-    :ivar twin: of the registry; it, ``seal`` and ``uplink`` are there once ``is_open``.
-    :param drops: how often each reason occurred.
+    :param taken: coroutine function called with each valid message. A relay's ping behind the message is answered once
+        the coroutine has ended.
+    :param rejected: coroutine function called with each invalid message.
+    :param drops: counter of drops by reason.
+    :ivar twin: the registry entry; ``twin``, ``seal`` and ``uplink`` exist once ``is_open`` is true.
     """
 
     def __init__(
@@ -96,9 +97,9 @@ class Participant:
     # --- life ---
 
     async def open(self) -> None:
-        """Learn who this twin is, say in the registry where it is reached, and connect to its relays.
+        """Find this twin in the registry, register its relays there, and connect to them.
 
-        :raises RmbError: it has no twin, or the registry does not take what it says.
+        :raises RmbError: no twin has this key, or the registry refuses the entry.
         """
         profile, registry = self._profile, self.registry
         twin = await self.ask(lambda: find_twin(registry, profile.identity))
@@ -116,7 +117,7 @@ class Participant:
             )
         session = Session(twin.id, profile.sid)
         self.twin = twin
-        # it always signs with borders too: twins that the registry calls strict are not believed without
+        # The participant always signs with borders as well, because strict twins are not believed without.
         self.seal = Seal(profile.identity, session, registry, profile.encryption)
         self.uplink = Uplink(
             self._reactor,
@@ -130,29 +131,29 @@ class Participant:
         self.is_open = True
 
     async def settle(self, also: Callable[[], bool] = lambda: True) -> None:
-        """Wait until all is confirmed that was sent or brought, ``SETTLE_WAIT`` seconds at most.
+        """Wait until all sent and received messages are confirmed, at most ``SETTLE_WAIT`` seconds.
 
-        What is not would be sent, or brought, again; and others than this package's do not know what they have had.
+        Unconfirmed messages would be sent again, and programs of the reference do not recognise repeated messages.
 
-        :param also: what is to be true besides.
+        :param also: a further condition to wait for.
         """
         until = self._reactor.seconds() + SETTLE_WAIT
         while self.is_open and not (self.uplink.is_settled and also()) and self._reactor.seconds() < until:
             await deferLater(self._reactor, LOOK_EVERY)
 
     def disconnect(self) -> None:
-        """End the connections to relays, if :meth:`open` was done."""
+        """Close the connections to relays, if they were opened."""
         if self.is_open:
             self.uplink.stop()
 
     def cancel(self) -> None:
-        """Give up what is under way: for the next process of this twin, or for who sent it."""
+        """Cancel what is under way, and leave it to the sender or to the next process of this twin."""
         for running in list(self._running):
             running.addErrback(lambda _: None)
             running.cancel()
 
     def run(self, coroutine: Coroutine[Deferred[object], object, None]) -> Deferred[None]:
-        """Something that goes on beside all else, and ends with this participant."""
+        """Start a coroutine that is cancelled when the participant stops."""
         running: Deferred[None] = Deferred.fromCoroutine(coroutine)
         self._running.add(running)
 
@@ -166,10 +167,10 @@ class Participant:
     def ask(
         self, question: Callable[[], Awaitable[Twin]], until: float | None = None
     ) -> Coroutine[Deferred[object], object, Twin]:
-        """Ask the registry, again and again while it is away.
+        """Ask the registry; retry with backoff while it is unavailable.
 
-        :param until: seconds since 1970, after which its being away is an error.
-        :raises RegistryUnavailable: it is that time.
+        :param until: seconds since 1970, after which its unavailability is an error.
+        :raises RegistryUnavailable: the registry is unavailable and the time is over.
         """
         return patiently(self._reactor, self._random, question, until=until, now=self.now)
 
@@ -181,8 +182,8 @@ class Participant:
         """Seal a message and send it; fires when a relay has confirmed it.
 
         :param receiver: the twin of ``to``.
-        :param until: seconds since 1970, when nobody waits for it any more; None: when its life is over.
-        :raises MessageTooLarge, CipherError: it cannot be sealed.
+        :param until: when to give up, in seconds since 1970; None waits for the end of the message's life.
+        :raises MessageTooLarge, CipherError: the message cannot be sealed.
         """
         data = self.seal.close(envelope, payload, receiver, to, int(self.now()))
         return self.uplink.send(data, envelope.timestamp + envelope.expiration if until is None else until)
@@ -190,14 +191,15 @@ class Participant:
     # --- in ---
 
     def received(self, data: bytes, done: Callable[[bool], None]) -> None:
-        """A message came from a relay.
+        """Process a message that came from a relay.
 
-        :param done: told whether it is taken over; else it comes again.
+        :param done: called with True when the message is dealt with, or with False when the relay has to bring it
+            again.
         """
         self.run(dealt_with(self.take(data), done, self.drops))
 
     async def take(self, data: bytes) -> None:
-        """Open one message; while the registry is away it waits, for as long as it lives, and the relay with it."""
+        """Open one message and pass it on; while the registry is unavailable, retry until the message expires."""
         while True:
             try:
                 received = await self.seal.open(data, int(self.now()))
@@ -213,7 +215,7 @@ class Participant:
 
 
 def encryption_of(secret: str) -> Encryption | None:
-    """The encryption key of a secret; None where it has junctions, which have no part in it."""
+    """Return the encryption key of a secret; None for a secret with junctions, which yields no encryption key."""
     try:
         return Encryption(secret)
     except IdentityError:

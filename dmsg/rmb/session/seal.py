@@ -1,8 +1,7 @@
-"""What a peer does to a message before it leaves, and asks of one that came.
+"""Seal of messages: what a twin does to a message before it is sent, and checks in one that came.
 
-Nothing unsigned is believed, but a relay's error about something that was
-sent.  A message is for this twin, not older and not newer than it says it may
-be, signed by who it says it is of, and had not been received before.
+Nothing unsigned is believed, except a relay's error about something that was sent. A message is accepted if it is for
+this twin, its times are valid, it is signed by the source that it names, and it was not received before.
 """
 
 from __future__ import annotations
@@ -45,22 +44,22 @@ PAYLOAD_TYPE, PAYLOAD_DATA, VALIDATION, UNKNOWN_TWIN, BAD_SIGNATURE, NO_KEY, E2E
     106,
     500,
 )
-"""Codes of errors that peers answer."""
+"""Error codes with which peers answer."""
 STRICT_FOR = 600.0
-"""Seconds for which a session that has signed with borders is expected to do so."""
+"""Seconds for which a session that has signed with borders must continue to do so."""
 MAX_STRICT = 50_000
-"""Sessions of which that is remembered."""
+"""Number of sessions remembered for that."""
 MAX_SEEN = 500_000
-"""Messages that are remembered until their life ends."""
+"""Number of messages in the replay window, which are remembered until their life ends."""
 MAX_SEEN_OF_TWIN = 200_000
-"""Of one twin; it may not make others be forgotten."""
+"""Number of messages of one twin in the replay window, so that it cannot evict those of others."""
 
 
 class Rejected(RmbError):
-    """A message is not taken.
+    """A message is not accepted.
 
-    :ivar code: what its sender is told, if it is a request; None means nothing.
-    :ivar envelope: None when the bytes are no envelope.
+    :ivar code: error code for the sender, if the message is a request; None sends no answer.
+    :ivar envelope: the message; None when the bytes are no envelope.
     """
 
     def __init__(self, drop: Drop, text: str, code: int | None = None, envelope: Envelope | None = None) -> None:
@@ -71,7 +70,7 @@ class Rejected(RmbError):
 
     @property
     def wants_answer(self) -> tuple[int, Envelope] | None:
-        """The code of the error, and the request that it answers; None where nobody is told."""
+        """Error code, and the request that it answers; None when no answer is sent."""
         if self.code is None or self.envelope is None or self.envelope.WhichOneof("message") != "request":
             return None
         return self.code, self.envelope
@@ -79,11 +78,11 @@ class Rejected(RmbError):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message that may be believed.
+    """Message that passed all checks.
 
-    :ivar payload: decrypted.
-    :ivar by_relay: an error that a relay made, or the answer to a ping: nobody signed it, and it counts only
-        for a uid that was sent.
+    :ivar payload: the decrypted payload.
+    :ivar by_relay: whether a relay made the message, as an error or a pong. Such a message is not signed, and it counts
+        only for a uid that was sent.
     """
 
     envelope: Envelope
@@ -94,10 +93,10 @@ class Received:
 
 
 class Seen:
-    """Messages received before, until their life ends: by source, uid and kind.
+    """Replay window: the messages received before, by source, uid and kind, until their life ends.
 
-    A twin has a share.  When all is full the one with most is forgotten from,
-    the messages first that end first: it can only make its own be repeated.
+    Each twin has a share. When the window is full, the twin with most messages loses the one that expires first. So a
+    twin that fills the window only makes its own messages repeatable.
     """
 
     def __init__(self, most: int = MAX_SEEN, of_twin: int = MAX_SEEN_OF_TWIN) -> None:
@@ -109,7 +108,7 @@ class Seen:
         return self._total
 
     def add(self, source: int, uid: str, kind: str, until: float, now: float) -> bool | None:
-        """Whether it is new; None when the twin's share is used up."""
+        """Whether the message is new; None when the share of its twin is used up."""
         known, heap = self._twins.setdefault(source, ({}, []))
         while heap and heap[0][0] <= now:
             self._forget(source)
@@ -129,7 +128,7 @@ class Seen:
         return True
 
     def _forget(self, twin: int) -> None:
-        """The one of a twin that ends first."""
+        """Forget the message of a twin that expires first."""
         known, heap = self._twins[twin]
         _, uid, kind = heapq.heappop(heap)
         del known[uid, kind]
@@ -139,12 +138,12 @@ class Seen:
 
 
 class Seal:
-    """Of one twin.
+    """Seal of one twin: signs and encrypts its messages, verifies and decrypts messages to it.
 
-    :param session: what messages of this twin are from.
-    :param encryption: None sends everything plain, and cannot read what is not.
-    :param strict: messages are signed with borders too; receivers that say
-        so in the registry get payloads bound to their envelope.
+    :param session: the session that the messages are from.
+    :param encryption: the encryption key. With None, messages are sent unencrypted, and encrypted ones cannot be read.
+    :param strict: whether messages are also signed with borders. Receivers that are strict in the registry then get
+        payloads bound to their envelope.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ class Seal:
         self._encryption = encryption
         self._strict = strict
         self._known_strict: OrderedDict[Session, float] = OrderedDict()
-        """Sessions that signed with borders, and when they did so last."""
+        """Sessions that have signed with borders, with the time of the last such message."""
 
     def _knows_borders(self, session: Session, now: float) -> bool:
         return now - self._known_strict.get(session, -STRICT_FOR) < STRICT_FOR
@@ -170,10 +169,10 @@ class Seal:
     # --- outbound ---
 
     def close(self, envelope: Envelope, payload: bytes | None, receiver: Twin, to: Session, now: int) -> bytes:
-        """Address, stamp, encrypt and sign; the bytes to send.
+        """Address, stamp, encrypt and sign a message; return the bytes to send.
 
-        :param payload: None for none, as errors have.
-        :raises CipherError: the receiver's key is no key.
+        :param payload: None for no payload, as in errors.
+        :raises CipherError: the receiver's key is malformed.
         """
         set_address(envelope.source, self.session)
         set_address(envelope.destination, to)
@@ -197,9 +196,9 @@ class Seal:
     # --- inbound ---
 
     async def open(self, data: bytes, now: int) -> Received:
-        """What came, if it may be believed; whether it is new is for the caller to ask.
+        """Check and decrypt a message that came; the caller checks whether it is new.
 
-        :raises Rejected: it may not.
+        :raises Rejected: the message is not accepted.
         """
         try:
             envelope = decode(data)
@@ -211,7 +210,7 @@ class Seal:
         if len(envelope.uid) > MAX_UID or not envelope.uid:
             raise Rejected(Drop.BAD_PAYLOAD, f"uid has no, or more than {MAX_UID}, characters")
         if not source.twin:
-            # only relays leave the source out, and only two things do they say
+            # Only relays leave the source out, and only in errors and pongs.
             if kind == "error":
                 return Received(envelope, kind, source, b"", by_relay=True)
             if kind == "pong" and destination_of(envelope) == self.session:
@@ -242,12 +241,12 @@ class Seal:
     def _check(self, envelope: Envelope, sender: Twin, now: int) -> None:
         source = source_of(envelope)
         if not envelope.HasField("strict_signature"):
-            # a relay can take it off, and move the borders of what the other one is over
+            # A relay could remove the strict signature, and then move borders in what the other signature covers.
             if sender.strict or self._knows_borders(source, now):
                 raise SignatureInvalid("the strict signature is missing")
             verify(envelope.signature, challenge(envelope), sender.account)
             return
-        # it is over everything that the other one is over, so one is enough
+        # The strict signature covers everything that the other one covers, so it is enough.
         verify(envelope.strict_signature, strict_challenge(envelope), sender.account)
         remember(self._known_strict, source, now, MAX_STRICT)
 

@@ -1,4 +1,4 @@
-"""Who this twin is, and that the registry says so: at the start of every peer and client."""
+"""Start of every peer and client: find the own twin in the registry, and register its relays and key."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _log = Logger()
 
 
 async def find_twin(registry: TwinRegistry, signer: Signer) -> Twin:
-    """The twin of a key.
+    """Return the twin that has this key.
 
-    :raises TwinNotFound: it has none.
+    :raises TwinNotFound: no twin has it.
     """
     try:
         number = await registry.id_by_account(signer.account)
@@ -33,9 +33,9 @@ async def find_twin(registry: TwinRegistry, signer: Signer) -> Twin:
 
 
 def relay_text(urls: Sequence[str]) -> str:
-    """What the registry says of these relays.
+    """Return the text that the registry has for these relays.
 
-    :raises ValueError: one is no URL, or there are too many.
+    :raises ValueError: a text is no URL, or there are too many.
     """
     if len(urls) > MAX_RELAYS:
         raise ValueError(f"the number of relays should not exceed {MAX_RELAYS}")
@@ -52,11 +52,11 @@ async def publish(
     strict: bool | None,
     keep: bool = False,
 ) -> Twin:
-    """Let the registry say through which relays, and with which key, the twin is reached.
+    """Register the relays through which the twin is reached, and its encryption key.
 
-    :param strict: None leaves that as it is.
-    :param keep: relays that the twin has besides stay.
-    :raises RmbError: the registry does not take it.
+    :param strict: None leaves the entry's value as it is.
+    :param keep: whether further relays of the twin remain in the entry.
+    :raises RmbError: the registry refuses the entry.
     """
     relay = relay_text(urls)
     if keep and twin.relay and set(relay.split("_")) <= twin.relays:
@@ -69,7 +69,7 @@ async def publish(
         statement = replace(wanted, counter=twin.counter + 1).sign(signer)
         try:
             updated = await registry.put(statement)
-        except RegistryConflict:  # another program of the same twin was faster
+        except RegistryConflict:  # Another program of this twin has changed the entry meanwhile.
             twin = await registry.get(twin.id)
             continue
         _log.info("twin {id} is reached through {relay}", id=updated.id, relay=updated.relay)
@@ -85,10 +85,10 @@ async def patiently(
     until: float | None = None,
     now: Callable[[], float] = lambda: 0.0,
 ) -> Twin:
-    """Ask the registry, again and again while it is away.
+    """Ask the registry; retry with backoff while it is unavailable.
 
-    :param until: the time after which its being away is an error.
-    :raises RegistryUnavailable: it is that time.
+    :param until: the time after which its unavailability is an error.
+    :raises RegistryUnavailable: the registry is unavailable and the time is over.
     """
     failures = 0
     while True:

@@ -1,9 +1,8 @@
-"""The way of a session to its relays: connections that come back, and an outbox that loses nothing.
+"""Uplink of a session: connections to its relays that are reopened when lost, and an outbox that loses nothing.
 
-A message leaves the outbox when a relay has answered a ping behind it.  When
-a connection is lost, what it had not confirmed goes out again over the next
-one; receivers know what they have had.  The other way round, a relay's ping
-is answered when everything before it was dealt with.
+A message leaves the outbox when a relay has answered a ping sent behind it. When a connection is lost, its
+unconfirmed messages are sent again over the next one; receivers recognise repeated messages. In the other direction,
+a relay's ping is answered when everything before it was dealt with.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from dmsg.rmb.socket.connect import connect
 from dmsg.rmb.socket.websocket import GOING_AWAY, NORMAL, Socket
 
 WINDOW = 1024
-"""Messages sent to a relay and not confirmed."""
+"""Number of messages sent to a relay that it has not confirmed."""
 MAX_OUTBOX = 20_000
-"""Messages that wait in a session's outbox."""
+"""Number of messages in a session's outbox."""
 MAX_OUTBOX_SIZE = 256 * 1024 * 1024
-"""Bytes of these."""
+"""Bytes of the messages in the outbox."""
 PING_EVERY = 20.0
-"""Seconds without a word to the relay after which it is pinged."""
+"""Seconds without sending or receiving after which the relay is pinged."""
 SILENT_AFTER = 40.0
-"""Seconds of silence after which a connection is given up."""
+"""Seconds of silence after which a connection is dropped."""
 STEADY_AFTER = 10.0
-"""Seconds that a connection has to live before the next loss counts as the first."""
+"""Seconds that a connection has to last before the backoff starts anew."""
 MAX_UNHANDLED, MAX_UNHANDLED_SIZE = 1000, 64 * 1024 * 1024
-"""Messages received and not dealt with, and their bytes; then the relay is not read from."""
+"""Number and bytes of received messages not yet dealt with, at which reading from the relay stops."""
 UNCONFIRMED_AFTER = 60.0
-"""Seconds without a confirmation after which a connection is given up, whatever else comes."""
+"""Seconds without a confirmation after which a connection is dropped, even if other data comes."""
 
 _log = Logger()
 
@@ -56,13 +55,13 @@ class OutboxFull(RmbError):
 
 
 class MessageTooLarge(RmbError):
-    """A message is larger than relays take."""
+    """A message is larger than relays accept."""
 
 
 class Outgoing:
-    """A message that no relay has confirmed yet.
+    """Message that no relay has confirmed yet.
 
-    :ivar confirmed: fires when one has; fails with CallTimeout when its life ended before.
+    :ivar confirmed: fires when a relay has confirmed it; fails with CallTimeout when its life ended before.
     """
 
     __slots__ = ("confirmed", "data", "until")
@@ -74,7 +73,7 @@ class Outgoing:
 
 
 class RelayLink:
-    """One relay: connected, or about to be.
+    """Connection to one relay, which is reopened when lost.
 
     Provides :class:`~dmsg.rmb.socket.websocket.Receiver`.
     """
@@ -102,30 +101,30 @@ class RelayLink:
         self._stopped = True
         self._half: Socket | None = None
         self.error: str | None = None
-        """Why it is not connected."""
+        """Reason why the relay is not connected."""
 
     @property
     def connected(self) -> bool:
-        """Messages can be sent."""
+        """Whether the relay is connected."""
         return self._socket is not None
 
     @property
     def has_room(self) -> bool:
-        """One more message may be sent now."""
+        """Whether one more message may be sent now."""
         return self._socket is not None and len(self._window) < WINDOW
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing waits for a confirmation, of the relay or of this end."""
+        """Whether no confirmation is outstanding, from the relay or from this end."""
         return self._socket is None or not (self._window or len(self._ledger))
 
     def start(self) -> None:
-        """Connect, and stay connected."""
+        """Connect, and reconnect whenever the connection is lost."""
         self._stopped = False
         self._connect()
 
     def stop(self) -> None:
-        """Connect no more."""
+        """Disconnect, and do not reconnect."""
         self._stopped = True
         cancel_call(self._call)
         if self._connecting is not None:
@@ -141,7 +140,7 @@ class RelayLink:
         try:
             query = self._uplink.make_token()
             self._connecting = connect(self._reactor, self.url, query, self, self._turn)
-        except Exception as error:  # a URL that autobahn does not take
+        except Exception as error:  # For example, autobahn refuses the URL.
             self._again(str(error))
             return
 
@@ -151,7 +150,7 @@ class RelayLink:
                 if not result.check(CancelledError):
                     self._again(str(result.value) or type(result.value).__name__)
                 return
-            # TCP is there, the handshake is under way
+            # TCP is connected; the websocket handshake is under way.
             self._half = result
             if self._stopped:
                 result.abort()
@@ -177,7 +176,7 @@ class RelayLink:
         self._socket = socket
         self._sent = self._confirmed = 0
         self._barrier = False
-        # its pings are answered on this connection or not at all: the next one counts anew
+        # Pings are answered on their own connection or not at all, so each connection has a ledger of its own.
         self._ledger = Ledger(partial(self._answer, socket), partial(self._not_taken, socket))
         self._since = self._heard_at = self._spoke_at = now
         self.error = None
@@ -212,7 +211,7 @@ class RelayLink:
         self._uplink.received(data, done)
 
     def _not_taken(self, socket: Socket) -> None:
-        """The relay keeps what it has no word of, and brings it again over another connection."""
+        """Drop the connection, so that the relay brings the unconfirmed message again over another one."""
         if self._socket is socket:
             self.error = f"a message of {self.shown_url} could not be taken"
             socket.abort()
@@ -241,7 +240,7 @@ class RelayLink:
     # --- outbound ---
 
     def send(self, message: Outgoing) -> None:
-        """Send a message and ask behind it."""
+        """Send a message, and a ping behind it unless one is under way."""
         assert self._socket is not None
         self._window.append(message)
         self._sent += 1
@@ -257,7 +256,7 @@ class RelayLink:
         self._socket.ping(self._sent.to_bytes(8, "big"))
 
     def round(self) -> None:
-        """Every few seconds: is the relay still there?"""
+        """Check every few seconds whether the relay is still alive."""
         socket = self._socket
         if socket is None:
             return
@@ -279,13 +278,18 @@ class RelayLink:
 async def dealt_with(
     taking: Coroutine[Deferred[object], object, None], done: Callable[[bool], None], drops: Counter[Drop]
 ) -> None:
-    """Take a message, and say whether it was: what failed only now comes again; a fault of ours would fail again."""
+    """Await ``taking`` and report whether the message was taken.
+
+    After an error of this package the relay brings the message again. After an unexpected exception it does not,
+    because
+    the exception would recur.
+    """
     taken = False
     try:
         await taking
         taken = True
     except CancelledError:
-        raise  # it ends, and this is for its next process
+        raise  # The program stops; the relay brings the message to its next process.
     except DmsgError as error:
         _log.warn("a message was not taken, and comes again: {error}", error=str(error))
     except Exception:
@@ -297,12 +301,12 @@ async def dealt_with(
 
 
 class Uplink:
-    """All relays of a session.
+    """Connections of a session to all its relays, with a common outbox.
 
-    :param urls: ``ws://`` or ``wss://``; the one that worked last is used first.
-    :param make_token: a new token, for each attempt.
-    :param received: called with each message and a function to call, once, when it was dealt with: with True, or with
-        False if the relay is to bring it again.
+    :param urls: ``ws://`` or ``wss://``; the relay that worked last is used first.
+    :param make_token: returns a new token for each attempt to connect.
+    :param received: called with each message and a function to call once when the message is dealt with: with True, or
+        with False to have the relay bring it again.
     :param wall_clock: seconds since 1970.
     """
 
@@ -334,12 +338,12 @@ class Uplink:
 
     @property
     def connected(self) -> bool:
-        """At least one relay is."""
+        """Whether at least one relay is connected."""
         return any(link.connected for link in self.links)
 
     @property
     def last_error(self) -> str | None:
-        """Why no relay is connected."""
+        """Reasons why relays are not connected, or None."""
         return "; ".join(f"{link.shown_url}: {link.error}" for link in self.links if link.error) or None
 
     def start(self) -> None:
@@ -349,7 +353,7 @@ class Uplink:
         self._round.start(2.0, now=False)
 
     def stop(self) -> None:
-        """End all connections; what was not confirmed stays unconfirmed."""
+        """Close all connections; unconfirmed messages remain unconfirmed."""
         if self._round.running:
             self._round.stop()
         for link in self.links:
@@ -357,7 +361,7 @@ class Uplink:
 
     @property
     def is_settled(self) -> bool:
-        """Whether relays have confirmed all that was sent to them, and everything was dealt with that they brought."""
+        """Whether relays have confirmed all that was sent to them, and all that they brought was dealt with."""
         return all(link.is_settled for link in self.links)
 
     def when_online(self, timeout: float) -> Deferred[None]:
@@ -383,7 +387,7 @@ class Uplink:
         """
         message = Outgoing(data, until)
         if len(data) > MAX_MESSAGE:
-            # no relay would read it, and it would be sent again and again
+            # Every relay would drop the connection, and the message would be sent again for ever.
             message.confirmed.errback(MessageTooLarge(f"a message of {len(data)} bytes; {MAX_MESSAGE} are allowed"))
             return message.confirmed
         if self._held >= MAX_OUTBOX or self._size + len(data) > MAX_OUTBOX_SIZE:
@@ -409,7 +413,7 @@ class Uplink:
             self._waiting.popleft()
 
     def confirmed(self, messages: list[Outgoing]) -> None:
-        """A relay has them."""
+        """Fire the Deferreds of messages that a relay has confirmed."""
         for message in messages:
             self._done(message)
             message.confirmed.callback(None)
@@ -422,7 +426,7 @@ class Uplink:
     # --- the relays ---
 
     def came(self, link: RelayLink) -> None:
-        """It is connected."""
+        """Use a relay that has connected: prefer it if it is the only one, and send what waits."""
         if not any(other.connected for other in self.links if other is not link):
             self.links.remove(link)
             self.links.insert(0, link)
@@ -433,7 +437,7 @@ class Uplink:
         self._send_waiting()
 
     def went(self, link: RelayLink, left: deque[Outgoing]) -> None:
-        """It was lost; ``left`` it had not confirmed."""
+        """Put the unconfirmed messages of a lost connection first in the outbox, and send them over another."""
         self._waiting.extendleft(reversed(left))
         self._send_waiting()
 

@@ -1,1 +1,1 @@
-"""The websockets of the bus: messages, confirmations, who is held."""
+"""Websockets of the bus: messages, confirmations, and holding of sessions."""

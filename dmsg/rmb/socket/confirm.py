@@ -1,4 +1,4 @@
-"""Messages on their way, and when the pings of who sent them are answered; both ends of a websocket do it so."""
+"""Confirmation of messages, the same at both ends of a websocket: a ping is answered when all before it is settled."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable
 from dmsg.rmb.socket.held_messages import HeldMessages
 
 FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
-"""Unsettled messages of a session, and their bytes, at which it is read from again, after there were too many."""
+"""Number and bytes of a session's unsettled messages at which reading resumes after it was stopped."""
 MAX_PINGS = 16
-"""Pings of a session that wait for an answer; the oldest then goes unanswered, as RFC 6455 allows."""
+"""Number of a session's pings that wait for an answer; the oldest then goes unanswered, as RFC 6455 allows."""
 
 
 class Message:
-    """One message on its way through a relay.
+    """Message on its way through a relay.
 
-    :ivar until: seconds since 1970 when its life ends.
-    :ivar owner: of the session that sent it; None for what the relay itself says.
-    :ivar sender: the twin that sent it; 0: the relay.
-    :ivar kept: its id in the queue of the receiver, or None.
-    :cvar is_answer: its receiver asked for it.
-    :ivar keeping: it is being written to the queue.
-    :ivar handed: it is with its receiver's connection, which answers pings.
+    :ivar until: when its life ends, in seconds since 1970.
+    :ivar owner: ledger of the session that sent it; None for messages of the relay itself.
+    :ivar sender: the twin that sent it; 0 for the relay.
+    :ivar kept: its id in the receiver's queue, or None.
+    :cvar is_answer: whether the receiver asked for it.
+    :ivar keeping: whether it is being written to the queue.
+    :ivar handed: whether it was handed to a receiver's connection that answers pings.
     """
 
     __slots__ = ("confirmed", "data", "handed", "keeping", "kept", "owner", "sender", "settled", "until")
@@ -43,27 +43,27 @@ class Message:
 
     @property
     def durable(self) -> bool:
-        """Whether its sender does not send it again, and has it written down."""
+        """Whether its sender does not resend, so that it must be stored before delivery."""
         return self.owner is not None and self.owner.durable
 
     def settle(self) -> None:
-        """Nobody needs to send it again."""
+        """Mark the message as settled: its sender need not send it again."""
         if not self.settled:
             self.settled = True
             if self.owner is not None:
                 self.owner.advance()
 
     def lose(self) -> None:
-        """It could not be kept: whoever sent it has to send it again."""
+        """Report that the message could not be kept, so that its sender sends it again."""
         if not self.settled and self.owner is not None:
             self.owner.lost()
 
 
 class Ledger:
-    """What a session sent that is not settled, and its pings that wait for that.
+    """Unsettled messages of a session, and its pings that wait until they are settled.
 
     :param pong: sends the answer to a ping.
-    :param broken: called when something was lost that the session has to send again.
+    :param broken: called when a message was lost that the session has to send again.
     """
 
     __slots__ = ("_added", "_broken", "_pings", "_pong", "_waiting", "durable", "holder", "relaxed", "size")
@@ -72,13 +72,13 @@ class Ledger:
         self._pong = pong
         self._broken = broken
         self.holder: HeldMessages | None = None
-        """Holds the session while a receiver catches up; None for what another relay brings."""
+        """Holder of the session while a receiver catches up; None for messages of another relay."""
         self.durable = False
-        """What it sends is written down before it is delivered: it will not send it again."""
+        """Whether messages of the session are stored before delivery, because it does not resend."""
         self.size = 0
-        """Bytes of what is not settled."""
+        """Bytes of the unsettled messages."""
         self.relaxed: Callable[[], None] | None = None
-        """Called, once, when only few are left."""
+        """Callback invoked once when few unsettled messages are left."""
         self._waiting: deque[Message] = deque()
         self._added = 0
         self._pings: deque[tuple[int, bytes]] = deque()
@@ -87,17 +87,17 @@ class Ledger:
         return len(self._waiting)
 
     def add(self, message: Message) -> None:
-        """The session sent it."""
+        """Add a message that the session sent."""
         self._waiting.append(message)
         self._added += 1
         self.size += len(message.data)
 
     def lost(self) -> None:
-        """A message will not be settled."""
+        """Report that a message will never be settled."""
         self._broken()
 
     def advance(self) -> None:
-        """Something was settled."""
+        """Remove the settled messages at the front, and answer the pings behind them."""
         waiting = self._waiting
         while waiting and waiting[0].settled:
             self.size -= len(waiting.popleft().data)
@@ -109,7 +109,7 @@ class Ledger:
             relaxed()
 
     def ping(self, payload: bytes) -> None:
-        """The session wants to know that all before this is settled."""
+        """Answer a ping, now or once all messages before it are settled."""
         if not self._waiting:
             self._pong(payload)
             return

@@ -1,4 +1,4 @@
-"""A client's end of a websocket."""
+"""Client end of a websocket."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]
         why = super()._why(code, reason)
         head, blank, body = bytes(getattr(self, "data", b"") or b"").partition(b"\r\n\r\n")
         if not self._opened and blank and head.startswith(b"HTTP/1.1 ") and body:
-            # what the relay says of the token is in the body
+            # The body has the relay's reason for refusing the token.
             status = head[9:12].decode("latin-1")
             return f"{status}: {shortened(body[:2000].decode('utf-8', 'replace'), MAX_WORDS_OF_STRANGERS)}"
         return why
 
 
 def connect(reactor: IReactorTime, url: str, query: str, receiver: Receiver, turn: TurnFlush) -> Deferred[Socket]:
-    """Open ``url`` with a query; ``receiver`` is told of everything.
+    """Open a websocket at ``url`` with a query; ``receiver`` gets all its events.
 
     :param url: ``ws://HOST[:PORT]`` or ``wss://...``.
-    :returns: fires with the socket when the TCP connection is there; cancelling gives it up.
+    :returns: fires with the socket when TCP is connected; cancelling it gives the connection up.
     """
     factory = WebSocketClientFactory(f"{url.rstrip('/')}/?{query}", reactor=reactor)
     factory.setProtocolOptions(**OPTIONS, serverConnectionDropTimeout=0)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dmsg.errors import DmsgError
 
 BINARY, PING, PONG = 0x82, 0x89, 0x8A
-"""First bytes of frames that are whole."""
+"""First bytes of unfragmented frames."""
 BEGINNING, MIDDLE, ENDING = 0x02, 0x00, 0x80
 """First bytes of the fragments of a binary message."""
 OTHER = -1
@@ -21,27 +21,27 @@ MAX_CONTROL = 125
 _CONTROL = frozenset((PING, PONG))
 _READ_HERE = frozenset((BINARY, BEGINNING, MIDDLE, ENDING)) | _CONTROL
 SMALL, PIECE = 4096, 64 * 1024
-"""Bytes: what comes in pieces that are smaller is kept in pieces of that size."""
+"""Bytes below which a piece is joined with others, and the size to which they are joined."""
 MAX_HEADER = 14
-"""Bytes: two, eight of length, four of mask."""
+"""Bytes of the longest frame header: two, eight of length, four of mask."""
 
 
 class FrameTooLarge(DmsgError):
-    """A frame says that it is larger than a message may be."""
+    """A frame is larger than a message may be."""
 
 
 def mask(data: bytes, key: bytes) -> bytes:
-    """``data`` exclusive-or the four bytes of ``key``, over and over."""
+    """XOR ``data`` with the four bytes of ``key``, repeated."""
     size = len(data)
     keys = (key * ((size + 3) // 4))[:size]
     return (int.from_bytes(data, "big") ^ int.from_bytes(keys, "big")).to_bytes(size, "big")
 
 
 def encode(first: int, data: bytes, key: bytes | None = None) -> bytes:
-    """A frame.
+    """Encode a frame.
 
     :param first: :data:`BINARY`, :data:`PING` or :data:`PONG`.
-    :param key: 4 bytes of a client's mask; servers have none.
+    :param key: 4 bytes of a client's mask; servers do not mask.
     """
     size = len(data)
     bit = 0 if key is None else 0x80
@@ -55,9 +55,9 @@ def encode(first: int, data: bytes, key: bytes | None = None) -> bytes:
 
 
 class Pieces:
-    """Bytes that come piece by piece and are needed as a whole.
+    """Buffer for bytes that come in pieces and are needed as a whole.
 
-    They are kept as they came: a buffer that grows to the length of a message is copied a dozen times on its way.
+    The pieces are kept as they came: a buffer that grows to the length of a message would be copied a dozen times.
 
     :ivar size: number of bytes.
     """
@@ -93,9 +93,9 @@ class Pieces:
 
 
 class Frames:
-    """Cuts a stream into frames.
+    """Parser that cuts a stream into frames.
 
-    :param masked: frames of clients are, those of servers are not.
+    :param masked: whether the frames are masked, as those of clients are.
     :param most: bytes of a frame's payload.
     """
 
@@ -109,13 +109,14 @@ class Frames:
 
     @property
     def held(self) -> int:
-        """Bytes of a frame that is not whole."""
+        """Bytes of the incomplete frame."""
         return self._pieces.size
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """(:data:`BINARY`, the message), and so for fragments, pings and pongs; (:data:`OTHER`, the frame as it came).
+        """Yield (first byte, payload) for each message, fragment, ping and pong, and (:data:`OTHER`, whole frame) for
+        others.
 
-        :raises FrameTooLarge: a frame will be larger than it may.
+        :raises FrameTooLarge: a frame will be larger than allowed.
         """
         if self._pieces.size:
             self._pieces.add(data)

@@ -1,9 +1,8 @@
-"""What a session sends while it is held: it waits here, in order, until a receiver has caught up.
+"""Messages of a held session, which wait here in order until a receiver has caught up.
 
-A held session is still read for a while, because the answers to the relay's
-own pings are behind what it sends: two sessions that flood each other would
-otherwise wait for each other for ever.  Its messages and pings are put by;
-only when they take too much room is its socket not read any more.
+The relay continues to read from a held session for a while, because the session's confirmations come behind its
+messages: two sessions that flood each other would otherwise wait for each other for ever. Messages and pings are
+stored here; when they take too much memory, the relay stops reading from the session's socket.
 """
 
 from __future__ import annotations
@@ -14,23 +13,26 @@ from collections.abc import Callable, Hashable
 from dmsg.net.turns import TakesTurns, Turns
 
 PARKED_SIZE = 4 * 1024 * 1024
-"""Bytes put by at which a session is not read any more."""
+"""Bytes stored here at which the relay stops reading from the session."""
 BOTH_WAYS = 8
-"""Times as many, while the session itself has something to confirm."""
+"""Factor of ``PARKED_SIZE`` while the session itself has messages to confirm."""
 OVERHEAD = 100
-"""What each message counts for besides its bytes."""
+"""Bytes for which each message counts besides its own."""
 AT_ONCE = 1000
-"""Messages taken up again in one reactor turn, if the part that their twin has of it lasts so long."""
+"""Number of messages processed in one reactor turn, if the twin's share of the turn lasts that long."""
 
 
 class HeldMessages(TakesTurns):
-    """That of one session.
+    """Stored messages of one held session.
 
-    :param message: takes a message up again; ``ping`` a ping.
+    :param message: processes a stored message.
+    :param ping: processes a stored ping.
     :param later: calls something in the next reactor turn.
-    :param hold: stops reading the socket; ``release``: reads it again.
-    :param confirms: whether the session has something to confirm.
-    :ivar size: bytes that wait here; ``come``: that have so far.
+    :param hold: stops reading from the socket.
+    :param release: resumes reading from the socket.
+    :param confirms: whether the session has messages to confirm.
+    :ivar size: bytes stored now.
+    :ivar come: bytes stored in all so far.
     """
 
     __slots__ = (
@@ -69,7 +71,7 @@ class HeldMessages(TakesTurns):
         self.owner: Hashable = None
 
     def take_turns(self, share: Turns | None, owner: Hashable) -> None:
-        """Count what is taken up again as work of ``owner``, as what comes from its socket."""
+        """Charge the processing of stored messages to ``owner``, like that of messages from its socket."""
         self.share, self.owner = share, owner
 
     def __len__(self) -> int:
@@ -77,20 +79,20 @@ class HeldMessages(TakesTurns):
 
     @property
     def closed(self) -> bool:
-        """What comes now has to wait."""
+        """Whether new messages of the session have to wait here."""
         return bool(self._for or self._waiting)
 
     def wait_for(self, delivery: object) -> None:
-        """Nothing more is taken until ``delivery`` has caught up."""
+        """Hold the session until ``delivery`` has caught up."""
         self._for.add(delivery)
 
     def caught_up(self, delivery: object) -> None:
-        """It has."""
+        """Stop waiting for ``delivery``."""
         self._for.discard(delivery)
         self._soon()
 
     def put(self, data: bytes, *, is_message: bool) -> None:
-        """The session sent this."""
+        """Store a message or ping of the session."""
         self._waiting.append((is_message, data))
         self.size += len(data) + OVERHEAD
         self.come += len(data) + OVERHEAD
@@ -98,7 +100,7 @@ class HeldMessages(TakesTurns):
             self._hold()
 
     def clear(self) -> None:
-        """The session is gone: it sends again what nobody confirmed."""
+        """Drop everything, because the session is gone and sends again what was not confirmed."""
         self._waiting.clear()
         self._for.clear()
         self.size = 0

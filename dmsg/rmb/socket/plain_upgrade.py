@@ -1,9 +1,8 @@
-"""The first bytes of a connection to a relay: a plain upgrade needs no HTTP channel.
+"""Fast path for the first bytes of a connection to a relay: a plain upgrade needs no HTTP channel.
 
-What a connection of a twin costs is mostly Twisted's parsing of a request
-that is always the same.  So its first read is looked at here: a whole ``GET``
-with nothing unusual about it is given on as it is; everything else, and
-everything about which there is a doubt, goes to the site, from its first byte.
+Most of the cost of a twin's connection is Twisted's parsing of a request that is always the same. So the first read
+is checked here. A complete and unremarkable ``GET`` is passed on directly; everything else, and everything doubtful,
+goes to the site, from its first byte.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from zope.interface import Attribute
 from dmsg.net.web.guard import Guard, Guarded
 
 MAX_HEAD = 8192
-"""Bytes of a request that is looked at here."""
+"""Bytes of a request that is checked here."""
 _HEAD = re.compile(rb"GET (/[!-~]*) HTTP/1\.1((?:\r\n[0-9A-Za-z-]+:[^\0\r\n]*){1,100})")
 _FIELD = re.compile(rb"\r\n([0-9A-Za-z-]+):([^\r\n]*)")
 _ONCE = frozenset((b"host", b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version"))
@@ -39,11 +38,11 @@ _ELSEWHERE = frozenset((b"content-length", b"transfer-encoding", b"origin", b"ex
 
 
 class Upgrade(NamedTuple):
-    """A request to become a websocket.
+    """Request to become a websocket.
 
-    :ivar headers: names are lower case.
+    :ivar headers: headers, with names in lower case.
     :ivar key: the header Sec-WebSocket-Key.
-    :ivar rest: what came behind it.
+    :ivar rest: bytes that came behind the request.
     """
 
     target: bytes
@@ -59,7 +58,7 @@ class SocketTransport(ITCPTransport, IConsumer, IPushProducer):
 
 
 def is_key(key: bytes) -> bool:
-    """What Sec-WebSocket-Key has to be: 16 bytes in base 64."""
+    """Whether a Sec-WebSocket-Key is valid: 16 bytes in base64."""
     try:
         return len(key) == 24 and len(b64decode(key, validate=True)) == 16
     except ValueError:
@@ -67,11 +66,11 @@ def is_key(key: bytes) -> bool:
 
 
 def plain_upgrade(data: bytes) -> Upgrade | None:
-    """The upgrade with which these bytes begin, if it is one, all of it, and about which there is nothing to ask."""
+    """Return the upgrade with which these bytes begin, if it is complete and unremarkable, otherwise None."""
     head, blank, rest = data.partition(b"\r\n\r\n")
     if not head.startswith(b"GET ") or not blank or len(head) > MAX_HEAD:
         return None
-    # no empty line, no folded one, none that is there twice
+    # Empty, folded and repeated headers are left to the site.
     whole = _HEAD.fullmatch(head)
     if whole is None:
         return None
@@ -91,9 +90,9 @@ def plain_upgrade(data: bytes) -> Upgrade | None:
 
 
 class Door(Guarded, Protocol):
-    """Stands before one connection until its first read says what it is.
+    """Protocol of a new connection until its first read shows what the connection is for.
 
-    A connection that becomes a session is none of the site's any more.
+    A connection that becomes a session no longer belongs to the site.
     """
 
     _behind: IProtocol | None = None
@@ -105,10 +104,11 @@ class Door(Guarded, Protocol):
 
     def connectionMade(self) -> None:
         self._door.guard.came(self)
-        # for requests, which find their connection's guard there
+        # Requests find their connection's guard on the transport.
         for name in ("request_is_whole", "request_is_answered", "request_is_taken"):
             setattr(self.transport, name, getattr(self, name))
-        if isinstance(self.transport, ProtocolWrapper):  # TLS: it stays in between
+        # A TLS wrapper stays in between, so the site handles the request.
+        if isinstance(self.transport, ProtocolWrapper):
             self._open()
         else:
             self._silence = self._door.reactor.callLater(self._door.patience, self._silent)
@@ -124,7 +124,7 @@ class Door(Guarded, Protocol):
             silence.cancel()
 
     def request_is_taken(self) -> None:
-        """It was an upgrade."""
+        """End the guard of this connection, because its request was an upgrade."""
         self._cancel()
         self._door.guard.went(self)
 
@@ -159,10 +159,10 @@ class Door(Guarded, Protocol):
 
 
 class DoorFactory(Factory):
-    """Listens in place of a site.
+    """Factory in front of a site.
 
-    :param take: makes a websocket of an upgrade on this transport; False leaves it to the site, as if nothing had been.
-    :param patience: seconds for a first byte.
+    :param take: makes a websocket of an upgrade on this transport; returning False leaves the upgrade to the site.
+    :param patience: seconds to wait for the first byte.
     """
 
     noisy = False
@@ -175,7 +175,10 @@ class DoorFactory(Factory):
         patience: float,
         guard: Guard,
     ) -> None:
-        """:param guard: counts the connections that are not, or not yet, sessions."""
+        """Make a factory.
+
+        :param guard: limits connections that are not sessions, or not yet.
+        """
         self.site = site
         self.guard = guard
         self.reactor = reactor

@@ -1,4 +1,4 @@
-"""A relay's end of a websocket: HTTP requests turned into sockets."""
+"""Server end of a websocket: turns HTTP requests into sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dmsg.rmb.socket.plain_upgrade import SocketTransport, is_key
 from dmsg.rmb.socket.websocket import OPTIONS, Receiver, Socket
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-"""RFC 6455, section 1.3."""
+"""GUID of RFC 6455, section 1.3, for Sec-WebSocket-Accept."""
 
 
 class _ServerSocket(Socket, WebSocketServerProtocol):  # type: ignore[misc]
@@ -33,21 +33,23 @@ class _ServerSocket(Socket, WebSocketServerProtocol):  # type: ignore[misc]
 
 
 class _QuickSocket(_ServerSocket):
-    """A server's end whose handshake was answered here; autobahn gets to know of it when there is something to do.
+    """Server end whose handshake was answered here, without autobahn, which is initialised only when it is needed.
 
-    It would parse again what Twisted has parsed, copy thirty options, and
-    format all that for a log that nobody reads: three quarters of what a
-    connection costs a relay.
+    Autobahn would parse again what Twisted has parsed, copy thirty options, and format everything for a log that nobody
+    reads: three quarters of the cost of a connection to a relay.
     """
 
     CONFIG_ATTRS: list[str] = []
     _asleep = True
 
     def __init__(self) -> None:
-        """Autobahn's own is called when it is woken."""
+        """Do nothing: autobahn's constructor is called when the socket is woken."""
 
     def take_over(self, transport: SocketTransport, key: bytes) -> None:
-        """Answer an upgrade with 101 and go on.  :param key: the header Sec-WebSocket-Key."""
+        """Answer an upgrade with 101 and begin to read frames.
+
+        :param key: the header Sec-WebSocket-Key.
+        """
         self.transport = transport
         self.connected = 1
         tune(transport)
@@ -60,7 +62,7 @@ class _QuickSocket(_ServerSocket):
         self.state = WebSocketServerProtocol.STATE_OPEN
         self._opened = True
         self._begin_frames()
-        # the HTTP channel had the place
+        # The HTTP channel was registered as the producer.
         transport.unregisterProducer()
         transport.registerProducer(self, True)
         self.receiver.opened(self)
@@ -94,11 +96,11 @@ _S = TypeVar("_S", bound=_ServerSocket)
 
 
 def _nobody() -> None:
-    """Nobody counts it."""
+    """Do nothing: this transport has no guard to tell."""
 
 
 class UpgradeResource:
-    """Turns HTTP requests into sockets."""
+    """Resource that turns HTTP requests into sockets."""
 
     def __init__(self, reactor: IReactorTime, turn: TurnFlush) -> None:
         self._factory = WebSocketServerFactory(reactor=reactor, server="")
@@ -108,7 +110,7 @@ class UpgradeResource:
         self._factory.setProtocolOptions(allowedOrigins=["*"], allowNullOrigin=True)
         self._factory.noisy = False
         self._resource = WebSocketResource(self._factory)
-        # its options, once for all connections
+        # The options become class attributes, so that connections need no copies.
         options = {name: getattr(self._factory, name) for name in WebSocketServerProtocol.CONFIG_ATTRS}
         self._quick: type[_QuickSocket] = type("_Socket", (_QuickSocket,), options)
         self._turn = turn
@@ -116,7 +118,10 @@ class UpgradeResource:
         self._share = Share(reactor)
 
     def upgrade(self, request: Request, receiver: Receiver) -> bytes | int:
-        """Answer ``request`` with 101; ``receiver`` gets what comes.  :returns: as ``render`` does."""
+        """Answer ``request`` with 101; ``receiver`` gets the events of the socket.
+
+        :returns: as ``render`` does.
+        """
 
         if self._is_plain(request):
             transport = cast(SocketTransport, request.channel.transport)
@@ -124,7 +129,7 @@ class UpgradeResource:
             self._let_go(request)
             request.channel.transport = None
             self.take(transport, request.getHeader(b"sec-websocket-key") or b"", receiver)
-            transport.resumeProducing()  # the channel had paused it while the request was looked at
+            transport.resumeProducing()  # The channel had paused the transport while it processed the request.
             return NOT_DONE_YET
 
         def build(addr: IAddress | None) -> _ServerSocket:
@@ -150,14 +155,17 @@ class UpgradeResource:
         return socket
 
     def take(self, transport: SocketTransport, key: bytes, receiver: Receiver) -> None:
-        """Answer an upgrade on a TCP transport with 101.  :param key: the header Sec-WebSocket-Key, as it has to be."""
+        """Answer an upgrade on a TCP transport with 101.
+
+        :param key: the header Sec-WebSocket-Key, already checked.
+        """
         socket = self._build(self._quick, receiver)
         transport.protocol = socket
         socket.take_over(transport, key)
 
     @staticmethod
     def _is_plain(request: Request) -> bool:
-        """An upgrade about which there is nothing to ask; all others, and those over TLS, are autobahn's."""
+        """Whether the upgrade is unremarkable and not over TLS; all others are left to autobahn."""
         transport = cast("SocketTransport | None", request.channel.transport)
         if transport is None or any(isinstance(one, ProtocolWrapper) for one in (transport, transport.protocol)):
             return False

@@ -1,8 +1,7 @@
-"""What both ends of a websocket are; the rest of each is in the modules beside, and no other one knows of autobahn.
+"""Common part of both ends of a websocket; only the modules of this package know of autobahn.
 
-Its handshake and close are used as they are.  What it does for each frame
-costs some 60 us, so messages, whole or in fragments, pings and pongs, which are
-nearly all there is, pass it by (:mod:`dmsg.rmb.socket.frames`).
+Autobahn's handshake and close are used as they are. Its work for each frame costs some 60 µs. So messages, whole or in
+fragments, pings and pongs, which are nearly all frames, bypass it (:mod:`dmsg.rmb.socket.frames`).
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ HANDSHAKE_TIMEOUT = 10
 CLOSE_TIMEOUT = 2
 """Seconds for the closing handshake."""
 MAX_UNREAD_PONGS = 1024 * 1024
-"""Bytes that wait to be sent by a client, above which pings are not answered; a relay reads no pings then."""
+"""Unsent bytes of a client above which it answers no pings; a relay stops reading pings instead."""
 MAX_UNSENT = 64 * 1024 * 1024
-"""Bytes that wait to be sent over one connection before it is dropped: more than a window of the largest messages."""
+"""Unsent bytes at which a connection is dropped: more than a window of the largest messages."""
 NORMAL, GOING_AWAY, BAD_PROTOCOL, BAD_DATA = 1000, 1001, 1002, 1003
 TOO_MUCH, TOO_LARGE, FAILED, TRY_LATER = 1008, 1009, 1011, 1013
 """Close codes, RFC 6455, section 7.4.1; 1013 is registered at IANA."""
@@ -45,38 +44,38 @@ TOO_MUCH, TOO_LARGE, FAILED, TRY_LATER = 1008, 1009, 1011, 1013
 OPTIONS = {
     "maxFramePayloadSize": MAX_MESSAGE,
     "maxMessagePayloadSize": MAX_MESSAGE,
-    # autobahn's timers outlive their connections; Socket has its own
+    # Autobahn's timers outlive their connections, so Socket has timers of its own.
     "openHandshakeTimeout": 0,
     "closeHandshakeTimeout": 0,
     "tcpNoDelay": True,
     "autoPingInterval": 0,
 }
-"""Of both ends, for autobahn."""
+"""Options for autobahn, of both ends."""
 _TEXT = 0x1
 """Opcode of a text message."""
 
 
 class Receiver(Protocol):
-    """What is above a socket."""
+    """Interface of the user of a socket."""
 
     def opened(self, socket: Socket) -> None:
-        """The handshake is over."""
+        """Note that the handshake is complete."""
 
     def received(self, data: bytes) -> None:
-        """A binary message."""
+        """Process a binary message."""
 
     def ping_received(self, payload: bytes) -> None:
-        """A ping: :meth:`Socket.pong` answers it, now or later."""
+        """Process a ping; :meth:`Socket.pong` answers it, now or later."""
 
     def pong_received(self, payload: bytes) -> None:
-        """The answer to one of ours."""
+        """Process the answer to a ping of this end."""
 
     def lost(self, why: str) -> None:
-        """The connection is gone; called once, also when it never opened."""
+        """Note that the connection is gone; called once, even when it never opened."""
 
 
 class _Silence:
-    """In place of autobahn's logger: what peers do wrong is counted, and is no news."""
+    """Replacement of autobahn's logger that logs nothing: mistakes of peers are counted instead."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return self._say_nothing
@@ -87,9 +86,9 @@ class _Silence:
 
 @implementer(IPushProducer)
 class Socket(HeldReading, TakesTurns):
-    """What both ends of a connection can do; mixed into autobahn's protocols.
+    """Common part of both ends of a connection; mixed into autobahn's protocols.
 
-    :ivar heard: something came since this was set to False.
+    :ivar heard: whether something came since this was set to False.
     """
 
     receiver: Receiver
@@ -100,12 +99,12 @@ class Socket(HeldReading, TakesTurns):
     transport: SocketTransport
     log = _Silence()
     masked_here = False
-    """What this end sends is masked: it is a client."""
+    """Whether this end masks what it sends, as clients do."""
     heard = True
     _frames: frames.Frames | None = None
     _fragments: Fragments
     _lost: Failure | None = None
-    """Why the connection is gone, while what came before is still being told."""
+    """Reason for the end of the connection, while data that came before is still being processed."""
     _out: list[bytes] | None = None
     _opened = False
     _told = False
@@ -116,11 +115,11 @@ class Socket(HeldReading, TakesTurns):
     _waits = False
     _behind: deque[bytes]
     grew: Callable[[int], None] | None = None
-    """Told of the bytes of a message that is not whole, after each read, in whatever turn it is looked at."""
+    """Callback invoked after each read with the bytes of the incomplete message."""
     fragmented: Callable[[int], None] | None = None
-    """Told of the number of small fragments, after each read that had some."""
+    """Callback invoked after each read that had small fragments, with their number."""
     _bounded = False
-    """Both ends must not wait for each other: only servers stop reading when they cannot send."""
+    """Whether this end stops reading when it cannot send; only servers do, or both ends could wait for each other."""
 
     def connectionMade(self) -> None:
         self._give_up_after(HANDSHAKE_TIMEOUT)
@@ -151,7 +150,7 @@ class Socket(HeldReading, TakesTurns):
 
     @property
     def owner(self) -> Hashable:  # type: ignore[override]
-        """Whose part of a turn it uses: a twin's, by however many sessions."""
+        """Key whose share of a reactor turn the socket uses: the twin, whatever the number of its sessions."""
         return getattr(self.receiver, "owner", id(self))
 
     def _feed(self, found: Iterator[tuple[int, bytes]]) -> None:
@@ -172,13 +171,13 @@ class Socket(HeldReading, TakesTurns):
             self.grew(self.unfinished)
 
     def _take_all(self, found: Iterator[tuple[int, bytes]]) -> None:
-        """Take as many frames as the owner's part of this turn pays for."""
+        """Process as many frames as the owner's share of this turn allows."""
         share = self.share
         until = share.now() + share.left(self.owner) if share is not None else 0.0
         for steps, (first, content) in enumerate(found, 1):
             self._take(first, content)
             if self._feeding is not found:
-                return  # it was forgotten
+                return  # A callback made the socket forget the rest.
             # a frame costs from one to a hundred microseconds, so their number alone says little
             if steps >= STEPS or (share is not None and share.now() >= until):
                 self._next_turn()
@@ -186,14 +185,14 @@ class Socket(HeldReading, TakesTurns):
         self._feeding = None
 
     def _take(self, first: int, content: bytes) -> None:
-        """One frame."""
+        """Process one frame."""
         receiver = self.receiver
         if first == frames.BINARY:
             receiver.received(content)
         elif first == frames.PONG:
             receiver.pong_received(content)
         elif first == frames.PING:
-            if self._lost is None:  # else nobody gets the answer
+            if self._lost is None:  # A lost connection cannot carry the answer.
                 receiver.ping_received(content)
         elif first != frames.OTHER:
             whole = self._fragments.add(first, content)
@@ -205,12 +204,12 @@ class Socket(HeldReading, TakesTurns):
             self._wake()
             self._dataReceived(content)  # type: ignore[attr-defined]
             if self.state == WebSocketServerProtocol.STATE_CLOSED:
-                # that was no frame: what is behind it is nothing either, and may be thirty thousand times that
+                # The data was no frame. What follows is ignored, because it could be thirty thousand more of the same.
                 self._feeding = None
                 self._behind.clear()
 
     def _give_up(self, code: int, why: str) -> None:
-        """Close for a mistake of the other end; what is behind it is not looked at."""
+        """Close because of the other end's mistake, and ignore what follows it."""
         self.close(code, why)
         self.forget()
 
@@ -241,11 +240,11 @@ class Socket(HeldReading, TakesTurns):
 
     @property
     def _has_more(self) -> bool:
-        """Something has come that was not looked at yet."""
+        """Whether received data waits to be processed."""
         return self._feeding is not None or bool(self._frames is not None and self._behind)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        # what came before is told before, in turns as it would have been
+        # Data that came before is processed first, in turns as usual.
         if self._has_more and not self._told:
             self._lost = reason
             self._next_turn()
@@ -253,17 +252,17 @@ class Socket(HeldReading, TakesTurns):
             self._ended(reason)
 
     def _ended(self, reason: Failure) -> None:
-        """The connection is gone, and all is told that came over it."""
+        """End the connection after everything that came over it was processed."""
         super().connectionLost(reason)  # type: ignore[misc]
 
     @property
     def unfinished(self) -> int:
-        """Bytes of a message that is not whole: of its frame, and of its fragments before."""
+        """Bytes of the incomplete message: of its current frame and its earlier fragments."""
         return self._frames.held + self._fragments.size if self._frames is not None else 0
 
     @property
     def unsent(self) -> int:
-        """Bytes that this process still has to send; of a connection that is gone those that it did not send."""
+        """Number of bytes that this process still has to send; for a closed connection those it never sent."""
         if self._told:
             return self._left
         waiting = sum(map(len, self._out)) if self._out else 0
@@ -274,15 +273,15 @@ class Socket(HeldReading, TakesTurns):
         self._patience_over()
         self._begin_frames()
         tune(self.transport)
-        # some kilobytes for each session that is idle
+        # These attributes would hold some kilobytes for each idle session.
         for name in ("http_headers", "http_request_data", "http_response_data", "_perMessageCompress"):
             if name in self.__dict__:
                 self.__dict__[name] = None
         if self._bounded:
-            # the HTTP channel, which is out of the way by now, had the place
+            # The HTTP channel, which is no longer used, was registered as the producer.
             self.transport.unregisterProducer()
             self.transport.registerProducer(self, True)
-        # what came behind the handshake, in the same piece; autobahn shall not begin with it
+        # Bytes behind the handshake in the same read belong to this parser, not to autobahn's.
         rest, self.data = self.data, b""
         self.receiver.opened(self)
         if rest:
@@ -294,7 +293,7 @@ class Socket(HeldReading, TakesTurns):
         self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
 
     def _wake(self) -> None:
-        """What autobahn keeps of a connection is there from now on."""
+        """Make sure that autobahn's state of the connection exists."""
 
     # --- reading no more than can be answered ---
 
@@ -307,15 +306,15 @@ class Socket(HeldReading, TakesTurns):
             self.transport.resumeProducing()
 
     def pauseProducing(self) -> None:
-        """The other end does not read what it is sent: then its pings are not read either."""
+        """Stop reading, because the other end does not read: neither messages nor pings are then accepted."""
         self.hold(Hold.UNSENT)
 
     def resumeProducing(self) -> None:
-        """It does again."""
+        """Resume reading, because the other end reads again."""
         self.release(Hold.UNSENT)
 
     def stopProducing(self) -> None:
-        """The connection is gone."""
+        """Do nothing; ``connectionLost`` follows."""
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:
         self._patience_over()
@@ -335,7 +334,7 @@ class Socket(HeldReading, TakesTurns):
 
     @property
     def sendable(self) -> bool:
-        """Messages can be sent."""
+        """Whether messages can be sent."""
         return self._opened and self.state == WebSocketServerProtocol.STATE_OPEN
 
     def _write(self, first: int, data: bytes) -> None:
@@ -349,29 +348,29 @@ class Socket(HeldReading, TakesTurns):
             self._out.append(frame)
 
     def flush(self) -> None:
-        """For :class:`~dmsg.net.flush.TurnFlush`."""
+        """Write the frames of this reactor turn; called by :class:`~dmsg.net.flush.TurnFlush`."""
         out, self._out = self._out, None
         if out and self.sendable:
             write_now(self.transport, b"".join(out))
             if self.unsent > MAX_UNSENT:
-                self.abort()  # who sends pings and does not read the answers
+                self.abort()  # The other end sends pings and does not read the answers.
 
     def send(self, data: bytes) -> None:
-        """A binary message; it leaves at the end of the reactor turn."""
+        """Send a binary message; it leaves at the end of the reactor turn."""
         self._write(frames.BINARY, data)
 
     def ping(self, payload: bytes) -> None:
-        """At most 125 bytes."""
+        """Send a ping with a payload of at most 125 bytes."""
         self._write(frames.PING, payload)
 
     def pong(self, payload: bytes) -> None:
-        """The answer to a ping; who reads none of them gets no more."""
+        """Answer a ping, unless the other end leaves too many answers unread."""
         if not self._bounded and self.transport is not None and (queued(self.transport) or 0) > MAX_UNREAD_PONGS:
             return
         self._write(frames.PONG, payload)
 
     def close(self, code: int = NORMAL, why: str = "") -> None:
-        """Send what there is, then say good-bye."""
+        """Send what is queued, then start the closing handshake."""
         if self._opened and self.state == WebSocketServerProtocol.STATE_OPEN:
             self._wake()
             self.flush()
@@ -381,13 +380,13 @@ class Socket(HeldReading, TakesTurns):
             self.abort()
 
     def forget(self) -> None:
-        """Read nothing more, and let go of what has come of a message."""
+        """Read nothing more, and free what has come of a message."""
         self.hold(Hold.OVER)
         self._feeding = None
         self._drop_data()
 
     def _drop_data(self) -> None:
-        """It would be kept for as long as there is the object, and that is part of a circle."""
+        """Free received data, which would otherwise live until the garbage collector breaks a reference cycle."""
         if "data" in self.__dict__:
             self.data = b""
         if self._frames is not None:

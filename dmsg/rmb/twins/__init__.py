@@ -1,1 +1,1 @@
-"""Who twins are: addresses, keys, entries of the registry, tokens."""
+"""Twins: addresses, keys, registry entries, tokens."""

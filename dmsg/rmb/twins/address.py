@@ -1,4 +1,4 @@
-"""Who a message is from and for: a twin, and which of its sessions."""
+"""Addresses of messages: a twin, and one of its sessions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ STREAM_PREFIX = "stream:"
 
 
 class Session(NamedTuple):
-    """A twin and the name of one of its connections.
+    """Address of a session: a twin and the name of one of its connections.
 
     :ivar twin: 1 to 2**32-1; 0 is no twin.
-    :ivar sid: None is a session of its own, as is the empty text.
+    :ivar sid: name of the session. None is the unnamed session, which differs from a session with an empty name.
     """
 
     twin: int
@@ -25,14 +25,14 @@ class Session(NamedTuple):
 
     @property
     def stream(self) -> str:
-        """The key of its queue in Redis."""
+        """Key of the session's queue in Redis."""
         return f"{STREAM_PREFIX}{self}"
 
     @classmethod
     def parse(cls, text: str) -> Session:
-        """Of ``TWIN`` or ``TWIN:SID``, with or without ``stream:``.
+        """Parse ``TWIN`` or ``TWIN:SID``, with or without ``stream:``.
 
-        :raises ValueError: it is neither.
+        :raises ValueError: the text is neither.
         """
         twin, colon, sid = text.removeprefix(STREAM_PREFIX).partition(":")
         if not (twin.isascii() and twin.isdigit()) or int(twin) > MAX_TWIN:

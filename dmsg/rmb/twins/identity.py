@@ -1,4 +1,4 @@
-"""The signing key of a twin, from words or a seed; 65-byte signatures; addresses.
+"""Signing key of a twin, from words or a seed; 65-byte signatures; addresses.
 
 A secret is a Substrate URI: 12 to 24 English words, or ``0x`` and 64
 hexadecimal digits, then ``//hard`` and ``/soft`` junctions, then
@@ -23,7 +23,7 @@ from dmsg.rmb.errors import IdentityError, SignatureInvalid
 
 ACCOUNT_SIZE = 32
 SIGNATURE_SIZE = 65
-"""A byte for the kind, then 64."""
+"""Bytes of a signature: one for the kind of key, then 64."""
 KEY_TYPES = ("sr25519", "ed25519")
 ED25519, SR25519 = 0x65, 0x73
 MAX_ACCOUNT_TEXT = 66
@@ -37,19 +37,19 @@ _WORDS = Mnemonic("english")
 
 
 class Signer(Protocol):
-    """Whoever signs for a twin."""
+    """Interface of whatever signs for a twin."""
 
     account: bytes
-    """32 bytes."""
+    """Public key, 32 bytes."""
 
     def sign(self, message: bytes) -> bytes:
-        """65 bytes: the kind, then the signature over ``message`` as it is."""
+        """Return 65 bytes: the kind of key, then the signature over ``message`` itself, not over a hash."""
 
 
 def entropy_of(words: str) -> bytes:
-    """The bytes that BIP-39 words stand for, 16 to 32.
+    """Return the 16 to 32 bytes that BIP-39 words stand for.
 
-    :raises IdentityError: no English words of BIP-39, or a wrong checksum.
+    :raises IdentityError: the words are no English words of BIP-39, or their checksum is wrong.
     """
     try:
         return bytes(_WORDS.to_entropy(unicodedata.normalize("NFKD", words).split()))
@@ -58,15 +58,15 @@ def entropy_of(words: str) -> bytes:
 
 
 def mini_secret(words: str, password: str = "") -> bytes:
-    """32 bytes of words (substrate-bip39): PBKDF2 over the entropy, not over the words."""
+    """Derive the 32-byte secret of words (substrate-bip39): PBKDF2 over the entropy, not over the words."""
     salt = b"mnemonic" + unicodedata.normalize("NFKD", password).encode()
     return hashlib.pbkdf2_hmac("sha512", entropy_of(words), salt, 2048)[:32]
 
 
 def hex_seed(text: str) -> bytes:
-    """32 bytes of ``0x`` and 64 digits.
+    """Decode ``0x`` and 64 digits to 32 bytes.
 
-    :raises IdentityError: it is not that.
+    :raises IdentityError: the text is malformed.
     """
     try:
         seed = bytes.fromhex(text.removeprefix("0x"))
@@ -78,7 +78,8 @@ def hex_seed(text: str) -> bytes:
 
 
 def _chain_code(junction: str) -> bytes:
-    """A number is 8 bytes little endian, a text is SCALE's; hashed if over 32 bytes, else filled with zeros."""
+    """Encode a junction: a number as 8 bytes little endian, a text in SCALE; hashed above 32 bytes, otherwise
+    zero-filled."""
     if junction.isascii() and junction.isdigit() and int(junction) < 2**64:
         data = int(junction).to_bytes(8, "little")
     else:
@@ -90,7 +91,7 @@ def _chain_code(junction: str) -> bytes:
 
 
 def _compact(number: int) -> bytes:
-    """SCALE's compact form of a length."""
+    """Encode a length in SCALE's compact form."""
     if number < 2**6:
         return (number << 2).to_bytes(1, "little")
     if number < 2**14:
@@ -99,10 +100,10 @@ def _compact(number: int) -> bytes:
 
 
 class Identity:
-    """A signing key.
+    """Signing key of a twin.
 
     :param key_type: ``sr25519``, the default of RMB, or ``ed25519``.
-    :raises IdentityError: the secret cannot be one.
+    :raises IdentityError: the secret is malformed.
     :ivar account: the public key, 32 bytes.
     """
 
@@ -134,11 +135,11 @@ class Identity:
 
     @property
     def address(self) -> str:
-        """The account as text, with prefix 42."""
+        """Account as text, with prefix 42."""
         return ss58(self.account)
 
     def sign(self, message: bytes) -> bytes:
-        """65 bytes: the kind, then the signature over ``message`` as it is."""
+        """Return 65 bytes: the kind of key, then the signature over ``message`` itself, not over a hash."""
         if self.key_type == "ed25519":
             return bytes([ED25519]) + self._ed.sign(message)
         return bytes([SR25519]) + bytes(sr25519.sign(self._sr, message))
@@ -148,9 +149,9 @@ class Identity:
 
 
 def verify(signature: bytes | None, message: bytes, account: bytes) -> None:
-    """Check a signature field; its first byte says which scheme it is of.
+    """Verify a signature; its first byte names the scheme.
 
-    :raises SignatureInvalid: missing, malformed, or not of ``account`` over ``message``.
+    :raises SignatureInvalid: the signature is missing, malformed, or not made by ``account`` over ``message``.
     """
     if not signature:
         raise SignatureInvalid("message is not signed")
@@ -164,7 +165,7 @@ def verify(signature: bytes | None, message: bytes, account: bytes) -> None:
     elif signature[0] == SR25519:
         try:
             good = sr25519.verify(signature[1:], message, account)
-        except Exception:  # whatever the binding makes of bytes that are no point
+        except Exception:  # The binding raises various exceptions for bytes that are no point.
             good = False
         if not good:
             raise SignatureInvalid("sr25519 signature verification failed")
@@ -180,18 +181,19 @@ def _checksum(data: bytes) -> bytes:
 
 
 def ss58(account: bytes) -> str:
-    """The text of an account, with prefix 42."""
+    """Return the text of an account, with prefix 42."""
     data = bytes([SS58_PREFIX]) + account
     text: str = base58.b58encode(data + _checksum(data)).decode()
     return text
 
 
 def parse_account(text: str) -> bytes:
-    """The 32 bytes of an address, or of 64 hexadecimal digits with or without ``0x``.
+    """Decode an account: an address, or 64 hexadecimal digits with or without ``0x``.
 
-    :raises IdentityError: it is neither.
+    :raises IdentityError: the text is neither.
     """
-    if len(text) > MAX_ACCOUNT_TEXT:  # decoding takes the square of its length
+    # Base58 decoding takes time quadratic in the length, so long texts are refused first.
+    if len(text) > MAX_ACCOUNT_TEXT:
         raise IdentityError(f"{text[:20]!r}... is not an account: it has {len(text)} characters")
     bare = text.removeprefix("0x")
     if len(bare) == 2 * ACCOUNT_SIZE:

@@ -1,4 +1,4 @@
-"""The file in which a twin's secret lies: mode 0600, a line for the words or the seed, a line for the kind of key."""
+"""File with a twin's secret: mode 0600, one line with the words or the seed, one line with the kind of key."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MAX_FILE = 4096
 
 @dataclass(frozen=True, repr=False)
 class TwinSecret:
-    """Words or a seed, and which kind of signing key is made of it."""
+    """Secret of a twin, words or a seed, and the kind of signing key that is derived from it."""
 
     secret: str
     key_type: str = DEFAULT_KEY_TYPE
 
     def identity(self) -> Identity:
-        """The signing key.
+        """Return the signing key.
 
-        :raises IdentityError: the secret cannot be one.
+        :raises IdentityError: the secret is malformed.
         """
         return Identity(self.secret, self.key_type)
 
@@ -35,10 +35,10 @@ class TwinSecret:
 
 
 def read_secret(path: str | None, key_type: str | None = None) -> TwinSecret:
-    """The secret in a file, or in ``RMB_SECRET`` when no file is said.
+    """Read the secret from a file, or from ``RMB_SECRET`` without a path.
 
-    :raises KeyFileError: there is none, it is malformed, or others may read it.
-    :raises IdentityError: the secret cannot be one.
+    :raises KeyFileError: there is no secret, the file is malformed, or others may read it.
+    :raises IdentityError: the secret is malformed.
     """
     if path is None:
         text = os.environ.get(SECRET)
@@ -54,7 +54,7 @@ def read_secret(path: str | None, key_type: str | None = None) -> TwinSecret:
 def _from_file(path: str, key_type: str | None) -> TwinSecret:
     try:
         if not Path(path).is_file() and Path(path).exists():
-            raise KeyFileError(f"{path or 'an empty name'}: not a regular file")  # and no pipe to wait at
+            raise KeyFileError(f"{path or 'an empty name'}: not a regular file")  # Opening a pipe would block.
         with Path(path).open() as file:
             mode = os.fstat(file.fileno()).st_mode
             lines = [line.strip() for line in file.read(MAX_FILE).splitlines()]
@@ -77,9 +77,9 @@ def _from_file(path: str, key_type: str | None) -> TwinSecret:
 
 
 def write_secret(path: str, secret: TwinSecret) -> None:
-    """A new file, mode 0600.
+    """Write the secret to a new file, mode 0600.
 
-    :raises KeyFileError: it is there, or cannot be written.
+    :raises KeyFileError: the file exists, or cannot be written.
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)

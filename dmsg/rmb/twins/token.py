@@ -1,4 +1,4 @@
-"""The token with which a twin comes to a relay: a JWT, the whole query string.
+"""Token with which a twin opens a session at a relay: a JWT, which is the whole query string.
 
 ``alg`` says RS512 and means the twin's own signature of 65 bytes over
 ``header.claims`` as it stands.
@@ -23,21 +23,21 @@ from dmsg.rmb.twins.identity import Signer, verify
 
 ALGORITHM = "RS512"
 TTL = 300
-"""Seconds, of the tokens that are made here."""
+"""Seconds for which tokens made here are valid."""
 MAX_TTL = 24 * 3600
-"""Seconds that a token may have left; the reference takes any."""
+"""Longest remaining validity of a token in seconds; the reference accepts any."""
 MAX_AGE_AHEAD = 300
-"""Seconds that the clock of a twin may be ahead of the relay's."""
+"""Seconds by which a twin's clock may be ahead of the relay's."""
 MAX_TOKEN = 4096
 """Bytes of a token."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """What a token says.
+    """Parsed token.
 
-    :ivar signed: the bytes that ``signature`` is over.
-    :ivar asks: the session pings behind its messages, and sends again what is not confirmed.
+    :ivar signed: the bytes that ``signature`` signs.
+    :ivar asks: whether the session pings behind its messages and sends unconfirmed ones again.
     """
 
     session: Session
@@ -48,9 +48,10 @@ class Token:
     asks: bool = False
 
     def check_times(self, now: int, most: int | None = MAX_TTL) -> None:
-        """:param most: seconds that it may be good for; None means any.
+        """Check that the token is valid now.
 
-        :raises TokenError: expired, not yet issued, or good for too long.
+        :param most: longest remaining validity in seconds; None accepts any.
+        :raises TokenError: the token has expired, is not issued yet, or is valid for too long.
         """
         if now > self.expires:
             raise TokenError("jwt has expired")
@@ -60,7 +61,10 @@ class Token:
             raise TokenError(f"jwt: is good for more than {most} seconds")
 
     def check_signature(self, account: bytes) -> None:
-        """:raises TokenError: it is not of ``account``."""
+        """Check that ``account`` signed the token.
+
+        :raises TokenError: it did not.
+        """
         try:
             verify(self.signature, self.signed, account)
         except SignatureInvalid:
@@ -94,15 +98,15 @@ def _object(part: bytes) -> dict[str, object]:
 
 @lru_cache(64)
 def _header(part: bytes) -> Mapping[str, object]:
-    """What is before the claims; nearly all tokens begin alike."""
+    """Decode the header, with a cache because nearly all tokens have the same."""
     return _object(part)
 
 
 def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: bool = True, asks: bool = True) -> str:
-    """A token for ``session``, good for ``ttl`` seconds.
+    """Make a token for ``session`` that is valid for ``ttl`` seconds.
 
-    :param unique: unlike all others, by a claim ``jti``: a relay may take each only once.
-    :param asks: a claim ``ack`` says that the session sends again what is not confirmed.  Relays of the reference
+    :param unique: whether a claim ``jti`` makes the token unlike all others, because a relay may accept each only once.
+    :param asks: whether a claim ``ack`` says that the session sends unconfirmed messages again. Relays of the reference
         ignore it.
     """
     claims: dict[str, object] = {"sub": session.twin, "sid": session.sid, "iat": now, "exp": now + ttl}
@@ -116,7 +120,7 @@ def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: 
 
 
 def _is_text(text: str) -> bool:
-    """JSON can say half of a character, which no envelope can."""
+    """Whether ``text`` can be encoded: JSON can contain unpaired surrogates, an envelope cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -132,9 +136,9 @@ def _number(claims: dict[str, object], name: str, most: int) -> int:
 
 
 def parse(text: bytes) -> Token:
-    """What a token says; nothing is verified yet.
+    """Parse a token without verifying it.
 
-    :raises TokenError: it is none.
+    :raises TokenError: the text is no token.
     """
     if len(text) > MAX_TOKEN:
         raise TokenError(f"jwt: more than {MAX_TOKEN} bytes")
@@ -168,10 +172,10 @@ def parse(text: bytes) -> Token:
 class UsedTokens:
     """Tokens that have opened a connection, each until it expires.
 
-    Where there are too many, the one used first is forgotten of the twin that has most: nobody makes others' tokens
-    good for a second time.
+    Above the limit, the twin with most tokens loses the one that it used first. So no twin can make tokens of others
+    usable a second time.
 
-    :param most: how many are remembered.
+    :param most: number of tokens that are remembered.
     """
 
     def __init__(self, most: int) -> None:
@@ -185,9 +189,12 @@ class UsedTokens:
         return self._count
 
     def first_use(self, parsed: Token, now: int) -> bool:
-        """Whether it was not used before; from now on it was.  :param now: seconds since 1970."""
+        """Whether the token was not used before; marks it as used.
+
+        :param now: seconds since 1970.
+        """
         self._forget(now)
-        # all of it, but not its text: that can be spelled in several ways
+        # The key covers the decoded signature, because base64 can spell the same signature in several ways.
         key = hashlib.sha256(parsed.signed + b"." + parsed.signature).digest()
         twin = parsed.session.twin
         used = self._of.setdefault(twin, OrderedDict())
@@ -207,7 +214,7 @@ class UsedTokens:
             self._drop(twin)
 
     def _drop(self, twin: int) -> None:
-        """The one used first of a twin."""
+        """Forget the token that a twin used first."""
         self._of[twin].popitem(last=False)
         self._count -= 1
         self._rank(twin)

@@ -1,4 +1,4 @@
-"""A twin as the registry has it, and the signed statements that make and change it."""
+"""Registry entry of a twin, and the signed statements that create and change it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dmsg.rmb.twins.identity import Signer, parse_account, ss58, verify
 MAX_RELAY = 1024
 """Bytes of the text that names a twin's relays."""
 MAX_RELAYS = 4
-"""Relays of a twin."""
+"""Number of relays of a twin."""
 MAX_PK = 128
-"""Bytes of an encryption key; those of RMB have 33."""
+"""Bytes of an encryption key; keys of RMB have 33."""
 MAX_COUNTER = 2**63 - 1
 SIGNED_LABEL = "dmsg-rmb-twin-1"
 
@@ -26,9 +26,9 @@ _DOMAIN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](
 
 
 def check_relay(text: str) -> str:
-    """One relay of a twin: a domain, which is reached at ``https://DOMAIN/``, or a URL with a port.
+    """Check one relay of a twin and return it: a domain, reached at ``https://DOMAIN/``, or a URL with a port.
 
-    :raises ValueError: it is neither; the text says so in one line.
+    :raises ValueError: the text is neither; the message says so in one line.
     """
     if _DOMAIN.fullmatch(text):
         return text
@@ -55,14 +55,14 @@ def _is_host(host: str) -> bool:
 
 
 def relay_url(relay: str) -> str:
-    """Where other relays POST to."""
+    """Return the URL to which other relays POST."""
     return f"{relay}/" if "://" in relay else f"https://{relay}/"
 
 
 def relay_of_websocket(url: str) -> str:
-    """How the registry names the relay that is reached at this ``ws:`` or ``wss:`` URL.
+    """Return the registry's name of the relay that is reached at this ``ws:`` or ``wss:`` URL.
 
-    :raises ValueError: it is no such URL.
+    :raises ValueError: the text is no such URL.
     """
     try:
         parts = urlsplit(url)
@@ -83,14 +83,14 @@ def relay_of_websocket(url: str) -> str:
 
 @dataclass(frozen=True)
 class Twin:
-    """An entry of the registry.
+    """Registry entry of a twin.
 
-    :ivar account: 32 bytes, the key that its signatures are of.
-    :ivar relay: relays joined with ``_``; None when none was ever said.
-    :ivar pk: secp256k1, 33 bytes; None when messages to it are not encrypted.
-    :ivar strict: it signs with borders and takes bound payloads, see :mod:`dmsg.rmb.envelope.wire`.
-    :ivar counter: of its owner's statements; each has a higher one.
-    :ivar signature: of the owner over :meth:`signed`; empty where the registry has none.
+    :ivar account: public key that signs for the twin, 32 bytes.
+    :ivar relay: relays joined with ``_``; None when none was ever registered.
+    :ivar pk: encryption key, secp256k1, 33 bytes; None when messages to the twin are not encrypted.
+    :ivar strict: whether the twin signs with borders and accepts bound payloads, see :mod:`dmsg.rmb.envelope.wire`.
+    :ivar counter: counter of the owner's statements; it grows with each.
+    :ivar signature: the owner's signature over :meth:`signed`; empty where the registry has none.
     """
 
     id: int
@@ -103,27 +103,30 @@ class Twin:
 
     @property
     def relays(self) -> frozenset[str]:
-        """As a set; the empty text is a set of one empty name, as the reference has it."""
+        """Relays as a set; the empty text gives a set with one empty name, as in the reference."""
         return frozenset() if self.relay is None else frozenset(self.relay.split("_"))
 
     @property
     def address(self) -> str:
-        """The account as text."""
+        """Account as text."""
         return ss58(self.account)
 
     def signed(self) -> bytes:
-        """What the owner signs: six lines of text, UTF-8; the id is no part of it, the account is."""
+        """Return the bytes that the owner signs: six lines of UTF-8, which include the account but not the id."""
         relay = "" if self.relay is None else self.relay
         pk = "" if self.pk is None else self.pk.hex()
         strict = "strict" if self.strict else ""
         return "\n".join((SIGNED_LABEL, self.account.hex(), str(self.counter), relay, pk, strict)).encode()
 
     def sign(self, signer: Signer) -> Twin:
-        """The same, signed."""
+        """Return a signed copy."""
         return replace(self, signature=signer.sign(self.signed()))
 
     def check(self) -> None:
-        """:raises RegistryRefused: something in it cannot be, or the owner did not sign it."""
+        """Check the limits and the owner's signature.
+
+        :raises RegistryRefused: a value exceeds its limit, or the owner did not sign the statement.
+        """
         if not 0 <= self.counter <= MAX_COUNTER:
             raise RegistryRefused(f"counter is not between 0 and {MAX_COUNTER}")
         if self.pk is not None and len(self.pk) > MAX_PK:
@@ -144,7 +147,7 @@ class Twin:
             raise NotTheOwner(f"not the owner's statement: {error}") from None
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {
             "id": self.id,
             "account": self.account.hex(),
@@ -156,12 +159,15 @@ class Twin:
         }
 
     def to_json(self) -> bytes:
-        """One object."""
+        """Return a JSON object."""
         return json.dumps(self.as_dict(), separators=(",", ":")).encode()
 
     @classmethod
     def from_dict(cls, content: object) -> Twin:
-        """:raises RegistryRefused: members are missing or of the wrong kind."""
+        """Build a twin from a parsed JSON object.
+
+        :raises RegistryRefused: members are missing or of the wrong type.
+        """
         if not isinstance(content, dict):
             raise RegistryRefused("not a JSON object")
 

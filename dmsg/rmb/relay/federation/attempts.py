@@ -40,7 +40,7 @@ class Outcome(Enum):
     REFUSED = auto()
     """All relays answered, and all refused the message for good."""
     FAILED = auto()
-    """At least one relay did not answer, or gave an answer that may change."""
+    """No relay accepted the message, and at least one did not answer or may answer otherwise later."""
 
 
 class RelayPoster(Protocol):

@@ -1,1 +1,1 @@
-"""What other relays send: verified, then accepted."""
+"""Messages that other relays bring: verified, then accepted."""
