@@ -1,4 +1,4 @@
-"""A stream over transports of any family: what it keeps for life, and its place on the transport that carries it."""
+"""Client streams over transports of any family, and the carriers that bind them to a transport."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from dmsg.streams.core.secure import SecureEnd
 
 
 class ClientStream(StreamTransport):
-    """An application's transport.
+    """Stream of a client: the ``transport`` of an application's protocol.
 
-    :ivar end: what outlives any one transport: bytes acknowledged and received, their hashes, what is not
-        acknowledged yet.  None on a plain stream, which ends with its transport, and on a secure one that is not
-        open yet.
+    :ivar end: end of the secure stream, which outlives its transports: positions, rolling hashes, unacknowledged
+        data.  None on a plain stream, which ends with its transport, and on a secure stream that is not open yet.
     """
 
     end: SecureEnd | None = None
 
     @property
     def kept(self) -> SecureEnd:
-        """The ``end`` of a secure stream that is open."""
+        """End of a secure stream that is open; never None."""
         assert self.end is not None
         return self.end
 
@@ -41,8 +40,8 @@ class ClientStream(StreamTransport):
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
-        # a CLOSE that is lost with its connection: the initiator looks for another way and is told of the end then,
-        # whereas a responder would wait in vain to be found
+        # A CLOSE can be lost with its connection.  An initiator then tries to resume and learns that the stream is
+        # closed.  A responder would wait in vain to be resumed, so the responder leaves closing to the initiator.
         return self.end is not None and self.end.initiator
 
     @property
@@ -50,7 +49,7 @@ class ClientStream(StreamTransport):
         return None if self.end is None else self.end.acknowledged - int(self._end_acknowledged)
 
     def _unacknowledged(self) -> int:
-        # not asked of what stands for a transport that is lost: it says more than that, for the sake of closing
+        # The carrier is not asked, because NoCarrier.in_flight counts one more to delay closing.
         return super()._unacknowledged() if self.end is None else self.end.in_flight_bytes
 
     def _end(self, why: Failure, reason: int) -> None:
@@ -59,20 +58,20 @@ class ClientStream(StreamTransport):
             self._carrier = EndedCarrier(self._carrier)
 
     def _may_have_all(self) -> bool:
-        # a reader that has stopped holds back the ACKs of a plain stream; of a secure one they come as it arrives
+        # On a plain stream a reader that has stopped withholds ACKs.  On a secure stream ACKs come as data arrive.
         return self.end is None and super()._may_have_all()
 
 
 class Transport(resumption.Transport, Protocol):
-    """What one stream of a connection lies in, as its family keeps it."""
+    """Interface of a family's transport that carries one stream of a connection."""
 
     @property
     def window_open(self) -> bool:
-        """Whether this stream may send another frame now, whatever the others of the connection may."""
+        """Whether the window of this transport has room for another frame."""
 
     @property
     def in_flight(self) -> Sized:
-        """Frames of a plain transport that are not acknowledged."""
+        """Unacknowledged frames of a plain transport."""
 
 
 TransportT = TypeVar("TransportT", bound=Transport)
@@ -80,37 +79,37 @@ TransportT_contra = TypeVar("TransportT_contra", bound=Transport, contravariant=
 
 
 class TransportTable(Protocol[TransportT_contra]):
-    """The core of a connection, as a carrier needs it."""
+    """Interface of a connection's core that a carrier uses."""
 
     def send(self, transport: TransportT_contra, data: bytes | memoryview, ticket: object = None) -> None:
         """Send one frame of a stream."""
 
     def send_end(self, transport: TransportT_contra, ticket: object = None) -> None:
-        """Send the end of a stream's data."""
+        """Send the half-close of a stream."""
 
 
 class CarryingSession(carrier.CarryingSession, Protocol[TransportT]):
-    """The connection to a server, as a carrier needs it."""
+    """Interface of a session with a server that a carrier uses."""
 
     @property
     def core(self) -> TransportTable[TransportT]:
-        """The transports of the connection."""
+        """Table of the connection's transports."""
 
     def consumed(self, carrier: TransportCarrier[TransportT], size: int) -> None:
-        """The application has read ``size`` bytes."""
+        """Record that the application has read ``size`` bytes."""
 
     def closed(self, carrier: TransportCarrier[TransportT], reason: int) -> None:
-        """The application, or this end in its name, has ended the stream."""
+        """Close the transport of a stream that the local end has closed."""
 
     def left(self, transport: TransportT, reason: int) -> None:
-        """The stream has another transport, or none: this one is closed."""
+        """Close a transport that its stream has left."""
 
 
 class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream], Generic[TransportT]):
-    """A stream's place on one transport: the only object that knows the stream, the transport and the session.
+    """Carrier: binds a stream to a transport of a session, and is the only object that knows all three.
 
-    ``transport.carrier`` is how the session finds a stream by an event; the stream holds the carrier that it
-    sends over.  While a stream moves, the transport that it moves to has a carrier already.
+    The session finds the stream of an event by ``transport.carrier``.  The stream holds the carrier over which it
+    sends.  While a stream moves, its next transport already has a carrier, too.
     """
 
     __slots__ = ("_core", "transport")
@@ -147,22 +146,22 @@ class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream]
         self.session.closed(self, reason)
 
     def leave(self, reason: int) -> None:
-        """The stream goes on elsewhere, or is over: close the transport."""
+        """Close the transport, because its stream has moved to another one or is closed."""
         self.session.left(self.transport, reason)
 
 
 class Suspending(Protocol):
-    """Who looks after streams without a transport, as :class:`NoCarrier` needs it."""
+    """Interface of the manager of suspended streams that :class:`NoCarrier` uses."""
 
     def closed(self, stream: ClientStream, reason: int) -> None:
-        """A stream is over at this end."""
+        """Forget a stream that the local end has closed."""
 
     def schedule(self, stream: StreamTransport) -> None:
-        """Flush it at the end of the reactor turn."""
+        """Flush the stream at the end of the reactor turn."""
 
 
 class NoCarrier:
-    """Stands for a transport while a stream has none: it takes nothing and loses nothing."""
+    """Carrier of a suspended stream, which has no transport; sends nothing and loses nothing."""
 
     __slots__ = ("_end", "_stream", "_streams", "server")
 
@@ -184,7 +183,8 @@ class NoCarrier:
         pass
 
     def in_flight(self) -> int:
-        # the end that looks for another way closes when it has one: the other would wait in vain
+        # The initiator counts one frame more, so that it closes only once the stream has a transport again.
+        # Otherwise the responder would wait in vain to be resumed.
         return len(self._end.in_flight) or int(self._end.initiator)
 
     def consumed(self, size: int) -> None:

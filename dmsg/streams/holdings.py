@@ -1,4 +1,4 @@
-"""What a client holds for those it talks to: a source of :mod:`dmsg.base.memory`."""
+"""Memory that a client's streams hold for their peers, reported to the account of :mod:`dmsg.base.memory`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dmsg.streams.carrier import ClientStream
 from dmsg.streams.core.resumption import INITIAL_WINDOW
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks at the streams of a client."""
+"""Seconds between inspections of a client's streams."""
 SMALL = INITIAL_WINDOW // 4
-"""Bytes below which a stream is not worth a look, unless it has no transport."""
+"""Bytes below which a stream is not counted, unless it is suspended."""
 STREAM_SIZE = 16 * 1024
-"""Bytes that a stream is taken to hold beside its data."""
+"""Bytes that each stream counts in addition to its data."""
 
 _log = Logger()
 
 
 class StreamHoldings(Looks[ClientStream]):
-    """What is unsent, unacknowledged and unread of a client's streams, by peer.
+    """Watcher of the unsent, unacknowledged and unread bytes of a client's streams, by peer.
 
-    :param streams: those that there are now.
+    :param streams: returns the present streams.
     """
 
     interval = LOOK_INTERVAL
@@ -36,17 +36,17 @@ class StreamHoldings(Looks[ClientStream]):
         self._streams = streams
 
     def start(self) -> None:
-        """Look from time to time."""
+        """Start the periodic inspections."""
         self._memory.add(self._holdings)
         super().start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the inspections."""
         self._memory.remove(self._holdings)
         super().stop()
 
     def given_up(self, count: int) -> None:
-        """One line for all of a look."""
+        """Log one line for all streams that an inspection has ended."""
         _log.warn(
             "more than {limit} MiB were held for others: {given} streams that were not read were ended",
             limit=self._memory.limit >> 20,

@@ -1,7 +1,4 @@
-"""Streams that only measure: they are answered below any application.
-
-The round trips are those of frames without data.
-"""
+"""Probes: streams that only measure round trips, with empty frames, and that no application sees."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from twisted.python.failure import Failure
 from dmsg.net.reactor import cancel_call
 
 MAX_PROBES = 64
-"""Streams of others that are measured at a time; one more ends the oldest of the peer with most."""
+"""Maximum number of open probes of other clients.  Above it, the oldest probe of the peer with most is ended."""
 PROBE_TIME = 60.0
-"""Seconds that such a stream may last."""
+"""Seconds after which a probe is ended."""
 
 
 class Probes(Factory):
-    """Takes the streams of ``ping``: round trips are those of empty frames, and no application hears of them."""
+    """Factory that accepts the probes of ``dmsg ping``, which measure round trips with empty frames."""
 
     noisy = False
 
@@ -32,7 +29,7 @@ class Probes(Factory):
     def buildProtocol(self, addr: IAddress | None) -> _Probed:
         if len(self.open) >= MAX_PROBES:
             counts = Counter(one.peer for one in self.open)
-            # among equals that of the oldest, which the order of the counts is
+            # Among peers with equally many, max takes the one whose probe is the oldest.
             most = max(counts, key=counts.__getitem__)
             next(one for one in self.open if one.peer == most).end()
         probed = _Probed(self, addr)
@@ -41,7 +38,7 @@ class Probes(Factory):
 
 
 class _Probed(Protocol):
-    """One of them; data has no place on it."""
+    """Protocol of one probe; data ends it."""
 
     def __init__(self, probes: Probes, peer: IAddress | None) -> None:
         self._probes = probes

@@ -1,9 +1,8 @@
-"""Streams of one client that outlive their transports.
+"""Manager of one client's secure streams, which outlive their transports.
 
-A secure stream whose transport is lost is *suspended*: the application goes on
-writing, nothing moves, and the end that opened it looks for another way to
-the other (``reconnect``).  The other end waits to be found.  After
-:data:`~dmsg.streams.timeouts.RESUME_TIMEOUT` either gives up and the application learns why.
+A secure stream whose transport is lost is *suspended*.  The application can still write, nothing is sent, and the
+initiator tries to resume the stream over another transport (``reconnect``).  The responder waits to be resumed.  After
+:data:`~dmsg.streams.timeouts.RESUME_TIMEOUT` either end gives up, and the application gets the reason.
 """
 
 from __future__ import annotations
@@ -29,20 +28,21 @@ from dmsg.streams.core.budget import BUDGET, Budget
 from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 MAX_ENDED = 4096
-"""Streams that are over and remembered for ``RESUME_TIMEOUT``, to tell an end that lost the news."""
+"""Maximum number of closed streams remembered for the resume timeout, to tell the reason to an end that missed it."""
 STALL_CHECK = 5.0
-"""Seconds between looks at what is in flight."""
+"""Seconds between checks for streams that have stalled."""
 PROBE_AFTER = 30.0
-"""Seconds without a byte in either direction after which the end that opened a stream asks whether its way is there."""
+"""Seconds without data in either direction after which a stream's initiator probes whether its path still works."""
 STALL_TIME = 15.0
-"""Seconds without an ACK after which another way is looked for."""
+"""Seconds without an ACK after which a stream with data in flight is moved to another transport."""
 
 MAX_SUSPENDED, MAX_SUSPENDED_OF_PEER = 4096, 1024
-"""Streams without a transport, in all and of one peer; one more, and the one that waits longest ends: who comes back
-comes soon, and keys cost nothing, so that the peer with most may be an honest one."""
+"""Maximum number of suspended streams, in all and of one peer.  Above it, the stream that has waited longest is closed,
+because honest peers return soon.  The peer with most streams is not chosen, because keys are free: an attacker has
+many keys with few streams each, and the peer with most may be honest."""
 CROWD, CROWD_TIME = 1024, 30.0
-"""Streams that others opened and that may wait for a transport as long as all wait; beyond, those that have waited for
-so many seconds end.  Who is honest comes back within a few seconds; strangers fill the places, and leave."""
+"""Number of suspended incoming streams that may wait for the whole resume timeout, and the seconds after which further
+ones are closed.  Honest peers return within seconds; attackers fill the table and leave."""
 
 FINAL = frozenset(
     {
@@ -56,25 +56,25 @@ FINAL = frozenset(
         CloseReason.BAD_FRAME,
     }
 )
-"""Reasons that end a stream with its transport, when the other end, or this one, gave them."""
+"""Reasons that end a stream together with its transport if one of the two ends gave them."""
 
 _log = Logger()
 
 
 IDLE_MOVES = 5
-"""Ways in a row on which nothing went, before the next one is looked for more slowly, at last every ``IDLE_PAUSE``."""
+"""Number of consecutive moves without any data before further moves are delayed, by up to ``IDLE_PAUSE``."""
 IDLE_PAUSE = 2.0
-"""Seconds."""
+"""Maximum seconds before another move of a stream whose last moves carried no data."""
 
 
 class Streams:
-    """The secure streams of one client, which its sessions share.
+    """Table of one client's secure streams, which its sessions share.
 
-    :param key: the client's.
+    :param key: secret key of the client.
     :param schedule: calls a stream's ``flush`` at the end of the reactor turn.
-    :param reconnect: finds another way for a stream; its Deferred is cancelled when that is not wanted any more.
-    :param resume_timeout: seconds that a stream may be without a transport; 0 means none is resumed.
-    :ivar resumed: how many streams went on over another transport.
+    :param reconnect: resumes a stream over another transport; its Deferred is cancelled when the attempt is obsolete.
+    :param resume_timeout: seconds that a stream may be without a transport; 0 disables resuming.
+    :ivar resumed: number of times that a stream was resumed over another transport.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Streams:
         self._live: dict[bytes, ClientStream] = {}
         self._ended: dict[bytes, tuple[float, int, PubKey]] = {}
         self._waiting: dict[ClientStream, tuple[float, int]] = {}
-        """Streams without a transport, those first that wait longest: until when, and why they lost theirs."""
+        """Suspended streams, oldest first, with the time at which to give up and the reason of the suspension."""
         self._oldest: IDelayedCall | None = None
         self._awaited: dict[ClientStream, None] = {}
-        """Those among them which others opened."""
+        """Suspended streams that others opened, oldest first."""
         self._waiting_of: Counter[IAddress] = Counter()
         self._searching: dict[ClientStream, Deferred[None]] = {}
         self._watch: IDelayedCall | None = None
@@ -111,23 +111,24 @@ class Streams:
 
     @property
     def suspended(self) -> int:
-        """Streams without a transport now."""
+        """Number of suspended streams."""
         return len(self._waiting)
 
-    # --- from the sessions ---
+    # --- calls from the sessions ---
 
     def add(self, stream: ClientStream) -> None:
-        """A stream has begun."""
+        """Add a stream that has just opened."""
         token = stream.kept.token
         if token is not None and (token in self._live or token in self._ended):
-            # its opener chose it, and no other stream may be lost sight of for it: this one cannot go on elsewhere
+            # The initiator chose a token that is in use.  It must not displace the other stream, so this stream
+            # cannot be resumed.
             stream.kept.token = token = None
         if token is not None:
             self._live[token] = stream
             self._watch_soon()
 
     def closed(self, stream: ClientStream, reason: int) -> None:
-        """A stream is over at this end."""
+        """Forget a stream that this end has closed, and remember the reason for the other end."""
         end = stream.kept
         if end.token is not None and self._live.get(end.token) is stream:
             del self._live[end.token]
@@ -143,16 +144,16 @@ class Streams:
         if searching is not None:
             searching.cancel()
         if end.transport is not None:
-            # one that would have carried it on
+            # This is a transport that was about to carry the stream.
             end.transport.carrier.leave(reason)
         for transport in list(end.answers):
             transport.carrier.leave(reason)
         end.release()
 
     def lost(self, stream: ClientStream, reason: int, *, final: bool) -> None:
-        """A stream's transport is gone: suspend the stream, or end it.
+        """Suspend or close a stream whose transport is lost.
 
-        :param final: one of the two ends wants no other.
+        :param final: whether one of the two ends gave the reason, so that another transport may be useless.
         """
         end = stream.kept
         if stream.over:
@@ -171,7 +172,7 @@ class Streams:
             self._search(stream)
 
     def suspend(self, stream: ClientStream, reason: int) -> None:
-        """There is no transport for ``stream`` now, for ``reason``."""
+        """Suspend ``stream``, which has lost its transport for ``reason``."""
         stream.kept.detach()
         stream.suspend(NoCarrier(self, stream))
         if stream not in self._waiting:
@@ -194,15 +195,15 @@ class Streams:
 
     @property
     def all(self) -> list[ClientStream]:
-        """Those that can go on over another transport, with one now or not."""
+        """Resumable streams, suspended or not."""
         return list(self._live.values())
 
     def is_live(self, stream: ClientStream) -> bool:
-        """Whether it may go on over another transport: it is not over, and the client does not stop."""
+        """Whether a stream can be resumed: it is not closed, and the client does not stop."""
         return not self._stopped and stream.kept.token is not None and self._live.get(stream.kept.token) is stream
 
     def offered(self, resume: Resume, remote: PubKey) -> ClientStream | int | None:
-        """The stream that ``remote`` wants to go on with; the reason if it is over; None if there is none."""
+        """Return the stream that ``remote`` wants to resume, the reason if it is closed, or None if there is none."""
         stream = self._live.get(resume.token)
         if stream is not None:
             peer = stream.getPeer()
@@ -214,31 +215,31 @@ class Streams:
         return ended[1] if ended is not None and ended[2] == remote else None
 
     def moved(self, stream: ClientStream) -> None:
-        """A stream goes on."""
+        """Record that a stream was resumed over another transport."""
         self._wait_no_longer(stream)
         self._progress.pop(stream, None)
         self.resumed += 1
         self._tell("stream with {peer} goes on{more}", stream)
 
     def _tell(self, line: str, stream: ClientStream, text: str = "") -> None:
-        """A line of the log; the streams of a peer may go and come as often as he likes."""
+        """Log a line, throttled for each peer, because a peer can suspend and resume streams as often as it likes."""
         peer = str(stream.getPeer())[:13]
         more = self._seldom.suffix((line, peer))
         if more is not None:
             _log.info(line, peer=peer, text=text, more=more)
 
     def migrate(self, stream: ClientStream) -> None:
-        """Look for another way for a stream whose present one is about to go."""
+        """Move a stream whose transport is about to end; only the initiator of the stream does."""
         if stream.end is not None and stream.end.token is not None and stream.end.initiator and not stream.over:
             self._search(stream)
 
-    # --- looking for another way ---
+    # --- resuming ---
 
     def before_moving(self, stream: ClientStream) -> float:
-        """Seconds to wait before another way is looked for.
+        """Return the seconds to wait before the stream is resumed again.
 
-        A way on which nothing came or went is no success: else a relay that ends each at once has it looked for
-        without an end.
+        A move after which no data passed does not count as success.  Otherwise a relay that ends every transport at
+        once would keep this client reconnecting in a tight loop.
         """
         end = stream.kept
         progress = end.received, end.acknowledged
@@ -262,13 +263,14 @@ class Streams:
                     reason = getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM)
                     self._give_up(stream, reason, clean=getattr(result.value, "final", False))
             elif not stream.over and stream in self._waiting and not isinstance(result, Failure):
-                # it looked for a better way while there was one, gave up on that, and now there is none
+                # The search began while the stream still had a transport and found no better one.  Meanwhile that
+                # transport was lost.
                 self._search(stream)
 
         searching.addBoth(found)
 
     def _wait_for_oldest(self) -> None:
-        """One timer for all: they wait equally long."""
+        """Start the timer of the oldest suspended stream; all wait equally long, so one timer is enough."""
         if self._oldest is None and self._waiting:
             until = next(iter(self._waiting.values()))[0]
             self._oldest = self._reactor.callLater(max(0.0, until - self._reactor.seconds()), self._too_late)
@@ -286,7 +288,7 @@ class Streams:
             self._wait_for_oldest()
 
     def _give_up(self, stream: ClientStream, reason: int, *, clean: bool = False) -> None:
-        """:param clean: the remote closed it, and a reason of 0 says that it was done."""
+        """:param clean: whether the remote closed the stream, so that a reason of 0 means a clean end."""
         self._tell("stream with {peer} is given up: {text}{more}", stream, close_reason_text(reason))
         self.closed(stream, reason)
         stream.carrier_closed(reason if clean else reason or CloseReason.PEER_DISCONNECTED)
@@ -302,7 +304,7 @@ class Streams:
         peer = stream.getPeer()
         uncount(self._waiting_of, peer)
 
-    # --- what stands still ---
+    # --- stalled streams ---
 
     def _watch_soon(self) -> None:
         if self._watch is None and not self._stopped:
@@ -325,7 +327,7 @@ class Streams:
                 if end.initiator:
                     self._search(stream)
                 else:
-                    # the other end is told, and looks for another
+                    # Only the initiator can resume the stream.  Closing the transport tells it to do so.
                     end.transport.carrier.leave(CloseReason.STALLED)
                     self.suspend(stream, CloseReason.STALLED)
         self._thin_out(now)
@@ -335,7 +337,7 @@ class Streams:
             self._watch_soon()
 
     def _thin_out(self, now: float) -> None:
-        """Of a crowd without transports, end those that others opened and have not come back for."""
+        """Close incoming streams that have been suspended for ``CROWD_TIME``, while there are more than ``CROWD``."""
         while len(self._awaited) > CROWD:
             oldest = next(iter(self._awaited))
             if oldest.away_since is None or now - oldest.away_since < CROWD_TIME:
@@ -343,9 +345,10 @@ class Streams:
             self._give_up(oldest, CloseReason.TOO_MANY_TRANSPORTS)
 
     def _look_at_quiet(self, stream: ClientStream, now: float) -> None:
-        """Nothing comes and nothing is on its way: a server may swallow what the other end sends.
+        """Probe an idle stream, because a server may swallow what the other end sends.
 
-        The end that could look for another way asks: a frame without data is acknowledged, or missed as any other is.
+        Only the initiator, which could resume the stream, sends the probe.  It is a frame without data: if its ACK
+        does not come, the stream counts as stalled.
         """
         end = stream.kept
         before = self._quiet.get(stream)
@@ -358,7 +361,7 @@ class Streams:
             stream.probe()
 
     def stop(self) -> None:
-        """The client stops: streams without a transport end."""
+        """Close the suspended streams, because the client stops."""
         self._stopped = True
         if self._watch is not None:
             self._watch.cancel()

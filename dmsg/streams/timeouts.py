@@ -1,6 +1,6 @@
-"""How long a client waits, by default: what a command says of it without what it takes to wait."""
+"""Default timeouts of clients, in a module that commands can import without loading the client."""
 
 from __future__ import annotations
 
 RESUME_TIMEOUT = 120.0
-"""Seconds that a stream may be without a transport."""
+"""Seconds that a stream may be without a transport before it is closed."""

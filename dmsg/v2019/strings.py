@@ -1,4 +1,4 @@
-"""``dmsg:`` endpoint strings; their clients are shared, see :mod:`dmsg.clients.shared`."""
+"""``dmsg:`` endpoint strings; endpoints with equal options share a client, see :mod:`dmsg.clients.shared`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ def client_endpoint(
     key: str | None = None,
     timeout: str = str(CONNECT_TIMEOUT),
 ) -> DmsgClientEndpoint:
-    """``dmsg:<key or name>[:<port>][:discovery=URL][:key=FILE][:timeout=SECONDS]``; colons in URLs are written ``\\:``.
+    """Parse ``dmsg:<key or name>[:<port>][:discovery=URL][:key=FILE][:timeout=SECONDS]``.
 
-    :raises UnknownName: not a public key, nor a name in the address book.
-    :raises ValueError: not a port.
+    Colons in URLs are written ``\\:``.
+
+    :raises UnknownName: neither a public key nor a name in the address book.
+    :raises ValueError: ``port`` is not a port.
     """
     lazy = LazyClient(partial(shared_client, reactor, discovery, key))
     return DmsgClientEndpoint(lazy, Names().find(public_key), parse_port(port), timeout=float(timeout))
@@ -36,8 +38,10 @@ def client_endpoint(
 def server_endpoint(
     reactor: Reactor, port: str = "", discovery: str | None = None, key: str | None = None
 ) -> DmsgServerEndpoint:
-    """``dmsg:[<port>][:discovery=URL][:key=FILE]``; without a port it is 0, which those ask for who name none.
+    """Parse ``dmsg:[<port>][:discovery=URL][:key=FILE]``.
 
-    :raises ValueError: not a port.
+    The default port is 0, to which clients connect that name no port.
+
+    :raises ValueError: ``port`` is not a port.
     """
     return DmsgServerEndpoint(LazyClient(partial(shared_client, reactor, discovery, key)), parse_port(port or "0"))

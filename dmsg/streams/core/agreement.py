@@ -1,9 +1,8 @@
-"""The KK handshake inside REQUEST and ACCEPT: how two clients agree on a secure transport.
+"""KK handshake inside REQUEST and ACCEPT, by which two clients agree on a secure transport.  No I/O.
 
-REQUEST is ``initiator pk(33) || responder pk(33) || KK message 1``, ACCEPT the
-same two keys and KK message 2 (seed document, TODO list).  What the server
-need not know is in the messages' encrypted payloads, :class:`Hello`.
-``docs/protocol/secure-transport.md`` is the specification.  No I/O.
+REQUEST is ``initiator pk(33) || responder pk(33) || KK message 1``, ACCEPT the same two keys and KK message 2 (seed
+document, TODO list).  The encrypted payloads of the two messages, :class:`Hello`, have what servers need not know.
+``docs/protocol/secure-transport.md`` is the specification.
 """
 
 from __future__ import annotations
@@ -19,30 +18,31 @@ from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.noise.handshake import TAG_SIZE as _TAG_SIZE, Handshake, HandshakeResult, Pattern
 
 PROTOCOL = b"dmsg secure transport 1"
-"""The first part of the prologue; the two public keys are the rest."""
+"""First part of the handshake's prologue; the two public keys follow."""
 UPGRADE_PROTOCOL = b"dmsg upgraded transport 1"
-"""The same where the messages follow a plain REQUEST and ACCEPT, in FWD frames."""
+"""First part of the prologue in an upgrade, where the messages follow a plain REQUEST and ACCEPT in FWD frames."""
 FEATURE = "secure1"
-"""What the version of an entry says of a client that speaks this."""
+"""Mark in the version of a client's entry: the client supports secure transports."""
 UPGRADE_FEATURE = "upgrade1"
-"""What it says of a client that upgrades plain transports, for servers that pass on no others."""
+"""Mark in the version of a client's entry: the client upgrades plain transports, for servers that carry no others."""
 PREFACE_FRAMES = 4
-"""FWDs without data by which a responder says that it takes an upgrade; programs do not see them."""
+"""Number of FWD frames without data by which a responder announces that it takes an upgrade.  Applications do not see
+empty frames."""
 PING_FEATURE = "ping1"
-"""What it says of a client that answers probes."""
+"""Mark in the version of a client's entry: the client answers probes."""
 TOKEN_SIZE = 16
 HASH_SIZE = 32
 HELLO_SIZE = 128
-"""Bytes of a hello, with its padding: the server cannot tell one from another by its length."""
+"""Bytes of a hello with its padding, which keeps servers from telling hellos apart by their length."""
 KEYS_SIZE = 2 * PUBKEY_SIZE
-"""Bytes of both keys, which stand before the messages."""
+"""Bytes of the two public keys that precede the KK message."""
 MIN_MESSAGE = PUBKEY_SIZE + HELLO_SIZE + _TAG_SIZE
-"""177 bytes: a KK message in a REQUEST or ACCEPT."""
+"""177 bytes: length of a KK message of this version in a REQUEST or ACCEPT."""
 MAX_MESSAGE = 1024
-"""Bytes of a KK message of a later version, with options that this one ignores; a family may ask for as much as
+"""Maximum bytes of a KK message; later versions may add options that this one ignores.  A family may allow up to
 :data:`~dmsg.noise.handshake.MAX_FRAMED_MESSAGE`."""
 CRITICAL = 0x80
-"""Options from here on must be understood, or the transport is refused."""
+"""Lowest type of a critical option; a transport with an unknown critical option is refused."""
 OPTION_END = 0x00
 OPTION_OPEN = 0x01
 OPTION_TAGS = 0x02
@@ -58,13 +58,13 @@ _resume = struct.Struct(f">{TOKEN_SIZE}sIQ{HASH_SIZE}s")
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where one end of a stream stands.
+    """Position of one end of a stream, for resuming it.
 
-    :ivar token: 16 bytes, of the stream.
-    :ivar generation: uint32, counts the tries to move the stream to another transport; a
-        REQUEST with one that was there before is refused.
-    :ivar received: uint64, bytes of the stream that have arrived in order.
-    :ivar hash: 32 bytes, the rolling hash of them.
+    :ivar token: 16 bytes that name the stream.
+    :ivar generation: uint32, number of the attempt to move the stream to another transport.  A REQUEST whose
+        generation is not higher than the last one is refused.
+    :ivar received: uint64, number of bytes of the stream that have arrived in order.
+    :ivar hash: 32 bytes, rolling hash of these bytes.
     """
 
     token: bytes
@@ -75,22 +75,21 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What the two ends tell each other when a transport is opened.
+    """Hello: message that each end sends, encrypted, when a transport is opened.
 
-    ``port(2) || window(4) || options``, big endian, each option
-    ``type(1) || length(1) || value``, then zeros up to 128 bytes.
+    ``port(2) || window(4) || options``, big endian, each option ``type(1) || length(1) || value``, then zeros up to
+    128 bytes.
 
-    :ivar port: uint16, whom the initiator wants; 0 in the answer.
-    :ivar window: uint32, bytes that the sender of this will take unacknowledged.
-    :ivar token: 16 bytes of chance: the stream can be resumed by them; None: it ends
-        with its transport.
-    :ivar resume: the transport goes on with a stream.
-    :ivar ended: that stream was closed by this end with this reason.
-    :ivar tags: of a stream that begins: its rolling hash is over the tags of frames; where one of the two hellos does
-        not say so, as those of programs before 0.2, it is over the data.
-    :ivar half_close: of a stream that begins: its sender understands the end of data, after which the other direction
-        goes on; used where both hellos say so.
-    :ivar probe: a ping, which no application sees: 0, of the client; 1, of the client if somebody listens on ``port``.
+    :ivar port: uint16, port that the initiator wants to reach; 0 in the answer.
+    :ivar window: uint32, receive window of the sender in bytes.
+    :ivar token: 16 random bytes by which the stream can be resumed; None if the stream ends with its transport.
+    :ivar resume: position of the sender in the stream to resume; None for a new stream.
+    :ivar ended: reason for which the sender closed the stream that the other end wants to resume.
+    :ivar tags: for a new stream: the sender can compute the rolling hashes over the tags of frames.  Used if both
+        hellos have it; otherwise, as with programs before 0.2, the hashes are over the data.
+    :ivar half_close: for a new stream: the sender supports half-close.  Used if both hellos have it.
+    :ivar probe: 0 measures the client and 1 measures it if a program listens on ``port``; None for a stream that an
+        application sees.
     """
 
     port: int = 0
@@ -103,7 +102,7 @@ class Hello:
     half_close: bool = False
 
     def encode(self) -> bytes:
-        """The bytes on the wire."""
+        """Return the bytes on the wire."""
         parts = [_head.pack(self.port, self.window)]
         if self.token is not None:
             parts.append(_option(OPTION_OPEN, self.token))
@@ -122,7 +121,7 @@ class Hello:
 
     @classmethod
     def decode(cls, data: bytes) -> Hello:
-        """:raises HandshakeError: malformed, or with a critical option that is unknown."""
+        """:raises HandshakeError: the data are malformed or have an unknown critical option."""
         if len(data) < HELLO_SIZE:
             raise HandshakeError("hello is too short")
         port, window = _head.unpack_from(data)
@@ -191,7 +190,10 @@ def _options(options: dict[int, bytes]) -> _Options:
 
 
 def preface(keys: bytes) -> tuple[int, ...]:
-    """The sequences of the preface of an upgrade.  :param keys: the payload of its REQUEST."""
+    """Return the sequences of the preface of an upgrade.
+
+    :param keys: payload of the plain REQUEST, which is the two public keys.
+    """
     return _preface.unpack_from(sha256(UPGRADE_PROTOCOL + keys).digest())
 
 
@@ -208,11 +210,11 @@ def _handshake(key: SecKey, remote: PubKey, *, initiator: bool, upgrade: bool, e
 
 
 class Proposal:
-    """The initiator's side.
+    """Initiator's side of the handshake.
 
-    :ivar keys: both ends', the initiator's first: all that a plain REQUEST has.
-    :ivar message: the first one of KK.
-    :ivar upgrade: the message follows a plain REQUEST.
+    :ivar keys: public keys of both ends, the initiator's first; the whole payload of a plain REQUEST.
+    :ivar message: KK message 1.
+    :ivar upgrade: whether the message follows a plain REQUEST.
     """
 
     __slots__ = ("_handshake", "_max_message", "hello", "keys", "message", "upgrade")
@@ -227,7 +229,7 @@ class Proposal:
         ephemeral: SecKey | None = None,
         max_message: int = MAX_MESSAGE,
     ) -> None:
-        """:param max_message: bytes of the longest answer that is taken."""
+        """:param max_message: maximum bytes of the responder's KK message."""
         self._max_message = max_message
         self._handshake = _handshake(key, remote, initiator=True, upgrade=upgrade, ephemeral=ephemeral)
         self.hello = hello
@@ -237,14 +239,14 @@ class Proposal:
 
     @property
     def payload(self) -> bytes:
-        """Of the REQUEST frame."""
+        """Payload of the REQUEST frame."""
         return self.keys if self.upgrade else self.keys + self.message
 
     def accepted(self, payload: bytes) -> tuple[HandshakeResult, Hello]:
-        """The answer is there.
+        """Process the answer; return the transport's keys and the responder's hello.
 
-        :param payload: of the ACCEPT frame; where that was a plain one, the keys and the responder's message.
-        :raises HandshakeError: it is not the answer to this REQUEST.
+        :param payload: payload of the ACCEPT frame; in an upgrade, the two keys and the responder's message.
+        :raises HandshakeError: the payload is not an authentic answer to this REQUEST.
         """
         if payload[:KEYS_SIZE] != self.keys:
             raise HandshakeError("ACCEPT is of other keys than the REQUEST")
@@ -254,12 +256,12 @@ class Proposal:
 
 
 class Offer:
-    """The responder's side: a REQUEST that is authentic.
+    """Responder's side of the handshake, made from an authentic REQUEST.
 
-    A server that recorded it can send it again; so nothing may come of an
-    offer before the initiator's first frame confirms that it holds the keys.
+    A server can replay a recorded REQUEST.  So an offer must have no effect before the initiator's first frame
+    confirms that it holds the keys.
 
-    :ivar hello: the initiator's.
+    :ivar hello: hello of the initiator.
     """
 
     __slots__ = ("_handshake", "_keys", "hello")
@@ -273,11 +275,11 @@ class Offer:
         ephemeral: SecKey | None = None,
         max_message: int = MAX_MESSAGE,
     ) -> None:
-        """:param payload: of the REQUEST frame; where that was a plain one, the keys and the initiator's message.
+        """:param payload: payload of the REQUEST frame; in an upgrade, the two keys and the initiator's message.
 
-        :param max_message: bytes of the longest message that is taken.
-        :raises KeyFormatError: the initiator's key is none.
-        :raises HandshakeError: the message is not authentic or malformed.
+        :param max_message: maximum bytes of the initiator's KK message.
+        :raises KeyFormatError: the initiator's key is invalid.
+        :raises HandshakeError: the message is malformed or not authentic.
         """
         self._keys = payload[:KEYS_SIZE]
         message = _message(payload, max_message)
@@ -288,7 +290,7 @@ class Offer:
         self.hello = Hello.decode(self._handshake.read_message(message))
 
     def accept(self, hello: Hello) -> tuple[HandshakeResult, bytes]:
-        """The keys, and the payload of the ACCEPT frame; where that was a plain one, of which the message is sent."""
+        """Return the transport's keys and the payload of the ACCEPT frame; an upgrade sends only its KK message."""
         payload = self._keys + self._handshake.write_message(hello.encode())
         assert self._handshake.result is not None
         return self._handshake.result, payload

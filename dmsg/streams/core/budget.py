@@ -1,4 +1,4 @@
-"""Bytes by which the windows of a process may grow, shared among its peers.  No I/O."""
+"""Memory budget from which the receive windows of a process grow, shared among its peers.  No I/O."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import Counter
 from dmsg.base.bounded_tables import uncount
 
 WINDOW_BUDGET = 256 * 1024 * 1024
-"""Bytes by which all windows of a process together grow beyond their first size."""
+"""Bytes by which all receive windows of a process together may grow beyond their initial size."""
 
 
 class Budget:
-    """Bytes that windows may grow by, all together.
+    """Budget of bytes by which all receive windows together may grow.
 
-    A peer takes only what leaves as much as it has then: the first may have half, two that grow in turns a third
-    each, and who comes late finds some.
+    A peer may take bytes only if at least as much is left afterwards as the peer then has.  So the first peer gets at
+    most half, two peers that grow in turns get a third each, and late peers always find something left.
     """
 
     __slots__ = ("_of", "left")
@@ -24,7 +24,7 @@ class Budget:
         self._of: Counter[bytes] = Counter()
 
     def take(self, peer: bytes, size: int) -> bool:
-        """Whether ``peer`` may have so much more."""
+        """Take ``size`` bytes for ``peer`` and return True, or return False if its share does not allow them."""
         if self._of[peer] + size > self.left - size:
             return False
         self.left -= size
@@ -32,10 +32,10 @@ class Budget:
         return True
 
     def give_back(self, peer: bytes, size: int) -> None:
-        """What was taken is free again."""
+        """Return ``size`` bytes of ``peer`` to the budget."""
         self.left += size
         uncount(self._of, peer, size)
 
 
 BUDGET = Budget()
-"""Of this process."""
+"""Default budget, which all clients of this process share."""

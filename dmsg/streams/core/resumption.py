@@ -1,11 +1,12 @@
-"""What of a secure stream outlives its transports, and how the stream goes from one transport to another.
+"""Resumption: the state of a secure stream that outlives its transports, and the move to another transport.  No I/O.
 
-What belongs to one transport (keys, nonces, sequences) is replaced by
-:meth:`ResumableEnd.attach`; what belongs to the stream (bytes acknowledged and
-received, the rolling hashes of both, what is not acknowledged) stays, so that
-the two ends can compare where they are and go on.  An end that is asked to go on changes
-nothing before the initiator has confirmed the new transport, and the initiator changes nothing before an
-authentic frame shows that the other end has: whoever holds one of the two static keys could make the rest.  No I/O.
+:meth:`ResumableEnd.attach` replaces the state of one transport: keys, nonces, sequences.  The state of the stream
+stays: bytes acknowledged and received, their rolling hashes, and unacknowledged data.  From it the two ends compare
+their positions and continue.
+
+The responder changes nothing before the initiator has confirmed the new transport.  The initiator changes nothing
+before an authentic frame proves that the responder has moved.  The handshake messages alone prove nothing, because
+whoever holds one of the two static keys can make them.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from dmsg.streams.core.agreement import HASH_SIZE, Hello, Resume
 from dmsg.streams.core.budget import BUDGET, Budget
 
 INITIAL_WINDOW = 256 * 1024
-"""Bytes that a receiver lets a sender have unacknowledged at first."""
+"""Initial receive window in bytes."""
 MAX_FRAMES = 16384
-"""Frames in flight; below 2**15, so that the order of two sequences is never in doubt."""
+"""Maximum number of frames in flight.  It is below 2**15, so that the order of two sequences is never ambiguous."""
 
 FWD, ACK, CLOSE = 0xA, 0xB, 0x3
-"""Kinds of sealed payloads, which are their associated data: the types of those frames of 2019.  A family with other
-types names its frames by these."""
+"""Kinds of encrypted payloads, used as their associated data.  The values are the frame types of 2019; a family with
+other frame types uses these values, too."""
 END_DATA = b"\x0e"
-"""Associated data of the FWD that ends the data of its sender: no frame has this type, so no other FWD opens as one."""
+"""Associated data of the FWD that half-closes a stream.  No frame has this type, so no other FWD passes for one."""
 
 pack_nonce = struct.Struct("<4xQ").pack
 _position = struct.Struct(">Q").pack
 
 
 class SecureError(DmsgError):
-    """A frame that a correct peer over an honest server does not send.
+    """Error: a frame arrived that a correct peer over an honest server does not send.
 
-    :ivar reason: why the transport ends.
+    :ivar reason: reason with which the transport is closed.
     """
 
     def __init__(self, reason: CloseReason) -> None:
@@ -52,7 +53,7 @@ class SecureError(DmsgError):
 
 
 _NO_HASH = blake2b(digest_size=HASH_SIZE)
-"""Stands for the rolling hash of a direction in which nothing has moved: each hash takes 448 bytes."""
+"""Placeholder for the rolling hash of a direction without data.  A hash takes 448 bytes, which idle streams save."""
 
 
 def _no_keys(*_: object) -> NoReturn:
@@ -60,11 +61,11 @@ def _no_keys(*_: object) -> NoReturn:
 
 
 class Transport(Protocol):
-    """Transport of any family, as the end of a stream that lies in it needs the transport.
+    """Interface of a transport of any family that the end of a stream uses.
 
-    :ivar carrier: where the session finds the stream again; the core keeps it for the session and does not look at it.
-    :ivar secure: the end that lies in the transport, or None.
-    :ivar delivered: bytes out and in that the transport had delivered when its stream left it.
+    :ivar carrier: carrier that binds the transport to its stream; set and used only by the session, not by the core.
+    :ivar secure: end of the stream that the transport carries, or None.
+    :ivar delivered: bytes sent and received that were delivered before the stream left the transport.
     """
 
     carrier: Any
@@ -73,11 +74,11 @@ class Transport(Protocol):
 
 
 class Agreement(NamedTuple):
-    """What the other end has of what was sent.
+    """Result of comparing the positions: how much of the data in flight the other end has received.
 
-    :ivar frames: how many of the frames in flight it has.
-    :ivar position: bytes of the stream up to there.
-    :ivar rolling: the hash of them.
+    :ivar frames: number of frames in flight that the other end has received.
+    :ivar position: number of bytes of the stream up to there.
+    :ivar rolling: rolling hash of these bytes.
     """
 
     frames: int
@@ -86,16 +87,16 @@ class Agreement(NamedTuple):
 
 
 Unsent = tuple[list[object], list[tuple[bytes | memoryview, object]]]
-"""Tickets of what the other end has, and (data, ticket) of what is to be sent again."""
+"""Tickets of the frames that the other end has received, and (data, ticket) of the frames to send again."""
 
 
 class Answer(NamedTuple):
-    """The answer to a RESUME that nobody has confirmed: the stream is as it was before.
+    """Unconfirmed answer to a RESUME, which leaves the stream as it was.
 
-    :ivar there: the initiator's hello.
-    :ivar told: what this end said.
-    :ivar received_hash: the rolling hash of what it had received then.
-    :ivar remote_ended: the end of data was among that.
+    :ivar there: hello of the initiator.
+    :ivar told: hello with which this end answered.
+    :ivar received_hash: rolling hash of what this end had received at the time of the answer.
+    :ivar remote_ended: whether the initiator had half-closed by then.
     """
 
     end: ResumableEnd
@@ -107,22 +108,22 @@ class Answer(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """The one that the initiator asked for."""
+        """Generation in the initiator's hello."""
         assert self.there.resume is not None
         return self.there.resume.generation
 
     @property
     def is_late(self) -> bool:
-        """Whether the stream has gone on over a later transport."""
+        """Whether the stream has already moved with this generation or a higher one."""
         return self.generation <= self.end.generation
 
     def is_confirmed_by(self, frame_type: int, payload: bytes | memoryview) -> bool:
-        """Whether that is the initiator's first frame: without both keys nobody can make one."""
+        """Whether the frame is the initiator's first authentic one, which proves that it holds the keys."""
         return opens(ChaCha20Poly1305(self.result.receive_key).decrypt, 0, frame_type, payload)
 
 
 def opens(decrypt: Callable[..., bytes], nonce: int, frame_type: int, payload: bytes | memoryview) -> bool:
-    """Whether a FWD, ACK or CLOSE is authentic."""
+    """Whether a FWD, ACK or CLOSE with this nonce is authentic."""
     sealed = payload[1:] if frame_type == CLOSE else payload
     for associated in (bytes((frame_type,)), END_DATA) if frame_type == FWD else (bytes((frame_type,)),):
         try:
@@ -134,21 +135,21 @@ def opens(decrypt: Callable[..., bytes], nonce: int, frame_type: int, payload: b
 
 
 class ResumableEnd:
-    """One end of a stream.
+    """End of a secure stream, with the state that survives a change of transport.
 
     :param binding: 32 bytes, the handshake hash of the stream's first transport.
-    :param window: bytes that this end lets the other have unacknowledged.
+    :param window: receive window of this end in bytes.
     :param token: 16 bytes if the stream can be resumed, else None.
-    :param peer: the other end's key, which has its part of the budget.
-    :param tags: the rolling hashes are over the tags of frames, as the two hellos agreed; else over the data.
-    :param half_close: both ends understand the end of data, as the two hellos agreed.
-    :ivar in_flight: (data, ticket of the caller, what the rolling hash takes of it) of each frame that is not
-        acknowledged.
-    :ivar acknowledged: bytes of the stream that the other end has.
-    :ivar received: bytes of the stream that this end has.
-    :ivar consumed: bytes of them that the application has taken.
-    :ivar told_window: the window that the other end knows.
-    :ivar remote_ended: the other end has said that no more data of it follows.
+    :param budget: memory budget from which the window grows; by default that of the process.
+    :param peer: key of the other end, to which the budget counts the growth.
+    :param tags: whether the rolling hashes are over the tags of frames, as both hellos agreed, instead of the data.
+    :param half_close: whether both ends support half-close, as both hellos agreed.
+    :ivar in_flight: (data, caller's ticket, bytes that enter the rolling hash) of each unacknowledged frame.
+    :ivar acknowledged: number of bytes of the stream that the other end has acknowledged.
+    :ivar received: number of bytes of the stream that this end has received.
+    :ivar consumed: number of received bytes that the application has read.
+    :ivar told_window: receive window that the other end knows, in bytes.
+    :ivar remote_ended: whether the other end has half-closed.
     """
 
     __slots__ = (
@@ -216,7 +217,7 @@ class ResumableEnd:
         self.token = token
         self.generation = 0
         self.transport: Transport | None = None
-        """The transport that carries it now; None while there is none."""
+        """Transport that carries the stream now; None while the stream is suspended."""
         self._sent_hash = self._received_hash = _NO_HASH
         self.acknowledged = 0
         self.idle_moves = 0
@@ -228,12 +229,12 @@ class ResumableEnd:
         self.window = window
         self.peer_window = 0
         self.limit = INITIAL_WINDOW
-        """Bytes in flight that this end allows itself, whatever the other end names."""
+        """Congestion window: maximum bytes in flight by this end's own estimate, besides the other end's window."""
         self._opening = True
-        """No server's queue was full yet: the limit grows as the receiver's window may."""
+        """Whether no server's queue has been full yet, so that the congestion window grows as in TCP's slow start."""
         self.round_trip: float | None = None
-        """Seconds, from the handshake."""
-        self.measure_at = 1  # the first byte starts the clock
+        """Round trip in seconds, measured by the handshake."""
+        self.measure_at = 1  # The first byte starts the measurement.
         self._measured_at: float | None = None
         self._budget = BUDGET if budget is None else budget
         self.told_window = 0
@@ -243,18 +244,19 @@ class ResumableEnd:
         self._decrypt_into: Callable[..., int] = _no_keys
         self._before = (0, 0)
         self._given = 0
-        """Bytes of the stream that were given out over a transport before; those below come again after a move."""
+        """Number of bytes that the application got over earlier transports; bytes below it arrive again after a move
+        and are not delivered twice."""
         self._end_given = False
-        """The end of data was among them: nothing may follow it, whatever comes over the next transport."""
+        """Whether the application got the half-close over an earlier transport, after which no data may follow."""
         self.unproven: Agreement | None = None
-        """This end has moved, and the other has not shown yet that it has too."""
+        """Result of comparing the positions, while the other end has not proved yet that it has moved, too."""
         self.answers: dict[Transport, Answer] = NO_TABLE
-        """Transports over which the other end may go on, once it has confirmed one."""
+        """Unconfirmed answers to RESUMEs, by the transport over which the other end may confirm one."""
         self._need_hashes()
 
     def _need_hashes(self) -> None:
-        """Make the rolling hashes that are not there: those of directions in which nothing has moved."""
-        # one hash for each direction, so that no direction's word can stand for the other's
+        """Create the rolling hashes that are still placeholders."""
+        # Each direction has its own prefix, so that a hash of one direction never passes for one of the other.
         first, second = (b"\2", b"\3") if self._tags else (b"\0", b"\1")
         sent, received = (first, second) if self.initiator else (second, first)
         if self._sent_hash is _NO_HASH:
@@ -262,13 +264,13 @@ class ResumableEnd:
         if self._received_hash is _NO_HASH:
             self._received_hash = blake2b(self.binding + received, digest_size=HASH_SIZE)
 
-    # --- transports come and go ---
+    # --- attaching and detaching transports ---
 
     def attach(self, transport: Transport, result: HandshakeResult, hello: Hello, told_window: int) -> None:
-        """``transport`` carries the stream from now on.
+        """Continue the stream over ``transport``, with the keys of its handshake.
 
-        :param hello: the other end's.
-        :param told_window: the window that this end named in its own.
+        :param hello: hello of the other end.
+        :param told_window: receive window that this end named in its own hello, in bytes.
         """
         self.detach()
         self._need_hashes()
@@ -282,24 +284,24 @@ class ResumableEnd:
         self._decrypt, self._decrypt_into = opening.decrypt, opening.decrypt_into
         self._seal_nonce = self._open_nonce = 0
         self._next_sequence = 0
-        self._acked_sequence = self._received_sequence = 0xFFFF  # of the frame before the first
+        self._acked_sequence = self._received_sequence = 0xFFFF  # The first frame has sequence 0.
         self.peer_window = hello.window
         self.told_window = told_window
 
     def detach(self) -> None:
-        """There is no transport now."""
+        """Detach the stream from its transport, if it has one."""
         if self.unproven is not None:
             self.unproven = None
-            self.in_flight.pop()  # what asked for the proof
+            self.in_flight.pop()  # This is the empty frame that asked for the proof.
         if self.transport is not None:
             self.transport.delivered = self.delivered
             self.transport.secure = None
             self.transport = None
-            # half of the memory of a stream that waits for another way, which has other keys
+            # The ciphers are half of the memory of a suspended stream, and the next transport has other keys.
             self._encrypt = self._encrypt_into = self._decrypt = self._decrypt_into = _no_keys
             if not self.in_flight:
                 self.in_flight = NO_QUEUE
-            # the other half: what can be made again
+            # The rolling hashes are the other half.  Those of directions without data can be created again.
             if not self.acknowledged:
                 self._sent_hash = _NO_HASH
             if not self.received:
@@ -307,30 +309,30 @@ class ResumableEnd:
 
     @property
     def delivered(self) -> tuple[int, int]:
-        """Bytes that the other end has acknowledged, and that this end has received, over this transport."""
+        """Bytes acknowledged by the other end and bytes received by this end over the present transport."""
         return self.acknowledged - self._before[0], self.received - self._before[1]
 
     def offer_window(self) -> int:
-        """What to name in a hello: the window less what the application has not taken."""
+        """Return the receive window for a hello: the window minus the bytes that the application has not read."""
         return max(0, self.consumed + self.window - self.received)
 
     def position(self) -> Resume:
-        """Where this end stands, for a hello."""
+        """Return this end's position for a hello."""
         assert self.token is not None
         self._need_hashes()
         return Resume(self.token, self.generation, self.received, self._digest(self._received_hash, self.received))
 
     def _digest(self, rolling: blake2b, position: int) -> bytes:
-        """A rolling hash at a position of the stream: 32 bytes."""
+        """Return the 32 bytes of a rolling hash at a position of the stream."""
         if self._tags:
             rolling = rolling.copy()
             rolling.update(_position(position))
         return rolling.digest()
 
     def compare(self, there: Resume) -> Agreement:
-        """Compare where the other end stands with what this end has sent; nothing changes.
+        """Compare the other end's position with what this end has sent, without changing anything.
 
-        :raises SecureError: that cannot be: the streams have gone apart.
+        :raises SecureError: the position contradicts what was sent, so the two histories differ.
         """
         self._need_hashes()
         position, count, rolling = self.acknowledged, 0, self._sent_hash.copy()
@@ -345,9 +347,9 @@ class ResumableEnd:
         return Agreement(count, position, rolling)
 
     def resume(self, there: Resume) -> Unsent:
-        """Go on from where the other end stands.
+        """Continue from the other end's position.
 
-        :raises SecureError: that cannot be: the streams have gone apart.
+        :raises SecureError: the position contradicts what was sent, so the two histories differ.
         """
         return self._agree(self.compare(there))
 
@@ -356,9 +358,9 @@ class ResumableEnd:
         tickets = [in_flight.popleft()[1] for _ in range(agreed.frames)]
         self.acknowledged, self._sent_hash = agreed.position, agreed.rolling
         while in_flight and not in_flight[0][0]:
-            # frames without data are there to be acknowledged: this is the acknowledgement
+            # Frames without data only ask for an acknowledgement, and the other end's position is one.
             tickets.append(in_flight.popleft()[1])
-        # what is sent again has other tags
+        # The tags are dropped, because data that are sent again are encrypted anew and have other tags.
         unsent = [(data, ticket) for data, ticket, _ in in_flight]
         if in_flight:
             in_flight.clear()
@@ -367,22 +369,23 @@ class ResumableEnd:
         return tickets, unsent
 
     def answer(self, result: HandshakeResult, there: Hello, told: Hello) -> Answer:
-        """What is needed to go on over another transport, once the initiator has confirmed it."""
+        """Return the state needed to continue over another transport once the initiator confirms it."""
         self._need_hashes()
         return Answer(self, result, there, told, self._received_hash.copy(), self.remote_ended)
 
     def keep_answer(self, transport: Transport, answer: Answer) -> None:
-        """Keep what was answered over ``transport`` until the initiator confirms it, or the transport ends."""
+        """Keep the answer given over ``transport`` until the initiator confirms it or the transport ends."""
         if self.answers is NO_TABLE:
             self.answers = {}
         self.answers[transport] = answer
 
     def take_up(self, transport: Transport, answer: Answer) -> Unsent:
-        """The initiator has confirmed ``answer``: ``transport`` carries the stream from where this end said it stood.
+        """Continue over ``transport``, whose initiator has confirmed ``answer``, from the position in the answer.
 
-        What the transport before brought since then comes a second time, is counted, and not given out again.
+        Data that the former transport delivered after the answer arrive again.  They are counted and not given to the
+        application twice.
 
-        :raises SecureError: the streams have gone apart; ``transport`` carries this one all the same, to its end.
+        :raises SecureError: the two histories differ; the end is attached to ``transport`` nevertheless, to close it.
         """
         assert answer.there.resume is not None and answer.told.resume is not None
         self.detach()
@@ -395,11 +398,11 @@ class ResumableEnd:
         return self.resume(answer.there.resume)
 
     def is_authentic(self, frame_type: int, payload: bytes | memoryview) -> bool:
-        """Whether that is the next frame of the other end; nothing changes."""
+        """Whether the frame is the other end's next authentic one; changes nothing."""
         return opens(self._decrypt, self._open_nonce, frame_type, payload)
 
     def prove(self) -> Unsent:
-        """The responder goes on here, as an authentic frame shows."""
+        """Complete the move of the initiator after an authentic frame has proved that the responder has moved."""
         assert self.unproven is not None
         agreed, self.unproven = self.unproven, None
         asked = self.in_flight.pop()
@@ -408,7 +411,7 @@ class ResumableEnd:
         return found
 
     def release(self) -> None:
-        """The stream is over: its share of the budget is free."""
+        """Return the stream's share of the budget and detach it, because the stream is closed."""
         self._budget.give_back(self._peer, max(0, self.window - INITIAL_WINDOW))
         self.window = min(self.window, INITIAL_WINDOW)
         self.detach()

@@ -1,8 +1,8 @@
-"""One end of a secure stream: ciphers, sequences, rolling hashes, windows.
+"""Encryption and flow control of a secure stream: ciphers, sequences, rolling hashes, windows.  No I/O, no clock.
 
 A :class:`SecureEnd` outlives the transports that carry it (:mod:`dmsg.streams.core.resumption`).  The hashes are over
-the tags of the frames, not over their data, where both ends know that.
-``docs/protocol/secure-transport.md`` is the specification.  No I/O, no clock.
+the tags of the frames instead of their data if both ends support that.
+``docs/protocol/secure-transport.md`` is the specification.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ ACK_HASH_SIZE = 4
 """Bytes of the rolling hash in an ACK (seed document, TODO list)."""
 SECURE_OVERHEAD = TAG_SIZE
 MAX_SECURE_DATA = 65492
-"""Bytes of user data in one FWD of a secure transport: with its sequence and tag it fits into a frame of 2019."""
+"""Maximum bytes of user data in one FWD of a secure transport; with sequence and tag it fits into a frame of 2019."""
 MAX_WINDOW = 32 * 1024 * 1024
-"""Bytes to which the window of one stream grows."""
+"""Maximum bytes of one stream's receive window."""
 GROW_WITHIN = 4.0
-"""Round trips in which a window full has to be taken for the window to double."""
+"""Number of round trips within which the application must read a window's worth of bytes for the window to double."""
 EARLY_WINDOW = 2 * 1024 * 1024
 EARLY_GROW_WITHIN = 6.0
-"""The same below ``EARLY_WINDOW``, where it is made four times as large: TCP on the
-way begins slowly too, and goes on slowly while a window holds it back."""
+"""Number of round trips for a window below ``EARLY_WINDOW``, which then quadruples.  The TCP connections below are
+still in slow start, too, and a small window would keep them there."""
 MIN_LIMIT = 64 * 1024
-"""Bytes in flight that are always allowed to a sender whose server found its queue full."""
+"""Minimum congestion window in bytes after a server's queue was full."""
 DIAGNOSE_SPAN = 64
-"""Nonces before and after the expected one that are tried on a frame that is not
-authentic, to tell frames that are missing or repeated from those that were changed."""
+"""Number of nonces before and after the expected one to try on a frame that is not authentic, to distinguish missing
+and repeated frames from altered ones."""
 DIAGNOSE_SIZE = 4096
-"""Bytes of the largest frame with which that is done."""
+"""Maximum bytes of a frame on which nonces are tried."""
 
 _sequence = struct.Struct(">H").pack
 _ack = struct.Struct(f">H{ACK_HASH_SIZE}s")
@@ -55,24 +55,24 @@ _pack_sequence_into = struct.Struct(">H").pack_into
 _long_ack = struct.Struct(f">H{ACK_HASH_SIZE}sI")
 _FWD_DATA, _ACK_DATA, _CLOSE_DATA = bytes((FWD,)), bytes((ACK,)), bytes((CLOSE,))
 END_OF_DATA = b"\1"
-"""What that FWD carries. It takes one byte of the stream's positions, as FIN takes a sequence number of TCP: so ACKs,
-rolling hashes and RESUME cover it as they cover data."""
+"""Data of the FWD that half-closes a stream.  The byte counts in the stream's positions, as FIN takes a sequence
+number of TCP, so ACKs, rolling hashes and RESUME cover the half-close as they cover data."""
 _END_SIZE = SEQUENCE_SIZE + len(END_OF_DATA) + TAG_SIZE
 
 
 class SecureEnd(ResumableEnd):
-    """One end of a stream, with a transport or without."""
+    """End of a secure stream that encrypts, decrypts and controls the flow of its frames."""
 
     __slots__ = ()
 
     def go_over(self, transport: Transport, result: HandshakeResult, hello: Hello, told_window: int) -> bytes:
-        """The responder has answered RESUME: ``transport`` carries the stream as soon as the responder goes on there.
+        """Attach ``transport``, over which the responder has answered RESUME, and ask the responder for a proof.
 
-        Until it shows that (``prove``) nothing else is sent, and what is not acknowledged stays as it is: if this
-        transport is lost before, nobody can tell whether the responder has left its old one.
+        Until the responder has proved that it moved (``prove``), nothing else is sent and unacknowledged data are
+        kept.  If this transport is lost before, nobody can tell whether the responder has left its old one.
 
-        :returns: the payload of a FWD without data, which the responder has to acknowledge.
-        :raises SecureError: the streams have gone apart.
+        :returns: payload of a FWD without data, which the responder has to acknowledge.
+        :raises SecureError: the two histories differ.
         """
         assert hello.resume is not None
         agreed = self.compare(hello.resume)
@@ -85,7 +85,7 @@ class SecureEnd(ResumableEnd):
 
     @property
     def may_send(self) -> bool:
-        """Another frame may be sent now."""
+        """Whether another frame may be sent now."""
         return (
             self.transport is not None
             and self.in_flight_bytes < self.peer_window
@@ -95,25 +95,28 @@ class SecureEnd(ResumableEnd):
         )
 
     def seal_end(self, ticket: object) -> bytes:
-        """The payload of the FWD that says that no more data follows."""
+        """Return the payload of the FWD that half-closes the stream."""
         return self.seal_data(END_OF_DATA, ticket, END_DATA)
 
     def seal_data(self, data: bytes | memoryview, ticket: object, associated: bytes = _FWD_DATA) -> bytes:
-        """The payload of a FWD.  :param data: at most 65492 bytes."""
+        """Return the payload of a FWD.
+
+        :param data: user data, at most 65492 bytes.
+        """
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
         nonce = self._seal_nonce
         self._seal_nonce = nonce + 1
         payload = self._encrypt(pack_nonce(nonce), b"".join((_sequence(sequence), data)), associated)
-        # a frame without data has no place in the stream: nothing of it counts
+        # A frame without data takes no position in the stream, so nothing of it enters the rolling hash.
         self.in_flight.append((data, ticket, payload[-TAG_SIZE:] if self._tags and data else data))
         self.in_flight_bytes += len(data)
         return payload
 
     def seal_into(self, frame: memoryview, start: int, data: bytes | memoryview, ticket: object) -> int:
-        """Write the payload of a FWD into ``frame`` from ``start`` on; as :meth:`seal_data`, with one copy less.
+        """Write the payload of a FWD into ``frame`` at ``start``, which copies once less than :meth:`seal_data`.
 
-        :returns: where the payload ends: 18 bytes and the length of ``data`` after ``start``.
+        :returns: index of the payload's end, which is ``start`` + 18 + the length of ``data``.
         """
         size = len(data)
         sequence = self._next_sequence
@@ -124,16 +127,16 @@ class SecureEnd(ResumableEnd):
         end = plain_end + TAG_SIZE
         _pack_sequence_into(frame, start, sequence)
         frame[start + SEQUENCE_SIZE : plain_end] = data
-        # where it lies
+        # The cipher overwrites the plaintext in the buffer, which saves a copy.
         self._encrypt_into(pack_nonce(nonce), frame[start:plain_end], _FWD_DATA, frame[start:end])
         self.in_flight.append((data, ticket, bytes(frame[plain_end:end]) if self._tags else data))
         self.in_flight_bytes += size
         return end
 
     def seal_ack(self) -> bytes:
-        """The payload of an ACK of all that was received.
+        """Return the payload of an ACK of all frames received so far.
 
-        It names the window only when it is another than the sender knows.
+        The ACK contains the receive window only if it differs from the one that the other end knows.
         """
         window = max(0, self.consumed + self.window - self.received)
         digest = self._digest(self._received_hash, self.received)[:ACK_HASH_SIZE]
@@ -147,24 +150,27 @@ class SecureEnd(ResumableEnd):
         return self._encrypt(pack_nonce(nonce), plain, _ACK_DATA)
 
     def seal_close(self, reason: int, size: int = 1) -> bytes:
-        """Return the payload of a CLOSE: the reason in ``size`` bytes, and what proves that it is this end's."""
+        """Return the payload of a CLOSE: the reason in ``size`` bytes, then the same encrypted, which authenticates it.
+
+        Servers read the reason, and the other end believes only the encrypted one.
+        """
         plain = fit_close_reason(reason, size).to_bytes(size, "big")
         nonce = self._seal_nonce
         self._seal_nonce = nonce + 1
         return plain + self._encrypt(pack_nonce(nonce), plain, _CLOSE_DATA)
 
     def queue_was_full(self) -> None:
-        """A server held more for the receiver than it may: send less ahead."""
+        """Halve the congestion window, because a server's queue for the receiver was full."""
         self.limit = max(MIN_LIMIT, self.in_flight_bytes // 2)
         self._opening = False
 
     # --- receiving ---
 
     def open_data(self, payload: bytes | memoryview) -> bytes | None:
-        """The data of a FWD; None if it says that no more data follows.
+        """Decrypt a FWD and return its data; None if the frame is a half-close.
 
-        :param payload: a large one that may be written to is opened where it lies; its tag stays.
-        :raises SecureError: see its reason.
+        :param payload: payload of the frame.  A large writable memoryview is decrypted in place, except for its tag.
+        :raises SecureError: the frame is not authentic or breaks the protocol; see the reason.
         """
         plain: bytes | memoryview
         ends = False
@@ -194,13 +200,13 @@ class SecureEnd(ResumableEnd):
             raise SecureError(CloseReason.BUFFER_FULL)
         if ends:
             self.remote_ended = True
-            if data:  # else the application was told over a transport before
-                self.consumed += size  # no application takes it
+            if data:  # Otherwise the application got the half-close over an earlier transport.
+                self.consumed += size  # No application reads this byte.
                 return None
         return data
 
     def _open_byte_or_end(self, payload: bytes | memoryview) -> tuple[bytes, bool]:
-        """The plaintext of a FWD with one byte, and whether it is the end of data."""
+        """Return the plaintext of a FWD with one byte, and whether the frame is a half-close."""
         try:
             plain = self._decrypt(pack_nonce(self._open_nonce), payload, _FWD_DATA)
         except InvalidTag:
@@ -214,9 +220,9 @@ class SecureEnd(ResumableEnd):
         return plain, False
 
     def open_ack(self, payload: bytes | memoryview) -> tuple[int, list[object]]:
-        """How many frames an ACK acknowledges, and the tickets among them.
+        """Decrypt an ACK; return the number of frames that it acknowledges, and those of their tickets that are set.
 
-        :raises SecureError: see its reason.
+        :raises SecureError: the frame is not authentic or breaks the protocol; see the reason.
         """
         plain = self._open(payload, _ACK_DATA)
         if len(plain) == _ack.size:
@@ -225,7 +231,7 @@ class SecureEnd(ResumableEnd):
             sequence, digest, self.peer_window = _long_ack.unpack(plain)
         else:
             raise SecureError(CloseReason.BAD_FRAME)
-        # serial number arithmetic: an older sequence is a count of 2**15 and more
+        # In serial number arithmetic an older sequence gives a count of at least 2**15, which the next check rejects.
         count = (sequence - self._acked_sequence) & 0xFFFF
         in_flight = self.in_flight
         if count > len(in_flight):
@@ -249,7 +255,7 @@ class SecureEnd(ResumableEnd):
         return count, tickets
 
     def open_close(self, payload: bytes, size: int = 1) -> int | None:
-        """Return the reason, of ``size`` bytes, of a CLOSE that the other end made; None when a server made it."""
+        """Return the reason, of ``size`` bytes, in a CLOSE from the other end; None if the CLOSE is not authentic."""
         if len(payload) != 2 * size + TAG_SIZE:
             return None
         try:
@@ -272,15 +278,15 @@ class SecureEnd(ResumableEnd):
         try:
             self._decrypt_into(pack_nonce(self._open_nonce), payload, associated, plain)
         except InvalidTag:
-            raise SecureError(CloseReason.NOT_AUTHENTIC) from None  # too large to be looked at more closely
+            raise SecureError(CloseReason.NOT_AUTHENTIC) from None  # The frame is too large to try other nonces on.
         self._open_nonce += 1
         return plain
 
     def _diagnose(self, payload: bytes, associated: bytes) -> CloseReason:
-        """Why a frame is not what was expected; the transport ends whatever it is."""
+        """Return the most precise reason for which a frame is not authentic; the transport ends in any case."""
         expected = self._open_nonce
         if len(payload) > DIAGNOSE_SIZE:
-            return CloseReason.NOT_AUTHENTIC  # a word more is not worth milliseconds to who sends rubbish
+            return CloseReason.NOT_AUTHENTIC  # A sender of rubbish must not cost milliseconds for a better reason.
         for nonce in range(max(0, expected - DIAGNOSE_SPAN), expected + DIAGNOSE_SPAN):
             try:
                 self._decrypt(pack_nonce(nonce), payload, associated)
@@ -289,22 +295,21 @@ class SecureEnd(ResumableEnd):
             return CloseReason.FRAME_REPEATED if nonce < expected else CloseReason.FRAME_MISSING
         return CloseReason.NOT_AUTHENTIC
 
-    # --- the window of this end ---
+    # --- receive window ---
 
     def consume(self, size: int) -> bool:
-        """The application has taken ``size`` bytes.
+        """Record that the application has read ``size`` bytes.
 
-        :returns: the sender should hear of it now: a quarter of the window is free again.
+        :returns: whether an ACK should announce the window now, because a quarter of it has become free.
         """
         self.consumed += size
         return self.consumed + self.window - self.received - self.told_window >= self.window // 4
 
     def measure(self, now: float) -> None:
-        """A window full of bytes was taken since the last measure: let it grow if that was quick.
+        """Grow the receive window if the application has read a window's worth of bytes quickly.
 
-        While the window is what holds the sender back, a window full takes
-        one round trip, or a few when TCP is still finding its own speed; when it
-        takes more, something else does, and a larger window would only fill queues.
+        While the window limits the sender, that takes one round trip, or a few during TCP's slow start.  If it takes
+        longer, something else limits the sender, and a larger window would only fill queues.
 
         :param now: seconds of a monotonic clock.
         """

@@ -108,7 +108,7 @@ class By(Enum):
     ANYBODY = auto()
     """The remote or any server on the path; the CLOSE frame is not authenticated."""
     HERE = auto()
-    """This end, because of a mistake of the other end."""
+    """The local end, because of a mistake of the other end."""
 
 
 @dataclass(slots=True)
