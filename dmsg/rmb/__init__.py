@@ -1,4 +1,4 @@
-"""The reliable message bus: twins, relays that federate, peers and clients."""
+"""Reliable message bus: twins, relays that federate, peers and clients."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class RmbClient(Service):
         if not failure.check(CancelledError) and not self.ready.called:
             self._could_not = failure
             self.ready.errback(failure)
-            self.ready.addErrback(lambda _: None)  # when_online says so
+            self.ready.addErrback(lambda _: None)  # when_online reports the failure.
 
     async def _start(self) -> None:
         await self._bus.open()

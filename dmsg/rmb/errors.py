@@ -10,7 +10,7 @@ from dmsg.errors import DmsgError, NobodyThere
 class Drop(Enum):
     """Why a message, a session or a request was refused or dropped; each value is a metric label."""
 
-    # a session
+    # A session.
     NO_TOKEN = "no_token"  # noqa: S105  # not a password
     BAD_TOKEN = "bad_token"  # noqa: S105
     BAD_UPGRADE = "bad_upgrade"
@@ -26,7 +26,7 @@ class Drop(Enum):
     UNFINISHED = "unfinished"
     FRAGMENTS = "fragments"
     STALLED = "stalled"
-    # a message of a session
+    # A message of a session.
     RATE_LIMITED = "rate_limited"
     WRONG_SOURCE = "wrong_source"
     NO_DESTINATION = "no_destination"
@@ -38,15 +38,15 @@ class Drop(Enum):
     MEMORY = "memory"
     QUEUE_FAILED = "queue_failed"
     BUSY = "busy"
-    # a message from another relay
+    # A message from another relay.
     BAD_INTAKE = "bad_intake"
     INTAKE_SIGNATURE = "intake_signature"
     INTAKE_TOO_LARGE = "intake_too_large"
     INTAKE_RATE = "intake_rate"
-    # a message to another relay
+    # A message to another relay.
     FEDERATION_REFUSED = "federation_refused"
     FEDERATION_FULL = "federation_full"
-    # at a peer
+    # A message at a peer.
     NOT_SIGNED = "not_signed"
     BAD_SIGNATURE = "bad_signature"
     BAD_TIMES = "bad_times"

@@ -1,9 +1,8 @@
-"""Envelopes: bytes, signed bytes, times.  Protobuf, no I/O, no clock.
+"""Encoding of envelopes: their bytes, their signed bytes, their times. Protobuf, without I/O and clock.
 
-What is signed is MD5 over a concatenation without borders ("challenge").
-Fields can be moved across these borders by whoever carries the message, so
-peers of this package add a second signature over all of it, with its borders:
-:func:`strict_challenge`.
+The field ``signature`` signs the MD5 of a concatenation without borders ("challenge"), so whoever carries a message can
+move characters from one field to the next. Peers of this package therefore add a second signature over all fields with
+their borders: :func:`strict_challenge`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The gateway of a twin: services and clients speak JSON over Redis, the peer speaks for them to the network."""
+"""Peer: gateway of a twin to the network, for services and clients that speak JSON over Redis."""

@@ -1,12 +1,12 @@
-"""Files from peer to peer: ``file.upload`` of a local client, ``file.negotiate``, ``file.write``, ``file.close``.
+"""Transfer of files between peers: ``file.upload`` of a local client, ``file.negotiate``, ``file.write``,
+``file.close``.
 
-The receiver keeps a file in its directory under the name of the upload's id,
-which it checks to be nothing but letters, digits and hyphens, and opens anew.
-Each write says its offset in the tag ``offset=N``, so that writes may be
-repeated, and come in any order; a sender that says none has its writes
-appended.  A file counts as uploaded when every byte of the size that was
-agreed has come; then the local command that the sender named, if any, is
-called with the path, and its answer is the sender's.
+The receiver stores a file in its directory under the id of the upload. It accepts only letters, digits and hyphens in
+the id, and never opens an existing file.
+
+Each write carries its offset in the tag ``offset=N``, so writes may be repeated and may come in any order. A write
+without offset is appended. The upload is complete when every byte of the agreed size has come. Then the local command
+that the sender named, if any, is called with the path, and its answer goes to the sender.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ CHUNK = 512 * 1024
 MAX_SIZE = 4 * 1024 * 1024 * 1024
 """Bytes of a file."""
 MAX_UPLOADS = 16
-"""Files on their way to this peer at once; of one twin no more than a quarter."""
+"""Number of files on their way to this peer at once; one twin may have a quarter of them."""
 IDLE = 60.0
-"""Seconds without a write after which an upload is given up, and its file removed."""
+"""Seconds without a write after which an upload is given up and its file removed."""
 NEGOTIATE_TIMEOUT = 30
-"""Seconds for the receiver to say whether it takes a file."""
+"""Seconds for which the receiver may take to accept or refuse a file."""
 SEEN_WRITES = 64
-"""Writes of an upload that are known when they are sent again; with offsets that does no harm anyway."""
+"""Number of an upload's writes that are recognised when they come again; with offsets a repetition is harmless
+anyway."""
 MAX_SPANS = 1000
-"""Pieces of a file that do not touch each other."""
+"""Number of separate parts of a file that have come."""
 MAX_OUTCOMES = 1000
-"""Uploads that are over and known, for a close that is sent again."""
+"""Number of finished uploads that are remembered, so that a repeated close gets its answer again."""
 PART = ".part"
 IN_FLIGHT = 8
-"""Writes that no relay has confirmed."""
+"""Number of writes that no relay has confirmed."""
 ERROR = 0
 
 _NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -64,11 +65,11 @@ _log = Logger()
 
 NEGOTIATED = "file.negotiate"
 Answer = Callable[..., None]
-"""Called with data and an error or None; ``tags`` go with it."""
+"""Callback with the data and an error or None; ``tags`` are sent along."""
 
 
 class _Incoming:
-    """A file that comes: ``<id>.part`` until it is whole."""
+    """File that is being received; it is called ``<id>.part`` until it is complete."""
 
     __slots__ = ("close", "command", "file", "part", "path", "seen", "size", "spans", "timer", "written")
 
@@ -80,7 +81,7 @@ class _Incoming:
         self.size = size
         self.command = command
         self.file = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        # [from, to), in order, apart from each other
+        # Half-open ranges of bytes that have come, in order and not touching each other.
         self.spans: list[tuple[int, int]] = []
         self.written = 0
         self.seen: deque[bytes] = deque(maxlen=SEEN_WRITES)
@@ -88,9 +89,12 @@ class _Incoming:
         self.timer: IDelayedCall | None = None
 
     def write(self, offset: int | None, data: bytes, signature: bytes) -> None:
-        """:raises ValueError: more than was agreed, nothing, or in too many pieces."""
+        """Write data at an offset.
+
+        :raises ValueError: the write is empty, exceeds the agreed size, or would leave too many separate parts.
+        """
         if signature in self.seen:
-            return  # sent again
+            return  # A repeated write.
         self.seen.append(signature)
         at = self.written if offset is None else offset
         end = at + len(data)
@@ -110,7 +114,7 @@ class _Incoming:
 
     @property
     def complete(self) -> bool:
-        """Every byte is there."""
+        """Whether every byte has come."""
         return self.spans == ([(0, self.size)] if self.size else [])
 
 
@@ -119,18 +123,18 @@ def _has_bytes(path: str) -> bool:
         with open(path, "rb") as file:
             return bool(file.read(1))
     except OSError:
-        return False  # which is said when it is sent
+        return False  # Sending the file reports the error.
 
 
 Ask: TypeAlias = Callable[[str, LocalRequest, int, int, str], Coroutine[Deferred[object], object, None]]
-"""Sends a request: under a uid, with its time, its life in seconds, and the module that its answers are for."""
+"""Function that sends a request, with its uid, timestamp, seconds of life, and the module that handles the answers."""
 
 
 class FileUploads:
-    """Both ends of uploads.
+    """Sender and receiver of uploads.
 
-    :param directory: where files of others go; None takes none.
-    :param ask: sends a request under a uid, with what is to be done with its answers.
+    :param directory: where received files are stored; None refuses uploads.
+    :param ask: sends a request under a uid, and says which module handles the answers.
     """
 
     def __init__(
@@ -145,19 +149,19 @@ class FileUploads:
         self._waiting: dict[str, tuple[str, Deferred[tuple[bytes, tuple[int, str] | None]]]] = {}
         self._over: OrderedDict[tuple[int, str], bytes | None] = OrderedDict()
         if directory is not None:
-            # of a peer that was killed
+            # A peer that was killed has left these.
             for left in directory.glob(f"*{PART}"):
                 left.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Give up what is under way."""
+        """Give up all uploads that are being received."""
         for key in list(self._incoming):
             self._give_up(key)
 
     # --- sending ---
 
     async def upload(self, uid: str, request: LocalRequest, left: int) -> None:
-        """``file.upload`` of a local client; its list gets the id of the upload, then the outcome."""
+        """Run ``file.upload`` of a local client; its reply list gets the id of the upload, then the outcome."""
         error: str | None = None
         try:
             path, command, size = self._checked(request)
@@ -192,7 +196,7 @@ class FileUploads:
             raise ValueError(f"{path}: not a regular file")
         if status.st_size > MAX_SIZE:
             raise ValueError(f"{path}: more than {MAX_SIZE} bytes")
-        if not status.st_size and _has_bytes(path):  # as files of /proc, which would arrive empty
+        if not status.st_size and _has_bytes(path):  # Files in /proc claim size 0 and would arrive empty.
             raise ValueError(f"{path}: the system does not say its size; send a copy of it")
         return Path(path), command, status.st_size
 
@@ -242,13 +246,13 @@ class FileUploads:
             self._waiting.pop(upload, None)
 
     def answered(self, uid: str, data: bytes, error: tuple[int, str] | None, tags: str) -> None:
-        """An answer about an upload of ours.
+        """Pass on an answer about an upload that this peer sends.
 
-        :param tags: peers of this package say there which step it answers, for it may come again.
+        :param tags: tags of the answer. Peers of this package name the step in them, because an answer may come twice.
         """
         step, waiting = self._waiting.get(uid, ("", None))
         if waiting is None or waiting.called:
-            return  # a write that was refused says so again at the close
+            return  # The error of a refused write comes again at the close.
         if step == "close" and tags == NEGOTIATED:
             return
         waiting.callback((data, error))
@@ -256,7 +260,7 @@ class FileUploads:
     # --- receiving ---
 
     async def requested(self, received: Received, command: str, answer: Answer) -> None:
-        """``file.negotiate``, ``file.write`` or ``file.close`` of another peer."""
+        """Handle ``file.negotiate``, ``file.write`` or ``file.close`` of another peer."""
         key = (received.source.twin, received.envelope.uid)
         try:
             if command == "negotiate":
@@ -277,7 +281,7 @@ class FileUploads:
             answer(b"", (ERROR, "upload is not enabled"))
             return
         if key in self._incoming:
-            answer(b"", None, tags=NEGOTIATED)  # asked twice
+            answer(b"", None, tags=NEGOTIATED)  # A repeated request gets the same answer.
             return
         if not _NAME.fullmatch(key[1]):
             answer(b"", (ERROR, "the id of an upload has letters, digits and hyphens only"))
@@ -323,13 +327,13 @@ class FileUploads:
 
     def _release(self, incoming: _Incoming) -> None:
         cancel_call(incoming.timer)
-        with contextlib.suppress(OSError):  # what matters was told by fsync; the descriptor is gone
+        with contextlib.suppress(OSError):  # Errors in writing were reported by fsync.
             os.close(incoming.file)
 
     def _write(self, key: tuple[int, str], received: Received) -> None:
         incoming = self._incoming.get(key)
         if incoming is None:
-            return  # the close says so
+            return  # The answer to the close reports it.
         self._touch(key)
         match = _OFFSET.search(received.envelope.tags)
         incoming.write(int(match[1]) if match else None, received.payload, received.envelope.signature)
@@ -342,18 +346,18 @@ class FileUploads:
             if key not in self._over:
                 answer(b"", (ERROR, "there is no such upload"))
             elif (outcome := self._over[key]) is not None:
-                answer(outcome, None)  # sent again; where a service was called, its answer is the answer
+                answer(outcome, None)  # A repeated close. If a service was called, only the service answers.
             return
         if incoming.complete:
             self._finish(key, incoming, (received, answer))
         else:
-            # writes may be behind it, over another relay
+            # Writes may still come, over another relay.
             incoming.close = (received, answer)
             self._touch(key)
 
     def _finish(self, key: tuple[int, str], incoming: _Incoming, close: tuple[Received, Answer]) -> None:
         received, answer = close
-        # if one of these fails it is given up as any other upload
+        # If one of these calls fails, the upload is given up like any other.
         os.fsync(incoming.file)
         os.rename(incoming.part, incoming.path)
         del self._incoming[key]

@@ -1,9 +1,8 @@
-"""The JSON that local programs and the peer exchange over Redis.
+"""JSON messages that local programs and the peer exchange over Redis.
 
-``dat`` is base64, with padding; ``dst`` of a request is a list of twins.
-``ref``, ``tag``, ``shm`` and ``err`` may be null or missing, all others are
-required, unknown members are ignored.  (The seed document requires ``shm`` of
-requests; who sends it is understood just as well.)
+``dat`` is base64 with padding; ``dst`` of a request is a list of twins. ``ref``, ``tag``, ``shm`` and ``err`` may be
+null or missing; all other members are required, and unknown members are ignored. (The seed document also requires
+``shm`` in requests; requests without it are accepted all the same.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The registry over HTTP: routes and the error map, nothing else.
+"""HTTP API of a registry: its routes and the mapping of errors to status codes.
 
 | request | answer |
 |---|---|
@@ -93,13 +93,13 @@ class RegistryAPI:
 
     @_app.route("/twins/<int:twin>", methods=["GET"])
     def one(self, request: IRequest, twin: int) -> Deferred[bytes]:
-        """A twin by its id."""
+        """Answer with a twin by its id."""
         self.requests += 1
         return self._table.get(min(twin, MAX_TWIN + 1)).addCallback(lambda found: self._json(request, found.as_dict()))
 
     @_app.route("/twins", methods=["GET"])
     def several(self, request: IRequest) -> Deferred[bytes]:
-        """A twin by its account, or a page of all."""
+        """Answer with a twin by its account, or with a page of all twins."""
         self.requests += 1
         account = request.args.get(b"account")
         if account:

@@ -1,12 +1,11 @@
-"""Twins of tfchain, the reference's registry: **read only, and tried against a stand-in for a node only**.
+"""Registry of tfchain, which the reference uses. **Read only, and tested only against a stand-in for a node.**
 
-What is read is the storage of the pallet ``TfgridModule``: the maps ``Twins``
-(number -> twin) and ``TwinIdByAccountID`` (account -> number), both hashed
-with ``Blake2_128Concat``, by ``state_getStorage`` over HTTP.  The layout is
-that of the pallet at 33046d6; the metadata of a node is not asked.  Twins are
-made and changed with the chain's own tools, and peers run with
-``--no-update``.  There is no change feed: what was looked up is believed for
-as long as the cache before this says.
+It reads the storage of the pallet ``TfgridModule`` with ``state_getStorage`` over HTTP: the maps ``Twins``
+(number -> twin) and ``TwinIdByAccountID`` (account -> number), both hashed with ``Blake2_128Concat``. The layout is
+that of the pallet at 33046d6; the metadata of the node is not read.
+
+Twins are created and changed with the chain's own tools, and peers run with ``--no-update``. There is no change feed,
+so the cache in front of this registry decides how long an entry is used.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class Delivery:
         return len(self._line) >= 2 * self._line_messages or self._line_size >= 2 * LINE_SIZE
 
     def _crowded(self, part: int) -> bool:
-        """Whether at least one ``part``-th of what holds senders is waiting."""
+        """Whether the waiting messages reach one ``part``-th of the limit at which senders are held."""
         waiting, size = len(self._line) + self._behind, self._line_size + self._behind_size
         most = LINE_SIZE if self._most_size is None else min(LINE_SIZE, self._most_size)
         return waiting * part >= self._line_messages or size * part >= most
@@ -450,7 +450,10 @@ class Delivery:
         self._keep_all(list(self._window))
 
     def _keep_all(self, messages: Iterable[Message], *, durable: bool = False) -> None:
-        """:param durable: only what its sender does not send again."""
+        """Store messages in the queue unless they are stored already.
+
+        :param durable: whether to store only messages that their senders do not send again.
+        """
         for message in messages:
             if message.kept is None and not message.keeping and (message.durable or not durable):
                 self._keep(message)

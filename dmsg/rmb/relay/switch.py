@@ -44,8 +44,11 @@ PING_BEHIND = 0.05
 PING_BEHIND_FEW = 1.0
 """Longest delay of such a ping while few messages are unconfirmed."""
 HAND_AGAIN, HAND_SLOWLY = 0.02, 0.32
-"""Seconds before the first check how much of what was sent to such a session is with its connection, and the longest
-pause; doubled until all is."""
+"""Seconds before the first check whether a session's messages are with its connection, and the longest pause between
+checks.
+
+The pause doubles until all messages are with the connection.
+"""
 MAX_UNFINISHED = 256 * 1024 * 1024
 """Bytes of all incomplete messages; above it the sessions with the most are ended."""
 FRAGMENT_RATE, FRAGMENT_BURST = 1000.0, 10_000.0

@@ -1,1 +1,1 @@
-"""A twin's session: how it starts, what it seals and opens, its connections to relays."""
+"""Session of a twin: its start, the sealing and opening of messages, its connections to relays."""

@@ -1,4 +1,4 @@
-"""Seal of messages: what a twin does to a message before it is sent, and checks in one that came.
+"""Seal of messages: protects messages before they are sent, and checks those that come.
 
 Nothing unsigned is believed, except a relay's error about something that was sent. A message is accepted if it is for
 this twin, its times are valid, it is signed by the source that it names, and it was not received before.

@@ -11,22 +11,22 @@ from dmsg.errors import DmsgError
 from dmsg.rmb.socket.frames import BEGINNING, ENDING, FrameTooLarge, Pieces
 
 MAX_FRAGMENTS = 16_384
-"""Fragments of one message: four times what a Go client makes of the largest one."""
+"""Number of fragments of one message: four times what a Go client makes of the largest message."""
 SMALL_FRAGMENT = 1024
-"""Bytes below which a fragment, other than the last one of a message, counts as small."""
+"""Bytes below which a fragment counts as small, unless it is the last of its message."""
 OVERHEAD = 64
 """Bytes for which each fragment counts besides its payload, so that empty ones count too."""
 
 
 class FragmentError(DmsgError):
-    """A fragment that continues no message, or begins one inside another."""
+    """A fragment continues no message, or begins a message inside another."""
 
 
 class Fragments:
-    """The message of one connection that is not whole yet.
+    """Incomplete message of one connection.
 
     :param most: bytes of a message.
-    :ivar small: number of small fragments so far; whoever reads it sets it to zero.
+    :ivar small: number of small fragments since the reader of this number last set it to zero.
     """
 
     __slots__ = ("_count", "_most", "_pieces", "small")
@@ -39,15 +39,15 @@ class Fragments:
 
     @property
     def size(self) -> int:
-        """Bytes for which the message counts as long as it is not whole."""
+        """Bytes for which the incomplete message counts."""
         return self._pieces.size + OVERHEAD * self._count
 
     def add(self, first: int, payload: bytes) -> bytes | None:
         """Take one fragment.
 
         :param first: first byte of its frame: ``BEGINNING``, ``MIDDLE`` or ``ENDING``.
-        :returns: the whole message if this was its last fragment.
-        :raises FragmentError: it does not belong here.
+        :returns: the complete message if this was its last fragment.
+        :raises FragmentError: the fragment does not belong here.
         :raises FrameTooLarge: the message has too many bytes or fragments.
         """
         if (first == BEGINNING) is (self._count > 0):

@@ -1,7 +1,7 @@
-"""WebSocket frames as RMB uses them: binary, at most so large (RFC 6455, section 5.2).
+"""Parser of websocket frames as RMB uses them: binary and limited in size (RFC 6455, section 5.2).
 
-Messages and their fragments, pings and pongs are read here, for they are
-nearly all there is; text and close are passed on as they came.
+Messages and their fragments, pings and pongs are parsed here, because nearly all frames are of these kinds. Text and
+close frames are passed on unparsed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BINARY, PING, PONG = 0x82, 0x89, 0x8A
 BEGINNING, MIDDLE, ENDING = 0x02, 0x00, 0x80
 """First bytes of the fragments of a binary message."""
 OTHER = -1
-"""Stands for the first byte of all other frames."""
+"""Value that stands for the first byte of all other frames."""
 MAX_CONTROL = 125
 """Bytes in a ping or pong."""
 _CONTROL = frozenset((PING, PONG))

@@ -144,7 +144,7 @@ class UpgradeResource:
     @staticmethod
     def _let_go(request: Request) -> None:
         channel = request.channel
-        assert isinstance(channel, BoundedChannel)  # of RelaySite.make_site
+        assert isinstance(channel, BoundedChannel)  # RelaySite.make_site gives each request such a channel.
         channel.let_go()
 
     def _build(self, kind: type[_S], receiver: Receiver) -> _S:

@@ -178,7 +178,7 @@ class Socket(HeldReading, TakesTurns):
             self._take(first, content)
             if self._feeding is not found:
                 return  # A callback made the socket forget the rest.
-            # a frame costs from one to a hundred microseconds, so their number alone says little
+            # Limiting the number of frames alone is not enough, because a frame costs from 1 to 100 µs.
             if steps >= STEPS or (share is not None and share.now() >= until):
                 self._next_turn()
                 return

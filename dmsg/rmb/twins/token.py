@@ -1,7 +1,6 @@
 """Token with which a twin opens a session at a relay: a JWT, which is the whole query string.
 
-``alg`` says RS512 and means the twin's own signature of 65 bytes over
-``header.claims`` as it stands.
+``alg`` says RS512, but the signature is the twin's own, 65 bytes over ``header.claims`` as it was sent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Forwarding of messages to the relays of their receivers: attempts, retries, and a refusal when all fail.
 
-Three ways in: :meth:`Federation.forward` for a message that belongs elsewhere,
-:meth:`~dmsg.rmb.relay.federation.attempts.Asking.offer` for one try with those who have the
-session connected, :meth:`~dmsg.rmb.relay.federation.offers.Offers.add` for what is kept here
-and may find its receiver at another of its relays.
+There are three ways in. :meth:`Federation.forward` takes messages that belong to another relay.
+:meth:`~dmsg.rmb.relay.federation.attempts.Asking.offer` tries once whether another relay has the session connected.
+:meth:`~dmsg.rmb.relay.federation.offers.Offers.add` offers messages that are kept here to the other relays of their
+receiver.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ TAKE_UP_BELOW = MAX_ITEMS // PART - BATCH
 A batch of the queue then fits into one sender's share.
 """
 PASSED_OVER_FOR = 10.0
-"""Seconds between passes over the whole queue for messages that were passed over; a pass comes earlier after
-``BATCH`` messages finished."""
+"""Seconds between passes over the whole queue for messages that were passed over.
+
+A pass begins earlier when ``BATCH`` messages have finished since the last one.
+"""
 REMEMBERED = 1000
 """Number of finished messages whose ids are remembered, because a read that began earlier may still return them."""
 FULL = "too many messages for other relays"

@@ -1,10 +1,12 @@
-"""The queues of relays in Redis, under the reference's keys; several processes may share them.
+"""Queues of relays in Redis, under the reference's keys; several processes may share them.
 
-``stream:<twin>[:<sid>]`` is a stream of one field ``_`` for each session,
-``relay.federation.stream`` one of the field ``msg``.  Beside these:
-``rmb.session:<twin>[:<sid>]``, the process to which a session is connected; ``rmb.until``, a sorted set of what is
-kept, by the second in which its life ends; ``rmb.kept``, a hash of how many bytes are kept, in all and from each twin;
-and a channel, ``rmb.queue``, on which processes tell each other what they appended.
+``stream:<twin>[:<sid>]`` is the stream of a session, with one field ``_``. ``relay.federation.stream`` is the stream
+for other relays, with the field ``msg``. This package adds:
+
+- ``rmb.session:<twin>[:<sid>]``: the process to which a session is connected.
+- ``rmb.until``: a sorted set of all kept messages, by the second in which their life ends.
+- ``rmb.kept``: a hash with the bytes that are kept, in all and from each twin.
+- ``rmb.queue``: a channel on which processes announce what they have appended.
 """
 
 from __future__ import annotations
@@ -197,14 +199,13 @@ class _Append(NamedTuple):
 
 @implementer(RelayQueue)
 class RedisQueue:
-    """Queues that outlive the relay's machine and can be shared.
+    """Queues that outlive the relay's machine and can be shared by several processes.
 
-    Messages are in Redis when they count as kept; what a power cut takes from
-    Redis is a matter of its own settings (``appendonly``, ``appendfsync``).
-    What was delivered and could not be deleted, because Redis was away or took
-    nothing, is remembered, not read again, and deleted as soon as that works.
+    A message counts as kept once it is in Redis. Whether it survives a power cut there depends on the settings of Redis
+    (``appendonly``, ``appendfsync``). Delivered messages that could not be deleted, because Redis was unavailable or
+    refused writes, are remembered; they are not read again, and are deleted as soon as that works.
 
-    :ivar trouble: why Redis took nothing when something was appended last, or None.
+    :ivar trouble: reason why Redis refused the last append, or None.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Reserve of disk space, so that delivered messages can be deleted when the disk is full.
 
-A deletion is written before it is carried out, so a full disk refuses it too.
+SQLite writes a deletion to its log before it takes effect, so a full disk refuses deletions too.
 """
 
 from __future__ import annotations

@@ -56,15 +56,14 @@ def _some(cursor: sqlite3.Cursor, column: int) -> list[Any]:
 class SQLiteQueue:
     """Queues in a file, for one process.
 
-    What a reactor turn appends is committed together at its end.  Commits do
-    not wait for the disk (``synchronous=NORMAL``): what was taken survives
-    ``kill -9``; a power cut may take the last seconds.
+    The appends of a reactor turn are committed together at its end. Commits do not wait for the disk
+    (``synchronous=NORMAL``), so committed messages survive ``kill -9``, but a power cut may lose the last seconds.
 
-    When the file cannot be written, as on a full disk, nothing is added to it
-    until it can.  What was delivered meanwhile is remembered, not read again, and
-    deleted as soon as that works; for that there is room in reserve.
+    When the file cannot be written, as on a full disk, appends are refused until it can. Messages delivered meanwhile
+    are
+    remembered, not read again, and deleted as soon as that works; disk space is reserved for these deletions.
 
-    :ivar trouble: why nothing is added now, or None.
+    :ivar trouble: reason why appends are refused now, or None.
     """
 
     def __init__(self, path: str, clock: IReactorTime, limits: QueueLimits | None = None) -> None:
