@@ -1,9 +1,8 @@
 """End-to-end encryption between twins: secp256k1, SHA-256, AES-256-GCM.
 
-RMB's own form (``cipher``) has one key for a pair of twins, for both
-directions, and binds nothing in.  Between twins whose registry entry says
-``strict`` the form ``bound`` is used: a key for each direction, and the rest
-of the envelope as additional data.
+RMB's own form (``cipher``) has one key for a pair of twins and for both directions, and no additional data. Twins
+whose registry entry says ``strict`` use the form ``bound``. It has a key for each direction, and the rest of the
+envelope is the additional data.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Encoding of envelopes: their bytes, their signed bytes, their times. Protobuf, without I/O and clock.
 
-The field ``signature`` signs the MD5 of a concatenation without borders ("challenge"), so whoever carries a message can
+The field ``signature`` signs the MD5 of a concatenation without borders ("challenge"). So whoever carries a message can
 move characters from one field to the next. Peers of this package therefore add a second signature over all fields with
 their borders: :func:`strict_challenge`.
 """
@@ -154,8 +154,9 @@ def life_ends(envelope: Timed, now: float) -> float:
 def times_error(envelope: Envelope, now: int) -> str | None:
     """Return why a receiver refuses the times of this message; None when they are acceptable.
 
-    Timestamp and expiration are signed without a border between them. A relay can move digits from one to the other, so
-    that a message of 300 s becomes one that never expires, with a timestamp far in the future.
+    Timestamp and expiration are signed without a border between them, so a relay can move digits from one to the other.
+    A
+    message of 300 s would become one that never expires, with a timestamp far in the future.
     """
     if ttl(envelope.timestamp, envelope.expiration, now) is None and envelope.expiration:
         return "message has expired"

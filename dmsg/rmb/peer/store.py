@@ -1,10 +1,13 @@
 """State of a peer in Redis: nothing is lost or handed over twice when the peer or Redis is killed.
 
-Shared with local programs, under the reference's names: ``msgbus.system.local``,
-``msgbus.system.reply``, ``msgbus.<command>``, the lists that clients name,
-``msgbus.backlog.<uid>``.  The peer's own: ``msgbus.system.*.taken`` (read, not
-yet named), ``msgbus.outgoing.*`` (named, not yet confirmed by a relay), and
-``msgbus.seen.<hash>`` (handed over already), ``msgbus.system.size.<list>`` (bytes pushed to it).
+These keys are shared with local programs, under the reference's names: ``msgbus.system.local``,
+``msgbus.system.reply``, ``msgbus.<command>``, ``msgbus.backlog.<uid>``, and the lists that clients name. The peer's own
+keys are:
+
+- ``msgbus.system.*.taken``: messages that were read and have no uid yet.
+- ``msgbus.outgoing.*``: messages with a uid that no relay has confirmed yet.
+- ``msgbus.seen.<hash>``: a mark for each message that was handed over.
+- ``msgbus.system.size.<list>``: the bytes pushed to a list.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Registry of tfchain, which the reference uses. **Read only, and tested only against a stand-in for a node.**
 
-It reads the storage of the pallet ``TfgridModule`` with ``state_getStorage`` over HTTP: the maps ``Twins``
-(number -> twin) and ``TwinIdByAccountID`` (account -> number), both hashed with ``Blake2_128Concat``. The layout is
-that of the pallet at 33046d6; the metadata of the node is not read.
+This registry reads the storage of the pallet ``TfgridModule`` with ``state_getStorage`` over HTTP. The maps are
+``Twins`` (number -> twin) and ``TwinIdByAccountID`` (account -> number), both hashed with ``Blake2_128Concat``. The
+layout is that of the pallet at 33046d6; the metadata of the node is not read.
 
 Twins are created and changed with the chain's own tools, and peers run with ``--no-update``. There is no change feed,
 so the cache in front of this registry decides how long an entry is used.

@@ -329,6 +329,7 @@ class Delivery:
         self._store.remove(self.session, removed)
 
     def _ping(self) -> None:
+        # One ping is under way at a time; its answer starts the next one, which covers everything sent meanwhile.
         if self._barrier:
             return
         self._barrier = True

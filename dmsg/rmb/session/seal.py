@@ -1,7 +1,7 @@
 """Seal of messages: protects messages before they are sent, and checks those that come.
 
-Nothing unsigned is believed, except a relay's error about something that was sent. A message is accepted if it is for
-this twin, its times are valid, it is signed by the source that it names, and it was not received before.
+Nothing unsigned is believed, except a relay's error about something that was sent. An accepted message is for this
+twin, has valid times, is signed by the source that it names, and was not received before.
 """
 
 from __future__ import annotations

@@ -227,6 +227,7 @@ class RelayLink:
     def pong_received(self, payload: bytes) -> None:
         if len(payload) != 8:
             return
+        # A relay can answer with any number, so it confirms no more than was sent.
         number = min(int.from_bytes(payload, "big"), self._sent)
         self._barrier = False
         confirmed = []
@@ -305,8 +306,9 @@ class Uplink:
 
     :param urls: ``ws://`` or ``wss://``; the relay that worked last is used first.
     :param make_token: returns a new token for each attempt to connect.
-    :param received: called with each message and a function to call once when the message is dealt with: with True, or
-        with False to have the relay bring it again.
+    :param received: called with each message and a function to call once the message is dealt with. The function's
+        argument
+        is True, or False to have the relay bring the message again.
     :param wall_clock: seconds since 1970.
     """
 

@@ -1,8 +1,7 @@
-"""Messages that come in several frames (RFC 6455, section 5.4).
+"""Fragmented messages: messages that come in several frames (RFC 6455, section 5.4).
 
-Clients cut messages where their write buffer is full: those in Go every 4 KiB.
-A fragment of a byte costs as much work as one of 4 KiB, so a message has a
-maximum number of fragments, and small ones are counted.
+Clients cut messages where their write buffer is full; those in Go do so every 4 KiB. A fragment of one byte costs as
+much work as one of 4 KiB. So the number of a message's fragments is limited, and small fragments are counted.
 """
 
 from __future__ import annotations

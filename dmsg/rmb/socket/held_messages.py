@@ -1,7 +1,7 @@
 """Messages of a held session, which wait here in order until a receiver has caught up.
 
 The relay continues to read from a held session for a while, because the session's confirmations come behind its
-messages: two sessions that flood each other would otherwise wait for each other for ever. Messages and pings are
+messages. Otherwise two sessions that flood each other would wait for each other for ever. Messages and pings are
 stored here; when they take too much memory, the relay stops reading from the session's socket.
 """
 

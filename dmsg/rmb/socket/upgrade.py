@@ -35,8 +35,8 @@ class _ServerSocket(Socket, WebSocketServerProtocol):  # type: ignore[misc]
 class _QuickSocket(_ServerSocket):
     """Server end whose handshake was answered here, without autobahn, which is initialised only when it is needed.
 
-    Autobahn would parse again what Twisted has parsed, copy thirty options, and format everything for a log that nobody
-    reads: three quarters of the cost of a connection to a relay.
+    Autobahn would parse again what Twisted has parsed, copy thirty options, and format all of it for a log that nobody
+    reads. That is three quarters of the cost of a connection to a relay.
     """
 
     CONFIG_ATTRS: list[str] = []

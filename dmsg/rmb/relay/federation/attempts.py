@@ -44,7 +44,8 @@ class Outcome(Enum):
 
 
 class RelayPoster(Protocol):
-    """Sender of messages to other relays, as :class:`~dmsg.rmb.relay.federation.post.Poster`."""
+    """Interface of a sender of messages to other relays, such as ``Poster`` in
+    :mod:`dmsg.rmb.relay.federation.post`."""
 
     def takes_many(self, relay: str) -> bool:
         """Whether several messages for the relay leave in one request."""

@@ -5,9 +5,9 @@ header ``X-Rmb-Batch: 1``. A batch is a POST to ``/batch`` of at most ``MAX_BATC
 as ``flags(1) || length(4, big endian) || envelope``. Bit 0 of the flags means what ``X-Rmb-Only-Connected`` means for
 a single message; the other bits are zero.
 
-The answer is 200 at once. Lines ``NUMBER STATUS`` in ASCII follow in the order in which the outcomes become known:
-the message, counted from 0, and the status that a POST of this message alone would have had. So no message waits for
-another message whose receiver is slow.
+The answer is 200 at once. Lines ``NUMBER STATUS`` in ASCII follow as the outcomes become known. The number is that of
+the message, counted from 0. The status is the one that a POST of this message alone would have had. So no message waits
+for another message whose receiver is slow.
 """
 
 from __future__ import annotations

@@ -133,6 +133,7 @@ class Slots(Generic[Item]):
                 self.add(item, relays, sender)
                 continue
             part = sender, kind
+            # An item without room waits under the limit that stopped it, so that it is not examined again until then.
             if self._of_relays[relays] >= self._most(relays, kind):
                 self._block(relays, item, relays, sender)
             elif self._of_sender[part] >= _MOST_OF_SENDER[kind]:

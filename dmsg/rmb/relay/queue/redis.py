@@ -55,8 +55,10 @@ EXPIRE = 3600
 """Seconds after its last message when a queue is deleted."""
 GROUP = "federation"
 ABANDONED_AFTER = 60
-"""Seconds after which a message that a process took and did not finish goes to the process that asks next, which may
-be the same one."""
+"""Seconds after which an unfinished message that a process took goes to the process that asks next.
+
+That may be the process that took the message.
+"""
 FEDERATION_LENGTH = 100_000
 """Number of messages for other relays."""
 PRESENCE = 75
