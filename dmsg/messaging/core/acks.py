@@ -1,6 +1,6 @@
-"""The acknowledgements that Go laid into channels until 2019-04-15.  No I/O.
+"""Acknowledgements inside channels, as the Go code had them until 2019-04-15.  No I/O.
 
-They are inside what a Send carries, so servers know nothing of them::
+They are inside the ciphertext of Send frames, so servers know nothing of them::
 
     [ack]* [payload]?
     ack      0x01 | sequence(1) | SHA-256 of the payload's data (32)
@@ -9,10 +9,9 @@ They are inside what a Send carries, so servers know nothing of them::
 The sequence is the lowest number that no unacknowledged payload of the sender has.
 Source: ``internal/ioutil/ack.go`` of Skywire, March 2019.
 
-That code loses what is sent too fast: it delivers messages in any order, reads
-the next one over data that its program has not taken, and of several
-acknowledgements in one Send writes the last only.  So one payload is under way at a
-time here, and nothing is sent right behind anything else (``GAP``).
+That code loses data that is sent too fast.  It delivers messages in any order, overwrites data that its program has
+not read with the next message, and writes only the last of several acknowledgements in one Send.  So this module keeps
+one payload in flight and leaves a pause between two Sends (``GAP``).
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ from dmsg.errors import CloseReason, HandshakeError, TransportClosed
 
 PAYLOAD, ACK = 0, 1
 PAYLOAD_HEAD = 2
-"""Bytes before a payload's data."""
+"""Bytes that precede a payload's data."""
 ACK_SIZE = 34
 """Bytes of one acknowledgement."""
 MAX_ACKS = 8
-"""Acknowledgements in one Send; more of them go in the next one."""
+"""Maximum number of acknowledgements in one Send; further ones go into the next Send."""
 MAX_DUE = 256
-"""Payloads of the remote that are not acknowledged yet: as many as there are sequence numbers."""
+"""Maximum number of unacknowledged payloads of the remote, which is the number of sequence numbers."""
 ACK_INTERVAL = 0.1
-"""Seconds that an acknowledgement waits at most for something to go with, while a payload of this side is
-under way (Go: 100 ms)."""
+"""Maximum seconds that an acknowledgement waits for a payload to go with, while a payload of this side is in flight
+(Go: 100 ms)."""
 GAP = 0.01
-"""Seconds between two Sends, unless the remote has shown that it has the first."""
+"""Seconds between two Sends, unless the remote has acknowledged the first."""
 OVERHEAD = MAX_ACKS * ACK_SIZE + PAYLOAD_HEAD
-"""Bytes by which a payload's data is shorter than the longest message."""
+"""Bytes of a message that acknowledgements and the payload's head may take, so that data must be that much shorter."""
 
 
 def looks_acknowledged(message: bytes) -> bool:
-    """Whether the first message of a channel is one of this layer: its first payload has the sequence number 0."""
+    """Whether the first message of a channel uses acknowledgements, and thus is a payload with sequence number 0."""
     return message[:2] == b"\0\0"
 
 
 class AckLayer:
-    """One end of a channel.
+    """Acknowledgement layer at one end of a channel.
 
-    :ivar in_flight: payloads of this side that are not acknowledged: 0 or 1.
+    :ivar in_flight: number of unacknowledged payloads of this side: 0 or 1.
     """
 
     def __init__(self) -> None:
@@ -58,13 +57,14 @@ class AckLayer:
 
     @property
     def due(self) -> bool:
-        """Something is to be acknowledged."""
+        """Whether an acknowledgement is due."""
         return bool(self._due)
 
     def payload(self, data: bytes | memoryview) -> bytes:
-        """What to send for ``data``, which is at most ``OVERHEAD`` shorter than a message may be.
+        """Return the message that carries ``data``, with acknowledgements that are due.
 
-        :raises AssertionError: one is under way.
+        :param data: at least ``OVERHEAD`` bytes shorter than the longest message.
+        :raises AssertionError: a payload is in flight.
         """
         assert not self.in_flight
         self.in_flight = 1
@@ -72,7 +72,7 @@ class AckLayer:
         return b"".join((*self._take_due(), bytes((PAYLOAD, 0)), data))
 
     def acknowledgements(self) -> bytes:
-        """What to send when there is no payload to go with; empty when nothing is due."""
+        """Return a message of acknowledgements without a payload; empty if none is due."""
         return b"".join(self._take_due())
 
     def _take_due(self) -> list[bytes]:
@@ -80,12 +80,12 @@ class AckLayer:
         return due
 
     def receive(self, message: bytes) -> tuple[bytes | None, bool]:
-        """Take one message: its data, None if it has none, and whether it acknowledges what is under way.
+        """Parse one message; return its data or None, and whether it acknowledges the payload in flight.
 
-        :meth:`consumed` is to follow when the data is taken.
+        Call :meth:`consumed` once the application has read the data.
 
-        :raises HandshakeError: it is no message of this layer.
-        :raises TransportClosed: the remote has other data than was sent.
+        :raises HandshakeError: the message does not belong to this layer.
+        :raises TransportClosed: the remote acknowledges other data than this side sent.
         """
         acknowledged = False
         position = 0
@@ -110,6 +110,6 @@ class AckLayer:
         return data, acknowledged
 
     def consumed(self) -> None:
-        """The program has taken all that was received: it is acknowledged with the next Send."""
+        """Acknowledge everything received so far with the next Send, because the application has read it."""
         self._due += self._read
         self._read.clear()

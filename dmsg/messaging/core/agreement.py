@@ -1,7 +1,7 @@
-"""The KK handshake in OpenChannel and ChannelOpened.  No I/O.
+"""KK handshake in OpenChannel and ChannelOpened.  No I/O.
 
-``Noise_KK_Secp256k1_ChaChaPoly_SHA256``, empty prologue, empty payloads: both
-messages have 49 bytes.  Source: the seed document, section Noise Implementation in Channels.
+The pattern is ``Noise_KK_Secp256k1_ChaChaPoly_SHA256`` with empty prologue and payloads, so both messages have 49
+bytes.  Source: the seed document, section Noise Implementation in Channels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ def _ciphers(result: HandshakeResult | None, profile: Profile) -> ChannelCiphers
 
 
 class Proposal:
-    """The initiator's side.  :ivar message: noise message 1, 49 bytes."""
+    """Initiator's side of the handshake.
+
+    :ivar message: Noise message 1, 49 bytes.
+    """
 
     __slots__ = ("_handshake", "_profile", "message")
 
@@ -29,29 +32,29 @@ class Proposal:
         self.message = self._handshake.write_message()
 
     def accepted(self, message: bytes) -> ChannelCiphers:
-        """The remote's noise message 2 is there.
+        """Process the remote's Noise message 2 and return the ciphers.
 
-        :raises HandshakeError: it is not the answer to this OpenChannel.
+        :raises HandshakeError: the message is not an authentic answer to this OpenChannel.
         """
         _take(self._handshake, message)
         return _ciphers(self._handshake.result, self._profile)
 
 
 class Offer:
-    """The responder's side: an OpenChannel that is authentic."""
+    """Responder's side of the handshake, made from an authentic OpenChannel."""
 
     __slots__ = ("_handshake", "_profile")
 
     def __init__(
         self, key: SecKey, remote: PubKey, message: bytes, profile: Profile, *, ephemeral: SecKey | None = None
     ) -> None:
-        """:raises HandshakeError: the message is not authentic or malformed."""
+        """:raises HandshakeError: the message is malformed or not authentic."""
         self._profile = profile
         self._handshake = Handshake(Pattern.KK, key, initiator=False, remote=remote, ephemeral=ephemeral)
         _take(self._handshake, message)
 
     def accept(self) -> tuple[ChannelCiphers, bytes]:
-        """The ciphers, and noise message 2, 49 bytes."""
+        """Return the ciphers, and Noise message 2 of 49 bytes."""
         message = self._handshake.write_message()
         return _ciphers(self._handshake.result, self._profile), message
 

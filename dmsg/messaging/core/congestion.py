@@ -1,12 +1,12 @@
-"""What a messaging server does for a receiver that is slower than its senders.  No I/O.
+"""Back-pressure for receivers that are slower than their senders.  No I/O.
 
-The protocol has no windows, and a link carries many channels: the server
-cannot slow one channel alone.  So each channel has a *backlog* of its own
-here, and the backlogs of a link are served in turn, a piece each, so that a
-long one delays no other.  A source whose channel has a long backlog is *held*:
-it is read no more, for a bounded time and again, and for no longer than it
-was free before while it has others to send to.  Nothing is closed because a
-reader is slow; a receiver that takes nothing at all loses its channels.
+The protocol has no windows, and a link carries many channels, so the server cannot slow one channel alone.  Each
+channel therefore has a *backlog* of its own.  The backlogs of a link take turns, a piece each, so that a long backlog
+delays no other.
+
+A source whose channel has a long backlog is *held*: the server pauses reading from it, for a bounded time, repeatedly.
+A source that also sends to other receivers is held for at most as long as it was free before.  A slow reader never
+causes a channel to be closed, but a receiver that reads nothing at all loses its channels.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from dmsg.errors import DropReason
 from dmsg.messaging.core.peers import End, RelayPeer
 
 HOLD_AT = 1024 * 1024
-"""Bytes in the backlog of a channel at which its source is held."""
+"""Bytes in the backlog of a channel above which its source is held."""
 CHANNEL_BACKLOG = 64 * 1024 * 1024
-"""Bytes at which it is held whatever else it has to send."""
+"""Bytes in the backlog of a channel at which its source is held even while it sends to other receivers."""
 SCARCE_BACKLOG = 2 * 1024 * 1024
-"""The same, while all backlogs together have more than ``BACKLOG_TOTAL``."""
+"""Value that replaces ``CHANNEL_BACKLOG`` while all backlogs together have ``BACKLOG_TOTAL`` bytes or more."""
 BACKLOG_TOTAL = 256 * 1024 * 1024
-"""Bytes of all backlogs of a server; a source may add what one read brings, and is held then."""
+"""Bytes of all backlogs of a server from which memory counts as scarce; see ``SCARCE_BACKLOG``."""
 OVER_TOTAL = 64 * 1024 * 1024
-"""Bytes beyond that, at which a held source that would be read loses its longest channel instead."""
+"""Bytes beyond ``BACKLOG_TOTAL`` at which a held source loses the channel with the longest backlog before it is read
+again."""
 HOLD = 0.1
-"""Seconds between looks at a source that is held; one that has others to send to is let go at the first."""
+"""Seconds between checks of a held source; one that also sends to other receivers is released at the first check."""
 HOLD_LIMIT = 1.0
-"""Seconds after which every held source is read once: its kernel would end a link whose window stays closed, and what
-it says to end a channel is behind what it has sent."""
+"""Seconds after which every held source is read once.  Its kernel would end a link whose window stays closed, and a
+CloseChannel of the source is behind the data that it has sent."""
 TAKES_NOTHING = 15.0
-"""Seconds without a byte taken after which a receiver loses the channels that wait for it."""
+"""Seconds without progress after which a receiver loses the channels that wait for it."""
 PIECE = 64 * 1024
-"""Bytes of one backlog that are sent before the next one's turn."""
+"""Bytes of one backlog that are sent before the next backlog's turn."""
 SMALL = 4096
-"""Bytes below which pieces of a backlog are kept as one."""
+"""Bytes below which pieces of a backlog are joined, to save memory."""
 FEED = 256 * 1024
-"""Bytes after which what is sent is handed to TCP, to see whether it takes more."""
+"""Bytes after which output is passed to TCP, to see whether TCP takes more."""
 
 
 def _waiting_behind(end: End) -> int:
@@ -46,13 +47,13 @@ def _waiting_behind(end: End) -> int:
 
 
 class Congestion:
-    """The backlogs of one relay.
+    """Backlogs of one relay.
 
-    :param now: seconds of a monotonic clock.
-    :param on_held: told that a link is read no more; :meth:`look` is to follow after ``HOLD`` seconds.
-    :param give_up: closes a channel whose receiver takes nothing.
-    :ivar held: how often a source was held.
-    :ivar total: bytes in all backlogs.
+    :param now: returns seconds of a monotonic clock.
+    :param on_held: callback invoked when a link is held.  The caller calls :meth:`look` after ``HOLD`` seconds.
+    :param give_up: closes a channel whose receiver reads nothing.
+    :ivar held: number of times that a source was held.
+    :ivar total: number of bytes in all backlogs.
     """
 
     def __init__(
@@ -67,10 +68,10 @@ class Congestion:
         self.held = 0
         self.total = 0
 
-    # --- what goes to a link ---
+    # --- output to a link ---
 
     def forward(self, source: RelayPeer, end: End, data: memoryview) -> None:
-        """Frames of a source for ``end`` at another link; of that channel alone, if the link is slow."""
+        """Send or queue frames of ``source`` for the link of ``end``; if that link is slow, all are for ``end``."""
         peer = end.peer
         if not peer.slow:
             source.served = True
@@ -83,7 +84,7 @@ class Congestion:
             source.served = True
 
     def say(self, end: End, frame: bytes) -> bool:
-        """A control frame of a channel, behind what waits of it; False when nothing does."""
+        """Queue a control frame behind a channel's backlog; return False if the channel has no backlog."""
         if not end.backlog:
             return False
         self._append(end, frame)
@@ -98,18 +99,18 @@ class Congestion:
             peer.slow = True
         last = end.backlog[-1] if end.backlog else None
         if isinstance(last, bytearray) and len(last) < SMALL:
-            last += data  # whole frames behind each other: what is counted is what memory they take
+            last += data  # Small pieces are joined, so that the bytes counted are the memory that they take.
         else:
             end.backlog.append(bytearray(data) if len(data) < SMALL else data)
         end.queued += len(data)
         self.total += len(data)
 
     def congest(self, peer: RelayPeer) -> None:
-        """More waits for ``peer`` than it takes."""
+        """Mark ``peer`` congested, because its output queue is above the high-water mark."""
         peer.congested = peer.slow = True
 
     def relieve(self, peer: RelayPeer) -> None:
-        """All that was sent has left: the backlogs go on, in turn, until it is congested again."""
+        """Send the backlogs of ``peer`` in turn, until it is congested again; called once its queue is empty."""
         peer.congested = False
         peer.progress_at = self._now()
         waiting = peer.waiting
@@ -136,7 +137,7 @@ class Congestion:
                 room = FEED
         peer.slow = peer.congested or bool(waiting)
 
-    # --- what comes from a link ---
+    # --- input from a link ---
 
     def _hold(self, source: RelayPeer, end: End) -> None:
         now = self._now()
@@ -152,7 +153,7 @@ class Congestion:
         return end.queued >= (SCARCE_BACKLOG if self.total >= BACKLOG_TOTAL else CHANNEL_BACKLOG)
 
     def look(self, source: RelayPeer) -> None:
-        """Time has passed for a source that is held."""
+        """Check a held source: release it, or end channels whose receivers read nothing."""
         if not source.held:
             return
         now = self._now()
@@ -164,7 +165,7 @@ class Congestion:
             return
         late = now - source.held_at >= HOLD_LIMIT
         if late and self.total >= BACKLOG_TOTAL + OVER_TOTAL:
-            # it would be read all the same: then the longest of its channels goes
+            # The source has to be read now, so its longest backlog is dropped first to bound the memory.
             self._give_up(max(source.ends.values(), key=_waiting_behind), DropReason.QUEUE_FULL)
             if not source.held:
                 return
@@ -179,7 +180,7 @@ class Congestion:
             return
         now = self._now()
         source.held = False
-        # who has others to send to is free for as long as it was held
+        # A source that also sends to other receivers stays free for as long as it was held.
         source.free_until = now + (now - source.held_at if source.served else 0.0)
         source.served = False
         source.port.resume_reading()
@@ -187,7 +188,7 @@ class Congestion:
     # --- ends ---
 
     def forget(self, end: End) -> None:
-        """This end of a channel wants no more."""
+        """Drop the backlog of an end that wants no more data."""
         if end.backlog:
             self.total -= end.queued
             end.backlog.clear()
@@ -197,18 +198,21 @@ class Congestion:
             peer.slow = peer.congested or bool(peer.waiting)
 
     def closed(self, end: End) -> None:
-        """A channel is over whose other end closed it: what waits for ``end`` still goes there."""
+        """Keep sending the backlog of ``end``, whose channel the other end has closed."""
         if end.backlog:
             end.peer.draining[end.id] = end
 
     def gone(self, peer: RelayPeer) -> None:
-        """A link is gone, and all that waited for it."""
+        """Drop the backlogs of a lost link."""
         for end in list(peer.waiting):
             self.forget(end)
         peer.draining.clear()
 
     def check(self, peers: dict[RelayPeer, None]) -> None:
-        """:raises AssertionError: the books are wrong."""
+        """Check the counts; for tests.
+
+        :raises AssertionError: a count is wrong.
+        """
         total = 0
         for peer in peers:
             for end in peer.waiting:

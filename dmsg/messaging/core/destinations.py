@@ -11,7 +11,7 @@ from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.wire import ID_COUNT, decode_open
 
 PEER_QUEUE_MAXIMUM = 4 * 1024 * 1024
-"""Bytes of answers that a link's queue never exceeds: beyond, the link is ended."""
+"""Maximum bytes in a link's queue when an answer is added; above it, the link is closed."""
 
 
 class Destinations:
@@ -29,12 +29,13 @@ class Destinations:
     def place(self, peer: RelayPeer, name: int) -> tuple[int | None, End | None]:
         """Return the id for a channel that its opener calls ``name``, or None, and the end that has that name now."""
         if peer.two_ids:
-            # its ids and the server's are apart: only one of its own can be in use
+            # With two ids, the client's ids and the server's are separate.  Only an end that the client has named
+            # can have the same name.
             there = next((one for one in peer.ends.values() if one.name == name and not one.nameless), None)
             taken = name in peer.ends or name in peer.draining
             return self.choose(peer) if taken else name, there
-        peer.answers_due.pop(name, None)  # it answered nothing, and has freed the id all the same
-        # something of a channel of a draining id is still on its way there
+        peer.answers_due.pop(name, None)  # The client reuses the id, so it has freed it without an answer.
+        # Frames of the former channel with this id may still wait for the client.
         return None if name in peer.draining else name, peer.ends.get(name)
 
     def find(
@@ -64,6 +65,6 @@ class Destinations:
         rate, burst = limits.destination_rate, limits.destination_burst
         if rate and not self._crowds.take(remote.requests, (*peer.port.places, peer.key), rate, burst, now):
             return DropReason.DESTINATION_RATE
-        # whoever reads slowly is not ended for what others ask of it
+        # Refusing the opener keeps OpenChannels of others from ending the link of a slow reader.
         slow = remote.congested and remote.port.queued() > PEER_QUEUE_MAXIMUM // 2
         return DropReason.QUEUE_FULL if slow else None

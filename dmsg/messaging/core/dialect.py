@@ -1,4 +1,4 @@
-"""How a client speaks to servers and programs of one time.  No I/O."""
+"""Dialects of the Messaging System: frame layout, acknowledgements, and ids, which changed over time.  No I/O."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from dmsg.messaging.core.wire import Profile
 
 Acks = bool | None
-"""Whether a remote acknowledges what it gets; None: its first word says."""
+"""Whether a remote uses acknowledgements; None if its first message decides."""
 ACKS: dict[str, Acks] = {"auto": None, "yes": True, "no": False}
-"""How options name what a client assumes of programs that it does not know."""
+"""Values of the option for what a client assumes of unknown programs."""
 IDS = {"one": False, "two": True}
-"""How they name the ids in the answer to an OpenChannel."""
+"""Values of the option for the number of ids in the answer to an OpenChannel; the value tells whether it is two."""
 
 
 def profile_of(name: Profile | str) -> Profile:
-    """The profile of that name, ``seed`` or ``skywire``.  :raises ValueError: there is none."""
+    """Return the profile of that name, ``seed`` or ``skywire``.
+
+    :raises ValueError: there is no such profile.
+    """
     try:
         return Profile(name)
     except ValueError:
@@ -24,12 +27,12 @@ def profile_of(name: Profile | str) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What changed in the Go code while it was written.
+    """Dialect: variant of the protocol, by the changes in the Go code.
 
-    :ivar profile: the layout of frames.
-    :ivar acks: whether programs that others have written acknowledge what they get inside channels, as Go did until
-        2019-04-15, and this one with them.
-    :ivar two_ids: OpenChannel is answered with two ids, as Go does from 2019-03-13 on.
+    :ivar profile: layout of frames.
+    :ivar acks: whether programs of others, and this client with them, use acknowledgements inside channels, as Go did
+        until 2019-04-15.
+    :ivar two_ids: whether OpenChannel is answered with two ids, as Go does from 2019-03-13 on.
     """
 
     profile: Profile = Profile.SEED
@@ -42,9 +45,9 @@ class Dialect:
 
 
 def dialect_of(profile: Profile | str, acks: Acks, two_ids: bool) -> Dialect:
-    """What is asked for; in the seed profile nobody acknowledges.
+    """Return the dialect for these options; in the seed profile, ``acks`` None means False.
 
-    :raises ValueError: no such profile, or it knows neither acks nor two ids.
+    :raises ValueError: there is no such profile, or the profile has neither acknowledgements nor two ids.
     """
     profile = profile_of(profile)
     if acks not in (None, True, False):
@@ -53,4 +56,4 @@ def dialect_of(profile: Profile | str, acks: Acks, two_ids: bool) -> Dialect:
 
 
 SEED = Dialect()
-"""That of the seed document."""
+"""Dialect of the seed document."""

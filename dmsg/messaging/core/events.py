@@ -1,4 +1,4 @@
-"""What the client's core tells of a link's channels."""
+"""Events that the client's core returns for the channels of a link."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dmsg.messaging.core.state import ClientChannel
 
 @frozen
 class Requested:
-    """Somebody opens a channel; answer with ``accept`` or ``reject``."""
+    """Event: another client asks for a channel; the session answers with ``accept`` or ``close``."""
 
     channel: ClientChannel
 
 
 @frozen
 class Opened:
-    """A channel that this side asked for is open."""
+    """Event: a channel that this side requested is open."""
 
     channel: ClientChannel
 
 
 @frozen
 class Rejected:
-    """A channel that this side asked for is not to be.
+    """Event: a channel that this side requested was refused.
 
-    :ivar why: of a person's interest; the protocol gives no reasons.
+    :ivar why: text for people; the protocol has no codes for reasons.
     """
 
     channel: ClientChannel
@@ -35,7 +35,7 @@ class Rejected:
 
 @frozen
 class DataReceived:
-    """Bytes for the application, of one message or several in order."""
+    """Event: user data have arrived, in one message or several consecutive ones."""
 
     channel: ClientChannel
     data: bytes
@@ -43,10 +43,10 @@ class DataReceived:
 
 @frozen
 class Closed:
-    """A channel is over; what came before is to be delivered first.
+    """Event: a channel is closed; the application gets earlier data first.
 
-    :ivar reason: UNSPECIFIED after a CloseChannel, of whichever end; ABORTED after a ChannelClosed
-        that nobody had asked for; NOT_AUTHENTIC.
+    :ivar reason: UNSPECIFIED after a CloseChannel of either end, ABORTED after a ChannelClosed without one, or
+        NOT_AUTHENTIC.
     """
 
     channel: ClientChannel

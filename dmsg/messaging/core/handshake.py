@@ -1,4 +1,4 @@
-"""The four JSON frames with which a link begins.  No I/O.
+"""Link handshake of the Messaging System, which consists of four JSON frames.  No I/O.
 
 ::
 
@@ -7,13 +7,12 @@
     3  A -> B  ... sig2       sig2 by A over the same || sig1(65)
     4  B -> A  ... accepted
 
-Each frame is one JSON object, of which a following LF is skipped.  What comes
-behind is kept.  Every frame has to repeat what the ones before said; only
-signatures that are not made yet may be absent or zeros.
+Each frame is one JSON object; an LF after it is skipped, and bytes after the last frame are kept.  Every frame must
+repeat the members of the frames before.  Only signatures that are not made yet may be absent or zeros.
 
-Sources: the seed document, section Link Handshake Frames; its two signatures
-verify by these rules.  The Go code of 2019 looks at less (its responder
-ignores its own key, the version and the nonce's length): here it is an error.
+Sources: the seed document, section Link Handshake Frames; its two signatures verify by these rules.  The Go code of
+2019 checks less: its responder ignores its own key, the version and the nonce's length.  Here a wrong value is an
+error.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from dmsg.messaging.core.wire import Profile
 VERSION = "0.1"
 NONCE_SIZE = 16
 MAX_FRAME = 4096
-"""Bytes of one JSON frame with white space; the longest that is written has 519."""
+"""Maximum bytes of one JSON frame with white space; the longest that this module writes has 519."""
 MAX_DEPTH = 8
-"""Objects and lists inside each other, in members that nobody asked for."""
+"""Maximum depth of objects and lists in a frame, which only unknown members can contain."""
 _ZERO_SIGNATURE = "00" * SIGNATURE_SIZE
 _BLANKS = b" \t\r\n"
 
 
 _FLAT = re.compile(rb"""[ \t\r\n]*+\{(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+\}""", re.DOTALL)
-"""An object with nothing nested in it, as all frames that anybody writes are: found at the speed of C."""
+"""Pattern of an object without nested ones, as all known programs write it, matched at the speed of C."""
 
 
 class _Scanner:
-    """Finds the end of one JSON object, each byte looked at once, or twice when all is there at once."""
+    """Scanner for the end of one JSON object, which reads each byte once, or twice if the object arrives whole."""
 
     __slots__ = ("_depth", "_escaped", "_position", "_quoted", "data", "end")
 
@@ -54,9 +53,12 @@ class _Scanner:
         self._quoted = False
         self._escaped = False
 
-    # The scanner looks at every byte: a call for each one would cost more than the look.
+    # The loop sees every byte, and a call for each byte would cost more than the rest of the work.
     def feed(self, data: bytes) -> None:  # noqa: C901, PLR0912
-        """:raises HandshakeError: it is no object, or too long."""
+        """Append bytes and set ``end`` if the object is complete.
+
+        :raises HandshakeError: the bytes are no JSON object, or the object is too long or too deep.
+        """
         self.data += data
         buffer = self.data
         position = self._position
@@ -92,9 +94,9 @@ class _Scanner:
             raise HandshakeError(f"handshake frame is longer than {MAX_FRAME} bytes")
 
     def take(self) -> dict[str, object]:
-        """The object; what follows stays in :attr:`data`.
+        """Remove and return the object; the bytes after it stay in :attr:`data`.
 
-        :raises HandshakeError: not JSON.
+        :raises HandshakeError: the object is not valid JSON.
         """
         assert self.end is not None
         text = bytes(self.data[: self.end])
@@ -110,15 +112,15 @@ class _Scanner:
 
 
 class JSONHandshake:
-    """One side of one handshake, over bytes.
+    """One side of a link handshake, over bytes.
 
-    :param remote: the responder's key; given means that this side is the initiator.
-    :param nonce: 16 bytes, and ``sign``: only for tests with recorded randomness.
-    :ivar remote: the peer's key once the handshake is done, else None.
+    :param remote: key of the responder, if this side is the initiator; None for the responder's side.
+    :param nonce: 16 bytes; like ``sign``, only for tests with recorded randomness.
+    :ivar remote: key of the peer once the handshake is complete, else None.
     """
 
     optional = b"\n"
-    """May follow the last frame, in a segment of its own, and is skipped."""
+    """Bytes that may follow the last frame, even in a TCP segment of their own, and are skipped."""
 
     def __init__(
         self,
@@ -150,14 +152,14 @@ class JSONHandshake:
     # --- bytes ---
 
     def data_to_send(self) -> bytes:
-        """What has to go to the peer now; empties it."""
+        """Return the bytes to send to the peer now, and empty the buffer."""
         data, self._outgoing = self._outgoing, b""
         return data
 
     def receive_data(self, data: bytes) -> None:
-        """Take the next bytes of the stream.
+        """Process the next bytes of the stream.
 
-        :raises HandshakeError: the handshake failed; close the connection.
+        :raises HandshakeError: the handshake failed; the caller closes the connection.
         """
         while self.remote is None:
             self._scanner.feed(data)  # The scanner also skips the LF behind the previous frame.
@@ -170,7 +172,7 @@ class JSONHandshake:
         self._scanner.data += data
 
     def trailing_data(self) -> bytes:
-        """Bytes of the stream after the handshake, the optional LF among them."""
+        """Remove and return the bytes after the handshake, including the optional LF."""
         data = bytes(self._scanner.data)
         self._scanner.data.clear()
         return data
@@ -212,7 +214,7 @@ class JSONHandshake:
         if _key(frame, "responder") != self._responder:
             raise HandshakeError("handshake is for another key")
         self._nonce = _hex(frame, "nonce", NONCE_SIZE)
-        # a signature that is set here would enter what this side signs
+        # In Go the signed text includes a signature that is already set, so one from the initiator is refused.
         self._absent(frame, "sig1", "sig2", "accepted")
 
     def _check_version(self, frame: dict[str, object]) -> None:
@@ -220,7 +222,10 @@ class JSONHandshake:
             raise HandshakeError(f"handshake is of another version than {VERSION}")
 
     def _check_repeated(self, frame: dict[str, object]) -> None:
-        """What is agreed already has to come back as it was."""
+        """Check that a frame repeats the agreed members unchanged.
+
+        :raises HandshakeError: a member is missing or differs.
+        """
         self._check_version(frame)
         assert self._initiator is not None
         for name, mine in (
@@ -254,13 +259,13 @@ class JSONHandshake:
         return signature
 
     def _preimage(self) -> bytes:
-        """What sig1 is over: 85 bytes, before SHA-256."""
+        """Return the 85 bytes that sig1 signs, before SHA-256."""
         assert self._initiator is not None
         return VERSION.encode() + self._initiator + self._responder + self._nonce
 
     def _write(self, *, accepted: bool = False) -> None:
         assert self._initiator is not None
-        # compact, members in the order of the seed's examples, all of it hexadecimal
+        # The members are in the order of the seed's examples.  Escaping is not needed, as all values are hexadecimal.
         text = (
             f'{{"version":"{VERSION}","initiator":"{self._initiator.hex()}",'
             f'"responder":"{self._responder.hex()}","nonce":"{self._nonce.hex()}"'

@@ -1,4 +1,4 @@
-"""The links of a messaging server and the ends of channels that each has.  No I/O."""
+"""Links of a messaging server and their ends of channels, and the choice of channel ids.  No I/O."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from dmsg.messaging.core.wire import ID_COUNT
 
 
 class LinkPort(Port, Protocol):
-    """How bytes leave for a link.
+    """Interface through which the relay sends bytes to a link.
 
-    :ivar places: blocks of addresses that its client is in, the largest first; its rates are shared by them.
+    :ivar places: blocks of addresses that contain the client, the largest first; clients of a block share rates.
     """
 
     places: Sequence[Hashable]
 
     def flush(self) -> None:
-        """Hand what is queued to TCP."""
+        """Pass the queued bytes to TCP."""
 
 
 class End:
-    """One end of a channel.
+    """End of a channel at one of its two links.
 
-    :ivar id: by which this link's client names the channel; ``name``: by which it is named to that client: the same
-        unless the client speaks of two ids.
-    :ivar open: the remote has accepted.
-    :ivar opener: this end asked for it.
-    :ivar closed: it sent CloseChannel: what it sends after that is dropped.
-    :ivar backlog: frames that wait to be sent to it; ``queued``: their bytes.
+    :ivar id: id by which this link's client names the channel.
+    :ivar name: id by which the server names the channel to that client; the same unless the client uses two ids.
+    :ivar open: whether the responder has accepted.
+    :ivar opener: whether this end requested the channel.
+    :ivar closed: whether this end sent CloseChannel, so that further data from it are dropped.
+    :ivar backlog: frames that wait to be sent to this end.
+    :ivar queued: number of bytes in the backlog.
     """
 
     __slots__ = ("backlog", "closed", "id", "name", "open", "opener", "other", "peer", "queued")
@@ -52,32 +53,34 @@ class End:
 
     @property
     def nameless(self) -> bool:
-        """It is offered to a client that is yet to say by which id it wants to hear of it."""
+        """Whether the client, which uses two ids, has not yet named the id by which to address the channel to it."""
         return self.peer.two_ids is True and not (self.open or self.opener)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class RelayPeer:
-    """One link, as the relay sees it.
+    """Relay's record of one link.
 
-    :ivar two_ids: whether its ChannelOpened have two ids; None: not known yet.
-    :ivar slow: what is for it has to wait: it is congested, or something waits already.
+    :ivar two_ids: whether the client's ChannelOpened frames have two ids; None if not known yet.
+    :ivar slow: whether frames for the link must queue, because it is congested or has a backlog.
     :ivar waiting: ends with a backlog, in the order of their turns.
-    :ivar draining: ends of channels that are over, which something is still to be sent to: their ids are in use.
-    :ivar held: it is not read; ``held_at`` since when, ``free_until`` when it may be held again.
-    :ivar served: since it was held last, something of it went to a link that takes it.
-    :ivar progress_at: when it took something last, or something began to wait for it.
+    :ivar draining: ends of closed channels that still have a backlog, by id; these ids stay in use.
+    :ivar held: whether reading from the link is paused.
+    :ivar held_at: time at which reading was paused.
+    :ivar free_until: time before which the link is not held again, unless a backlog is full.
+    :ivar served: whether another receiver has taken frames of the link since it was last held.
+    :ivar progress_at: time at which the link last took output, or at which its backlog began.
     """
 
     key: PubKey
     port: LinkPort
     ends: dict[int, End] = field(default_factory=dict)
     ids: deque[int] = field(default_factory=lambda: deque(range(ID_COUNT - 1, ID_COUNT // 2 - 1, -1)))
-    """Upper ids in the order in which to take them: the one that was used last comes last."""
+    """Upper half of the ids in the order in which to use them, least recently used first."""
     doubtful: dict[int, None] = field(default_factory=dict)
-    """Ids that the client refused: it may believe that they are in use, and is asked with others first."""
+    """Ids that the client refused.  It may believe that they are in use, so other ids are used first."""
     answers_due: dict[int, None] = field(default_factory=dict)
-    """Ids of channels that are over, whose CloseChannel the client has not answered: taken if no other is free."""
+    """Ids of closed channels whose CloseChannel the client has not answered; used only if no other id is free."""
     congested: bool = False
     slow: bool = False
     waiting: deque[End] = field(default_factory=deque)
@@ -92,14 +95,17 @@ class RelayPeer:
     bytes_in: int = 0
     police: Police = field(default_factory=Police)
     provoked: Provoked = field(default_factory=Provoked)
-    """Frames that others have provoked from it."""
+    """Allowance for the frames that other clients have provoked from the link's client."""
     requests: FairRate = field(default_factory=FairRate)
-    """The rate of OpenChannels to it."""
+    """Rate limit of the OpenChannels to the link, shared fairly by their sources."""
     two_ids: bool | None = None
 
 
 def descending(peer: RelayPeer) -> int | None:
-    """A free id of a link: from 255 down, the least recently used first; then lower ones; doubtful ones last."""
+    """Return a free id of a link, or None.
+
+    The upper half comes first, least recently used first, then the lower half downwards, then doubtful ids.
+    """
     ids = peer.ids
     for _ in range(len(ids)):
         number = ids.popleft()

@@ -1,4 +1,4 @@
-"""How much one client may ask of a messaging server.  No I/O, no clock."""
+"""Rate limits for what one client may ask of a messaging server.  No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dmsg.messaging.core.wire import ID_COUNT
 
 
 class Kind(IntEnum):
-    """What is counted apart."""
+    """Kind of frame; each kind has a token bucket of its own."""
 
     OPEN = 0
     STRAY = 1
-    """Control frames of no channel, or that do not fit it, and what is no frame."""
+    """Control frame without a channel or that its channel's state does not allow, or a frame of unknown type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits(ClientLimits):
-    """What an operator can set, also while the server runs."""
+    """Limits of one client, which an operator can also change while the server runs."""
 
     max_per_pair: int = option(
         ID_COUNT, "Number of channels between two clients", Number(1, ID_COUNT, "channels"), reloads=True, group=LIMITS
@@ -46,7 +46,7 @@ class Limits(ClientLimits):
 
 
 class Police(Counting):
-    """The buckets of one client."""
+    """Token buckets of one client."""
 
     __slots__ = ()
     kinds = Kind

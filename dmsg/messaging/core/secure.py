@@ -1,9 +1,8 @@
-"""The ciphers of one end of a channel.  No I/O.
+"""Ciphers of one end of a channel.  No I/O.
 
-ChaCha20-Poly1305, empty associated data, nonces counted from 0 in each direction as
-the Noise specification says (4 zero bytes, then 8 little endian).  In the
-``skywire`` profile each direction has a new key before its messages 10, 20, 30
-and so on: Noise's REKEY; the counter goes on.
+The cipher is ChaCha20-Poly1305 with empty associated data.  Nonces count from 0 in each direction as the Noise
+specification says (4 zero bytes, then 8 little endian).  In the ``skywire`` profile each direction is rekeyed before
+its messages 10, 20, 30 and so on, by Noise's REKEY; the nonce counter continues.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from dmsg.errors import HandshakeError
 
 REKEY_INTERVAL = 10
-"""Messages; before each that is a multiple of it the key is another."""
+"""Number of messages after which a direction is rekeyed in the ``skywire`` profile."""
 
 _nonce = struct.Struct("<4xQ")
 _REKEY_NONCE = _nonce.pack(2**64 - 1)
@@ -24,7 +23,10 @@ _ZEROS = bytes(32)
 
 
 class _Direction:
-    """:ivar count: messages so far."""
+    """Cipher of one direction.
+
+    :ivar count: number of messages so far.
+    """
 
     __slots__ = ("_rekey", "aead", "count")
 
@@ -34,7 +36,7 @@ class _Direction:
         self.count = 0
 
     def next_nonce(self) -> bytes:
-        """Of the next message, with the key that is its."""
+        """Return the nonce of the next message, and rekey before it if needed."""
         count = self.count
         self.count = count + 1
         if self._rekey and not self.count % REKEY_INTERVAL:
@@ -43,7 +45,7 @@ class _Direction:
 
 
 class ChannelCiphers:
-    """Both directions."""
+    """Ciphers of both directions of a channel."""
 
     __slots__ = ("_receive", "_send")
 
@@ -52,14 +54,14 @@ class ChannelCiphers:
         self._receive = _Direction(receive_key, rekey)
 
     def seal(self, data: bytes | memoryview) -> bytes:
-        """The ciphertext of the next message, 16 bytes longer."""
+        """Return the ciphertext of the next message, which is 16 bytes longer than ``data``."""
         nonce = self._send.next_nonce()
         return self._send.aead.encrypt(nonce, data, None)
 
     def open(self, data: bytes | memoryview) -> bytes:
-        """The plaintext of the next message.
+        """Return the plaintext of the next message.
 
-        :raises HandshakeError: it was changed, repeated, left out or reordered.
+        :raises HandshakeError: a message was altered, repeated, left out or reordered.
         """
         nonce = self._receive.next_nonce()
         try:

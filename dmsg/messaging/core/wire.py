@@ -12,12 +12,11 @@ Big endian.  The body of each frame begins with the channel's id, one byte::
     3 ChannelClosed  id(1)
     4 Send           id(1) size(2) ciphertext(size), size with the 16 bytes of the tag
 
-Sources: the seed document, section Messaging Frames; the Go code of March 2019
-for the other layout, endianness, and what a Send holds.
+Sources: the seed document, section Messaging Frames; the Go code of March 2019 for the other layout, the byte order,
+and the contents of a Send.
 
-With *two ids* (Go from 2019-03-13 on) each side of a link names a channel by the
-id that the other side chose: the answer to OpenChannel tells, behind the id
-that was offered, the one under which its sender wants to hear of the channel.
+With *two ids* (Go from 2019-03-13 on) each side of a link names a channel by the id that the other side chose.  The
+answer to OpenChannel has, after the id that was offered, the id by which its sender wants the channel to be addressed.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from dmsg.keys import PUBKEY_SIZE, PubKey
 OPEN_CHANNEL, CHANNEL_OPENED, CLOSE_CHANNEL, CHANNEL_CLOSED, SEND = range(5)
 HEADER_SIZE = 3
 ID_OFFSET = HEADER_SIZE
-"""Where a frame has its channel's id, in both layouts."""
+"""Offset of the channel's id in a frame, in both layouts."""
 ID_COUNT = 256
-"""Ids of one link."""
+"""Number of channel ids of one link."""
 NOISE_MESSAGE_SIZE = 49
-"""A key of 33 bytes and a tag of 16."""
+"""Bytes of a Noise message: a key of 33 bytes and a tag of 16."""
 OPEN_BODY_SIZE = 1 + PUBKEY_SIZE + NOISE_MESSAGE_SIZE
 OPENED_BODY_SIZE = 1 + NOISE_MESSAGE_SIZE
 OPENED_TWO_SIZE = OPENED_BODY_SIZE + 1
-"""With two ids."""
+"""Bytes of the body of a ChannelOpened with two ids."""
 SEND_OVERHEAD = 3
-"""Bytes of a Send's body around its ciphertext."""
+"""Bytes of a Send's body that precede its ciphertext: the id and the size."""
 TAG_SIZE = 16
 MIN_SEND_BODY = SEND_OVERHEAD
 
@@ -53,11 +52,10 @@ unpack_send_head = _send_head.unpack_from
 
 
 class Profile(Enum):
-    """Which of the two dialects a link speaks; nothing on the wire says so.
+    """Profile of a link: the frame layout and rules that its two ends use; the frames do not name it.
 
-    ``SEED`` is the text; ``SKYWIRE`` is what the Go code of March 2019 does: another
-    header, signatures that are not made yet written as zeros, and a new key
-    before each tenth message of a channel.
+    ``SEED`` follows the seed document.  ``SKYWIRE`` follows the Go code of March 2019, which has another header, writes
+    signatures that are not made yet as zeros, and rekeys before each tenth message of a channel.
     """
 
     SEED = "seed"
@@ -65,32 +63,35 @@ class Profile(Enum):
 
     @property
     def max_body(self) -> int:
-        """Bytes of a frame's body: what the size can say; the largest that the Go code reads."""
+        """Maximum bytes of a frame's body, by the size field in ``SEED`` and by the Go code in ``SKYWIRE``."""
         return 65535 if self is Profile.SEED else 65517
 
     @property
     def max_plaintext(self) -> int:
-        """Bytes of one message: 65516 and 65498."""
+        """Maximum bytes of one message: 65516 in ``SEED``, 65498 in ``SKYWIRE``."""
         return self.max_body - SEND_OVERHEAD - TAG_SIZE
 
     @property
     def feature(self) -> str:
-        """What the version of an entry says of a client or server that speaks this."""
+        """Mark in the version of an entry whose client or server uses this profile."""
         return f"messaging-{self.value}"
 
 
 class Frame(NamedTuple):
-    """One frame.  :ivar body: with the channel's id in front, as on the wire."""
+    """Frame as a value.
+
+    :ivar body: body as on the wire, which begins with the channel's id.
+    """
 
     type: int
     body: bytes
 
 
 def encode_header(profile: Profile, frame_type: int, size: int) -> bytes:
-    """3 bytes.
+    """Return the 3 bytes of a frame's header.
 
-    :param size: of the body.
-    :raises LocalProtocolError: larger than the profile allows.
+    :param size: bytes of the body.
+    :raises LocalProtocolError: the body is larger than the profile allows.
     """
     if size > profile.max_body:
         raise LocalProtocolError(f"body of {size} bytes, the limit is {profile.max_body}")
@@ -100,30 +101,36 @@ def encode_header(profile: Profile, frame_type: int, size: int) -> bytes:
 
 
 def encode_frame(profile: Profile, frame_type: int, body: bytes) -> bytes:
-    """A whole frame.
+    """Return a whole frame.
 
-    :raises LocalProtocolError: larger than the profile allows.
+    :raises LocalProtocolError: the body is larger than the profile allows.
     """
     return encode_header(profile, frame_type, len(body)) + body
 
 
 def encode_open(profile: Profile, channel: int, remote: PubKey, message: bytes) -> bytes:
-    """OpenChannel.  :param message: noise message 1, 49 bytes."""
+    """Return an OpenChannel frame.
+
+    :param message: Noise message 1, 49 bytes.
+    """
     return encode_frame(profile, OPEN_CHANNEL, bytes((channel,)) + remote + message)
 
 
 def encode_opened(profile: Profile, channel: int, message: bytes, own: int | None = None) -> bytes:
-    """ChannelOpened.
+    """Return a ChannelOpened frame.
 
-    :param message: noise message 2, 49 bytes.
-    :param own: with two ids, the one by which the receiver is to name the channel from now on.
+    :param message: Noise message 2, 49 bytes.
+    :param own: with two ids, the id by which the receiver must name the channel from now on.
     """
     ids = bytes((channel,)) if own is None else bytes((channel, own))
     return encode_frame(profile, CHANNEL_OPENED, ids + message)
 
 
 def decode_opened(profile: Profile, body: bytes) -> tuple[int | None, bytes] | None:
-    """The second id of a ChannelOpened, None if it has one only, and noise message 2; None: a wrong length."""
+    """Return the second id of a ChannelOpened, or None if it has only one, and Noise message 2.
+
+    :returns: None instead of the pair if the body has a wrong length.
+    """
     if len(body) == OPENED_BODY_SIZE:
         return None, body[1:]
     if len(body) == OPENED_TWO_SIZE and profile is Profile.SKYWIRE:
@@ -132,28 +139,29 @@ def decode_opened(profile: Profile, body: bytes) -> tuple[int | None, bytes] | N
 
 
 def encode_close(profile: Profile, channel: int) -> bytes:
-    """CloseChannel."""
+    """Return a CloseChannel frame."""
     return encode_frame(profile, CLOSE_CHANNEL, bytes((channel,)))
 
 
 def encode_closed(profile: Profile, channel: int) -> bytes:
-    """ChannelClosed."""
+    """Return a ChannelClosed frame."""
     return encode_frame(profile, CHANNEL_CLOSED, bytes((channel,)))
 
 
 def send_head(profile: Profile, channel: int, plaintext: int) -> bytes:
-    """What stands before the ciphertext of a message of so many bytes: 6 bytes.
+    """Return the 6 bytes that precede the ciphertext in a Send frame.
 
-    :raises LocalProtocolError: larger than the profile allows; nothing is encrypted then.
+    :param plaintext: bytes of the message before encryption.
+    :raises LocalProtocolError: the message is larger than the profile allows; the caller must not encrypt it.
     """
     size = plaintext + TAG_SIZE
     return encode_header(profile, SEND, size + SEND_OVERHEAD) + _send_head.pack(channel, size)
 
 
 def decode_open(body: bytes) -> tuple[PubKey, bytes]:
-    """The remote key and noise message 1 of an OpenChannel.
+    """Return the remote key and Noise message 1 of an OpenChannel.
 
-    :raises KeyFormatError: a wrong length, or no key.
+    :raises KeyFormatError: the body has a wrong length, or the key is invalid.
     """
     if len(body) != OPEN_BODY_SIZE:
         raise KeyFormatError(f"OpenChannel has {len(body)} bytes instead of {OPEN_BODY_SIZE}")
@@ -161,9 +169,9 @@ def decode_open(body: bytes) -> tuple[PubKey, bytes]:
 
 
 def read_header(profile: Profile, buffer: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
-    """Type and size of the body of the frame at ``position``.
+    """Return the type and the body size of the frame at ``position``.
 
-    :raises RemoteProtocolError: its size is none, or larger than the profile allows.
+    :raises RemoteProtocolError: the size field is invalid or exceeds the profile's limit.
     """
     if profile is Profile.SEED:
         frame_type, size = _seed.unpack_from(buffer, position)
@@ -178,7 +186,7 @@ def read_header(profile: Profile, buffer: bytes | bytearray | memoryview, positi
 
 
 def wrong_profile(what: str) -> RemoteProtocolError:
-    """The peer speaks the other dialect."""
+    """Return the error for a peer that seems to use the other profile."""
     return RemoteProtocolError(DropReason.WRONG_PROFILE, f"{what}: the peer seems to speak the other profile")
 
 
@@ -191,14 +199,14 @@ _LIKELY = {
 
 
 def _is_likely(frame_type: int, size: int) -> bool:
-    """A frame with which a link may begin."""
+    """Whether a header fits a control frame of known size, with which a link may begin."""
     return size in _LIKELY.get(frame_type, ())
 
 
 def check_first(profile: Profile, buffer: bytes | bytearray | memoryview) -> None:
-    """Look at the header of the first frame of a link, which makes sense in one of the two dialects.
+    """Check by the first header of a link whether the peer uses the same profile.
 
-    :raises RemoteProtocolError: only in the other one.
+    :raises RemoteProtocolError: the header is valid only in the other profile.
     """
     seed_type, seed_size = _seed.unpack_from(buffer)
     size, skywire_type = _skywire.unpack_from(buffer)
@@ -210,16 +218,16 @@ def check_first(profile: Profile, buffer: bytes | bytearray | memoryview) -> Non
 
 
 class FrameBuffer:
-    """Frames out of a byte stream cut anywhere; for what is not hot."""
+    """Parser of frames from a byte stream in pieces of any size, for code that need not be fast."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole now.
+        """Append bytes, and remove and return the whole frames.
 
-        :raises RemoteProtocolError: as :func:`read_header`.
+        :raises RemoteProtocolError: as in :func:`read_header`.
         """
         self._data += data
         buffer = self._data
