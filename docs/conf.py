@@ -33,8 +33,11 @@ nitpick_ignore_regex = [
     ("py:class", r"dmsg\.rmb\.envelope\.envelope_pb2\..*"),
     ("py:class", r".*\._\w+"),
     # variables of types
-    ("py:(class|obj)", r"dmsg\..*\.([A-Z]|\w*[a-z]T(_co|_contra)?)"),
-    ("py:class", r"IListeningPort|IReactorTime|(_blake2\.)?blake2b|array"),
+    ("py:(class|obj)", r"dmsg\..*\.(_?[A-Z]\w*_(co|contra)|[A-Z]|\w*[a-z]T(_co|_contra)?)"),
+    ("py:class", r"I(ListeningPort|ReactorTime|Connector)|(_blake2\.)?blake2b|array|Deferred|ClientFactory|P"),
+    ("py:class", r"ConnectionHandler|RedisFactory"),
+    # modules that have no page
+    ("py:class", r"dmsg\.(servers\.(relays|registration)|collector\.status_page)\b.*"),
     ("py:(exc|class)", r"CannotListenError|IPv4Address|IPv6Address|Handler"),
 ]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
+from twisted.trial.unittest import SkipTest
 
 from dmsg.errors import DropReason
 from dmsg.keys import SecKey
@@ -32,7 +33,11 @@ class ProvokedTests(EntityCase):
         number = 0
         started = reactor.seconds()
         while any(not enemy.closed for enemy in enemies):
-            self.assertLess(number, 10_000)
+            if number == 10_000:
+                sent = number * CONNECTIONS / (reactor.seconds() - started)
+                if sent < FLOOD:
+                    raise SkipTest(f"this machine is too busy for a flood: {sent:.0f} REQUESTs a second, not {FLOOD}")
+                self.fail("the flood ended nobody")
             number += 25
             # 10,000 a second, with a point where one belongs and no tag that fits
             for enemy in enemies:
@@ -53,4 +58,6 @@ class ProvokedTests(EntityCase):
         protocol.transport.loseConnection()
 
 
+FLOOD = 9_000
+"""REQUESTs a second of all connections together below which the server need not end any of them."""
 SERVER_POINT = SecKey.from_seed(b"a point").public

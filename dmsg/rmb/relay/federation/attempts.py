@@ -44,8 +44,7 @@ class Outcome(Enum):
 
 
 class RelayPoster(Protocol):
-    """Interface of a sender of messages to other relays, such as ``Poster`` in
-    :mod:`dmsg.rmb.relay.federation.post`."""
+    """Interface of a sender of messages to other relays."""
 
     def takes_many(self, relay: str) -> bool:
         """Whether several messages for the relay leave in one request."""
