@@ -73,12 +73,27 @@ def _common() -> list[click.Option]:
     ]
 
 
-class Command(click.Command):
-    """Command of ``dmsg`` with the options that all commands share."""
+class _Described(click.Command):
+    """Command or group whose help shows its summary, then its examples, then the rest of its description."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.help = _for_terminals(self.help)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the description."""
+        first, *others = re.split(r"\n\s*\n", inspect.cleandoc(self.help or "").partition("\f")[0])
+        others.sort(key=lambda paragraph: not paragraph.startswith("\b\nExample"))
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("\n\n".join([first, *others]))
+
+
+class Command(_Described):
+    """Command of ``dmsg`` with the options that all commands share."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         taken = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
         for option in _common():
             opts = [name for name in option.opts if name not in taken]
@@ -117,10 +132,6 @@ class Command(click.Command):
                 return {}  # which says it, with what to do
             raise click.ClickException(str(error)) from None
 
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the summary, then the examples, then the rest of the description."""
-        _write_text(self.help, formatter)
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
         network: list[tuple[str, str]] = []
@@ -143,15 +154,6 @@ class Command(click.Command):
             formatter.write(f"  {ctx.command_path} --help-all\n")
 
 
-def _write_text(text: str | None, formatter: click.HelpFormatter) -> None:
-    """Write a description with its examples behind its first paragraph."""
-    first, *others = re.split(r"\n\s*\n", inspect.cleandoc(text or "").partition("\f")[0])
-    others.sort(key=lambda paragraph: not paragraph.startswith("\b\nExample"))
-    formatter.write_paragraph()
-    with formatter.indentation():
-        formatter.write_text("\n\n".join([first, *others]))
-
-
 def _for_terminals(text: str | None) -> str | None:
     """A docstring as help and manual show it: what stands between backticks is quoted as in a shell."""
     return None if text is None else _MARKED.sub(r"'\2'", text)
@@ -164,7 +166,7 @@ def _with_advice(error: click.UsageError, line: str | None) -> click.UsageError:
     return click.UsageError(f"{error.format_message().rstrip('.')}; say: {line}", error.ctx)
 
 
-class Group(click.Group):
+class Group(_Described, click.Group):
     """Group of :class:`Command`; a group that can be invoked alone has the shared options, too."""
 
     command_class = Command
@@ -172,14 +174,9 @@ class Group(click.Group):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.help = _for_terminals(self.help)
         if self.invoke_without_command:
             taken = {name for param in self.params for name in param.opts}
             self.params += [option for option in _common() if not taken & set(option.opts)]
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the summary, then the examples, then the rest of the description."""
-        _write_text(self.help, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each command with its whole first sentence."""

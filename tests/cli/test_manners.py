@@ -242,7 +242,7 @@ class WaitingTests(ToolCase):
             reactor.callLater(delay, command.transport.signalProcess, "INT")  # type: ignore[union-attr]
             await command.ended
             self.assertNotIn(b"Aborted", command.err)
-            self.assertNotIn(b"cli/running", command.err)
+            self.assertNotIn(b"cli/client_run", command.err)
 
     @asynchronous
     async def test_interrupted_in_the_first_and_the_last_turn(self) -> None:

@@ -11,9 +11,9 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.modules import modules
+
 WORDS = """
     Of By For With Without At In On From To Over Under As Behind Before After Between Beside Into Through That What Who
     Whom Whose Which It They One There This These Those He She How Where When Such Some Somebody Nobody Anybody Others
@@ -21,7 +21,6 @@ WORDS = """
 """.split()
 """Words with which a docstring must not begin; "Whether" is fine for predicates."""
 BEGINS = re.compile(rf"({'|'.join(WORDS)})\b")
-GENERATED = "envelope_pb2.py"
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,10 @@ def _texts(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 def docstrings() -> Iterator[Docstring]:
     """Yield all docstrings of the product."""
-    for path in sorted((ROOT / "dmsg").rglob("*.py")):
-        if path.name != GENERATED:
-            for node in ast.walk(ast.parse(path.read_text())):
-                for line, text in _texts(node):
-                    yield Docstring(f"{path.relative_to(ROOT)}:{line}", text)
+    for place, tree in modules():
+        for node in ast.walk(tree):
+            for line, text in _texts(node):
+                yield Docstring(f"{place}:{line}", text)
 
 
 if __name__ == "__main__":

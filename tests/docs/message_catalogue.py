@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.modules import ROOT, modules
+
 PAGE = ROOT / "docs" / "reference" / "messages.md"
 LOGGED = frozenset({"debug", "info", "warn", "error", "failure", "critical"})
 """Methods of a logger."""
 SHOWN = frozenset({"say", "notice", "fail", "fail_with"})
 """Functions of the commands that write a line to the terminal."""
-LEFT_OUT = ("dmsg/testing/", "dmsg/rmb/envelope/envelope_pb2.py")
+LEFT_OUT = "dmsg/testing/"
 """Code whose messages nobody but a programmer sees."""
 HEAD = """# Messages
 
@@ -74,12 +74,11 @@ def messages() -> frozenset[Message]:
 
 
 def _messages() -> Iterator[Message]:
-    for path in sorted((ROOT / "dmsg").rglob("*.py")):
-        place = path.relative_to(ROOT).as_posix()
+    for place, tree in modules():
         if place.startswith(LEFT_OUT):
             continue
         package = place.split("/")[1].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree):
             found = _kind(node)
             if found is None:
                 continue

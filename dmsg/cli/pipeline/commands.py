@@ -20,6 +20,7 @@ from dmsg.cli.pipeline.common import (
     directory_option,
     errors_in_one_line,
     local_directory,
+    local_directory_option,
     needs_spark,
     out_option,
     progress,
@@ -241,20 +242,8 @@ def stream(
 
 
 @analytics.command()
-@click.option(
-    "--spool",
-    required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Directory with the events and receipts of the entities.",
-)
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Directory for the verified receipts.",
-)
+@local_directory_option("--spool", "Directory with the events and receipts of the entities.", exists=True)
+@local_directory_option("--out", "Directory for the verified receipts.")
 @clear_keys_option
 @errors_in_one_line
 def verify(spool: Path, out: Path, clear_keys: bool) -> None:
@@ -273,13 +262,7 @@ def verify(spool: Path, out: Path, clear_keys: bool) -> None:
 
 
 @analytics.command()
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Directory for the events.",
-)
+@local_directory_option("--out", "Directory for the events.")
 @click.option(
     "--transports", default=100_000, show_default=True, type=click.IntRange(1, 10**9), help="Number of transports."
 )

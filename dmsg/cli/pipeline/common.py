@@ -122,6 +122,12 @@ def directory_option(name: str, text: str, *, required: bool = True) -> Callable
     return click.option(name, required=required, metavar="DIR", help=text, callback=not_empty)
 
 
+def local_directory_option(name: str, text: str, *, exists: bool = False) -> Callable[[_Command], _Command]:
+    """Return the required option for a directory of this machine, whose value is a Path."""
+    kind = click.Path(exists=exists, file_okay=False, path_type=Path)
+    return click.option(name, required=True, type=kind, metavar="DIR", help=text)
+
+
 def as_of_option(command: Callable[..., object]) -> Callable[..., object]:
     return click.option(
         "--as-of",

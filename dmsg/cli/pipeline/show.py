@@ -14,7 +14,14 @@ from dmsg.base.printable import printable
 from dmsg.cli import output
 from dmsg.cli.options import command
 from dmsg.cli.params import Seconds, create_option
-from dmsg.cli.pipeline.common import as_of_option, errors_in_one_line, needs_spark, needs_tables, out_option
+from dmsg.cli.pipeline.common import (
+    as_of_option,
+    errors_in_one_line,
+    local_directory_option,
+    needs_spark,
+    needs_tables,
+    out_option,
+)
 from dmsg.errors import DmsgError, WrongUse
 from dmsg.keys import PubKey, load_or_create_key
 
@@ -169,13 +176,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
 
 
 @command()
-@click.option(
-    "--telemetry",
-    required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Telemetry directory of the entity, which holds its secret.",
-)
+@local_directory_option("--telemetry", "Telemetry directory of the entity, which holds its secret.", exists=True)
 @click.option(
     "--secret",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

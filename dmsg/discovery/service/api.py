@@ -11,14 +11,12 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from hashlib import blake2b
 from typing import TypeVar
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.http import CACHED
 from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException
@@ -39,6 +37,7 @@ from dmsg.discovery.entries.rules import Terms, decode_deletion
 from dmsg.discovery.service.delegations import Delegations
 from dmsg.discovery.service.nameplates import Nameplates, NameplatesInUse
 from dmsg.discovery.service.quota import ServerQuota
+from dmsg.discovery.service.responses import entry_response, json_response, list_response
 from dmsg.discovery.service.settings import (
     CLIENT_TTL,
     DEFAULTS,
@@ -77,19 +76,6 @@ _Route = TypeVar("_Route", bound=Callable[..., bytes | Deferred[bytes]])
 
 class TooManyServers(Exception):
     """The poster has as many servers listed as allowed."""
-
-
-def _json(request: IRequest, body: bytes, status: int = 200) -> bytes:
-    request.setResponseCode(status)
-    request.setHeader(b"content-type", b"application/json")
-    return body
-
-
-def _entry(request: IRequest, body: bytes) -> bytes:
-    """Return the response with an entry; empty (304) for a client that has this version already."""
-    if request.setETag(b'"%s"' % blake2b(body, digest_size=12).hexdigest().encode()) is CACHED:
-        return b""
-    return _json(request, body)
 
 
 def _path_key(text: str) -> str:
@@ -268,7 +254,7 @@ class DiscoveryAPI:
                 self._telemetry.absent(request.getClientAddress(), key)
             return failure
 
-        return self._store.ask(self._entries.get, key).addCallbacks(lambda body: _entry(request, body), absent)
+        return self._store.ask(self._entries.get, key).addCallbacks(lambda body: entry_response(request, body), absent)
 
     @_on_all(_SEED_ENTRY, methods=["DELETE"])
     def delete_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
@@ -292,7 +278,7 @@ class DiscoveryAPI:
         def found(servers: list[bytes]) -> bytes:
             if not servers:
                 return answer(request, 404, "no server is available")
-            return _json(request, b"[" + b",".join(servers) + b"]")
+            return list_response(request, servers)
 
         return self._available().addCallback(found)
 
@@ -342,7 +328,7 @@ class DiscoveryAPI:
         """Return the available servers; ``[]`` where the paths of the seed documents answer 404."""
         return self._go(
             request,
-            lambda: self._available().addCallback(lambda servers: _json(request, b"[" + b",".join(servers) + b"]")),
+            lambda: self._available().addCallback(lambda servers: list_response(request, servers)),
         )
 
     def _go(self, request: IRequest, act: Callable[[], Deferred[bytes]]) -> bytes | Deferred[bytes]:
@@ -361,7 +347,7 @@ class DiscoveryAPI:
     @_app.route("/openapi.json", methods=["GET"])
     def openapi(self, request: IRequest) -> bytes:
         """Return the OpenAPI description of the paths of the seed documents."""
-        return _json(request, self._openapi)
+        return json_response(request, self._openapi)
 
     @_app.route("/health", methods=["GET"])
     def health(self, request: IRequest) -> Deferred[bytes]:
@@ -370,7 +356,7 @@ class DiscoveryAPI:
         def told(health: dict[str, object]) -> bytes:
             status = health["status"]
             shown = health if HERE.refuses(request) is None else {"status": status}
-            return _json(request, json.dumps(shown).encode(), 200 if status == "ok" else 503)
+            return json_response(request, json.dumps(shown).encode(), 200 if status == "ok" else 503)
 
         return Deferred.fromCoroutine(self.told_health()).addCallback(told)
 

@@ -33,6 +33,7 @@ from dmsg.discovery.entries.nameplates import (
     decode_release,
     length,
 )
+from dmsg.discovery.service.responses import json_response
 from dmsg.discovery.store.base import INameplates
 from dmsg.discovery.store.measured import MeasuredStore
 from dmsg.errors import EntryNotFound
@@ -183,7 +184,5 @@ def _number(text: str) -> int:
 
 
 def _json(request: IRequest, value: Mapping[str, object]) -> bytes:
-    request.setResponseCode(200)
-    request.setHeader(b"content-type", b"application/json")
     request.setHeader(b"cache-control", b"no-store")
-    return json.dumps(value).encode()
+    return json_response(request, json.dumps(value).encode())

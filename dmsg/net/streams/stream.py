@@ -487,8 +487,6 @@ class StreamTransport(HalfClosing, Deadlined):
         self._unread = NO_QUEUE
         self._end(Failure(StreamTimeout(f"{name} deadline passed")), CloseReason.TIMEOUT)
 
-    # --- addresses ---
-
     def getPeer(self) -> IAddress:
         """Return the address of the other client."""
         return self._peer

@@ -140,8 +140,7 @@ class Delivery:
         self.catching_up = True
         self.closed = False
         self.since: float | None = None
-        """Time at which the current wait for a confirmation began, by the relay's clock; None when nothing is
-        awaited."""
+        """Time at which the wait for a confirmation began, by the relay's clock; None without such a wait."""
 
     def __len__(self) -> int:
         return len(self._window) + len(self._line)
@@ -236,8 +235,7 @@ class Delivery:
             holder.caught_up(self)
 
     def look(self) -> None:
-        """Put the window and the line into the queue when a message has been in the line for two to three seconds;
-        called every second."""
+        """Store the window and the line in the queue if a message has been in the line for two looks, one a second."""
         if self._line and self._lined - len(self._line) < self._marks[0]:
             self._spill_all()
         self._marks = (self._marks[1], self._lined)
@@ -318,7 +316,6 @@ class Delivery:
         return not self._handing
 
     def _remove(self, messages: list[Message]) -> None:
-        """Remove delivered messages from the queue."""
         removed = [message.kept for message in messages if message.kept is not None]
         if not removed:
             return

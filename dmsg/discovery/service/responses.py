@@ -1,0 +1,28 @@
+"""Responses of discovery with JSON in their body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from twisted.web.http import CACHED
+from twisted.web.iweb import IRequest
+
+
+def json_response(request: IRequest, body: bytes, status: int = 200) -> bytes:
+    """Set the status and the type of a response; return its body."""
+    request.setResponseCode(status)
+    request.setHeader(b"content-type", b"application/json")
+    return body
+
+
+def entry_response(request: IRequest, body: bytes) -> bytes:
+    """Return the response with an entry; empty (304) for a client that has this version already."""
+    if request.setETag(b'"%s"' % blake2b(body, digest_size=12).hexdigest().encode()) is CACHED:
+        return b""
+    return json_response(request, body)
+
+
+def list_response(request: IRequest, bodies: Iterable[bytes]) -> bytes:
+    """Return the response with a list of values that are JSON already."""
+    return json_response(request, b"[" + b",".join(bodies) + b"]")
