@@ -1,4 +1,4 @@
-"""The Messaging System, the protocol before dmsg: links, frames, channels."""
+"""Messaging System, the predecessor of dmsg: clients open channels to each other over their links to servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A channel whose ends acknowledge, or may: timers around :mod:`dmsg.messaging.core.acks`."""
+"""Timers and callbacks of the acknowledgement layer, whose rules are in :mod:`dmsg.messaging.core.acks`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from dmsg.messaging.core.acks import ACK_INTERVAL, GAP, AckLayer, looks_acknowle
 from dmsg.net.streams.outbox import Ticket
 
 UNDECIDED_LIMIT = 2.0
-"""Seconds that what is written waits for a first word of the remote, where only that says whether it acknowledges."""
+"""Seconds that data wait for the first message of a remote that is not known to use acknowledgements; then the stream
+ends."""
 
 
 class AckedEnd:
-    """One end of a channel.
+    """End of a channel that uses acknowledgements, or may have to.
 
-    :param send: one message of the channel.
-    :param acknowledged: told the ticket of the payload that the remote has.
-    :param ready: told that another payload may be sent.
-    :param undecided: told that something waits, and nobody knows how to say it.
-    :ivar decided: it is known that the remote acknowledges.
+    :param send: sends one message over the channel.
+    :param acknowledged: callback invoked with the ticket of the payload that the remote has acknowledged.
+    :param ready: callback invoked when another payload may be sent.
+    :param undecided: callback invoked when data wait and the remote has not shown whether it uses acknowledgements.
+    :ivar decided: whether the remote is known to use acknowledgements.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class AckedEnd:
 
     @property
     def in_flight(self) -> int:
-        """Payloads that the remote has not acknowledged."""
+        """Number of payloads that the remote has not acknowledged."""
         return self._layer.in_flight
 
     def may_send(self) -> bool:
-        """A payload may be sent now; if not, ``ready`` is told when."""
+        """Whether a payload may be sent now; if not, ``ready`` or ``undecided`` is called later."""
         if not self.decided:
             self._after("undecided", UNDECIDED_LIMIT, self._undecided)
             return False
@@ -65,7 +66,7 @@ class AckedEnd:
         return True
 
     def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
-        """A payload."""
+        """Send a payload, together with acknowledgements that are due."""
         self._ticket = ticket
         self._send(self._layer.payload(data))
         self._payload_last = True
@@ -74,9 +75,10 @@ class AckedEnd:
         self._plan_acks()
 
     def is_raw(self, message: bytes) -> bool:
-        """Whether the remote does not acknowledge: the first message of the channel says so.
+        """Whether the remote uses no acknowledgements, which the first message of the channel shows.
 
-        A client of this package begins with an empty one, whatever this side was told of it.
+        An empty first message means that the remote is a client of this package without acknowledgements, whatever the
+        options of this side say.
         """
         first, self._first = self._first, False
         if first and not message:
@@ -88,15 +90,16 @@ class AckedEnd:
         return not self.decided
 
     def receive(self, message: bytes) -> bytes | None:
-        """The data of a message, None if it has none.
+        """Return the data of a message, or None if the message has none.
 
-        :raises HandshakeError: the remote does not speak this.
-        :raises TransportClosed: it has other data than was sent.
+        :raises HandshakeError: the message does not belong to the acknowledgement layer.
+        :raises TransportClosed: the remote acknowledges other data than this side sent.
         """
         data, acknowledged = self._layer.receive(message)
         if acknowledged:
             ticket, self._ticket = self._ticket, None
             if self._payload_last:
+                # An acknowledged payload has been read by the remote's program, so nothing can overwrite it any more.
                 self._free_at = 0.0
             self._acknowledged(ticket)
             if self._layer.due:
@@ -106,13 +109,14 @@ class AckedEnd:
         return data
 
     def consumed(self) -> None:
-        """The program has taken all that came."""
+        """Acknowledge everything received so far, because the application has read it."""
         self._layer.consumed()
         self._plan_acks()
 
     def _plan_acks(self) -> None:
         if self._layer.due:
-            # in the same turn the program may have an answer that they go with
+            # Acknowledgements wait at least until the next reactor turn, because an answer that the application
+            # writes in this turn can carry them.
             wait = ACK_INTERVAL if self._layer.in_flight else max(0.0, self._free_at - self._reactor.seconds())
             self._after("acks", wait, self._send_acks)
 
@@ -124,7 +128,7 @@ class AckedEnd:
             self._after("acks", GAP, self._send_acks)
 
     def flush(self) -> None:
-        """Send the acknowledgements that are due at once: the channel is about to be closed."""
+        """Send all acknowledgements that are due at once, because the channel is about to be closed."""
         self._cancel("acks")
         while self._layer.due:
             self._send(self._layer.acknowledgements())
@@ -143,7 +147,7 @@ class AckedEnd:
             timer.cancel()
 
     def stop(self) -> None:
-        """The channel is over."""
+        """Cancel the timers, because the channel is closed or its remote uses no acknowledgements."""
         self._stopped = True
         for name in list(self._timers):
             self._cancel(name)

@@ -1,4 +1,4 @@
-"""A stream's place on its channel: what :class:`~dmsg.messaging.streams.ChannelStream` sends over."""
+"""Carrier that binds a :class:`~dmsg.messaging.streams.ChannelStream` to its channel and its session."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dmsg.net.streams.outbox import Ticket
 
 
 class CarryingSession(carrier.CarryingSession, Protocol):
-    """The link to a server, as a carrier needs it."""
+    """Interface of the session of a messaging server, as its carriers need it."""
 
     core: ClientConnection
 
     def taken(self, stream: ChannelStream) -> None:
-        """The application has read some of what came."""
+        """Resume reading the link if the application of ``stream`` has read enough."""
 
     def closed(self, stream: ChannelStream, reason: int) -> None:
-        """The application, or this end in its name, has ended the stream."""
+        """Close the channel of ``stream``, because the application or this end on its behalf has ended the stream."""
 
 
 class ChannelCarrier(carrier.SessionCarrier[CarryingSession, ChannelStream]):
-    """Knows the stream, its channel and the session; a channel carries one stream, which ends with it."""
+    """Carrier of a stream on a channel.  A channel carries one stream, which ends with the channel."""
 
     __slots__ = ("channel",)
 

@@ -1,4 +1,4 @@
-"""The client entity of the Messaging System."""
+"""Client of the Messaging System, as an application uses it."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from dmsg.net.streams.address import DmsgAddress
 
 
 class Client(DelegatedClient[ClientSession]):
-    """A client of the Messaging System.
+    """Client of the Messaging System.
 
-    Start it as any Twisted service (or call ``startService()``), wait for
-    :meth:`when_online`, then :meth:`connect` to public keys or :meth:`listen`.
-    A stream ends with the server that carries it; the client then finds another.
+    Start the client as any Twisted service (or call ``startService()``), wait for :meth:`when_online`, then
+    :meth:`connect` to public keys or :meth:`listen`.  A stream ends when the connection to its server is lost; the
+    client then connects to another server.
 
-    :param key: the secret key; its public key is the client's address.  Not one that a dmsg
-        client uses: an entry in discovery is of one or the other.
+    :param key: secret key, whose public key is the client's address.  A dmsg client must not use the same key, because
+        an entry in discovery belongs to one kind of client.
     :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.lookups.Lookups`.
-    :param profile: of its servers, and of whom it talks to; a :class:`~dmsg.messaging.Profile`, or its name.
-    :param acks: with ``skywire``: whether programs that others have written acknowledge what they get inside channels,
-        as Go did until 2019-04-15, and this one with them.  None: the first word of a remote says it, and what is to
-        be sent waits for that; where a remote waits for ours, the stream ends with ``ACKS_UNKNOWN``.  Clients of this
-        package know each other: by their entries, and by an empty message at the start.
-    :param two_ids: with ``skywire``: answer OpenChannel with two ids, as Go from 2019-03-13 on.
-    :param choice: which servers it takes; ``min_servers``, ``prefer`` and ``only`` may be given as keywords.
+    :param profile: profile of the client's servers and remotes; a :class:`~dmsg.messaging.Profile`, or its name.
+    :param acks: in the ``skywire`` profile, whether programs of others use acknowledgements inside channels, as Go did
+        until 2019-04-15; this client then uses them, too.  With None the first message of a remote decides, and data
+        wait for that message.  If the remote waits as well, the stream ends with ``ACKS_UNKNOWN``.  Clients of this
+        package recognise each other by their entries, and by an empty message at the start of a channel.
+    :param two_ids: in the ``skywire`` profile, whether to answer OpenChannel with two ids, as Go does from 2019-03-13
+        on.
+    :param choice: rules for choosing servers; ``min_servers``, ``prefer`` and ``only`` may be given as keywords.
     """
 
     name = "dmsg-messaging-client"
@@ -61,9 +62,10 @@ class Client(DelegatedClient[ClientSession]):
         warned: Callable[[str], None] = log_warning,
         **options: Unpack[ServerChoiceOptions],
     ) -> None:
-        """:param warned: told, each text once, what the person who runs this client ought to know; by default the log.
+        """:param warned: callback that gets each warning for the client's operator once; the default writes a log line.
 
-        :raises ValueError: min_servers cannot be that, or the profile knows neither acks nor two ids."""
+        :raises ValueError: ``min_servers`` is out of range, or the profile has neither acknowledgements nor two ids.
+        """
         self.dialect = dialect_of(profile, acks, two_ids)
         super().__init__(
             reactor,
@@ -80,7 +82,7 @@ class Client(DelegatedClient[ClientSession]):
 
     @property
     def profile(self) -> Profile:
-        """Of its servers, and of whom it talks to."""
+        """Profile of the client's servers and remotes."""
         return self.dialect.profile
 
     def connect(
@@ -94,13 +96,13 @@ class Client(DelegatedClient[ClientSession]):
     ) -> Deferred[IProtocol]:
         """Open a channel to ``remote``; fires with the factory's connected protocol.
 
-        Tries every server of the remote, those first that this client is
-        connected to; with ``via`` only that one.  Fails with :class:`~dmsg.errors.ConnectFailed`, which
-        says why each failed, :class:`~dmsg.errors.EntryNotFound`,
-        :class:`~dmsg.errors.DiscoveryError` or, when the time is over, :class:`~dmsg.errors.ConnectTimeout`.
+        The client tries all servers of the remote, beginning with those to which it is connected; with ``via`` it
+        tries only that server.  The Deferred fails with :class:`~dmsg.errors.ConnectFailed`, which has the reason for
+        each server, :class:`~dmsg.errors.EntryNotFound`, :class:`~dmsg.errors.DiscoveryError`, or after ``timeout``
+        seconds :class:`~dmsg.errors.ConnectTimeout`.
 
-        :param port: 0: channels have no ports.
-        :raises ValueError: another one.
+        :param port: always 0, because channels have no ports.
+        :raises ValueError: the port is not 0.
         """
         address = DmsgAddress.of(remote, port)
         if address.port:
@@ -110,9 +112,10 @@ class Client(DelegatedClient[ClientSession]):
     def probe(
         self, remote: PubKey, *, timeout: float = CONNECT_TIMEOUT, via: PubKey | None = None
     ) -> Deferred[IProtocol]:
-        """Open a channel that only measures: the remote's client answers it, below its program, which need not listen.
+        """Open a channel that only measures the way to ``remote``, whose program need not listen.
 
-        Fails as :meth:`connect`.  A client of 2019, or of an earlier version, gives its program the channel.
+        The remote's client answers such a channel itself.  Clients of 2019 and of earlier versions of this package
+        pass it to their program.  The Deferred fails as that of :meth:`connect`.
         """
         return self._open(remote, Factory.forProtocol(Protocol), timeout, via, ping=True)
 
@@ -140,9 +143,9 @@ class Client(DelegatedClient[ClientSession]):
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
         """Accept channels with ``factory``.
 
-        :param port: 0: channels have no ports.
-        :raises CannotListenError: somebody listens already.
-        :raises ValueError: another one.
+        :param port: always 0, because channels have no ports.
+        :raises CannotListenError: the client listens already.
+        :raises ValueError: the port is not 0.
         """
         if port:
             raise ValueError("the Messaging System has no ports")

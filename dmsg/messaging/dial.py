@@ -1,4 +1,4 @@
-"""Connecting to a messaging server: TCP and the link handshake."""
+"""Endpoint that connects to a messaging server, by TCP and the link handshake."""
 
 from __future__ import annotations
 
@@ -19,14 +19,11 @@ from dmsg.net.links.link import MakeUser, OnFailure
 from dmsg.net.links.plain import PlainLink
 
 HANDSHAKE_ROUND_TRIPS = 3
-"""Of TCP and the four frames: a guess of the round trip."""
+"""Number of round trips that TCP and the four handshake frames take, from which one round trip is estimated."""
 
 
 class SessionEndpoint:
-    """Connects to one server.
-
-    :param endpoint: in place of TCP to ``address``.
-    """
+    """Endpoint that opens sessions with one server."""
 
     def __init__(
         self,
@@ -41,9 +38,10 @@ class SessionEndpoint:
         doorman: HandshakeLimits | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
     ) -> None:
-        """:param address: ``host:port``.
+        """:param address: the server's ``host:port``.
 
-        :param doorman: see :class:`~dmsg.messaging.session.ClientSession`.
+        :param doorman: rate limits; see :class:`~dmsg.messaging.session.ClientSession`.
+        :param timeout: seconds for TCP, and again for the handshake.
         :raises DmsgError: the address is malformed.
         """
         self._reactor = reactor
@@ -57,7 +55,7 @@ class SessionEndpoint:
         self._endpoint = tcp_endpoint(reactor, address, timeout)
 
     def open(self) -> Deferred[ClientSession]:
-        """A session whose server has proved its key and accepted this one."""
+        """Connect; fires with a session once the server has proved its key and accepted the client's."""
         started = self._reactor.seconds()
 
         def make_link(make_user: MakeUser, failed: OnFailure) -> PlainLink:

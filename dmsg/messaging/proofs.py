@@ -1,4 +1,4 @@
-"""How discovery asks a server of any family to prove its key."""
+"""Handshakes with which discovery checks that a server of any family holds its key."""
 
 from __future__ import annotations
 
@@ -19,4 +19,5 @@ OPENINGS: Openings = {
     **proof.OPENINGS,
     **{profile.feature: partial(_signed, profile=profile) for profile in reversed(Profile)},
 }
-"""Those of discovery, and of the older system.  What an entry does not say is tried in this order."""
+"""Handshakes by the feature that a server's entry names.  For an entry without a feature, all are tried in this
+order."""

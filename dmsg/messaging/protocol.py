@@ -1,7 +1,7 @@
-"""The factory of the messaging server.
+"""Factory of the messaging server, which accepts links and connects them to the relay.
 
-Rules are in :mod:`dmsg.messaging.core.relay`; a link is given to the relay by
-:class:`~dmsg.servers.serving.ServedSession`.  The client's side is in :mod:`dmsg.messaging.session`.
+The rules are in :mod:`dmsg.messaging.core.relay`.  A :class:`~dmsg.servers.serving.ServedSession` passes the bytes of
+one link to the relay.  The client's counterpart is :mod:`dmsg.messaging.session`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dmsg.servers.serving import ServedSession, ServingFactory
 from dmsg.telemetry.metrics import relay_seconds
 
 HANDSHAKE_TIMEOUT = 3.0
-"""Seconds for TCP accept to the last handshake frame, at both ends (Go, 2019: 3 s)."""
+"""Seconds from TCP accept to the last handshake frame after which either end closes the link (Go, 2019: 3 s)."""
 
 
 class ServerFactory(ServingFactory[RelayPeer, Limits]):
-    """Accepts links and gives them to one relay.
+    """Factory that gives the links that it accepts to one relay.
 
-    :ivar relay: the table, with the drop counters.
+    :ivar relay: table of links and channels, with the drop counters.
     """
 
     relay: Relay
@@ -53,7 +53,8 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
     ) -> None:
         """:param two_ids: see :class:`~dmsg.messaging.core.relay.Relay`.
 
-        :param handshake: and ``choose``: for tests with recorded randomness."""
+        :param handshake: returns the handshake of a new link; like ``choose``, only for tests with recorded randomness.
+        """
         self.relay = Relay(
             profile, limits=limits, now=reactor.seconds, choose=choose, on_paused=self._paused, two_ids=two_ids
         )

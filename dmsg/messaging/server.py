@@ -1,4 +1,4 @@
-"""The server entity of the Messaging System."""
+"""Server of the Messaging System, as an operator runs it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _log = Logger()
 
 
 class Server(RelayServer):
-    """A messaging server.
+    """Messaging server.
 
     :param listen: Twisted endpoint strings.
-    :param profile: of its clients; a :class:`~dmsg.messaging.Profile`, or its name.
-    :param two_ids: with ``skywire``: whether a client that has answered no OpenChannel yet knows two ids (Go from
-        2019-03-13 on); None: what who answers it does.
-    :param settings: what all servers have.
-    :param limits: what one client may have.
-    :ivar ready: fires with the listening ports.
+    :param profile: profile of the server's clients; a :class:`~dmsg.messaging.Profile`, or its name.
+    :param two_ids: in the ``skywire`` profile, whether a client that has not yet answered any OpenChannel is assumed to
+        know two ids (Go from 2019-03-13 on).  With None, that client gets as many ids as its remote has answered with.
+    :param settings: settings that servers of all families share.
+    :param limits: limits of one client.
+    :ivar ready: Deferred that fires with the listening ports.
     """
 
     name = "dmsg-messaging-server"
@@ -53,7 +53,7 @@ class Server(RelayServer):
     ) -> None:
         """:raises DmsgError: the public address is malformed.
 
-        :raises ValueError: no such profile.
+        :raises ValueError: there is no such profile, or the seed profile is to have two ids.
         """
         profile = profile_of(profile)
         factory = ServerFactory(reactor, key, profile, limits=limits, admission=settings.admission, two_ids=two_ids)
@@ -66,7 +66,7 @@ class Server(RelayServer):
         return PlainLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, failed=failed)
 
     async def _leave(self) -> None:
-        # first out of discovery, so that nobody new is sent here meanwhile
+        # The entry is withdrawn first; otherwise discovery would send new clients here while the old ones leave.
         await self.registration.withdraw()
         relay = self.factory.relay
         relay.draining = True
@@ -77,14 +77,14 @@ class Server(RelayServer):
             _log.info("{count} channels are closed", count=relay.channel_count)
 
     def gauges(self) -> dict[str, tuple[str, float]]:
-        """What goes up and down."""
+        """Return the gauges: help text and value by name."""
         return {**super().gauges(), "channels": ("Number of open channels", self.factory.relay.channel_count)}
 
     def counters(self) -> dict[str, tuple[str, float]]:
-        """What only goes up."""
+        """Return the counters: help text and value by name."""
         opened = self.factory.relay.channels_opened
         return {**super().counters(), "channels_opened": ("Number of channels opened since the start", opened)}
 
     def health(self) -> dict[str, object]:
-        """What ``/health`` says."""
+        """Return the content of ``/health``."""
         return {**super().health(), "channels": self.factory.relay.channel_count}

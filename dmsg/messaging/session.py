@@ -1,12 +1,13 @@
-"""A client's link to one server: it carries channels as streams.
+"""Session of a client with one messaging server, whose channels carry streams.
 
-Rules are in :mod:`dmsg.messaging.core.table`; here are Deferreds, timers and producers.
+The rules are in :mod:`dmsg.messaging.core.table`; this module adds Deferreds, timers and producers.
 
-There are no acknowledgements, but with some programs of 2019 (:mod:`dmsg.messaging.core.acks`): a message
-counts as sent when it is handed to TCP, and it is not known whether it arrived.  There are no windows either: while an
-application leaves much unread its whole link is read no more, and the other
-channels of the link wait with it.  One that hardly takes anything for
-``STALL_TIMEOUT`` loses its channel.
+The protocol has no acknowledgements, except with some programs of 2019 (:mod:`dmsg.messaging.core.acks`).  So a message
+counts as sent once TCP has taken it, and the sender cannot know whether it arrived.
+
+The protocol has no windows either.  While an application leaves much data unread, the session pauses reading of the
+whole link, and the link's other channels wait, too.  An application that keeps the link paused for ``STALL_TIMEOUT``
+loses its channel.
 """
 
 from __future__ import annotations
@@ -43,38 +44,39 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.turns import Hold
 
 OPEN_TIMEOUT = 10.0
-"""Seconds for the answer to an OpenChannel, by default."""
+"""Seconds to wait for the answer to an OpenChannel by default; after that the channel is given up."""
 CLOSE_LIMIT = 600.0
-"""Seconds for ChannelClosed at most, however much was sent before CloseChannel."""
+"""Maximum seconds to wait for ChannelClosed, however much data precede the CloseChannel."""
 LEAST_RATE = 64 * 1024
-"""Bytes a second that a receiver takes at least, as far as it is waited for."""
+"""Bytes per second that a receiver is assumed to read at least, which sets the time to wait for its ChannelClosed."""
 CLOSE_TIMEOUT = 1.0
-"""Seconds that ChannelClosed is waited for at least (the seed's "given timeout"; Go, 2019: 1 s): longer, up to
-``CLOSE_LIMIT``, when much was sent before."""
+"""Minimum seconds to wait for ChannelClosed (the seed's "given timeout"; Go, 2019: 1 s).  After many data the wait is
+longer, up to ``CLOSE_LIMIT``."""
 UNREAD_PAUSE = 1024 * 1024
-"""Bytes that an application leaves unread before the link is read no more."""
+"""Bytes unread by one application above which reading of its link pauses."""
 UNREAD_RESUME = UNREAD_PAUSE - 64 * 1024
-"""Bytes unread from which on it is read again."""
+"""Bytes unread at which reading of the link resumes."""
 STALL_TIMEOUT = 15.0
-"""Seconds that it may hold up the link at a time.  After 30 the kernel of the server would end the link, with
-all its channels."""
+"""Seconds for which one application may pause the link at a time.  After 30 seconds without progress the server's
+kernel would end the link with all its channels."""
 LEFT_LIMIT = 16 * 1024 * 1024
-"""Bytes of closed channels that their applications may take later."""
+"""Unread bytes of closed channels that are kept for the applications; beyond this limit the oldest are dropped."""
 
 _log = Logger()
 
 
 class ClientSession(Session):
-    """A client's link to one server.
+    """Session of a client with one messaging server.
 
-    :param accept: the factory for channels that others open, asked for each time; None refuses them.
-    :param dialect: its ``acks``: whether somebody who opens a channel acknowledges.
-    :param doorman: says which OpenChannels are looked at.
+    :param accept: returns the factory for channels that others open, or None to refuse them; called for each channel.
+    :param dialect: dialect of the server and the remotes.  Its ``acks`` says whether those who open a channel to this
+        client use acknowledgements.
+    :param doorman: rate limits that refuse OpenChannels before a key agreement is computed.
     """
 
     core: ClientConnection
     round_trip: float | None = None
-    """Seconds to the server and back, as the handshake took them."""
+    """Round trip to the server in seconds, estimated from the handshake."""
 
     def __init__(
         self,
@@ -119,16 +121,15 @@ class ClientSession(Session):
     ) -> Deferred[IProtocol]:
         """Open a channel to ``remote`` through this server.
 
-        :param ping: the remote's client answers itself, below its program; one of 2019 does not know that, and its
-            program sees a channel come and go.
-        :param acks: whether the remote acknowledges.
-        :param greet: begin with an empty message, by which a client of this package knows that this side is one, and
-            does not acknowledge.
-
-        Fires with the factory's protocol, connected.  Fails with
-        :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
-        :class:`~dmsg.errors.TransportClosed`, or, when all 256 ids are used,
-        :class:`~dmsg.errors.LocalProtocolError`.  Cancelling closes the channel.
+        :param ping: whether the remote's client answers itself, without its program.  A client of 2019 does not know
+            pings, so its program sees a channel that is opened and closed.
+        :param acks: whether the remote uses acknowledgements; None if its first message decides.
+        :param greet: whether to send an empty message first, which tells a client of this package that this side uses
+            no acknowledgements.
+        :returns: Deferred that fires with the factory's connected protocol.  It fails with
+            :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
+            :class:`~dmsg.errors.TransportClosed`, or, if all 256 ids are used,
+            :class:`~dmsg.errors.LocalProtocolError`.  Cancelling it closes the channel.
         """
         if not self.connected:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
@@ -150,9 +151,9 @@ class ClientSession(Session):
     def _close_streams(self) -> None:
         for channel in list(self.core.channels.values()):
             if channel.user is None:
-                self.core.close(channel)  # just being opened
+                self.core.close(channel)  # No stream exists before the remote has accepted.
             elif channel.state is State.OPEN:
-                # what was not sent yet never will be: that is no clean end
+                # Unsent data will never be sent, so the application must not take this for a clean end.
                 stream: ChannelStream = channel.user
                 reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
                 if stream.acks is not None:
@@ -162,12 +163,12 @@ class ClientSession(Session):
 
     @property
     def transports(self) -> int:
-        """Channels that are open or being opened."""
+        """Number of channels that are open or being opened."""
         return len(self.core.channels)
 
     @property
     def streams(self) -> list[ChannelStream]:
-        """The streams that it carries."""
+        """Streams of the open channels."""
         return [one.user for one in self.core.channels.values() if one.state is State.OPEN]
 
     # --- the link's side ---
@@ -210,18 +211,19 @@ class ClientSession(Session):
     def _on_requested(self, event: Requested) -> None:
         channel = event.channel
         if channel.state is not State.OFFERED:
-            return  # a ChannelClosed came with it
+            return  # A ChannelClosed in the same read has already ended the request.
         stream = self._make_stream(channel, self._dialect.acks)
         protocol = build_accepted(self._accept(), stream)
         if protocol is None:
             self.core.close(channel)
             return
-        # the remote hears of it before the application can say anything
+        # ChannelOpened has to precede the data that the application may send from ``connectionMade``.
         self.core.accept(channel)
         stream.start(protocol)
 
     def _on_opened(self, event: Opened) -> None:
-        if event.channel.state is not State.OPEN:  # the link was closed by what came just before
+        if event.channel.state is not State.OPEN:
+            # The callback of an earlier event of the same read has closed the session.
             gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server")
             self._opening.fail(event.channel, Failure(gone))
             return
@@ -229,7 +231,7 @@ class ClientSession(Session):
         self._opening.succeed(event.channel, event.channel)
 
     def _met(self, channel: ClientChannel) -> None:
-        """The remote has shown that it is who it says."""
+        """Tell the rate limits that the remote has proved its key, so that its next requests are preferred."""
         if self._doorman is not None:
             self._doorman.met(channel.remote)
 
@@ -283,7 +285,7 @@ class ClientSession(Session):
     # --- applications that do not read ---
 
     def _hold(self, channel: ClientChannel) -> None:
-        """Its application has more than it takes: read the link no more."""
+        """Pause reading of the link, because the application of ``channel`` has too much unread data."""
 
         def stalled() -> None:
             del self._holding[channel]
@@ -296,7 +298,7 @@ class ClientSession(Session):
             self._holding[channel] = self._reactor.callLater(STALL_TIMEOUT, stalled)
 
     def _let_go(self, channel: ClientChannel) -> None:
-        """It holds up nothing any more."""
+        """End the pause that ``channel`` caused; reading resumes once no other channel causes one."""
         timer = self._holding.pop(channel, None)
         if timer is not None:
             timer.cancel()
@@ -304,7 +306,7 @@ class ClientSession(Session):
             self._link.release(Hold.UNREAD)
 
     def _over(self, stream: ChannelStream, reason: int) -> None:
-        """A channel ended.  What its application has not taken has a limit too: the oldest loses it."""
+        """End a stream with its channel, and bound the unread data of all ended streams; the oldest lose theirs."""
         stream.carrier_closed(reason)
         if not stream.waiting:
             return
@@ -323,22 +325,23 @@ class ClientSession(Session):
             self._expect_closed(channel)
 
     def _expect_closed(self, channel: ClientChannel) -> None:
-        """ChannelClosed is due; without it the channel ends by itself."""
+        """Wait for ChannelClosed, and end the channel without it after a timeout."""
 
         stream: ChannelStream | None = channel.user
-        # CloseChannel is behind what was sent, at the server and at the receiver
+        # CloseChannel queues behind the data, at the server and at the receiver, so the timeout grows with them.
         sent = stream.sent if stream is not None else 0
         patience = max(CLOSE_TIMEOUT, min(CLOSE_LIMIT, sent / LEAST_RATE))
 
         def late() -> None:
             if self._link is not None and (self._link.unsent() or self._holding):
-                # not even at the server yet; or its answer is behind what an application here does not take
+                # CloseChannel has not left this machine yet, or its answer is behind data that an application on this
+                # side does not read.
                 self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
                 return
             del self._closing[channel]
             self._end_now(channel)
             if stream is not None:
-                # nobody knows whether the other end has it all
+                # Without ChannelClosed, this side cannot know whether the remote has all data.
                 stream.carrier_closed(CloseReason.UNCONFIRMED)
 
         self._closing[channel] = self._reactor.callLater(patience, late)
@@ -372,13 +375,13 @@ class ClientSession(Session):
         return stream
 
     def _send_message(self, channel: ClientChannel, message: bytes) -> None:
-        """Of the layer of acknowledgements."""
+        """Send a message of the acknowledgement layer."""
         if channel.state is State.OPEN:
             self.core.send(channel, message)
             self.flush()
 
     def _undecided(self, stream: ChannelStream) -> None:
-        """It does not say, and something is to be sent."""
+        """End a stream that has data to send to a remote that has not shown whether it uses acknowledgements."""
         self._end_now(stream.channel)
         self._over(stream, CloseReason.ACKS_UNKNOWN)
 
@@ -391,8 +394,8 @@ class ClientSession(Session):
     def closed(self, stream: ChannelStream, reason: int) -> None:
         if reason == CloseReason.UNSPECIFIED:
             if stream.acks is not None:
-                stream.acks.flush()  # a writer of 2019 waits for it
+                stream.acks.flush()  # A program of 2019 waits in its write until its payload is acknowledged.
             self._close(stream.channel)
         else:
-            self._end_now(stream.channel)  # aborted: nothing more is taken
+            self._end_now(stream.channel)  # After an abort, further data of the remote are dropped.
         self.flush()

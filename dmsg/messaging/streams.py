@@ -1,4 +1,4 @@
-"""A channel as an application's transport."""
+"""Stream over a channel: the Twisted transport that an application uses."""
 
 from __future__ import annotations
 
@@ -15,34 +15,38 @@ from dmsg.net.streams.stream import StreamTransport
 
 
 class ChannelStream(StreamTransport):
-    """A channel, as an application's transport.
+    """Stream that one channel carries, as the transport of an application's protocol.
 
-    ``loseConnection`` sends CloseChannel when all is written; what the remote
-    has sent until it sees that is still received: for a second, or as long as what was sent
-    before may take to arrive (``CLOSE_TIMEOUT``, ``CLOSE_LIMIT`` of :mod:`dmsg.messaging.session`).
+    ``loseConnection`` sends CloseChannel once all data are written.  Data that the remote sends before it sees the
+    CloseChannel are still received.  The stream waits for them for one second, or for as long as its own last data may
+    take to arrive (``CLOSE_TIMEOUT`` and ``CLOSE_LIMIT`` of :mod:`dmsg.messaging.session`).
     """
 
     channel: ClientChannel
     heard = False
-    """Something has come from the remote."""
+    """Whether data of the remote have arrived."""
     unread = 0
-    """Bytes that the application has not taken."""
+    """Number of received bytes that the application has not read, while the channel is open."""
     _half_closed = False
     sent = 0
-    """Bytes that went to the server."""
+    """Number of bytes that were sent to the server."""
     acks: AckedEnd | None = None
-    """The layer of acknowledgements, where there is one or may be."""
+    """Acknowledgement layer; None if the remote is known not to use acknowledgements."""
 
     def expect_acks(self, known: bool, send: Callable[[bytes], None], undecided: Callable[[], None]) -> None:
-        """The remote acknowledges, or, if that is not ``known``, may; its first word then says."""
+        """Add the acknowledgement layer.
+
+        :param known: whether the remote certainly uses acknowledgements; otherwise its first message decides.
+        """
+        # Room for acknowledgements is reserved in every frame, even before the remote has shown that it needs them.
         self.max_frame -= OVERHEAD
         self.acks = AckedEnd(self._reactor, known, send, self.acknowledged, self.window_opened, undecided)
 
     def understand(self, message: bytes) -> bytes | None:
-        """The data in a message, None if it has none.
+        """Return the data in a message, or None if the message has none.
 
-        :raises HandshakeError: the remote does not acknowledge as it should.
-        :raises TransportClosed: it has other data than was sent.
+        :raises HandshakeError: the remote does not use acknowledgements as agreed.
+        :raises TransportClosed: the remote acknowledges other data than this side sent.
         """
         if self.acks is None:
             return message or None
@@ -59,7 +63,7 @@ class ChannelStream(StreamTransport):
         return data or None
 
     def acks_consumed(self) -> None:
-        """The application has taken what came: if it is all, that is acknowledged."""
+        """Acknowledge the received data if the application has read all of them."""
         if self.acks is not None and not self.unread and self._lost is None:
             self.acks.consumed()
 
@@ -71,7 +75,7 @@ class ChannelStream(StreamTransport):
             super()._lingered()
 
     def reason_of_end(self, reason: int) -> int:
-        """What the application hears when a channel that was closed cleanly had something left."""
+        """Return the reason to give the application; a clean close with data left over is no clean end."""
         if reason != CloseReason.UNSPECIFIED or self.acks is None or self._half_closed:
             return reason
         if self.unsent:
@@ -80,14 +84,14 @@ class ChannelStream(StreamTransport):
 
     @property
     def waiting(self) -> int:
-        """Bytes that the application has not taken, whether the channel is open or not."""
+        """Number of received bytes that the application has not read, even after the channel's end."""
         return sum(map(len, self._unread))
 
     def _end(self, why: Failure, reason: int) -> None:
         if self.acks is not None:
             self.acks.stop()
         if self._half_closed:
-            self._unread = NO_QUEUE  # who closes and does not read wants no more
+            self._unread = NO_QUEUE  # An application that closes without reading wants no more data.
         super()._end(why, reason)
 
     def _close_now(self) -> None:

@@ -1,4 +1,4 @@
-"""``dmsg-messaging:`` endpoint strings; their clients are shared, see :mod:`dmsg.clients.shared`."""
+"""Endpoint strings that begin with ``dmsg-messaging:``, whose clients are shared (:mod:`dmsg.clients.shared`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _make(reactor: Reactor, key: SecKey, urls: tuple[str, ...], dialect: Dialect
 
 
 def _dialect(profile: str, acks: str, ids: str) -> Dialect:
-    """:raises ValueError: one of them cannot be."""
+    """:raises ValueError: a value is invalid, or the profile does not have what it asks for."""
     if acks not in ACKS or ids not in IDS:
         raise ValueError(f"acks={acks} or ids={ids}: acks is auto, yes or no, ids is one or two")
     return dialect_of(Profile(profile), ACKS[acks], IDS[ids])
@@ -37,11 +37,11 @@ def shared_client(
     acks: Acks = None,
     two_ids: bool = False,
 ) -> Client:
-    """The process's client for that discovery, key file and dialect, started.
+    """Return the started client that the process shares for this discovery, key file and dialect.
 
     :param discovery: URLs separated by blanks.
-    :param key: path of a key file, made if absent.
-    :raises ValueError: no discovery is named, or the profile knows neither acks nor two ids.
+    :param key: path of a key file, which is created if absent.
+    :raises ValueError: no discovery is named, or the profile has neither acknowledgements nor two ids.
     :raises KeyFileError: the key file cannot be used, or another program uses it.
     """
     return _clients.get(reactor, discovery, key, dialect_of(profile, acks, two_ids))
@@ -57,14 +57,13 @@ def client_endpoint(
     acks: str = "auto",
     ids: str = "one",
 ) -> DmsgClientEndpoint:
-    """``dmsg-messaging:<key or name>``, then ``[:discovery=URL][:key=FILE][:timeout=SECONDS][:profile=PROFILE]``.
+    """Return the client endpoint of a string that begins with ``dmsg-messaging:<key or name>``.
 
-    With ``skywire`` also ``[:acks=yes][:ids=two]``.
+    The options ``[:discovery=URL][:key=FILE][:timeout=SECONDS][:profile=PROFILE]`` may follow, and with the ``skywire``
+    profile ``[:acks=yes][:ids=two]``.  A colon in a URL is written ``\\:``.
 
-    Colons in URLs are written ``\\:``.
-
-    :raises UnknownName: not a public key, nor a name in the address book.
-    :raises ValueError: not a profile, or not what ``acks`` or ``ids`` may be.
+    :raises UnknownName: the name is neither a public key nor in the address book.
+    :raises ValueError: the profile, ``acks`` or ``ids`` is invalid.
     """
     lazy = LazyClient(partial(_clients.get, reactor, discovery, key, _dialect(profile, acks, ids)))
     return DmsgClientEndpoint(lazy, Names().find(public_key), timeout=float(timeout))
@@ -78,8 +77,10 @@ def server_endpoint(
     acks: str = "auto",
     ids: str = "one",
 ) -> DmsgServerEndpoint:
-    """``dmsg-messaging:[discovery=URL][:key=FILE][:profile=PROFILE][:acks=yes][:ids=two]``.
+    """Return the server endpoint of a string that begins with ``dmsg-messaging:``.
 
-    :raises ValueError: as :func:`client_endpoint`.
+    The options are ``[discovery=URL][:key=FILE][:profile=PROFILE][:acks=yes][:ids=two]``.
+
+    :raises ValueError: as in :func:`client_endpoint`.
     """
     return DmsgServerEndpoint(LazyClient(partial(_clients.get, reactor, discovery, key, _dialect(profile, acks, ids))))

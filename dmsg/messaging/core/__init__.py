@@ -1,1 +1,1 @@
-"""The Messaging System without I/O: bytes in, bytes and events out."""
+"""Rules of the Messaging System without I/O: modules take bytes, and return events and bytes to send."""

@@ -1,14 +1,17 @@
-"""What a messaging server does with frames.  No I/O.
+"""Relay of a messaging server: passes the frames of one link on to another, by channel.  No I/O.
 
-A :class:`RelayPeer` is one link; what goes to it is handed to its
-:class:`~dmsg.messaging.core.peers.LinkPort`.  A channel is two :class:`End` objects, one in the table of each
-link, under the id that the channel has there.
+:meth:`Relay.receive_frames` takes the bytes of a link and returns how many it has processed.  Output goes to the
+:class:`~dmsg.messaging.core.peers.LinkPort` of the receiving link, a :class:`RelayPeer`.  Output for a link that is
+slower than its senders queues in :mod:`dmsg.messaging.core.congestion`.
 
-Rules: the seed document, sections Channel Management to Handling
-Disconnections.  An end exists at both links or at neither
-(:meth:`Relay.check`); a ChannelClosed ends whatever its sender had there.
+A channel is a pair of :class:`End` objects, one in the table of each link, by the id that the channel has there.
 
-What a receiver does not take at once waits in :mod:`dmsg.messaging.core.congestion`.
+Invariants, checked by :meth:`Relay.check`: a channel has an end at both links or at neither, and both ends agree
+whether it is open.  A ChannelClosed ends the channel that its sender has under that id, whatever its state.  A
+protocol error is an exception that ends the link of its sender only.
+
+Source: the seed document, sections Channel Management to Handling Disconnections.  Where the Go code of 2019 differs,
+a comment says so.
 """
 
 from __future__ import annotations
@@ -46,25 +49,26 @@ from dmsg.messaging.core.wire import (
 )
 
 MAX_LINKS_PER_KEY = 4
-"""Older links of a key keep their channels, but no more than these in all."""
+"""Maximum number of links of one key.  New channels go to the newest link; older links keep their channels."""
 MAX_DOUBTFUL = ID_COUNT // 2
-"""Ids of a link that its client refused and may never give back."""
+"""Maximum number of ids of a link that are avoided because its client refused them and may never free them."""
 MAX_KNOWN = 4096
-"""Keys of which a relay keeps whether they speak of two ids; the one that said so longest ago is forgotten."""
+"""Maximum number of keys for which the relay remembers whether they use two ids; the least recent one is forgotten."""
 IN_FLIGHT = 65_536
-"""Frames of an open channel that a client may have on their way when others end it: TCP alone bounds them."""
+"""Number of data frames forgiven to a client whose open channel the other end closes.  The client has sent them before
+it could know, and only TCP bounds their number."""
 LATE_ANSWERS = 3
-"""Control frames that may be on their way besides: ChannelOpened, CloseChannel, ChannelClosed."""
+"""Number of control frames forgiven to that client besides: ChannelOpened, CloseChannel and ChannelClosed."""
 SAME_HEADERS = ID_OFFSET + 1
-"""Bytes in which frames of one size and one channel are equal."""
+"""Number of leading bytes in which all frames of one size and channel are equal."""
 FIRST_BURST = 16
-"""Frames of one size that are looked for at first; doubles while they are found."""
+"""Number of equal headers to look for at first; the number doubles each time that all of them are equal."""
 
 
 class Relay(ConnectionTable[RelayPeer]):
-    """The table of a messaging server.
+    """Relay of one messaging server, with its links and channels.
 
-    :param choose: the id for a channel that is opened to a link; None when none is free.
+    :param choose: returns the id for a channel that is opened to a link, or None if no id is free.
     """
 
     def __init__(
@@ -77,14 +81,14 @@ class Relay(ConnectionTable[RelayPeer]):
         on_paused: Callable[[RelayPeer], None] = lambda peer: None,
         two_ids: bool | None = None,
     ) -> None:
-        """:param now: seconds of a monotonic clock.
+        """:param now: returns seconds of a monotonic clock.
 
-        :param two_ids: whether a client that has never answered an OpenChannel is told two ids in a ChannelOpened
-            (Go from 2019-03-13 on); None: what the other end of its channel does.  Those that have answered are
-            spoken to as they speak.
-        :raises ValueError: two ids in the seed profile.
-        :param on_paused: told that a link is read no more, so that :meth:`let_read` can follow after
-            :data:`~dmsg.messaging.core.congestion.HOLD` seconds.
+        :param two_ids: whether a client that has never answered an OpenChannel gets two ids in a ChannelOpened (Go from
+            2019-03-13 on).  With None, it gets as many as the other end of its channel uses.  A client that has
+            answered gets as many as its own answers have.
+        :param on_paused: callback invoked when reading of a link is paused.  The caller must call :meth:`let_read`
+            after :data:`~dmsg.messaging.core.congestion.HOLD` seconds.
+        :raises ValueError: ``two_ids`` is set in the seed profile.
         """
         if two_ids and profile is Profile.SEED:
             raise ValueError("two ids are of the skywire profile")
@@ -100,21 +104,24 @@ class Relay(ConnectionTable[RelayPeer]):
         self.channel_count = 0
         self.draining = False
         self.steps = 0
-        """Frames that the last read had handled one by one; ``strays``: data among them of no channel, which nobody
-        provoked; ``refused``: OpenChannels beyond the rate of their destination."""
+        """Number of frames of the last read that were handled one by one.  Among them are ``strays``, data without a
+        channel that no other client provoked, and ``refused``, OpenChannels above the rate of their destination."""
         self.strays = self.refused = 0
 
     # --- links ---
 
     def add(self, key: PubKey, port: LinkPort) -> RelayPeer:
-        """A link of ``key`` is there; it is the newest of that key from now on."""
+        """Add a link of ``key``, which becomes the newest link of that key."""
         peer = RelayPeer(key, port)
         peer.two_ids = self._known.get(key)
         self._add_peer(peer)
         return peer
 
     def remove(self, peer: RelayPeer, most: int = ID_COUNT) -> bool:
-        """The link ended: its channels, of which there are few, are closed at their other ends; True."""
+        """Remove a link that has ended, and close its channels at their other ends.
+
+        :returns: True, because the at most 256 channels are always closed at once.
+        """
         if peer not in self.peers:
             return True
         self.connections.remove(peer)
@@ -125,7 +132,7 @@ class Relay(ConnectionTable[RelayPeer]):
         return True
 
     def close_all(self) -> None:
-        """Close every channel, take no new ones."""
+        """Close all channels and refuse new ones."""
         self.draining = True
         for peer in list(self.peers):
             for end in list(peer.ends.values()):
@@ -134,21 +141,23 @@ class Relay(ConnectionTable[RelayPeer]):
 
     # --- frames ---
 
-    # Hot loop: a call would cost more than what a frame needs.
+    # This loop sees every frame of the server.  It is one function because a call per frame would cost more than the
+    # rest of the work.  Consecutive frames for one link form a run.  Their ids are rewritten in place, and the run
+    # leaves as one slice of the buffer, without a copy per frame.
     def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:  # noqa: C901, PLR0912, PLR0915
-        """Take the whole frames at the start of ``buffer``; ids are rewritten in place.
+        """Process the whole frames at the start of ``buffer``, and rewrite channel ids in place.
 
-        :param limit: frames that are handled one by one: control frames, and those that go elsewhere than the ones
-            before them.
-        :returns: how many bytes were taken; the rest is an unfinished frame, or, when :attr:`steps` is ``limit``, what
-            is to be offered again.
-        :raises RemoteProtocolError: ``peer`` has to be disconnected.
+        :param limit: maximum number of frames to handle one by one: control frames, and data frames of another channel
+            than the frame before.
+        :returns: number of bytes processed.  The rest is an unfinished frame or, if :attr:`steps` equals ``limit``,
+            bytes to pass again later.
+        :raises RemoteProtocolError: the caller must disconnect ``peer``.
         """
         steps = self.strays = self.refused = 0
         ends = peer.ends
         profile = self._profile
         position = start = frames = 0
-        run: End | None = None  # whose frames lie from start to position
+        run: End | None = None  # The frames from ``start`` to ``position`` are for the link of this end.
         last = -1
         burst = FIRST_BURST
         view = memoryview(buffer)
@@ -159,7 +168,7 @@ class Relay(ConnectionTable[RelayPeer]):
                 try:
                     frame_type, size = read_header(profile, buffer, position)
                 except RemoteProtocolError:
-                    if run is not None:  # what came before is passed on
+                    if run is not None:  # Frames before the error are valid and must not be lost.
                         self._forward(peer, run, view[start:position])
                     raise
                 following = position + HEADER_SIZE + size
@@ -184,7 +193,8 @@ class Relay(ConnectionTable[RelayPeer]):
                             run = source
                         step = following - position
                         if step == last:
-                            # perhaps many frames of one size and channel: a stride
+                            # A bulk sender fills the buffer with frames of one size and channel.  Their headers are
+                            # compared and rewritten in a few calls of C code instead of one loop turn per frame.
                             most = min((end - position) // step, burst)
                             if most >= FIRST_BURST:
                                 count = count_equal(buffer, position, step, most, SAME_HEADERS)
@@ -198,7 +208,7 @@ class Relay(ConnectionTable[RelayPeer]):
                         buffer[position + ID_OFFSET] = other.name
                         position = following
                         continue
-                # everything else leaves the fast path: first what came before it
+                # A control frame must not overtake data of its channel, so the run leaves first.
                 if steps >= limit:
                     frames -= 1
                     break
@@ -219,24 +229,24 @@ class Relay(ConnectionTable[RelayPeer]):
         return position
 
     def _forward(self, source: RelayPeer, run: End, data: memoryview) -> None:
-        """Frames of one or more channels to one and the same link; of one channel, if that link is slow."""
+        """Send frames of one or more channels to one link; if that link is slow, all are of one channel."""
         self.congestion.forward(source, run.other, data)
 
     def congest(self, peer: RelayPeer) -> None:
-        """More waits for ``peer`` than it takes."""
+        """Queue further output of ``peer`` by channel, because its link is above the high-water mark."""
         self.congestion.congest(peer)
 
     def relieve(self, peer: RelayPeer) -> None:
-        """All of it is sent."""
+        """Send the backlogs of ``peer``, because the output queue of its link is empty."""
         self.congestion.relieve(peer)
 
     def let_read(self, peer: RelayPeer) -> None:
-        """Time has passed for a link that is read no more."""
+        """Check whether reading of a paused link may resume."""
         if peer in self.peers:
             self.congestion.look(peer)
 
     def _give_up(self, end: End, reason: DropReason) -> None:
-        """The other end of a channel takes nothing."""
+        """Close a channel whose other end reads nothing."""
         self.drops[reason] += 1
         self.congestion.forget(end.other)
         self._close(end)
@@ -244,12 +254,14 @@ class Relay(ConnectionTable[RelayPeer]):
     # --- control frames ---
 
     def _say(self, end: End, frame: bytes) -> None:
-        """A control frame of a channel: behind its data."""
+        """Send a control frame of a channel, behind data of the channel that still wait."""
         if not self.congestion.say(end, frame):
             self._answer(end.peer, frame)
 
     def _answer(self, peer: RelayPeer, frame: bytes) -> None:
         peer.port.send(frame)
+        # Answers pass the backlogs and so have no limit of their own.  A client that provokes answers without reading
+        # them would fill the server's memory.
         if peer.congested and peer.port.queued() > PEER_QUEUE_MAXIMUM:
             self._end_peer(peer, DropReason.SEND_BUFFER_FULL)
 
@@ -261,7 +273,8 @@ class Relay(ConnectionTable[RelayPeer]):
             return
         self._CONTROL[frame_type](self, peer, body, now)
 
-    # What ends or answers a channel is paid for by the OpenChannel of whoever opened it.
+    # Only OpenChannel and stray frames cost tokens.  Frames that answer or end a channel are free, because the opener
+    # has paid for them with its OpenChannel.
 
     def _on_data(self, peer: RelayPeer, body: bytes, now: float) -> None:
         end = peer.ends.get(body[0])
@@ -269,8 +282,8 @@ class Relay(ConnectionTable[RelayPeer]):
             self.drops[DropReason.BAD_FRAME] += 1
             self._close(end)
         else:
-            # of a channel that is not there, not open yet, or closed by its sender: a lot of it may be on its way,
-            # also where whoever closed the channel has opened another one, which has the same id
+            # The channel does not exist, is not open yet, or its sender has closed it.  Many such frames may have been
+            # on their way when the other end closed, even if their id belongs to a new channel by now.
             self.strays += not peer.provoked.take(now)
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
 
@@ -296,12 +309,13 @@ class Relay(ConnectionTable[RelayPeer]):
 
     def _on_closed(self, peer: RelayPeer, body: bytes, now: float) -> None:
         if peer.answers_due.pop(body[0], body) is None:
-            return  # to the CloseChannel of a channel that is over: nothing of another one
+            return  # This answers the CloseChannel of a former channel and must not end the present one of that id.
         end = peer.ends.get(body[0])
         if end is None:
             self._of_no_channel(peer, CHANNEL_CLOSED, body, self._allows_stray(peer, end, now))
             return
         if not end.open and not end.opener:
+            # A client that refuses an OpenChannel may do so because it believes the id in use.
             peer.doubtful.pop(end.id, None)
             peer.doubtful[end.id] = None
             if len(peer.doubtful) > MAX_DOUBTFUL:
@@ -314,7 +328,7 @@ class Relay(ConnectionTable[RelayPeer]):
             self._stray(peer, frame_type, body)
 
     def _allows_stray(self, peer: RelayPeer, end: End | None, now: float) -> bool:
-        """Whether a control frame of no channel, or that does not fit it, is within its rate, or was provoked."""
+        """Whether an unexpected control frame is within its rate limit or was provoked by another client."""
         if not self.limits.open_rate or peer.police.within(Kind.STRAY, self.limits.rate(Kind.STRAY), now):
             return True
         if end is None and peer.provoked.take(now):
@@ -323,15 +337,16 @@ class Relay(ConnectionTable[RelayPeer]):
         return False
 
     def _stray(self, peer: RelayPeer, frame_type: int, body: bytes) -> None:
-        """Of a channel that is not there; ChannelClosed is never answered."""
+        """Answer a control frame that has no channel; ChannelClosed is never answered, so that answers cannot loop."""
         opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
         if opened is not None and self._profile is Profile.SKYWIRE:
-            # whoever asked has gone; with two ids it is only now known by which one the client can be told
+            # The opener has gone.  A client with two ids names its id for the channel only in this late answer, so the
+            # server could not send CloseChannel before.
             peer.two_ids = opened[0] is not None
             name = body[0] if opened[0] is None else opened[0]
             answer = encode_close(self._profile, name)
         elif frame_type == CLOSE_CHANNEL and len(body) == 1:
-            # its sender waits for this
+            # The sender keeps the id in use until ChannelClosed arrives.
             name = body[0]
             answer = encode_closed(self._profile, name)
         else:
@@ -367,7 +382,7 @@ class Relay(ConnectionTable[RelayPeer]):
     def _refuse(self, peer: RelayPeer, name: int, there: End | None, reason: DropReason, now: float) -> None:
         self.drops[reason] += 1
         if there is not None and not peer.two_ids:
-            # a ChannelClosed with this id ends what its receiver has there: so does it here
+            # The refusal ends whatever channel the client has under this id, so the server must end it, too.
             self._close(there)
         else:
             self._answer(peer, encode_closed(self._profile, name))
@@ -391,14 +406,15 @@ class Relay(ConnectionTable[RelayPeer]):
         other = end.other
         end.open = other.open = True
         end.peer.doubtful.pop(end.id, None)
-        end.peer.answers_due.pop(end.id, None)  # the answer that was due would have come before this one
+        # Frames arrive in order, so the answer that is still due for a former channel was never sent.
+        end.peer.answers_due.pop(end.id, None)
         two = other.peer.two_ids
         if two is None:
             two = self._two_ids if self._two_ids is not None else name is not None
         self._answer(other.peer, encode_opened(self._profile, other.name, message, other.id if two else None))
 
     def _learn(self, peer: RelayPeer, two_ids: bool) -> None:
-        """What a client's answers look like says what it expects in those to it."""
+        """Remember by a client's own answer whether it uses two ids, for this link and later links of its key."""
         peer.two_ids = two_ids
         self._known.pop(peer.key, None)
         self._known[peer.key] = two_ids
@@ -407,11 +423,11 @@ class Relay(ConnectionTable[RelayPeer]):
 
     def _closing(self, end: End) -> None:
         if not end.open:
-            # the opener gives up, or the remote misuses it for a refusal
+            # The opener gives up, or the responder refuses with CloseChannel instead of ChannelClosed.
             other = end.other
             self._close(end)
             if end.opener and self._profile is Profile.SKYWIRE and other.peer in self.peers and not other.nameless:
-                # Go takes no notice of a ChannelClosed for what it believes to be open, and keeps the id for ever
+                # Go ignores a ChannelClosed for a channel that it believes to be open, and would keep the id for ever.
                 self._answer(other.peer, encode_close(self._profile, other.name))
         elif end.closed:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
@@ -420,7 +436,10 @@ class Relay(ConnectionTable[RelayPeer]):
             self._say(end.other, encode_close(self._profile, end.other.name))
 
     def _close(self, end: End, *, tell: bool = True) -> None:
-        """A channel is over: ChannelClosed for its other end, and for this one if it is to be told."""
+        """End a channel, and send ChannelClosed to its other end.
+
+        :param tell: whether to send ChannelClosed to ``end``, too.
+        """
         other = end.other
         now = self._now()
         for one in (end, other):
@@ -436,19 +455,19 @@ class Relay(ConnectionTable[RelayPeer]):
             self._say(other, self._last_words(end, other))
 
     def _last_words(self, other: End, end: End) -> bytes:
-        """What ``end`` is told of a channel that is over: ChannelClosed, and what Go needs besides.
+        """Return the last frames for ``end`` of a channel: ChannelClosed, and CloseChannel if Go needs it.
 
-        :param other: the channel's other end.
+        :param other: other end of the channel.
         """
         closed = encode_closed(self._profile, end.name)
         if self._profile is Profile.SEED or not end.open or end.closed or other.closed:
             return closed
-        # Go frees an id of an open channel for a CloseChannel alone; without it an acceptor runs out of ids when
-        # those who open channels to it disconnect
+        # Go frees the id of an open channel only for CloseChannel.  Without it, a Go client would run out of ids as the
+        # clients that open channels to it disconnect.
         end.peer.answers_due[end.id] = None
         close = encode_close(self._profile, end.name)
-        # with two ids, Go takes the id in a ChannelClosed for the one by which it names the channel: it must not
-        # see that first.  Others learn by a ChannelClosed that comes first that this is no clean end.
+        # With two ids, Go takes the id in a ChannelClosed for the wrong one of the two, so it must see CloseChannel
+        # first.  Other clients recognise an unclean end by a ChannelClosed that comes first.
         return close + closed if end.peer.two_ids else closed + close
 
     _CONTROL: ClassVar[dict[int, Callable[[Relay, RelayPeer, bytes, float], None]]] = {
@@ -458,12 +477,15 @@ class Relay(ConnectionTable[RelayPeer]):
         CHANNEL_CLOSED: _on_closed,
         SEND: _on_data,
     }
-    """Handlers of the frames that are not passed on as data of an open channel."""
+    """Handlers of all frames except data of open channels, by type."""
 
     # --- for tests ---
 
     def check(self) -> None:
-        """:raises AssertionError: the two sides of the table disagree."""
+        """Check the invariants; for tests.
+
+        :raises AssertionError: the tables of two links disagree.
+        """
         ends = 0
         for peer in self.peers:
             for number, end in peer.ends.items():

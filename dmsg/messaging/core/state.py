@@ -54,11 +54,11 @@ class State(Enum):
     """OpenChannel is received and not answered."""
     OPEN = auto()
     CLOSING = auto()
-    """CloseChannel is sent: nothing more goes out, what comes is still taken."""
+    """CloseChannel is sent: this side sends no more data, but still receives data."""
     ABANDONED = auto()
-    """The same of one that was never open: nobody waits for it any more."""
+    """CloseChannel is sent before an answer to this side's OpenChannel came, because the request was given up."""
     ENDED = auto()
-    """Both ends closed at once: it is over, but a ChannelClosed for its id may be on its way."""
+    """Both ends sent CloseChannel at the same time; the id stays in use until the ChannelClosed for it arrives."""
     CLOSED = auto()
 
 
@@ -81,7 +81,7 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.OPENING, Input.RECV_OPENED): State.OPEN,
     (State.OPENING, Input.RECV_CLOSED): State.CLOSED,
     (State.OPENING, Input.SEND_CLOSE): State.ABANDONED,
-    # before it answered, the other end gave up
+    # The remote closes before it has answered, and its server passes the CloseChannel on.
     (State.OPENING, Input.RECV_CLOSE): State.CLOSED,
     (State.OFFERED, Input.SEND_OPENED): State.OPEN,
     (State.OFFERED, Input.SEND_CLOSED): State.CLOSED,
@@ -91,15 +91,15 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.OPEN, Input.RECV_CLOSE): State.CLOSED,
     (State.OPEN, Input.RECV_CLOSED): State.CLOSED,
     (State.OPEN, Input.SEND_CLOSED): State.CLOSED,
-    # both close at once
+    # Both ends close at the same time.
     (State.CLOSING, Input.RECV_CLOSE): State.ENDED,
     (State.ENDED, Input.RECV_CLOSED): State.CLOSED,
-    # whoever opens a channel of that id has closed the one before
+    # An OpenChannel with this id shows that the server has closed the former channel.
     (State.ENDED, Input.RECV_OPEN): State.OFFERED,
     (State.ABANDONED, Input.RECV_OPEN): State.OFFERED,
     (State.CLOSING, Input.RECV_CLOSED): State.CLOSED,
     (State.CLOSING, Input.SEND_CLOSED): State.CLOSED,
-    # the answer that came too late
+    # The remote's answer crosses this side's CloseChannel.
     (State.ABANDONED, Input.RECV_OPENED): State.ABANDONED,
     (State.ABANDONED, Input.RECV_CLOSE): State.CLOSED,
     (State.ABANDONED, Input.RECV_CLOSED): State.CLOSED,
@@ -108,16 +108,17 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
 
 
 class ClientChannel:
-    """One end of a channel.
+    """End of a channel at one of its two clients.
 
-    :ivar id: by which the server names it on this link: from 0 up when this side opened it, else what the server
-        chose, or with two ids what this side answered.
-    :ivar name: by which this side names it: the same, but with two ids what the server chose.
-    :ivar named: the server has said by which id it wants to hear of it, or that is the same id anyway.
-    :ivar whole: its messages are told one by one.
-    :ivar remote: the other client's key.
-    :ivar user: whatever the shell wants to find again.
-    :ivar ciphers: when it is open.
+    :ivar id: id by which the server names the channel on this link: chosen from 0 up by the side that opens it, by the
+        server for the other side, and with two ids by the answer of this side.
+    :ivar name: id by which this side names the channel to the server: the same, or with two ids the one that the server
+        chose.
+    :ivar named: whether ``name`` is known, because the server has sent it or there is only one id.
+    :ivar whole: whether each message is an event of its own; otherwise consecutive messages are joined.
+    :ivar remote: key of the other client.
+    :ivar user: object that the session attaches; the core does not use it.
+    :ivar ciphers: ciphers of the open channel, else None.
     """
 
     __slots__ = ("ciphers", "id", "name", "named", "offer", "proposal", "remote", "state", "user", "whole")
@@ -134,7 +135,7 @@ class ClientChannel:
         self.ciphers: ChannelCiphers | None = None
 
     def moves(self, what: Input) -> bool:
-        """Whether ``what`` may happen now; then it has."""
+        """Apply an input to the state; return False, without a change, if the table does not have the pair."""
         after = TRANSITIONS.get((self.state, what))
         if after is None:
             return False

@@ -1,9 +1,16 @@
-"""A client's table of channels on one link.  No I/O.
+"""Client side of one link: handles frames and keeps the table of channels.  No I/O, no clock.
 
-Rules are those of the seed document, sections Opening and Closing a Channel.
-What a frame does not fit to is ignored and counted; only what cannot be a frame
-at all ends the link.  Channel ids go from 0 up, those that the server chooses
-from 255 down, so that both never pick the same until the link is full.
+:meth:`ClientConnection.receive_frames` takes bytes and returns events; frames to send collect until
+:meth:`ClientConnection.data_to_send`.  Control frames go through the table of :mod:`dmsg.messaging.core.state`; a Send
+tests one attribute.
+
+A frame that does not fit its channel's state is ignored and counted.  Only bytes that cannot be a frame end the link,
+and the events before them are delivered first.  A Send that is not authentic ends its channel.
+
+The client chooses channel ids from 0 up, the server from 255 down, so both choose the same id only if the link is
+full.  With two ids (:mod:`dmsg.messaging.core.wire`) the ids of the two sides are separate.
+
+Source: the seed document, sections Opening and Closing a Channel.
 """
 
 from __future__ import annotations
@@ -43,22 +50,23 @@ from dmsg.messaging.core.wire import (
 from dmsg.noise.handshake import HANDSHAKE_FRAMES
 
 MAX_PINGS = 8
-"""Channels that others opened only to see how long that takes; the oldest ends for another one."""
+"""Maximum number of channels that others keep open only to measure a round trip; a further one ends the oldest."""
 JOIN_LIMIT = 64 * 1024
-"""Bytes of messages of one channel that are given to the application at once."""
+"""Bytes after which joined messages of one channel become an event, to bound the memory that an event takes."""
 
 
 class ClientConnection:
-    """The channels of one link.
+    """Client side of one link.
 
-    :param two_ids: answer an OpenChannel with two ids (Go from 2019-03-13 on); what this side opened may be answered
-        in either way.
-    :param ephemeral: only for tests with recorded randomness.
-    :param refusal: returns why a channel that somebody asks for is refused before any key is worked out; of a ping the
-        ephemeral is None, for it is the initiator's own key.
-    :ivar channels: id -> channel.
+    :param two_ids: whether to answer an OpenChannel with two ids (Go from 2019-03-13 on).  Answers to this side's own
+        OpenChannels may have one id or two.
+    :param ephemeral: returns the ephemeral key of the next handshake; only for tests with recorded randomness.
+    :param refusal: returns why an OpenChannel is refused before any key agreement is computed, or None.  Arguments are
+        the initiator's key and its ephemeral key.  The latter is None for a ping, whose ephemeral key is the
+        initiator's own key.
+    :ivar channels: channels by id.
     :ivar accepting: whether others may open channels to this client now.
-    :ivar drops: what was ignored, by reason.
+    :ivar drops: numbers of ignored frames, by reason.
     """
 
     def __init__(
@@ -84,12 +92,12 @@ class ClientConnection:
         self._begun = False
         self.drops: Counter[DropReason] = Counter()
         self.broken: RemoteProtocolError | None = None
-        """Why nothing more can be read from the link: what came before is told first."""
+        """Error after which nothing more can be read from the link; the events before it are delivered first."""
         self.left = False
-        """The last read may have left whole frames behind."""
+        """Whether the last read may have left whole frames behind."""
 
     def data_to_send(self) -> list[bytes]:
-        """Frames, and parts of frames, in order; empties it."""
+        """Return frames and parts of frames to send, in order, and empty the buffer."""
         out, self._out = self._out, []
         return out
 
@@ -97,23 +105,23 @@ class ClientConnection:
 
     @property
     def has_free_id(self) -> bool:
-        """Another channel can be opened."""
+        """Whether another channel can be opened."""
         return len(self.channels) < ID_COUNT
 
     def _free_id(self) -> int:
         free = [number for number in range(ID_COUNT) if number not in self.channels]
         if not free:
             raise LocalProtocolError(f"no free channel id: {ID_COUNT} channels are open on this link")
-        # where this side had the last word a ChannelClosed may still come, and would be taken
-        # for an answer to the next channel: such an id is taken last, the oldest first
+        # If this side sent the last frame of a former channel, a ChannelClosed may still arrive.  It would be taken for
+        # the answer to the next channel of that id.  Such ids are used last, the oldest first.
         certain = next((number for number in free if number not in self._doubtful), None)
         return certain if certain is not None else next(number for number in self._doubtful if number in free)
 
     def open(self, remote: PubKey, *, ping: bool = False, whole: bool = False) -> ClientChannel:
-        """Ask for a channel to ``remote``.
+        """Request a channel to ``remote``.
 
-        :param ping: its client is to answer itself, below its program.
-        :param whole: tell its messages one by one.
+        :param ping: whether the remote's client is to answer itself, without its program.
+        :param whole: whether to report each message as an event of its own.
         :raises LocalProtocolError: all 256 ids are used; nothing is sent.
         """
         channel = ClientChannel(self._free_id(), remote)
@@ -130,7 +138,7 @@ class ClientConnection:
     def accept(self, channel: ClientChannel) -> None:
         """Answer a :class:`~dmsg.messaging.core.events.Requested`.
 
-        :raises LocalProtocolError: it is not, or no longer, to be answered.
+        :raises LocalProtocolError: the channel does not wait for an answer.
         """
         if not channel.moves(Input.SEND_OPENED):
             raise LocalProtocolError("this channel is not waiting for an answer")
@@ -141,21 +149,22 @@ class ClientConnection:
         self._out.append(encode_opened(self._profile, channel.name, message, own))
 
     def send(self, channel: ClientChannel, data: bytes | memoryview) -> None:
-        """One message.
+        """Encrypt and queue one message.
 
-        :raises LocalProtocolError: too long, or the channel is not open; the ciphers are as before.
+        :raises LocalProtocolError: the message is too long, or the channel is not open; the ciphers are unchanged.
         """
         if channel.state is not State.OPEN:
             raise LocalProtocolError("channel is closed")
+        # The size is checked before the encryption: a nonce that is used up for a message that never leaves would make
+        # all later messages of the channel fail at the remote.
         head = send_head(self._profile, channel.name, len(data))
         assert channel.ciphers is not None
         self._out += (head, channel.ciphers.seal(data))
 
     def close(self, channel: ClientChannel) -> bool:
-        """Say that nothing more comes; reject it, if it waits for an answer.
+        """Send CloseChannel, or refuse the channel if it waits for this side's answer.
 
-        :returns: whether ChannelClosed is to be waited for, and :meth:`give_up` to be called
-            when it does not come.
+        :returns: whether ChannelClosed will follow.  The caller must call :meth:`give_up` if it does not arrive.
         """
         opening = channel.state is State.OPENING
         if channel.moves(Input.SEND_CLOSE):
@@ -167,9 +176,9 @@ class ClientConnection:
         return False
 
     def give_up(self, channel: ClientChannel) -> bool:
-        """ChannelClosed does not come: the channel ends without it.
+        """End a channel whose ChannelClosed does not arrive.
 
-        :returns: False when it had ended before.
+        :returns: False if the channel had ended before.
         """
         if channel.state is State.ENDED:
             self._forget(channel)
@@ -177,9 +186,9 @@ class ClientConnection:
         return self._end(channel)
 
     def _end(self, channel: ClientChannel) -> bool:
-        """ChannelClosed goes out: it is over at this end."""
+        """Send ChannelClosed and end the channel at this side; return False if it had ended before."""
         if channel.state is State.ABANDONED and self._is_ambiguous(channel):
-            return True  # its id stays in use until the server has answered
+            return True  # Its id stays in use until the server has answered, and then both ids are known.
         if not channel.moves(Input.SEND_CLOSED):
             return False
         self._say_closed(channel)
@@ -187,7 +196,7 @@ class ClientConnection:
         return True
 
     def _is_ambiguous(self, channel: ClientChannel) -> bool:
-        """By the only id that the server could be told it would take another channel: it is told when it answers."""
+        """Whether the server would take ``channel.name`` for another one; CloseChannel then waits for its answer."""
         return any(one.name == channel.name and one is not channel for one in self.channels.values())
 
     def _say_closed(self, channel: ClientChannel) -> None:
@@ -203,12 +212,15 @@ class ClientConnection:
 
     # --- frames ---
 
-    # Hot loop: a call would cost more than what a frame needs.
+    # This loop sees every frame of the client.  It is one function because a call per frame would cost more than the
+    # rest of the work.  Consecutive messages of one channel are joined into one event, which is delivered before any
+    # event of another channel or of a control frame.
     def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
-        """Take the whole frames at the start of ``buffer``.
+        """Process the whole frames at the start of ``buffer``.
 
-        :param most: frames that are taken; then :attr:`left` says that there may be more, to be offered again.
-        :returns: how many bytes were taken, and what happened; see :attr:`broken` too.
+        :param most: maximum number of frames to process.  If it is reached, :attr:`left` is True and the caller passes
+            the rest again.
+        :returns: number of bytes processed, and the events; see also :attr:`broken`.
         """
         events: list[Event] = []
         channels = self.channels
@@ -279,6 +291,8 @@ class ClientConnection:
                 size_joined = 0
             channel = None
             self._control(frame_type, bytes(view[body:following]), events)
+            # An OpenChannel costs a Diffie-Hellman and so counts as many frames.  Otherwise one read full of them would
+            # keep the reactor from all other work.
             if self._handshake_cost:
                 most = max(0, most - self._handshake_cost)
                 self._handshake_cost = 0
@@ -296,7 +310,7 @@ class ClientConnection:
         if frame_type == OPEN_CHANNEL:
             self._requested(body, channel, events)
         elif frame_type == SEND:
-            # too short to be one: as if it were not authentic
+            # A Send too short for its own header is treated as one that is not authentic.
             self.drops[DropReason.BAD_FRAME] += 1
             if channel is not None and channel.state in (State.OPEN, State.CLOSING):
                 self._end(channel)
@@ -313,7 +327,7 @@ class ClientConnection:
                 and len(body) == 1
                 and not any(one.named and one.name == body[0] for one in self.channels.values())
             ):
-                # its sender waits for this
+                # The server keeps the id in use until ChannelClosed arrives.
                 self._out.append(encode_closed(self._profile, body[0]))
         elif frame_type == CHANNEL_OPENED:
             self._opened(body, channel, events)
@@ -353,12 +367,12 @@ class ClientConnection:
             events.append(Requested(offered))
 
     def _place(self, name: int, channel: ClientChannel | None) -> int:
-        """The id for a channel that the server names so.
+        """Return the id for a channel that the server calls ``name``.
 
-        :raises HandshakeError: it is in use, or all are.
+        :raises HandshakeError: that id is in use, or all ids are.
         """
         if self._two_ids:
-            # the server's names are no ids of this side; one that it uses again is of a channel that is over
+            # The server's ids are separate from this side's.  A server that reuses an id has closed its former channel.
             channel = next((one for one in self.channels.values() if one.named and one.name == name), None)
         if channel is not None:
             if not channel.moves(Input.RECV_OPEN):
@@ -371,7 +385,7 @@ class ClientConnection:
         return self._free_id()
 
     def _answer_ping(self, channel: ClientChannel) -> None:
-        """Open it, without a program; its opener closes it.  Those that are not closed make room for others."""
+        """Accept a channel without a program; its opener closes it, or a later ping does."""
         pings = [one for one in self._pings if one.state is State.OPEN and self.channels.get(one.id) is one]
         if len(pings) >= MAX_PINGS:
             self._end(pings.pop(0))
@@ -394,7 +408,7 @@ class ClientConnection:
             channel.named = True
             channel.ciphers = channel.proposal.accepted(message)
         except HandshakeError as error:
-            # what the other end believes to be open has to end
+            # The remote believes that the channel is open, so the channel has to be closed, not only forgotten.
             self.drops[DropReason.BAD_FRAME] += 1
             channel.moves(Input.SEND_CLOSE)
             self._end(channel)
@@ -405,7 +419,10 @@ class ClientConnection:
         events.append(Opened(channel))
 
     def _too_late(self, body: bytes, channel: ClientChannel | None) -> None:
-        """An answer with two ids for which nobody waits any more: only now it is known by which id to say so."""
+        """Close a channel at its responder, whose answer came after this side had given up.
+
+        With two ids, only the answer says which id the CloseChannel must have.
+        """
         opened = decode_opened(self._profile, body)
         if opened is None or opened[0] is None:
             return
@@ -416,7 +433,7 @@ class ClientConnection:
             told = not self._is_ambiguous(channel)
             channel.name, channel.named = name, True
             if told:
-                return  # by an id that the server took for this one
+                return  # The CloseChannel was sent earlier, by an id that the server could not confuse.
         self._out.append(encode_close(self._profile, name))
 
     def _remote_closes(self, channel: ClientChannel, events: list[Event]) -> None:
@@ -435,15 +452,18 @@ class ClientConnection:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
         if before in (State.CLOSING, State.ABANDONED):
-            # a CloseChannel that crossed an unasked ChannelClosed is answered too
+            # If this ChannelClosed crossed the CloseChannel, the server sends another one as the answer.
             self._doubtful[channel.id] = None
         self._forget(channel)
-        # who has not asked for it cannot know what of the stream is missing
+        # Without a CloseChannel of its own, this side cannot know which data of the stream are missing.
         self._tell(channel, before, events, CloseReason.ABORTED if before is State.OPEN else CloseReason.UNSPECIFIED)
 
     @staticmethod
     def _lost_behind_close(number: int, events: list[Event]) -> None:
-        """A server says CloseChannel and ChannelClosed of one channel: its remote is lost, and has closed nothing."""
+        """Turn a clean end into an unclean one if ChannelClosed directly follows the CloseChannel of its channel.
+
+        A server sends the two together when it has lost the remote, which has not closed the channel itself.
+        """
         last = events[-1] if events else None
         if isinstance(last, Closed) and last.channel.id == number and last.reason is CloseReason.UNSPECIFIED:
             events[-1] = Closed(last.channel, CloseReason.ABORTED)
