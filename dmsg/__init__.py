@@ -29,7 +29,7 @@ __all__, __getattr__, __dir__ = public(
         "dmsg.net.streams.endpoints": "DmsgClientEndpoint DmsgServerEndpoint",
         "dmsg.apps.http_directory": "file_site",
         "dmsg.clients.http": "DmsgEndpointFactory",
-        "dmsg.clients.address_book": "Names UnknownName",
+        "dmsg.clients.address_book": "AddressBook UnknownName",
         "dmsg.clients.server_choice": "ServerChoice",
         "dmsg.servers.settings": "ServerSettings",
         "dmsg.discovery.entries.entry": "ClientMeta Entry ServerMeta",
@@ -50,7 +50,7 @@ __all__, __getattr__, __dir__ = public(
 if TYPE_CHECKING:
     from dmsg.apps.http_directory import file_site as file_site
     from dmsg.base.memory import Memory as Memory
-    from dmsg.clients.address_book import Names as Names, UnknownName as UnknownName
+    from dmsg.clients.address_book import AddressBook as AddressBook, UnknownName as UnknownName
     from dmsg.clients.http import DmsgEndpointFactory as DmsgEndpointFactory
     from dmsg.clients.server_choice import ServerChoice as ServerChoice
     from dmsg.collector.sender import SpoolSender as SpoolSender

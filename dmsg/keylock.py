@@ -56,7 +56,7 @@ class KeyLock:
         os.close(descriptor)
 
 
-def hold(path: str | os.PathLike[str], program: str, *, share: bool = False, advice: str = KEY_ADVICE) -> KeyLock:
+def hold_key(path: str | os.PathLike[str], program: str, *, share: bool = False, advice: str = KEY_ADVICE) -> KeyLock:
     """Say that ``program`` uses the key file, or another file; the same process may do so several times.
 
     :param share: others that share it are borne.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from dmsg.analytics.atomic_write import write_whole
+from dmsg.analytics.atomic_write import write_atomically
 from dmsg.errors import DmsgError
 
 
@@ -25,13 +25,13 @@ class WholeTests(SynchronousTestCase):
 
     def test_it_takes_the_place_of_another(self) -> None:
         for data in (b"one", b"two"):
-            write_whole(self.path, data)
+            write_atomically(self.path, data)
             self.assertEqual(self.path.read_bytes(), data)
         self.assertEqual(self.left(), ["report.html"])
 
     def test_a_link_stays_one(self) -> None:
         self.path.symlink_to("elsewhere.html")
-        write_whole(self.path, b"one")
+        write_atomically(self.path, b"one")
         self.assertTrue(self.path.is_symlink())
         self.assertEqual((self.directory / "elsewhere.html").read_bytes(), b"one")
 
@@ -40,7 +40,7 @@ class WholeTests(SynchronousTestCase):
         read: list[bytes] = []
         reader = threading.Thread(target=lambda: read.append(self.path.read_bytes()))
         reader.start()
-        write_whole(self.path, b"one")
+        write_atomically(self.path, b"one")
         reader.join()
         self.assertEqual(read, [b"one"])
         self.assertTrue(stat.S_ISFIFO(self.path.stat().st_mode))
@@ -49,15 +49,15 @@ class WholeTests(SynchronousTestCase):
         if not Path("/dev/full").is_char_device():
             raise SkipTest("there is no /dev/full")
         why = "/dev/full cannot be written: No space left"
-        self.assertRaisesRegex(DmsgError, why, write_whole, Path("/dev/full"), b"x")
+        self.assertRaisesRegex(DmsgError, why, write_atomically, Path("/dev/full"), b"x")
         self.assertTrue(Path("/dev/full").is_char_device())
 
     def test_what_cannot_be_written_leaves_nothing(self) -> None:
-        write_whole(self.path, b"one")
+        write_atomically(self.path, b"one")
         self.patch(Path, "replace", self.fails)
-        self.assertRaisesRegex(DmsgError, "report.html cannot be written", write_whole, self.path, b"two")
+        self.assertRaisesRegex(DmsgError, "report.html cannot be written", write_atomically, self.path, b"two")
         self.assertEqual((self.left(), self.path.read_bytes()), (["report.html"], b"one"))
-        self.assertRaises(DmsgError, write_whole, self.directory / "nowhere" / "x", b"two")
+        self.assertRaises(DmsgError, write_atomically, self.directory / "nowhere" / "x", b"two")
 
     @staticmethod
     def fails(*arguments: object) -> None:

@@ -12,7 +12,7 @@ from twisted.internet import reactor as _reactor
 from twisted.internet.protocol import Factory
 from twisted.internet.threads import deferToThread
 
-from dmsg.apps.parcels.destination import Place
+from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.receiver import ParcelReceiver
 from dmsg.keys import read_key_file
 from dmsg.v2019.client import Client
@@ -32,7 +32,7 @@ class Receiving(Factory):
 
     def buildProtocol(self, addr: Any) -> ParcelReceiver:
         place = Path(tempfile.mkdtemp(dir=self._directory))
-        receiver = ParcelReceiver(Place(place), lambda offer: None)
+        receiver = ParcelReceiver(Destination(place), lambda offer: None)
         receiver.done.addErrback(lambda _: None)
         receiver.closed.addCallback(lambda _: deferToThread(shutil.rmtree, place, ignore_errors=True))
         return receiver

@@ -10,10 +10,10 @@ __all__, __getattr__, __dir__ = public(
     __name__,
     {
         "dmsg.agent.client": "AgentClient",
-        "dmsg.agent.socket_path": "AgentError Found find_agent",
+        "dmsg.agent.socket_path": "AgentError FoundAgent find_agent",
     },
 )
 
 if TYPE_CHECKING:
     from dmsg.agent.client import AgentClient as AgentClient
-    from dmsg.agent.socket_path import AgentError as AgentError, Found as Found, find_agent as find_agent
+    from dmsg.agent.socket_path import AgentError as AgentError, FoundAgent as FoundAgent, find_agent as find_agent

@@ -19,9 +19,9 @@ from dmsg.agent.wire import (
     WINDOW_FRAMES,
     Kind,
     WireError,
-    close,
-    counted,
-    frame,
+    encode_close,
+    encode_count,
+    encode_frame,
     parse_close,
     parse_count,
 )
@@ -35,7 +35,7 @@ SMALL_WINDOW = 64 * 1024
 """Bytes of a stream that wait for its program, where too much waits for all."""
 
 
-class Line(Interface):
+class ProgramLink(Interface):
     """The connection of a program, as a bridge needs it."""
 
     def joined(self, bridge: Bridge) -> None:
@@ -51,7 +51,7 @@ class Line(Interface):
         """The program has said its last: end."""
 
 
-class Shared:
+class SharedWindow:
     """Account of the bytes that all streams of an agent buffer for programs that do not read.
 
     :ivar unread: bytes.
@@ -77,7 +77,7 @@ class Bridge(Protocol):
 
     transport: StreamTransport
 
-    def __init__(self, reactor: IReactorTime, shared: Shared, *, incoming: bool) -> None:
+    def __init__(self, reactor: IReactorTime, shared: SharedWindow, *, incoming: bool) -> None:
         self._reactor = reactor
         self._shared = shared
         self.incoming = incoming
@@ -85,7 +85,7 @@ class Bridge(Protocol):
         self.bytes_in = self.bytes_out = 0
         self.rate_in = self.rate_out = 0.0
         self._measured = (0, 0)
-        self._line: Line | None = None
+        self._line: ProgramLink | None = None
         self._program_half_closes = False
         self._outstanding = self._frames = 0
         self._taken = 0
@@ -109,7 +109,7 @@ class Bridge(Protocol):
         self.bytes_in += len(data)
         assert self._line is not None
         for start in range(0, len(data), MAX_PAYLOAD):
-            self._line.write(frame(Kind.DATA, data[start : start + MAX_PAYLOAD]))
+            self._line.write(encode_frame(Kind.DATA, data[start : start + MAX_PAYLOAD]))
         self._count_unread(len(data))
         if self._unread > self._shared.window:
             self._paused = True
@@ -147,7 +147,7 @@ class Bridge(Protocol):
         assert isinstance(address, DmsgAddress)
         return address
 
-    def take(self, line: Line, *, half_close: bool = False) -> None:
+    def take(self, line: ProgramLink, *, half_close: bool = False) -> None:
         """A program takes the stream: before it is connected, or later.
 
         :param half_close: it understands END.
@@ -170,7 +170,7 @@ class Bridge(Protocol):
         self._count_unread(-self._unread)
         line, self._line = self._line, None
         if line is not None and self._over is not None:
-            line.write(close(self._over))
+            line.write(encode_close(self._over))
             line.finish()
 
     def describe(self) -> dict[str, object]:
@@ -253,7 +253,7 @@ class Bridge(Protocol):
             return
         count, self._taken = self._taken, 0
         if count and self._line is not None:
-            self._line.write(counted(Kind.TAKEN, count))
+            self._line.write(encode_count(Kind.TAKEN, count))
 
     def congested(self, so: bool) -> None:
         """Whether the program reads nothing of what it is told, for now."""
@@ -273,7 +273,7 @@ class Bridge(Protocol):
             self._way = now
             away = self.away
             content = {"server": _text(self.transport.server), "away": away}
-            self._line.write(frame(Kind.WAY, json.dumps(content).encode()))
+            self._line.write(encode_frame(Kind.WAY, json.dumps(content).encode()))
 
     @property
     def away(self) -> float | None:

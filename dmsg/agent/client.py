@@ -10,10 +10,10 @@ from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFact
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from dmsg.agent.connections import AWAY, PATIENCE, Road, StreamConnection
-from dmsg.agent.listening import Listening
-from dmsg.agent.local_stream import Opened
-from dmsg.agent.socket_path import Found
+from dmsg.agent.connections import AWAY, PATIENCE, AgentConnections, StreamConnection
+from dmsg.agent.listening import AgentListeningPort
+from dmsg.agent.local_stream import OpenedStream
+from dmsg.agent.socket_path import FoundAgent
 from dmsg.errors import ConnectTimeout
 from dmsg.keys import PubKey
 from dmsg.net.reactor import Reactor
@@ -41,15 +41,15 @@ class AgentClient:
     def __init__(
         self,
         reactor: Reactor,
-        found: Found,
+        found: FoundAgent,
         program: str,
         *,
         warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text),
     ) -> None:
         self._reactor = reactor
         self._key = found.key
-        self._road = Road(reactor, found.path, program)
-        self._services: set[Listening] = set()
+        self._road = AgentConnections(reactor, found.path, program)
+        self._services: set[AgentListeningPort] = set()
         self._warned = warned
         self.status = "online"
         self.last_error = ""
@@ -154,7 +154,7 @@ class AgentClient:
         return Deferred.fromCoroutine(self._listen(factory, port))
 
     async def _listen(self, factory: IProtocolFactory, port: int) -> IListeningPort:
-        listening = Listening(self._road, self._key, self._services, self._warned, factory, port)
+        listening = AgentListeningPort(self._road, self._key, self._services, self._warned, factory, port)
         await listening.register()
         self._services.add(listening)
         factory.doStart()
@@ -162,5 +162,5 @@ class AgentClient:
         return listening
 
 
-def _build(factory: IProtocolFactory, opened: Opened) -> IProtocol | None:
+def _build(factory: IProtocolFactory, opened: OpenedStream) -> IProtocol | None:
     return factory.buildProtocol(opened.peer)

@@ -15,8 +15,8 @@ from twisted.internet.protocol import Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.agent.local_stream import LOST, LocalCarrier, Opened
-from dmsg.agent.wire import Answer, Reader, WireError, line, parse_line, raise_error
+from dmsg.agent.local_stream import LOST, LocalCarrier, OpenedStream
+from dmsg.agent.wire import Answer, Reader, WireError, encode_line, parse_line, raise_error
 from dmsg.errors import CloseReason, DmsgError, DmsgTimeout
 from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import Reactor
@@ -32,7 +32,7 @@ _log = Logger()
 _T = TypeVar("_T")
 
 
-class Road:
+class AgentConnections:
     """Connections of this program to the agent.
 
     :param program: what it is called in ``dmsg status``.
@@ -48,7 +48,7 @@ class Road:
 
     def open(self, protocol: Protocol, request: Mapping[str, object]) -> Deferred[IProtocol]:
         """A connection with its request sent; fails with one of :data:`AWAY`."""
-        text = line({**request, "program": self._program})
+        text = encode_line({**request, "program": self._program})
         opened: Deferred[IProtocol] = connectProtocol(UNIXClientEndpoint(self.reactor, os.fspath(self.path)), protocol)
 
         def ask(connected: IProtocol) -> IProtocol:
@@ -60,7 +60,7 @@ class Road:
 
     async def ask(self, request: Mapping[str, object], patience: float = PATIENCE) -> Answer:
         """Send a request and return its answer.  :raises DmsgError: the agent reports a failure, or no answer came."""
-        connection = Lines()
+        connection = LineConnection()
         try:
             await self.open(connection, request)
         except AWAY:
@@ -82,7 +82,7 @@ def _no_answer(result: _T | Failure, seconds: float) -> _T | Failure:
     return result
 
 
-class Lines(Protocol):
+class LineConnection(Protocol):
     """A connection on which the agent says lines.
 
     :ivar answered: fires with the first, or fails.
@@ -90,7 +90,7 @@ class Lines(Protocol):
     :param said: called with each line behind the first.
     """
 
-    def __init__(self, said: Callable[[Lines, Answer], None] = lambda lines, content: None) -> None:
+    def __init__(self, said: Callable[[LineConnection, Answer], None] = lambda lines, content: None) -> None:
         self._reader = Reader()
         self.answered: Deferred[Answer] = Deferred()
         self.ended: Deferred[None] = Deferred()
@@ -132,7 +132,7 @@ class StreamConnection(Protocol):
     :ivar over: fires when the connection is gone.
     """
 
-    def __init__(self, road: Road, build: Callable[[Opened], IProtocol | None]) -> None:
+    def __init__(self, road: AgentConnections, build: Callable[[OpenedStream], IProtocol | None]) -> None:
         self._road = road
         self._build = build
         self._reader = Reader()
@@ -162,7 +162,7 @@ class StreamConnection(Protocol):
         answer = parse_line(text)
         try:
             raise_error(answer)
-            opened = Opened(answer)
+            opened = OpenedStream(answer)
             protocol = self._build(opened)
         except Exception:
             self._fail(Failure())

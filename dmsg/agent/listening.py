@@ -10,8 +10,8 @@ from twisted.internet.interfaces import IAddress, IListeningPort, IProtocol, IPr
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from dmsg.agent.connections import AWAY, Lines, Road, StreamConnection
-from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, Answer, WireError, line
+from dmsg.agent.connections import AWAY, AgentConnections, LineConnection, StreamConnection
+from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, Answer, WireError, encode_line
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.retry import retry_delay
@@ -28,7 +28,7 @@ MAX_AGENT_DELAY = 5.0
 _log = Logger()
 
 
-def described(factory: IProtocolFactory) -> dict[str, object]:
+def describe_service(factory: IProtocolFactory) -> dict[str, object]:
     """Return the description of a service for the agent: allowed peers and port; see :meth:`AgentClient.listen`."""
     told: dict[str, object] = {"offers": str(getattr(factory, "offers", ""))[:OFFERS_SIZE]}
     admits = getattr(factory, "admits", None)
@@ -42,14 +42,14 @@ def described(factory: IProtocolFactory) -> dict[str, object]:
 
 
 @implementer(IListeningPort)
-class Listening:
+class AgentListeningPort:
     """A service of this program, which the agent has a port for."""
 
     def __init__(
         self,
-        road: Road,
+        road: AgentConnections,
         key: PubKey,
-        services: set[Listening],
+        services: set[AgentListeningPort],
         warned: Callable[[str], None],
         factory: IProtocolFactory,
         port: int,
@@ -60,7 +60,7 @@ class Listening:
         self._warned = warned
         self._factory = factory
         self._port = port
-        self._lines: Lines | None = None
+        self._lines: LineConnection | None = None
         self._told = False
         self._tries = 0
         self._taking = DeferredSemaphore(MAX_TAKING)
@@ -68,8 +68,8 @@ class Listening:
 
     async def register(self) -> None:
         """Ask the agent for the port.  :raises DmsgError: it is not to be had."""
-        lines = Lines(self._on_line)
-        request = {"do": "listen", "port": self._port, "as": str(self._key), **described(self._factory)}
+        lines = LineConnection(self._on_line)
+        request = {"do": "listen", "port": self._port, "as": str(self._key), **describe_service(self._factory)}
         await self._road.open(lines, request)
         await self._road.within(lines.answered)
         self._lines = lines
@@ -83,7 +83,7 @@ class Listening:
         assert self._lines is not None
         self._lines.ended.addCallback(lambda _: self._lost())
 
-    def _on_line(self, lines: Lines, content: Answer) -> None:
+    def _on_line(self, lines: LineConnection, content: Answer) -> None:
         try:
             number = int(content["stream"])
             peer = DmsgAddress(PubKey.from_hex(str(content["peer"])), int(content["peer_port"]))
@@ -92,7 +92,7 @@ class Listening:
         taking = Deferred.fromCoroutine(self._take(number, peer, lines))
         taking.addErrback(lambda failure: _log.failure("accepting a stream failed", failure))
 
-    async def _take(self, number: int, peer: DmsgAddress, lines: Lines) -> None:
+    async def _take(self, number: int, peer: DmsgAddress, lines: LineConnection) -> None:
         """A peer has opened a stream to this program."""
         admits = getattr(self._factory, "admits", None)
         try:
@@ -102,7 +102,7 @@ class Listening:
             protocol = None
         if protocol is None:
             if lines.transport is not None:
-                lines.transport.write(line({"refuse": number}))
+                lines.transport.write(encode_line({"refuse": number}))
             return
         try:
             await self._taking.run(self._accept, number, protocol)

@@ -15,9 +15,9 @@ from dmsg.agent.wire import (
     Answer,
     Kind,
     WireError,
-    close,
-    counted,
-    frame,
+    encode_close,
+    encode_count,
+    encode_frame,
     parse_close,
     parse_count,
 )
@@ -78,7 +78,7 @@ class LocalCarrier:
     def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
         self._in_flight.append((len(data), ticket))
         self.bytes_in_flight += len(data)
-        self._transport.write(END_FRAME if ticket.__class__ is EndOfData else frame(Kind.DATA, data))
+        self._transport.write(END_FRAME if ticket.__class__ is EndOfData else encode_frame(Kind.DATA, data))
 
     def flush(self) -> None:
         """Do nothing: written data has already been passed to the operating system."""
@@ -88,12 +88,12 @@ class LocalCarrier:
 
     def consumed(self, size: int) -> None:
         if not self._closed:
-            self._transport.write(counted(Kind.READ, size))
+            self._transport.write(encode_count(Kind.READ, size))
 
     def close(self, reason: int) -> None:
         if not self._closed:
             self._closed = True
-            self._transport.write(close(reason))
+            self._transport.write(encode_close(reason))
             self._transport.loseConnection()
 
     def schedule(self) -> None:
@@ -144,7 +144,7 @@ class LocalCarrier:
         self.stream.carrier_closed(reason)
 
 
-class Opened:
+class OpenedStream:
     """A stream as the agent's answer describes it.
 
     :raises WireError: that is no stream.

@@ -14,9 +14,19 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.agent.bridge import Bridge, Shared
+from dmsg.agent.bridge import Bridge, SharedWindow
 from dmsg.agent.socket_path import peer_of
-from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, WINDOW, Answer, Reader, WireError, error_line, line, parse_line
+from dmsg.agent.wire import (
+    ALLOW_LIMIT,
+    OFFERS_SIZE,
+    WINDOW,
+    Answer,
+    Reader,
+    WireError,
+    encode_line,
+    error_line,
+    parse_line,
+)
 from dmsg.apps.pings import ping
 from dmsg.base.printable import printable
 from dmsg.errors import CloseReason, DmsgError
@@ -56,12 +66,12 @@ NAME_SIZE = 80
 _log = Logger()
 
 
-class Serving(Interface):
+class ServingAgent(Interface):
     """The agent, as its connections need it."""
 
     client: Client
     bridges: set[Bridge]
-    shared: Shared
+    shared: SharedWindow
     services: dict[int, Service]
     untaken: dict[int, Bridge]
 
@@ -80,7 +90,7 @@ class Serving(Interface):
 
 
 @dataclass(frozen=True)
-class Offered:
+class ServiceOffer:
     """Description of a service, as its program sends it.
 
     :ivar anyone: whether anyone may come; None: it does not say.
@@ -97,19 +107,19 @@ class Offered:
     offers: str = ""
 
 
-def offered(request: dict[str, object]) -> Offered:
+def parse_service_offer(request: dict[str, object]) -> ServiceOffer:
     """:raises WireError: what a program says of its service is malformed."""
     anyone, allow, allowed = request.get("anyone"), request.get("allow", []), request.get("allowed", 0)
     text = printable(str(request.get("offers", "")))[:OFFERS_SIZE]
     if anyone not in (None, True, False) or not isinstance(allow, list) or len(allow) > ALLOW_LIMIT:
         raise WireError("the list of allowed peers is malformed")
     if anyone is not False:
-        return Offered(anyone, offers=text)
+        return ServiceOffer(anyone, offers=text)
     keys = frozenset(PubKey.from_hex(str(one)) for one in allow)
     if type(allowed) is not int or allowed < len(keys):
         raise WireError("the list of allowed peers is malformed")
     some = tuple(sorted(map(str, keys))[:STATUS_ALLOW])
-    return Offered(False, keys if len(keys) == allowed else None, allowed, some, text)
+    return ServiceOffer(False, keys if len(keys) == allowed else None, allowed, some, text)
 
 
 class Service(Factory):
@@ -117,8 +127,10 @@ class Service(Factory):
 
     noisy = False
 
-    def __init__(self, agent: Serving, connection: ProgramConnection, port: int, told: Offered | None = None) -> None:
-        self.told = told or Offered()
+    def __init__(
+        self, agent: ServingAgent, connection: ProgramConnection, port: int, told: ServiceOffer | None = None
+    ) -> None:
+        self.told = told or ServiceOffer()
         self._agent = agent
         self._connection = connection
         self.port = port
@@ -185,7 +197,7 @@ class Service(Factory):
 class ProgramConnection(Protocol):
     """Connection of a program: a request, its answer, and the frames or lines that follow."""
 
-    def __init__(self, agent: Serving, reactor: Reactor, numbers: Callable[[], int]) -> None:
+    def __init__(self, agent: ServingAgent, reactor: Reactor, numbers: Callable[[], int]) -> None:
         self._agent = agent
         self.reactor = reactor
         self.next_number = numbers
@@ -258,7 +270,7 @@ class ProgramConnection(Protocol):
 
     def say(self, content: Mapping[str, object]) -> None:
         """Send one line to the program."""
-        self.write(line(content))
+        self.write(encode_line(content))
 
     def _end(self) -> None:
         cancel_call(self._late)
@@ -272,7 +284,7 @@ class ProgramConnection(Protocol):
         self._agent.bridges.add(bridge)
         self.say(bridge.describe())
         assert self.transport is not None
-        self.transport.registerProducer(_Unread(bridge), True)  # type: ignore[attr-defined]
+        self.transport.registerProducer(_ProgramProducer(bridge), True)  # type: ignore[attr-defined]
         bridge.go()
         if self._reader.waiting:
             self.reactor.callLater(0, self.dataReceived, b"")  # it did not wait for the answer
@@ -387,7 +399,7 @@ class ProgramConnection(Protocol):
     def on_listen(self, request: dict[str, object]) -> None:
         """A port, as long as this connection lasts."""
         port = parse_port(str(request.get("port", 0)))
-        service = Service(self._agent, self, port, offered(request))
+        service = Service(self._agent, self, port, parse_service_offer(request))
         try:
             self._listening = self._agent.client.listen(service, port)
         except CannotListenError:
@@ -444,7 +456,7 @@ class ProgramConnection(Protocol):
                 service.refuse(number, CloseReason.REFUSED)
 
 
-class _Unread:
+class _ProgramProducer:
     """Producer of a program's connection: tells its stream that the program reads nothing for now.
 
     The program is read all the same: it may write, and read only then.

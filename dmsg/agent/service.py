@@ -20,7 +20,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.agent.bridge import Bridge, Shared
+from dmsg.agent.bridge import Bridge, SharedWindow
 from dmsg.agent.programs import MAX_PROGRAMS, RESERVE, ProgramConnection, Service
 from dmsg.agent.socket_path import MAX_PATH, AgentError, find_agent, is_socket
 from dmsg.agent.wire import PROTOCOL, Answer
@@ -66,8 +66,8 @@ class Agent(TwistedService):
         self._looks = LoopingCall(self._look)
         self._looks.clock = reactor
         self._looked = reactor.seconds()
-        self._factory = _Programs(self, reactor)
-        self.shared = Shared()
+        self._factory = _ProgramFactory(self, reactor)
+        self.shared = SharedWindow()
         self.bridges: set[Bridge] = set()
         self.services: dict[int, Service] = {}
         self.untaken: dict[int, Bridge] = {}
@@ -164,7 +164,7 @@ class Agent(TwistedService):
         self._reactor.callLater(0, self._on_down)
 
 
-class _Programs(Factory):
+class _ProgramFactory(Factory):
     """Connections of programs."""
 
     noisy = False
@@ -173,13 +173,13 @@ class _Programs(Factory):
         self._agent = agent
         self._reactor = reactor
         self._numbers = count(1)
-        self._open: set[_Counted] = set()
+        self._open: set[_CountedConnection] = set()
 
-    def buildProtocol(self, addr: IAddress | None) -> _Counted | None:
+    def buildProtocol(self, addr: IAddress | None) -> _CountedConnection | None:
         if len(self._open) >= MAX_PROGRAMS + RESERVE:
             _log.warn("a program was refused: more than {most} connections", most=MAX_PROGRAMS + RESERVE)
             return None
-        return _Counted(self._agent, self._reactor, self._numbers.__next__, self._open)
+        return _CountedConnection(self._agent, self._reactor, self._numbers.__next__, self._open)
 
     @property
     def open(self) -> int:
@@ -193,10 +193,12 @@ class _Programs(Factory):
                 one.transport.loseConnection()
 
 
-class _Counted(ProgramConnection):
+class _CountedConnection(ProgramConnection):
     """Is known while it is open."""
 
-    def __init__(self, agent: Agent, reactor: Reactor, numbers: Callable[[], int], known: set[_Counted]) -> None:
+    def __init__(
+        self, agent: Agent, reactor: Reactor, numbers: Callable[[], int], known: set[_CountedConnection]
+    ) -> None:
         super().__init__(agent, reactor, numbers)
         self._known = known
 

@@ -15,7 +15,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmsg.agent.wire import MAX_LINE, MAX_STATUS, PROTOCOL, Answer, Reader, WireError, line, parse_line, raise_error
+from dmsg.agent.wire import (
+    MAX_LINE,
+    MAX_STATUS,
+    PROTOCOL,
+    Answer,
+    Reader,
+    WireError,
+    encode_line,
+    parse_line,
+    raise_error,
+)
 from dmsg.directories import SOCKET_NAME, socket_directory
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -32,7 +42,7 @@ class AgentError(DmsgError):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundAgent:
     """An agent that answers.
 
     :ivar encryption: ``require``, ``prefer`` or ``off``, as its client has it.
@@ -55,7 +65,7 @@ def agent_path() -> Path | None:
     return socket_directory() / SOCKET_NAME
 
 
-def find_agent(path: Path | None = None) -> Found | None:
+def find_agent(path: Path | None = None) -> FoundAgent | None:
     """The agent that answers there; None: there is none.
 
     :param path: of its socket; None: where this user's is, see ``DMSG_AGENT``.
@@ -77,7 +87,7 @@ def find_agent(path: Path | None = None) -> Found | None:
             f"agent at {path}: speaks another version of the protocol; restart it with: dmsg down, dmsg up"
         )
     try:
-        return Found(
+        return FoundAgent(
             path,
             PubKey.from_hex(str(answer["key"])),
             int(answer["pid"]),
@@ -123,7 +133,7 @@ def lines(
     """
     reader = Reader()
     with closing(open_socket(path, patience)) as channel:
-        channel.sendall(line(request))
+        channel.sendall(encode_line(request))
         while True:
             try:
                 text = reader.next_line(limit)

@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import Any
 
 from dmsg import errors
-from dmsg.base.printable import shortened
+from dmsg.base.printable import shorten
 from dmsg.errors import (
     ConnectFailed,
     ConnectTimeout,
@@ -88,7 +88,7 @@ class WireError(DmsgError):
     """The other side of the socket says what is none of this protocol."""
 
 
-def line(content: Mapping[str, object]) -> bytes:
+def encode_line(content: Mapping[str, object]) -> bytes:
     """Encode an object as a line."""
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
@@ -104,20 +104,20 @@ def parse_line(text: bytes) -> Answer:
     return content
 
 
-def frame(kind: Kind, payload: bytes | memoryview = b"") -> bytes:
+def encode_frame(kind: Kind, payload: bytes | memoryview = b"") -> bytes:
     """A frame as it stands on the wire."""
     return HEADER.pack(kind, len(payload)) + payload
 
 
-def counted(kind: Kind, count: int) -> bytes:
+def encode_count(kind: Kind, count: int) -> bytes:
     """TAKEN or READ."""
-    return frame(kind, _COUNT.pack(count))
+    return encode_frame(kind, _COUNT.pack(count))
 
 
-def close(reason: int) -> bytes:
+def encode_close(reason: int) -> bytes:
     """Return the CLOSE frame with a close reason, in as many bytes as the number needs."""
     reason = fit_close_reason(reason, MAX_REASON)
-    return frame(Kind.CLOSE, reason.to_bytes(max(1, (reason.bit_length() + 7) // 8), "big"))
+    return encode_frame(Kind.CLOSE, reason.to_bytes(max(1, (reason.bit_length() + 7) // 8), "big"))
 
 
 END_FRAME = HEADER.pack(Kind.END, 0)
@@ -209,7 +209,7 @@ _ERRORS: tuple[type[DmsgError], ...] = (
 def error_line(error: BaseException) -> dict[str, object]:
     """An answer that says that it failed, so that the program raises what the agent met."""
     name = next((kind.__name__ for kind in _ERRORS if isinstance(error, kind)), "DmsgError")
-    told: dict[str, object] = {"error": name, "text": shortened(str(error)) or type(error).__name__}
+    told: dict[str, object] = {"error": name, "text": shorten(str(error)) or type(error).__name__}
     for field in ("key", "reason", "status"):
         value = getattr(error, field, None)
         if isinstance(value, str | int):
@@ -224,7 +224,7 @@ def raise_error(answer: Answer) -> None:
     """
     if "error" not in answer:
         return
-    text = shortened(str(answer.get("text", "")))
+    text = shorten(str(answer.get("text", "")))
     kind = getattr(errors, str(answer["error"]), None)
     if kind is EntryNotFound:
         raise EntryNotFound(text, str(answer.get("key", "")))

@@ -8,7 +8,7 @@ from pathlib import Path
 from dmsg.errors import DmsgError
 
 
-def write_whole(target: Path, data: bytes) -> None:
+def write_atomically(target: Path, data: bytes) -> None:
     """Write ``data`` to a temporary file beside the target and rename it; write directly to a device or a pipe.
 
     :raises DmsgError: the target cannot be written. The temporary file is removed and the old content stays.

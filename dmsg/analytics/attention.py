@@ -138,7 +138,7 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime) -> list[Fin
     return sorted((line for kind in kinds for line in kind), key=lambda line: line.urgency)
 
 
-def few(lines: Sequence[Finding]) -> list[Finding]:
+def shorten_findings(lines: Sequence[Finding]) -> list[Finding]:
     """Return as many findings of each kind and urgency as a person reads, and a line with the number left out."""
     groups: dict[tuple[Urgency, str], list[Finding]] = defaultdict(list)
     for line in lines:

@@ -37,7 +37,7 @@ LINE_LIMIT = 4096
 """Number of characters of a line that the quarantine keeps."""
 
 
-def problem(now_ms: int, *, checked: bool) -> Column:
+def problem_column(now_ms: int, *, checked: bool) -> Column:
     """Return a column with the problem of each line; NULL for a valid event.
 
     :param now_ms: time of the run in ms since 1970; events after it are from the future.
@@ -73,10 +73,10 @@ def _family() -> Column:
     return family
 
 
-def bronze(lines: DataFrame, *, now_ms: int, checked: bool = False) -> DataFrame:
+def bronze_rows(lines: DataFrame, *, now_ms: int, checked: bool = False) -> DataFrame:
     """Return the rows of bronze for lines with a column ``file``.
 
-    :param checked: as for :func:`problem`.
+    :param checked: as for :func:`problem_column`.
     """
     fields = [field.name for field in EVENT.fields]
     day = F.when(F.col("problem").isNull(), F.col("ts")).otherwise(F.lit(now_ms))
@@ -86,7 +86,7 @@ def bronze(lines: DataFrame, *, now_ms: int, checked: bool = False) -> DataFrame
         F.make_valid_utf8(F.substring(F.coalesce(F.col(CORRUPT), F.to_json(F.struct(*fields))), 1, LINE_LIMIT)),
     )
     return (
-        lines.withColumn("problem", problem(now_ms, checked=checked))
+        lines.withColumn("problem", problem_column(now_ms, checked=checked))
         .withColumn("family", _family())
         .select(
             *fields,
@@ -100,7 +100,7 @@ def bronze(lines: DataFrame, *, now_ms: int, checked: bool = False) -> DataFrame
     )
 
 
-def files(rows: DataFrame) -> DataFrame:
+def file_names(rows: DataFrame) -> DataFrame:
     """Return the names of the files that have lines in ``rows``."""
     return rows.select(uri(F.col("file")).alias("file")).distinct()
 
@@ -162,7 +162,7 @@ def _whole() -> Column:
     )
 
 
-def unsure(sums: DataFrame) -> DataFrame:
+def incomplete_sums(sums: DataFrame) -> DataFrame:
     """Return those rows of :func:`sums` in which numbers are missing, duplicated, or both."""
     return sums.where(~_whole())
 
@@ -170,15 +170,15 @@ def unsure(sums: DataFrame) -> DataFrame:
 def numbers(sums: DataFrame, rows: DataFrame | None) -> DataFrame:
     """Add the number of distinct event numbers (``distinct_events``) to each row of :func:`sums`.
 
-    :param rows: the events; needed if some rows are :func:`unsure`. There each number sets a bit of a bitmap, and the
-        bits are counted.
+    :param rows: the events; needed if some rows are :func:`incomplete_sums`. There each number sets a bit of a bitmap,
+        and the bits are counted.
     """
     if rows is None:
         return sums.withColumn("distinct_events", F.col("events"))
     keys = ["producer", "boot", "dt", "bucket"]
     bucketed = rows.withColumn("bucket", F.floor(F.col("seq") / BUCKET_SIZE))
     counted = (
-        bucketed.join(F.broadcast(unsure(sums).select(*keys)), keys, "left_semi")
+        bucketed.join(F.broadcast(incomplete_sums(sums).select(*keys)), keys, "left_semi")
         .groupBy(*keys)
         .agg(
             F.bitmap_count(F.bitmap_construct_agg(F.bitmap_bit_position(F.col("seq") % BUCKET_SIZE + 1))).alias(

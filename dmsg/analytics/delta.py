@@ -100,13 +100,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return pa.schema([pa.field(one.name, _arrow_type(one.dataType)) for one in schema.fields])
 
 
-def unusable(uri: str) -> str | None:
+def unusable_character(uri: str) -> str | None:
     """Return the first character of a path that cannot be used, or None."""
     found = re.search(UNUSABLE, uri)
     return found and found[0]
 
 
-def asked(table: DeltaTable, sql: str) -> pa.Table:
+def run_query(table: DeltaTable, sql: str) -> pa.Table:
     """Run an SQL query of a table; the query calls the table ``it``.
 
     delta-rs executes the query. Arrow's reader would call Python from threads of its own to open the
@@ -128,9 +128,9 @@ def rows_of(table: DeltaTable, condition: str = "true") -> pa.Table:
     """Return the rows of a table, in no order.
 
     :param condition: SQL condition that the rows meet.
-    :raises LakeError: as :func:`asked`.
+    :raises LakeError: as :func:`run_query`.
     """
-    return asked(table, f"SELECT * FROM it WHERE {condition}")  # noqa: S608
+    return run_query(table, f"SELECT * FROM it WHERE {condition}")  # noqa: S608
 
 
 class Delta:
@@ -234,7 +234,7 @@ class Delta:
         ]
         if nulls:
             sql = f"WITH it AS (SELECT *{''.join(nulls)} FROM it) {sql}"  # noqa: S608
-        return asked(table, sql)
+        return run_query(table, sql)
 
     def location(self, file: File) -> str:
         """Return the URI at which Spark reads the file."""

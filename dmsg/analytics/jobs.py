@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from dmsg.analytics import bronze
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.refine import MIDNIGHT_MS, Refinement
-from dmsg.analytics.runs import Busy, Claim, State
+from dmsg.analytics.runs import Claim, State, TablesBusy
 from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, OVERALL, QUARANTINE, RAW, SILVER
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
@@ -95,7 +95,7 @@ def receipts_source(path: str) -> Source:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """Result of a run: the new state and counts for the user."""
 
     state: State
@@ -111,7 +111,7 @@ def _no_progress(what: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
-class Taken:
+class NewLines:
     """Summary of the new lines in bronze that a run refines.
 
     :ivar batches: number of the last batch of each source.
@@ -215,7 +215,7 @@ class Pipeline:
 
     def catch_up(self, after: Callable[[Claim], object]) -> None:
         """Call ``after`` with a claim, unless another run is writing."""
-        with suppress(Busy), self.lake.claim() as claim:
+        with suppress(TablesBusy), self.lake.claim() as claim:
             self.lake.held = claim
             after(claim)
 
@@ -225,14 +225,14 @@ class Pipeline:
         while True:
             try:
                 return self.lake.claim()
-            except Busy:
+            except TablesBusy:
                 if stop.wait(1.0) or time.monotonic() > patience:
                     raise
 
     def _write_bronze(
         self, lines: DataFrame, origin: str, number: int, now_ms: int, *, checked: bool = False, anew: bool = False
     ) -> None:
-        rows = bronze.bronze(lines, now_ms=now_ms, checked=checked)
+        rows = bronze.bronze_rows(lines, now_ms=now_ms, checked=checked)
         rows = rows.withColumns({"origin": F.lit(origin), "batch": F.lit(number)})
         self.lake.add_bronze(rows, origin, number, anew=anew)
 
@@ -262,7 +262,7 @@ class Pipeline:
 
     # --- a run ---
 
-    def run(self, sources: list[Source]) -> Outcome:
+    def run(self, sources: list[Source]) -> RunOutcome:
         """Read new files and bring every table up to date.
 
         :raises LakeError: another run is writing, or the tables are of another version.
@@ -271,7 +271,7 @@ class Pipeline:
             self.lake.held = claim
             return self._run(sources, claim)
 
-    def _run(self, sources: list[Source], claim: Claim) -> Outcome:
+    def _run(self, sources: list[Source], claim: Claim) -> RunOutcome:
         before = self.lake.state()
         return self.refine(before, claim, self.read(sources, before))
 
@@ -307,7 +307,7 @@ class Pipeline:
             else:
                 self.spark.conf.set(name, usual)
 
-    def refine(self, before: State, claim: Claim, unread: list[str]) -> Outcome:
+    def refine(self, before: State, claim: Claim, unread: list[str]) -> RunOutcome:
         """Write silver and gold of the days that bronze's new batches touch, and commit the run.
 
         :param unread: files that no run before this one has seen.
@@ -316,7 +316,7 @@ class Pipeline:
         taken = self.take_in(before, number, unread)
         if taken is None:
             self._progress("nothing is new", self._total, self._total)
-            return Outcome(before, [], 0, 0, 0, 0)
+            return RunOutcome(before, [], 0, 0, 0, 0)
         days = taken.days
         at = self._now_ms
         state = replace(before.with_days(days, number), run=number, batches=taken.batches, at=at, versions={})
@@ -334,9 +334,9 @@ class Pipeline:
         lake.tidy(before, claim)
         state = lake.finish(claim, state)
         self._progress("done", self._total, self._total)
-        return Outcome(state, days, taken.events, taken.quarantined, torn, duplicates)
+        return RunOutcome(state, days, taken.events, taken.quarantined, torn, duplicates)
 
-    def take_in(self, before: State, number: int, unread: list[str]) -> Taken | None:
+    def take_in(self, before: State, number: int, unread: list[str]) -> NewLines | None:
         """Record the files of bronze's new batches, and find the days that the batches touch.
 
         :param before: as for :meth:`refine`.
@@ -359,7 +359,7 @@ class Pipeline:
         return taken
 
     @staticmethod
-    def _touched(fresh: DataFrame, before: State) -> Taken:
+    def _touched(fresh: DataFrame, before: State) -> NewLines:
         of_day = F.col("ts") % DAY_MS
         witness = F.col("family").isin("transport", "receipt")
         rows = (
@@ -384,7 +384,7 @@ class Pipeline:
                 near |= {str(day + timedelta(1))} if row.late else set()
         days |= near & set(before.days)
         quarantined = sum(row.lines for row in rows if row.family == QUARANTINE)
-        return Taken(batches, sorted(days), sum(row.lines for row in rows) - quarantined, quarantined)
+        return NewLines(batches, sorted(days), sum(row.lines for row in rows) - quarantined, quarantined)
 
     def _add_passed_over(self, number: int) -> bool:
         """Add the lines from which Spark's JSON reader makes no rows to the quarantine.
@@ -424,7 +424,7 @@ class Pipeline:
         known = self.lake.read("silver", "files", state).select("file")
         if state.run == 0:  # no run has finished: records of a killed first run do not count
             known = known.limit(0)
-        return known.unionByName(bronze.files(self.lake.fresh(state.batches)))
+        return known.unionByName(bronze.file_names(self.lake.fresh(state.batches)))
 
     def _torn(self, run: int) -> int:
         """Return the number of files of that run that have a problem."""

@@ -21,7 +21,7 @@ _READ = {"__globPaths__": "false"}
 """Reader options that turn off glob patterns: a file name may contain any character, as ``*`` or ``[``."""
 
 
-def typed(rows: DataFrame, schema: StructType) -> DataFrame:
+def with_types(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return the rows with the columns and types of a table."""
     # A cast in SQL text takes one call to Java; each column or type made in Python takes dozens.
     return rows.selectExpr(
@@ -77,7 +77,7 @@ class Lake(Store):
     ) -> None:
         again = f"run={label}."
         directory = again + token_hex(4)
-        writer = typed(rows, table.schema).write.options(**write_options(table.schema))
+        writer = with_types(rows, table.schema).write.options(**write_options(table.schema))
         if table.partitions:
             writer = writer.partitionBy(*table.partitions)
         writer.parquet(f"{table.uri}/{directory}")

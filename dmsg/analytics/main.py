@@ -18,9 +18,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from dmsg.analytics import report, report_data
-from dmsg.analytics.atomic_write import write_whole
+from dmsg.analytics.atomic_write import write_atomically
 from dmsg.analytics.delta import LakeError
-from dmsg.analytics.jobs import Outcome, Pipeline, Progress, Source, receipts_source, spool_source
+from dmsg.analytics.jobs import Pipeline, Progress, RunOutcome, Source, receipts_source, spool_source
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, SparkFailed, is_connect, make_session
@@ -36,7 +36,7 @@ stream's time.
 """
 
 
-class Turns:
+class RefinementSchedule:
     """Schedule of a stream's refinements: refine at once, unless refining already takes most of the time.
 
     The stream keeps up however long a refinement takes. Lines that arrive meanwhile are still written to bronze,
@@ -69,7 +69,7 @@ def sources(spool: str, receipts: str | None) -> list[Source]:
     return [spool_source(spool), *([] if receipts is None else [receipts_source(receipts)])]
 
 
-def run(spark: SparkSession, spool: str, receipts: str | None, out: str, progress: Progress) -> Outcome:
+def run(spark: SparkSession, spool: str, receipts: str | None, out: str, progress: Progress) -> RunOutcome:
     """Bring the tables under ``out`` up to date."""
     return Pipeline(spark, out, progress=progress).run(sources(spool, receipts))
 
@@ -80,7 +80,7 @@ def stream(
     receipts: str | None,
     out: str,
     every: str,
-    told: Callable[[Outcome], None],
+    told: Callable[[RunOutcome], None],
     stop: threading.Event,
     check: Callable[[], object] = lambda: None,
 ) -> None:
@@ -96,7 +96,7 @@ def stream(
     pipeline = Pipeline(spark, out)
     pipeline.begin_small()
     one_at_a_time = threading.Lock()
-    turns = Turns()
+    turns = RefinementSchedule()
 
     def refine(claim: Claim) -> None:
         """Refine now if a turn is due; else leave the batch for a later refinement. The caller holds the lock."""
@@ -137,7 +137,7 @@ def write_report(out: str, target: Path, at: datetime | None = None) -> None:
     :raises DmsgError: the file cannot be written.
     """
     page = report.render(report_data.collect(Store(out), at))
-    write_whole(target, page.encode())
+    write_atomically(target, page.encode())
 
 
 def check_free(out: str) -> None:

@@ -58,7 +58,7 @@ def silver_tables(events: Read, read: Read, around: Read, days: Iterable[str]) -
         "receipts": lambda: silver.receipts(events("receipt")),
         "boots": lambda: silver.boots(events("life"), events("beat"), ends()),
         "verdicts": lambda: _verdicts(around("transports"), around("receipts"), days),
-        "unfinished": lambda: lost_transports.unfinished(
+        "unfinished": lambda: lost_transports.select_unfinished(
             read("transports"), read("verdicts"), read("receipts").where("former")
         ),
     }
@@ -201,7 +201,7 @@ class Refinement:
         everything = lake.bronze(FAMILIES, days)
         lake.write(bronze.sums(everything), "silver", "sums", self._claim.number, days)
         sums = lake.read("silver", "sums", state, days)
-        doubt = not bronze.unsure(sums).isEmpty()
+        doubt = not bronze.incomplete_sums(sums).isEmpty()
         lake.write(bronze.numbers(sums, everything if doubt else None), "silver", "numbers", self._claim.number, days)
         again = lake.read("silver", "numbers", state, days).where("events > distinct_events")
         found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n

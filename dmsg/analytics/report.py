@@ -13,7 +13,7 @@ from html import escape
 from re import fullmatch
 
 from dmsg.analytics import charts
-from dmsg.analytics.attention import few
+from dmsg.analytics.attention import shorten_findings
 from dmsg.analytics.charts import NOTHING, human
 from dmsg.analytics.report_data import SHOWN_DAYS, Content
 from dmsg.analytics.store import Row
@@ -96,7 +96,7 @@ def _anchor(title: str) -> str:
 
 def _attention(content: Content) -> str:
     lines = []
-    for found in few(content.attention):
+    for found in shorten_findings(content.attention):
         kind = word = found.urgency.word
         about = f"{_short(found.about)} " if found.about else ""
         place = f"<a href='#{_anchor(found.place)}'>{found.place}</a>"

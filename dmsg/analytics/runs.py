@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 BEGUN, DONE, GIVEN_UP = "begun", "done", "given up"
 
 
-class Busy(LakeError):
+class TablesBusy(LakeError):
     """Another run is writing to the tables."""
 
 
@@ -127,7 +127,7 @@ def _begun(process: int) -> str:
         return ""
 
 
-def there(owner: str) -> bool | None:
+def owner_exists(owner: str) -> bool | None:
     """Whether the owner of a claim still exists; None if it ran on another machine or in another container."""
     theirs, ours = owner.split("/"), _this_process().split("/")
     if len(theirs) < len(ours) or theirs[:3] != ours[:3] or not ours[1]:
@@ -203,7 +203,7 @@ class Runs:
             silent = self._clock() - newest.at / 1000
             # An owner that is known to exist keeps its claim however long it is silent: its process may be suspended,
             # or a clock was set.
-            seen = there(newest.owner)
+            seen = owner_exists(newest.owner)
             if seen or (seen is None and silent < LEASE_SECONDS):
                 ago = f"{silent:.0f} s ago" if silent >= 0 else f"by a clock that is {-silent:.0f} s ahead of this one"
                 raise self._busy(f", which said so {ago}")
@@ -234,8 +234,8 @@ class Runs:
             return self._busy()  # another run created it first
         return LakeError(f"there can be no tables in {self._root}: {str(error).splitlines()[0]}")
 
-    def _busy(self, more: str = "") -> Busy:
-        return Busy(f"another run writes to {self._root}{more}")
+    def _busy(self, more: str = "") -> TablesBusy:
+        return TablesBusy(f"another run writes to {self._root}{more}")
 
     def write(self, table: DeltaTable, rows: list[_Row]) -> None:
         """Replace all rows, if nobody has written since ``table`` was opened.

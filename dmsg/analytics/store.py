@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from dmsg.analytics.delta import Delta, File, LakeError, unusable
+from dmsg.analytics.delta import Delta, File, LakeError, unusable_character
 from dmsg.analytics.runs import Claim, Runs, State
 from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, SILVER, Table
 
@@ -84,7 +84,7 @@ class Store:
         local = local_path(out)
         self.root = out.rstrip("/") if local is None else str(local.absolute())
         self.local = local is not None
-        if (found := unusable(self.root)) is not None:
+        if (found := unusable_character(self.root)) is not None:
             raise LakeError(f"tables cannot be in {self.root}: its path has a {found}")
         if self.local and Path(self.root).exists() and not Path(self.root).is_dir():
             raise LakeError(f"tables cannot be in {self.root}: it is no directory")

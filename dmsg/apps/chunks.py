@@ -8,15 +8,15 @@ Programs before 0.2 know no pieces: each side says ``"pieces": true`` when the o
 from __future__ import annotations
 
 from dmsg.apps.sources import SourceChanged
-from dmsg.apps.transfer import Refused, TransferError
-from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
+from dmsg.apps.transfer import TransferError, TransferRefused
+from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten
 
-PIECE_LIMIT = 256 * 1024
+CHUNK_LIMIT = 256 * 1024
 """Bytes of a piece."""
 END = bytes(4)
 
 
-def piece(data: bytes) -> bytes:
+def encode_chunk(data: bytes) -> bytes:
     """Bytes of a file, as they travel: one piece."""
     return len(data).to_bytes(4, "big") + data
 
@@ -26,11 +26,11 @@ def error_of(message: dict[str, object], before: str) -> TransferError:
 
     :param before: what stands before the reason if the source is not it.
     """
-    text = shortened(str(message["error"]), MAX_WORDS_OF_STRANGERS)
-    return SourceChanged(text) if message.get("changed") is True else Refused(f"{before}: {text}")
+    text = shorten(str(message["error"]), MAX_WORDS_OF_STRANGERS)
+    return SourceChanged(text) if message.get("changed") is True else TransferRefused(f"{before}: {text}")
 
 
-class PieceReader:
+class ChunkReader:
     """Takes pieces out of a buffer, however they came."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class PieceReader:
             del buffer[:4]
             if not self._left:
                 return None
-            if self._left > min(left, PIECE_LIMIT):
+            if self._left > min(left, CHUNK_LIMIT):
                 raise TransferError("more bytes of the file came than were offered")
         data = bytes(buffer[: self._left])
         del buffer[: len(data)]
@@ -74,7 +74,7 @@ def digest_of(message: dict[str, object], left: int) -> bytes:
     return digest
 
 
-def end(digest: bytes, *, changed: bool) -> bytes:
+def encode_end(digest: bytes, *, changed: bool) -> bytes:
     """Return the bytes that follow the last piece of a complete file."""
     body = b'{"sha256":"%s"%s}' % (digest.hex().encode(), b',"changed":true' if changed else b"")
     return END + len(body).to_bytes(4, "big") + body

@@ -20,15 +20,15 @@ from twisted.internet.protocol import Protocol
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
-from dmsg.apps.parcels.destination import Place
+from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.manifest import DIRECTORY
 from dmsg.apps.parcels.offers import Offer
-from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
-from dmsg.apps.parcels.sender import FilesSender, ParcelSender, Sent
-from dmsg.apps.parcels.walk import Walked, walk
+from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
+from dmsg.apps.parcels.sender import FilesSender, ParcelSender, SentParcel
+from dmsg.apps.parcels.walk import WalkResult, walk
 from dmsg.apps.parcels.wire import ParcelCut, encode
 from dmsg.apps.partial_files import IS_BUSY
-from dmsg.apps.transfer import Refused, TransferError, Transferred, lost_text
+from dmsg.apps.transfer import TransferError, TransferRefused, TransferResult, lost_text
 from dmsg.errors import CutShort, DmsgError
 
 PUT, GET = "put-tree", "get-tree"
@@ -49,13 +49,13 @@ class CopyBusy(CopyCut):
     """The other side receives this from another connection, perhaps of a killed program that is soon given up."""
 
 
-def transferred(name: str, result: Sent | Taken) -> Transferred:
+def transfer_result(name: str, result: SentParcel | ReceivedParcel) -> TransferResult:
     """Return the result of a copy, whichever side this was."""
-    return Transferred(name, result.size, result.seconds, result.sha256, bool(result.changed))
+    return TransferResult(name, result.size, result.seconds, result.sha256, bool(result.changed))
 
 
 class Copy(Protocol):
-    """Side of a copy that asks; ``done`` fires with a :class:`~dmsg.apps.transfer.Transferred`.
+    """Side of a copy that asks; ``done`` fires with a :class:`~dmsg.apps.transfer.TransferResult`.
 
     :param name: what the file or directory is called, as results and errors have it.
     :ivar what: the name, as an error begins with it.
@@ -71,7 +71,7 @@ class Copy(Protocol):
         self._size = 0
         self._inner: ParcelSender | ParcelReceiver | None = None
         self._lost: Failure | None = None
-        self.done: Deferred[Transferred] = Deferred(lambda _: self._inner.done.cancel() if self._inner else None)
+        self.done: Deferred[TransferResult] = Deferred(lambda _: self._inner.done.cancel() if self._inner else None)
         self.closed: Deferred[None] = Deferred()
 
     def _moved(self, done: int) -> None:
@@ -86,9 +86,9 @@ class Copy(Protocol):
         inner.done.addCallbacks(self._carried, self._failed)
         inner.makeConnection(self.transport)  # type: ignore[no-untyped-call]
 
-    def _carried(self, result: Sent | Taken) -> None:
+    def _carried(self, result: SentParcel | ReceivedParcel) -> None:
         if not self.done.called:
-            self.done.callback(transferred(self._name, result))
+            self.done.callback(transfer_result(self._name, result))
 
     def _failed(self, failure: Failure) -> None:
         if self.done.called:
@@ -97,7 +97,9 @@ class Copy(Protocol):
         if text.startswith(REFUSED) and IS_BUSY in text:  # busy on this side, it stays so
             error = CopyBusy(text)
         elif text.startswith(tuple(f"{REFUSED}: {old}" for old in OLD_LISTENERS)):
-            error = Refused(f"{REFUSED}: the dmsg there is older, and copies files in another way: update it there")
+            error = TransferRefused(
+                f"{REFUSED}: the dmsg there is older, and copies files in another way: update it there"
+            )
         self.done.errback(Failure(error))
 
     def dataReceived(self, data: bytes) -> None:
@@ -109,12 +111,12 @@ class Copy(Protocol):
         if self._inner is not None:
             self._inner.connectionLost(reason)
         elif not self.done.called:
-            self.done.errback(Failure(cut(reason)))
+            self.done.errback(Failure(cut_error(reason)))
         if not self.closed.called:
             self.closed.callback(None)
 
 
-def cut(reason: Failure) -> TransferError:
+def cut_error(reason: Failure) -> TransferError:
     """Return the error of a copy whose connection was lost."""
     if reason.check(ConnectionDone, ConnectionLost, ConnectionAborted, DmsgError):
         return CopyCut(lost_text(reason))
@@ -125,7 +127,7 @@ def cut(reason: Failure) -> TransferError:
 def copy_error(failure: Failure, lost: Failure | None) -> BaseException:
     """Return why a copy failed, as its parcel says it.  :param lost: why the connection was lost, if it was."""
     if lost is not None and isinstance(failure.value, ParcelCut):
-        return cut(lost)
+        return cut_error(lost)
     assert failure.value is not None
     return failure.value
 
@@ -140,7 +142,7 @@ class Put(Copy):
         *,
         started: Started = lambda name, size, offset: lambda done: None,
         hidden: bool = False,
-        left_out: Callable[[Walked], object] = lambda walked: None,
+        left_out: Callable[[WalkResult], object] = lambda walked: None,
     ) -> None:
         """:param left_out: told what there is and what of it is not sent, before anything is."""
         super().__init__(source.resolve().name if source.name in ("", "..") else source.name, started)
@@ -154,7 +156,7 @@ class Put(Copy):
         walking = deferToThread(walk, [self._source], hidden=self._hidden, called=self._called)
         walking.addCallbacks(self._walked, self._not_walked)
 
-    def _walked(self, walked: Walked) -> None:
+    def _walked(self, walked: WalkResult) -> None:
         if self.done.called or self._lost is not None:
             return
         self._left_out(walked)
@@ -187,7 +189,7 @@ class Get(Copy):
         super().__init__(target.name, started)
         self._source = source
         self._directories = directories
-        self._place = Place(target.parent, overwrite=True, hidden=hidden, copies=True)
+        self._place = Destination(target.parent, overwrite=True, hidden=hidden, copies=True)
 
     def connectionMade(self) -> None:
         receiver = ParcelReceiver(self._place, self._asked, progress=self._moved, name=self._name, refusal=REFUSED)

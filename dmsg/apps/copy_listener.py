@@ -13,17 +13,17 @@ from twisted.internet.protocol import Protocol
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
-from dmsg.apps.copies import GET, PUT, copy_error, cut, transferred
+from dmsg.apps.copies import GET, PUT, copy_error, cut_error, transfer_result
 from dmsg.apps.descriptors import open_within
-from dmsg.apps.parcels.destination import Place
+from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.offers import Offer
-from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
-from dmsg.apps.parcels.sender import FilesSender, ParcelSender, Sent
-from dmsg.apps.parcels.walk import Walked, walk
+from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
+from dmsg.apps.parcels.sender import FilesSender, ParcelSender, SentParcel
+from dmsg.apps.parcels.walk import WalkResult, walk
 from dmsg.apps.parcels.wire import MESSAGE_LIMIT, Messages, encode
 from dmsg.apps.partial_files import IS_BUSY
-from dmsg.apps.paths import inside
-from dmsg.apps.transfer import TransferError, Transferred
+from dmsg.apps.paths import path_inside
+from dmsg.apps.transfer import TransferError, TransferResult
 
 LEFT_AFTER = 5.0
 """Seconds without a way to who sends a file, after which another may send it: a program that was killed, and came
@@ -31,8 +31,8 @@ again without a key of its own."""
 OLD_PROGRAM = "this dmsg does not know the copies of dmsg 0.1: update the program that asks"
 
 
-class Peer(Protocol):
-    """Connection of a peer to a listener; ``done`` fires with a :class:`~dmsg.apps.transfer.Transferred`.
+class CopyPeer(Protocol):
+    """Connection of a peer to a listener; ``done`` fires with a :class:`~dmsg.apps.transfer.TransferResult`.
 
     :param root: the directory that peers see.
     :param writable: whether files may be sent; they may always be fetched.
@@ -49,7 +49,7 @@ class Peer(Protocol):
         overwrite: bool = False,
         hidden: bool = False,
         max_size: int | None = None,
-        busy: dict[Path, Peer] | None = None,
+        busy: dict[Path, CopyPeer] | None = None,
     ) -> None:
         self._reactor = reactor
         self._root = root
@@ -64,7 +64,7 @@ class Peer(Protocol):
         self._is_asked = False
         self._mine: Path | None = None
         self._lost: Failure | None = None
-        self.done: Deferred[Transferred] = Deferred()
+        self.done: Deferred[TransferResult] = Deferred()
 
     def dataReceived(self, data: bytes) -> None:
         if self._inner is not None:
@@ -91,13 +91,13 @@ class Peer(Protocol):
         op, path = message.get("op"), message.get("path")
         if op == PUT and self._writable:
             base = self._root.resolve()
-            self._path = base if path == "" else inside(self._root, path, hidden=self._hidden)
-            place = Place(self._path, overwrite=self._overwrite, hidden=self._hidden, base=base, copies=True)
+            self._path = base if path == "" else path_inside(self._root, path, hidden=self._hidden)
+            place = Destination(self._path, overwrite=self._overwrite, hidden=self._hidden, base=base, copies=True)
             self._become(ParcelReceiver(place, self._asked))
         elif op in (PUT, "put") and not self._writable:
             raise TransferError("this peer accepts no files")
         elif op == GET:
-            self._path = inside(self._root, path, hidden=self._hidden)
+            self._path = path_inside(self._root, path, hidden=self._hidden)
             self._give(self._path, directories=message.get("directories") is not False)
         else:
             raise TransferError(OLD_PROGRAM)
@@ -124,7 +124,7 @@ class Peer(Protocol):
         walking = deferToThread(walk, [path], hidden=self._hidden, base=base)
         walking.addCallbacks(self._walked, self._not_walked)
 
-    def _walked(self, walked: Walked) -> None:
+    def _walked(self, walked: WalkResult) -> None:
         if not self.done.called:
             self.transport.resumeProducing()  # type: ignore[union-attr]
             self._become(FilesSender(walked))
@@ -162,7 +162,7 @@ class Peer(Protocol):
         self._busy[path] = self
         self._mine = path
 
-    def is_left_by(self, other: Peer) -> bool:
+    def is_left_by(self, other: CopyPeer) -> bool:
         """Nothing carries this stream, and its peer has come again, or it is so for long: who sent was killed."""
         since = getattr(self.transport, "away_since", None)
         if since is None:
@@ -187,9 +187,9 @@ class Peer(Protocol):
         if rest := self._messages.some(self._messages.held):
             inner.dataReceived(rest)
 
-    def _carried(self, result: Sent | Taken) -> None:
+    def _carried(self, result: SentParcel | ReceivedParcel) -> None:
         if not self.done.called:
-            self.done.callback(transferred(self._path.name, result))
+            self.done.callback(transfer_result(self._path.name, result))
 
     def _failed(self, failure: Failure) -> None:
         if not self.done.called:
@@ -206,4 +206,4 @@ class Peer(Protocol):
         self._lost = reason
         if self._inner is not None:
             self._inner.connectionLost(reason)
-        self._failed(Failure(cut(reason)))
+        self._failed(Failure(cut_error(reason)))

@@ -39,7 +39,7 @@ SORTS = {"name": "name", "size": "size", "time": "modified"}
 """Columns of a listing and the attribute that orders them."""
 
 
-class Threads:
+class ListingThreads:
     """Makes listings in threads: a few at a time, and the next ones in turn.
 
     Requests for the same listing that wait for their turn get one page.  None joins a page that is being made: it may
@@ -92,14 +92,14 @@ class Threads:
         return in_thread(self._reactor, act).addBoth(tell)
 
 
-class Contained(File):
+class ContainedFile(File):
     """Regular files and directories below ``root``; a link that leads out of it is not there."""
 
     root = ""
     title = ""
     hidden = False
     """Names that begin with a dot, and parts of copies under way, are there too."""
-    threads: Threads
+    threads: ListingThreads
     _size: int | None = None
 
     def getChild(self, path: bytes, request: Request) -> IResource:
@@ -110,14 +110,14 @@ class Contained(File):
         if "\0" in name:
             return self.childNotFound
         child: IResource = super().getChild(path, request)  # type: ignore[no-untyped-call]
-        if isinstance(child, Contained):
+        if isinstance(child, ContainedFile):
             child.root, child.title, child.hidden, child.threads = self.root, self.title, self.hidden, self.threads
             if not servable(child.path, self.root, hidden=self.hidden):
                 return self.childNotFound
         return child
 
     def createSimilarFile(self, path: str) -> File:
-        similar: Contained = super().createSimilarFile(path)  # type: ignore[no-untyped-call]
+        similar: ContainedFile = super().createSimilarFile(path)  # type: ignore[no-untyped-call]
         similar.root, similar.title, similar.hidden, similar.threads = self.root, self.title, self.hidden, self.threads
         return similar
 
@@ -199,7 +199,7 @@ class Listing(Resource):
 
     isLeaf = True
 
-    def __init__(self, path: str, root: str, title: str, *, hidden: bool, threads: Threads) -> None:
+    def __init__(self, path: str, root: str, title: str, *, hidden: bool, threads: ListingThreads) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._hidden = hidden
         self._path = path
@@ -331,9 +331,9 @@ def file_site(
     :param hidden: with those that begin with a dot.
     :param reactor: in whose threads listings are made; None: each is made at once.
     """
-    resource = Contained(os.fspath(directory))
+    resource = ContainedFile(os.fspath(directory))
     resource.root = os.path.realpath(directory)
     resource.title = title
     resource.hidden = hidden
-    resource.threads = Threads(reactor)
+    resource.threads = ListingThreads(reactor)
     return resource

@@ -42,7 +42,7 @@ def part_of(path: Path) -> Path:
 
 
 class HeldPart:
-    """A part that this transfer alone writes; see :func:`hold`.
+    """A part that this transfer alone writes; see :func:`hold_part`.
 
     :ivar size: bytes of a file that were there already.
     """
@@ -64,7 +64,7 @@ class HeldPart:
         os.close(descriptor)
 
 
-def hold(target: str, at: int, *, directory: bool = False) -> HeldPart:
+def hold_part(target: str, at: int, *, directory: bool = False) -> HeldPart:
     """The part of ``target``, made where there is none; what lies there and can be none of it is taken away.
 
     :param at: descriptor of the directory, which stays open until the part is released.

@@ -14,7 +14,7 @@ PATH_LIMIT = 4096
 """Characters of a path."""
 
 
-def inside(root: Path, text: object, *, hidden: bool = False) -> Path:
+def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
     """The file that a peer names, below ``root``.
 
     :param hidden: names that begin with a dot may be on the way, and where links lead.

@@ -29,7 +29,7 @@ class Event(TypedDict, total=False):
     notice: str
 
 
-class Probing(Interface):
+class ProbingClient(Interface):
     """A client, as far as it measures."""
 
     def probe(
@@ -50,7 +50,7 @@ class Probing(Interface):
 
 
 async def open_probe(
-    client: Probing,
+    client: ProbingClient,
     key: PubKey,
     port: int | None,
     timeout: float,
@@ -71,7 +71,7 @@ async def open_probe(
 
 async def ping(
     reactor: IReactorTime,
-    client: Probing,
+    client: ProbingClient,
     key: PubKey,
     port: int | None,
     *,

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IProtocol, IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.apps.splice import Half, join
+from dmsg.apps.splice import SplicedConnection, join
 from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.transports import transport_of
 
@@ -97,7 +97,7 @@ class SocksRequest:
         return answer
 
 
-class SocksProtocol(Half):
+class SocksProtocol(SplicedConnection):
     """Protocol of a program's connection to the proxy.
 
     :param dial: gets host, port and the half to connect; fires when it is connected.
@@ -106,7 +106,7 @@ class SocksProtocol(Half):
     def __init__(
         self,
         reactor: IReactorTime,
-        dial: Callable[[str, int, Half], Deferred[IProtocol]],
+        dial: Callable[[str, int, SplicedConnection], Deferred[IProtocol]],
         code_of: Callable[[Failure], int],
         lost: Callable[[], None],
     ) -> None:
@@ -150,7 +150,7 @@ class SocksProtocol(Half):
             self._open(*request.target, request.rest)
 
     def _open(self, host: str, port: int, rest: bytes) -> None:
-        other = Half()
+        other = SplicedConnection()
         transport = transport_of(self)
 
         def connected(_: IProtocol) -> None:

@@ -30,12 +30,12 @@ def changed_text(name: str) -> str:
     return f"{name} was written to while it was sent: what has arrived is what was read"
 
 
-def resized(name: str, now: int, then: int) -> SourceChanged:
+def resized_error(name: str, now: int, then: int) -> SourceChanged:
     """The error of a file that became shorter, or is another one."""
     return SourceChanged(f"{name} changed after it was offered: it has {now:,} bytes now, and had {then:,}")
 
 
-def gone(name: str, error: OSError) -> SourceChanged:
+def gone_error(name: str, error: OSError) -> SourceChanged:
     """The error of a file that cannot be read any more."""
     return SourceChanged(f"{name} changed after it was offered: {error.strerror}")
 
@@ -65,7 +65,7 @@ def open_pipe(path: str) -> tuple[int, str]:
     return number, "standard input" if number == 0 else "a pipe"
 
 
-def named(path: Path) -> Path:
+def named_path(path: Path) -> Path:
     """Return the path behind a link of ``/proc``, such as ``/dev/stdin``, if the file has a path."""
     if _descriptor(os.fspath(path)) is None:
         return path
@@ -172,7 +172,7 @@ class Source:
         """
         data = self._file.read(min(count, self._left))
         if count and self._left and not data:
-            raise resized(self._name, self.size - self._left, self.size)
+            raise resized_error(self._name, self.size - self._left, self.size)
         self._left -= len(data)
         return data
 

@@ -31,15 +31,17 @@ _log = Logger()
 
 
 @implementer(IHalfCloseableProtocol)
-class Half(Protocol):
+class SplicedConnection(Protocol):
     """Connection that is joined with another; ``other`` is set when both are connected."""
 
-    other: Half | None = None
+    other: SplicedConnection | None = None
     reading_ended = False
     """Handle the end of the data that this connection receives."""
     _writing_ended = False
 
-    def __init__(self, connected: Callable[[Half], None] | None = None, lost: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, connected: Callable[[SplicedConnection], None] | None = None, lost: Callable[[], None] | None = None
+    ) -> None:
         self._connected = connected
         self._on_lost = lost
         self.over: Failure | None = None
@@ -119,7 +121,7 @@ class _Source:
         self._transport.resumeProducing()
 
 
-def join(one: Half, two: Half) -> None:
+def join(one: SplicedConnection, two: SplicedConnection) -> None:
     """Both are connected: let the bytes flow."""
     for half, other in ((one, two), (two, one)):
         if other.over is not None:
@@ -164,7 +166,7 @@ class SpliceFactory(Factory):
         self.admits = self._allowed = allowed
         self._failed = failed
         self._max = max_joints
-        self._halves: dict[Half, None] = {}
+        self._halves: dict[SplicedConnection, None] = {}
         self.total = 0
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
@@ -177,7 +179,7 @@ class SpliceFactory(Factory):
         def lost() -> None:
             self._halves.pop(half, None)
 
-        half = Half(self._incoming, lost)
+        half = SplicedConnection(self._incoming, lost)
         self._halves[half] = None
         return half
 
@@ -198,17 +200,19 @@ class SpliceFactory(Factory):
         transport_of(leaves).abortConnection()
         return True
 
-    def _incoming(self, one: Half) -> None:
+    def _incoming(self, one: SplicedConnection) -> None:
         transport = transport_of(one)
         transport.pauseProducing()
         dial(one, self._connect, self._failed)
 
 
 def dial(
-    one: Half, connect: Callable[[IProtocolFactory], Deferred[IProtocol]], failed: Callable[[Failure], None]
+    one: SplicedConnection,
+    connect: Callable[[IProtocolFactory], Deferred[IProtocol]],
+    failed: Callable[[Failure], None],
 ) -> None:
     """Make the other half of ``one``, which is paused."""
-    two = Half()
+    two = SplicedConnection()
     factory = Factory.forProtocol(lambda: two)
     factory.noisy = False
 

@@ -18,7 +18,7 @@ class TransferError(DmsgError):
     """The file did not arrive."""
 
 
-class Refused(TransferError, Unwanted):
+class TransferRefused(TransferError, Unwanted):
     """The other side does not take it, or does not give it."""
 
 
@@ -32,7 +32,7 @@ def lost_text(reason: Failure) -> str:
 
 
 @dataclass(frozen=True)
-class Transferred:
+class TransferResult:
     """Result of a transfer.
 
     :ivar seconds: from the first byte to the answer.

@@ -20,7 +20,7 @@ def compact(table: dict[Key, Value]) -> dict[Key, Value]:
     return dict(table) if size > SPARSE and size > SPARSE_ENTRY * len(table) else table
 
 
-def uncount(counter: Counter[Key], key: Key, number: int = 1) -> None:
+def decrement(counter: Counter[Key], key: Key, number: int = 1) -> None:
     """So much less; what counts nothing has no place any more."""
     counter[key] -= number
     if counter[key] <= 0:

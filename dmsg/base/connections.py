@@ -15,7 +15,7 @@ from dmsg.base.ports import Port
 from dmsg.errors import DropReason
 
 
-class Counted(Protocol):
+class CountedConnection(Protocol):
     """Connection that can be told apart and counted.
 
     :ivar closing: it ends already.
@@ -31,7 +31,7 @@ class Counted(Protocol):
         """Key of the connection's owner."""
 
 
-class Connected(Counted, Protocol):
+class ClosableConnection(CountedConnection, Protocol):
     """A connection that a relay can end."""
 
     @property
@@ -39,8 +39,8 @@ class Connected(Counted, Protocol):
         """The other end."""
 
 
-P = TypeVar("P", bound=Counted)
-PeerT = TypeVar("PeerT", bound=Connected)
+P = TypeVar("P", bound=CountedConnection)
+PeerT = TypeVar("PeerT", bound=ClosableConnection)
 
 
 class Connections(Generic[P]):

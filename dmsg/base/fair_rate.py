@@ -142,7 +142,7 @@ class FairRate:
         self._count -= sources.popitem(last=False)[1].count()
 
 
-class Crowds:
+class CrowdedRates:
     """The rates of one server that tell their sources apart now: others may leave many of them so, and go."""
 
     __slots__ = ("_rates",)

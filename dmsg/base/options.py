@@ -230,7 +230,7 @@ def proxied_option() -> bool:
     )
 
 
-def needed(row: Option) -> dict[str, Option]:
+def required_field(row: Option) -> dict[str, Option]:
     """Return the metadata of a field that has no default."""
     return {_ROW: row}
 

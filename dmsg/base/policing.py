@@ -1,7 +1,7 @@
 """Limits on what one client may ask of a server: token buckets for each kind of frame.
 
 A frame over its rate is refused with a reason; a client that goes on regardless loses its connection.  Frames that
-others provoke from a client are not counted against it: see :class:`Provoked`.
+others provoke from a client are not counted against it: see :class:`ProvokedFrames`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEEDED = 8.0
 """Refused frames of one connection that are forgotten in a second."""
 
 
-class Provoked:
+class ProvokedFrames:
     """Number of frames that others may have provoked from a client and that have not come yet.
 
     A transport that others end leaves frames on their way, and answers to what was on its way to the client.
@@ -114,7 +114,7 @@ class ClientLimits:
         return self.basic_rate * DESTINATION_BURST
 
 
-class Police:
+class Policer:
     """The buckets of one client.
 
     :cvar kinds: kinds of frames that are counted apart.

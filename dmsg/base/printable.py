@@ -28,7 +28,7 @@ def without_userinfo(text: str) -> str:
     return _USERINFO.sub("://***@", text) if "@" in text else text
 
 
-def shortened(text: str, most: int = MAX_ERROR) -> str:
+def shorten(text: str, most: int = MAX_ERROR) -> str:
     """Return ``text`` as one line of at most ``most`` characters, cut between two words, with dots where it is cut."""
     line = " ".join(text.split())
     if len(line) <= most:

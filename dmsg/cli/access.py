@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from dmsg.cli.completion_values import names
+from dmsg.cli.completion_values import complete_names
 from dmsg.cli.output import say
 from dmsg.clients.groups import MARK, Groups, allowed_keys
 from dmsg.errors import DmsgError
@@ -26,7 +26,7 @@ SHOWN_ALLOWED = 5
 
 
 @dataclass(frozen=True)
-class Allowed:
+class AllowOption:
     """Value of one ``--allow`` option.
 
     :ivar text: as it was typed.
@@ -37,23 +37,23 @@ class Allowed:
     keys: frozenset[PubKey]
 
 
-class AllowedType(click.ParamType[Allowed]):
+class AllowedType(click.ParamType[AllowOption]):
     """A public key, a name of the address book, or ``@`` and a group of it."""
 
     name = "peers"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Allowed:
-        if isinstance(value, Allowed):
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> AllowOption:
+        if isinstance(value, AllowOption):
             return value
         try:
-            return Allowed(str(value), allowed_keys(str(value)))
+            return AllowOption(str(value), allowed_keys(str(value)))
         except DmsgError as error:
             self.fail(str(error), param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Names, and groups behind ``@``."""
         if not incomplete.startswith(MARK):
-            return names(incomplete)
+            return complete_names(incomplete)
         try:
             groups = sorted(Groups().all())
         except DmsgError:
@@ -67,7 +67,7 @@ class Access:
     :ivar keys: theirs; None: anyone's.
     """
 
-    def __init__(self, allow: tuple[Allowed, ...]) -> None:
+    def __init__(self, allow: tuple[AllowOption, ...]) -> None:
         self._allow = allow
         self.keys = frozenset(key for one in allow for key in one.keys) if allow else None
 
@@ -97,7 +97,7 @@ class Access:
         say(f"dmsg: {self}", err=True)
 
 
-def machines(interface: str) -> dict[str, object]:
+def describe_reach(interface: str) -> dict[str, object]:
     """Say which machines and programs may connect to a port of this machine, and so act with this client's key.
 
     :returns: the fields of :attr:`Access.fields`.

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dmsg.agent.socket_path import AgentError, Found, find_agent
+from dmsg.agent.socket_path import AgentError, FoundAgent, find_agent
 from dmsg.cli.output import fail, notice
 from dmsg.clients.server_choice import ServerChoice
 from dmsg.errors import DmsgError
@@ -41,7 +41,7 @@ def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSetti
     return replace(settings, agent=found) if mine and _suits(settings, found) else settings
 
 
-def through(agent: Found, request: dict[str, object], patience: float) -> Iterator[Answer]:
+def ask_agent(agent: FoundAgent, request: dict[str, object], patience: float) -> Iterator[Answer]:
     """Send a request to the agent and return its answer, without a reactor; Ctrl-C ends the call at once.
 
     :param patience: seconds without a word of it.
@@ -64,7 +64,7 @@ def key_in(path: str | None) -> PubKey | None:
     return None
 
 
-def _suits(settings: ClientSettings, found: Found) -> bool:
+def _suits(settings: ClientSettings, found: FoundAgent) -> bool:
     """Nothing is asked of the connection that the agent's may not have."""
     usual = (ServerChoice(), RESUME_TIMEOUT, False, False)
     asked = (settings.choice, settings.resume_timeout, settings.receipts, settings.share)

@@ -31,8 +31,8 @@ from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor, cancel_call, use_monotonic_clock
 
 T = TypeVar("T")
-C = TypeVar("C", bound="Used")
-C_co = TypeVar("C_co", bound="Used", covariant=True)
+C = TypeVar("C", bound="RunnableClient")
+C_co = TypeVar("C_co", bound="RunnableClient", covariant=True)
 
 Main = Callable[[Reactor], Coroutine[Deferred[Any], Any, object]]
 """Coroutine function of a command, which gets the reactor that it runs in."""
@@ -98,7 +98,7 @@ class _Run:
         except CancelledError:
             raise SystemExit(self._stopped_with if output.state.status is None else output.state.status) from None
         except BrokenPipeError as error:
-            output.failed(error, err=False)
+            output.mark_output_failed(error, err=False)
             raise SystemExit(output.EXIT_PIPE) from None
         except UnknownName as error:
             output.fail_with(str(error), output.EXIT_USAGE, type(error).__name__)
@@ -152,7 +152,7 @@ class _Run:
             signal.signal(signal.SIGHUP, ended)
 
 
-class Used(Protocol):
+class RunnableClient(Protocol):
     """A client of some family, or of the agent, as far as it is started and stopped."""
 
     @property
@@ -204,19 +204,19 @@ async def with_client(
         await client.stopService()
 
 
-def _tell_of_waiting(reactor: Reactor, client: Used) -> None:
+def _tell_of_waiting(reactor: Reactor, client: RunnableClient) -> None:
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + ONLINE_TIMEOUT - NOTICE_AFTER))
     output.notice(f"waiting for {client.waiting_for.rstrip('.')}; at the latest until {until}")
 
 
-class Listens(Protocol):
+class ListeningClient(Protocol):
     """Client of some family, or of the agent, as far as it takes what peers open."""
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort | Deferred[IListeningPort]:
         """Accept streams."""
 
 
-class _Described(Protocol):
+class _DescribedFactory(Protocol):
     """Factory that says who may come, and what they get."""
 
     admits: Access
@@ -224,7 +224,7 @@ class _Described(Protocol):
 
 
 async def listening_at(
-    client: Listens, factory: IProtocolFactory, port: int = 0, *, access: Access, offers: str = ""
+    client: ListeningClient, factory: IProtocolFactory, port: int = 0, *, access: Access, offers: str = ""
 ) -> IListeningPort:
     """Take what peers open: of the command's own client at once, of the agent when it says that the port is free.
 
@@ -233,7 +233,7 @@ async def listening_at(
     :raises CannotListenError: another part of the client has it.
     :raises DmsgError: another program has it.
     """
-    described = cast(_Described, factory)
+    described = cast(_DescribedFactory, factory)
     described.admits, described.offers = access, offers
     return await cast("Deferred[IListeningPort]", maybeDeferred(client.listen, factory, port))
 

@@ -11,11 +11,11 @@ from click.core import ParameterSource
 from dmsg.cli.loading import load
 from dmsg.cli.output import notice
 from dmsg.clients.server_choice import ServerChoice
-from dmsg.keylock import hold, this_program
+from dmsg.keylock import hold_key, this_program
 from dmsg.keys import SecKey, load_or_create_key
 
 if TYPE_CHECKING:
-    from dmsg.agent.socket_path import Found
+    from dmsg.agent.socket_path import FoundAgent
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
@@ -34,7 +34,7 @@ def client_key(key_file: str | None, *, create: bool = False, share: bool = Fals
     if not key_file:
         return SecKey.generate()
     key = load_or_create_key(key_file, create=create)
-    hold(key_file, this_command(), share=share)
+    hold_key(key_file, this_command(), share=share)
     return key
 
 
@@ -54,7 +54,7 @@ class ClientSettings:
     receipts: bool
     create: bool = False
     share: bool = False
-    agent: Found | None = None
+    agent: FoundAgent | None = None
     """The agent whose key and connections are used; None: the command has its own."""
 
     def alone(self) -> ClientSettings:

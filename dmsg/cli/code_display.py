@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dmsg.apps.codes import rendezvous
-from dmsg.apps.codes.stream import Agreed, CodeUsedUp
+from dmsg.apps.codes.stream import CodeAgreement, CodeUsedUp
 from dmsg.apps.codes.words import Code
 from dmsg.cli.output import notice, say, state, tell
 from dmsg.cli.prompts import ask
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 async def offer_code(
     reactor: Reactor, client: Client, words: int, type_there: str, *, verify: bool, show_qr: bool
-) -> Agreed:
+) -> CodeAgreement:
     """Make a code, show it, and wait for the peer who knows it.
 
     :param type_there: the command to which it is given on the other machine.
@@ -37,7 +37,7 @@ async def offer_code(
     return await _compared(reactor, await offered.agreed, verify)
 
 
-async def accept_code(reactor: Reactor, client: Client, code: Code, *, verify: bool, timeout: float) -> Agreed:
+async def accept_code(reactor: Reactor, client: Client, code: Code, *, verify: bool, timeout: float) -> CodeAgreement:
     """Prove that this side knows a code to the peer who made it.
 
     :raises CodeUsedUp: see :func:`~dmsg.apps.codes.rendezvous.accept_code`, or the people see different numbers.
@@ -45,7 +45,7 @@ async def accept_code(reactor: Reactor, client: Client, code: Code, *, verify: b
     return await _compared(reactor, await rendezvous.accept_code(reactor, client, code, timeout=timeout), verify)
 
 
-async def _compared(reactor: Reactor, agreed: Agreed, verify: bool) -> Agreed:
+async def _compared(reactor: Reactor, agreed: CodeAgreement, verify: bool) -> CodeAgreement:
     """Show what both sides can compare, if that is wanted."""
     if verify:
         say(f"verify: {agreed.verifier}", err=True)

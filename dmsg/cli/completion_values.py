@@ -10,7 +10,7 @@ from contextlib import suppress
 import click
 from click.shell_completion import CompletionItem
 
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.errors import DmsgError
 
 KEY_BEGINS = 2
@@ -19,11 +19,11 @@ KEY_TEXT_BEGINS = 4
 """Characters of a key's own text from which on it is completed."""
 
 
-def names(incomplete: str, after: str = "") -> list[CompletionItem]:
+def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
     """Names of the address book, and its keys where one is begun.  :param after: what stands behind each."""
     found = []
     with suppress(DmsgError):
-        for name, key in sorted(Names().all().items()):
+        for name, key in sorted(AddressBook().all().items()):
             if name.startswith(incomplete.lower()):
                 found.append(CompletionItem(name + after, help=key.short))
             elif len(incomplete) >= KEY_BEGINS:
@@ -35,7 +35,7 @@ def names(incomplete: str, after: str = "") -> list[CompletionItem]:
 
 def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names alone."""
-    return names(incomplete)
+    return complete_names(incomplete)
 
 
 def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -45,12 +45,12 @@ def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def complete_path_or_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names, or files where no name begins so."""
-    return (incomplete and names(incomplete)) or complete_path(ctx, param, incomplete)
+    return (incomplete and complete_names(incomplete)) or complete_path(ctx, param, incomplete)
 
 
 def complete_copied(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """``NAME:``, or files."""
-    return (incomplete and names(incomplete, ":")) or complete_path(ctx, param, incomplete)
+    return (incomplete and complete_names(incomplete, ":")) or complete_path(ctx, param, incomplete)
 
 
 def complete_code(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

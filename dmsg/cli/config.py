@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dmsg.cli.config_file import NAMES, NETWORK, ConfigError, check_tables, config_path, read_config, shaped
+from dmsg.cli.config_file import NAMES, NETWORK, ConfigError, check_tables, check_value, config_path, read_config
 from dmsg.cli.options import OneLineGroup
 from dmsg.cli.output import say, tell
 from dmsg.errors import WrongUse
@@ -174,7 +174,7 @@ def _check(tables: list[str], name: str, value: object) -> None:
     if not isinstance(option, click.Option) or not option.expose_value:
         raise WrongSetting(f"dmsg {' '.join(tables)} has no option {spelled}")
     try:
-        option.type_cast_value(context, shaped(option, name, value))
+        option.type_cast_value(context, check_value(option, name, value))
     except click.BadParameter as error:
         raise WrongSetting(f"{name}: {error.message}") from None
     except ConfigError as error:

@@ -125,10 +125,10 @@ def _value_of(option: click.Option, name: str, value: object) -> object:
 
     :raises ConfigError: it is of another shape.
     """
-    return _value(name, shaped(option, name, value))
+    return _value(name, check_value(option, name, value))
 
 
-def shaped(option: click.Option, name: str, value: object) -> object:
+def check_value(option: click.Option, name: str, value: object) -> object:
     """:raises ConfigError: an option has no such value, whatever its words say."""
     if option.multiple or option.nargs != 1:
         value = value if isinstance(value, list) else [value]

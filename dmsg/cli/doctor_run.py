@@ -13,12 +13,12 @@ from importlib.metadata import version
 from twisted.internet.defer import CancelledError
 from twisted.web.iweb import IResponse
 
-from dmsg.base.printable import shortened, without_userinfo
+from dmsg.base.printable import shorten, without_userinfo
 from dmsg.base.units import milliseconds
 from dmsg.cli.config_file import config_path, read_config
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.params import WAYS_TO_A_DISCOVERY
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
@@ -114,7 +114,7 @@ def _config(all_: Examination) -> None:
 
 
 def _book(all_: Examination) -> None:
-    names = Names()
+    names = AddressBook()
     try:
         number = len(names.all())
     except DmsgError as error:
@@ -244,7 +244,7 @@ async def _server(reactor: Reactor, all_: Examination, client: Client, entry: En
     except CancelledError:
         raise
     except Exception as error:
-        why = shortened(str(error)) or f"no answer within {PATIENCE:g} s"
+        why = shorten(str(error)) or f"no answer within {PATIENCE:g} s"
         advice = "others take its place; if it is yours, see its log, and whether its port is open to you"
         all_.found(Verdict.NOTE, "server", f"{name} is not reached: {why}", advice)
         return False
@@ -267,7 +267,7 @@ async def _stream(reactor: Reactor, all_: Examination, asking: Client, answering
         all_.found(
             Verdict.WRONG,
             "stream",
-            f"a stream from this machine to itself is not carried: {shortened(str(error))}",
+            f"a stream from this machine to itself is not carried: {shorten(str(error))}",
             "servers are reached: `dmsg trace KEY` shows each way to somebody",
         )
         return
@@ -303,7 +303,7 @@ async def _entry(reactor: Reactor, all_: Examination, urls: Sequence[str], key: 
             except CancelledError:
                 raise
             except Exception as error:
-                why = shortened(str(error))
+                why = shorten(str(error))
                 all_.found(Verdict.NOTE, "entry", f"through server {text[:8]} this key is not reached: {why}")
             else:
                 stream_of(probed).loseConnection()

@@ -18,7 +18,7 @@ ANSWER_LIMIT = 1024
 
 
 @implementer(IReadDescriptor)
-class Line:
+class LineReader:
     """Reader of one line of standard input.
 
     :ivar answered: fires with whether it is a yes.

@@ -133,7 +133,7 @@ def entry() -> None:
             error.show()
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError as error:
-        output.failed(error, err=False)
+        output.mark_output_failed(error, err=False)
         raise SystemExit(output.EXIT_PIPE) from None
     except OSError as error:
         # a file, or the output itself when there is no name
@@ -144,7 +144,7 @@ def entry() -> None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        output.failed(error, err=False)
+        output.mark_output_failed(error, err=False)
         raise SystemExit(output.state.status) from None
     if output.state.status is not None:
         raise SystemExit(output.state.status)

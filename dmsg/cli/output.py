@@ -62,7 +62,7 @@ def say(text: str = "", *, err: bool = False, as_it_is: bool = False) -> None:
     try:
         click.echo(text if as_it_is else printable(text, "\n\t"), err=err, color=as_it_is or None)
     except (OSError, ValueError) as error:
-        failed(error, err=err)
+        mark_output_failed(error, err=err)
 
 
 def tell(text: str, /, **fields: object) -> None:
@@ -84,7 +84,7 @@ def notice(text: str) -> None:
         say(f"dmsg: {text}", err=True)
 
 
-def failed(error: Exception, *, err: bool) -> None:
+def mark_output_failed(error: Exception, *, err: bool) -> None:
     """Writing failed: there is no such output from now on, and without results there is nothing to do."""
     is_pipe = isinstance(error, BrokenPipeError | ValueError)
     to_null(sys.stderr if err else sys.stdout, 2 if err else 1)
@@ -98,13 +98,13 @@ def failed(error: Exception, *, err: bool) -> None:
 
 
 @contextmanager
-def writing() -> Iterator[None]:
+def writing_output() -> Iterator[None]:
     """Around what writes to standard output by itself: that it cannot be written ends the command."""
     try:
         yield
         sys.stdout.flush()
     except OSError as error:
-        failed(error, err=False)
+        mark_output_failed(error, err=False)
         raise SystemExit(state.status) from None
 
 
@@ -175,12 +175,12 @@ def _with_name(text: str, error: BaseException | None) -> str:
     if not isinstance(error, EntryNotFound | ConnectFailed) or not error.key:
         return text
 
-    from dmsg.clients.address_book import Names
+    from dmsg.clients.address_book import AddressBook
     from dmsg.keys import PubKey
 
     with suppress(DmsgError):
         key = PubKey.from_hex(error.key)
-        name = Names().name_of(key)
+        name = AddressBook().name_of(key)
         if name is not None:
             return text.replace(key.short, name)
     return text

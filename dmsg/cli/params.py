@@ -17,9 +17,9 @@ from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS
 from dmsg.base.urls import check_url
 from dmsg.cli.agent_choice import through_agent
 from dmsg.cli.client_settings import ClientSettings
-from dmsg.cli.completion_values import complete_path, names
+from dmsg.cli.completion_values import complete_names, complete_path
 from dmsg.cli.output import say
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.clients.server_choice import MIN_SERVERS, ServerChoice
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -35,7 +35,7 @@ class _Peer:
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """The names that begin so."""
-        return names(incomplete)
+        return complete_names(incomplete)
 
 
 class PublicKeyType(_Peer, click.ParamType[PubKey]):
@@ -47,7 +47,7 @@ class PublicKeyType(_Peer, click.ParamType[PubKey]):
         if isinstance(value, PubKey):
             return value
         try:
-            return Names().find(str(value).removeprefix("dmsg:"))
+            return AddressBook().find(str(value).removeprefix("dmsg:"))
         except DmsgError as error:
             self.fail(str(error), param, ctx)
 
@@ -81,8 +81,8 @@ def parse_target(text: str, default_port: int | None = None) -> DmsgAddress:
     if not colon:
         if default_port is None:
             raise ValueError(f"{text[:80]!r} has no port: KEY:PORT is needed, or NAME:PORT")
-        return DmsgAddress(Names().find(who), default_port)
-    return DmsgAddress(Names().find(who), parse_port(port))
+        return DmsgAddress(AddressBook().find(who), default_port)
+    return DmsgAddress(AddressBook().find(who), parse_port(port))
 
 
 class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
@@ -97,7 +97,7 @@ class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
             return value
         who, colon, port = str(value).removeprefix("dmsg:").partition(":")
         try:
-            return Names().find(who), parse_port(port) if colon else None
+            return AddressBook().find(who), parse_port(port) if colon else None
         except ValueError as error:
             self.fail(str(error), param, ctx)
         except DmsgError as error:

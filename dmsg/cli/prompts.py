@@ -81,7 +81,7 @@ def ask(reactor: Reactor, question: str, *, default: bool) -> Deferred[bool]:
 
     Cancelling takes the question back.
     """
-    from dmsg.cli.line_input import Line
+    from dmsg.cli.line_input import LineReader
 
     with suppress(termios.error, OSError):  # no terminal
         # what was typed before is no answer to what nobody had seen
@@ -89,4 +89,4 @@ def ask(reactor: Reactor, question: str, *, default: bool) -> Deferred[bool]:
     sys.stderr.write(f"{question} [{'Y/n' if default else 'y/N'}] ")
     sys.stderr.flush()
 
-    return Line(reactor, default).answered
+    return LineReader(reactor, default).answered

@@ -29,7 +29,7 @@ def patience_of(client: object) -> float:
 
 
 @contextmanager
-def watched(
+def watch_connection(
     reactor: Reactor, transport_of: Callable[[], object], patience: float, tell_it: Callable[[str], None]
 ) -> Iterator[None]:
     """Say when the way to the other side is lost for long, until when it is waited for, and when it is found again.

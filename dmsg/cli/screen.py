@@ -9,7 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from dmsg.cli.output import EXIT_PIPE, writing
+from dmsg.cli.output import EXIT_PIPE, writing_output
 
 
 class Screen(Console):
@@ -17,7 +17,7 @@ class Screen(Console):
 
     def print(self, *objects: object, **options: Any) -> None:
         """Print as rich's console does."""
-        with writing():
+        with writing_output():
             super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:

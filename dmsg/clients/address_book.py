@@ -101,7 +101,7 @@ def write_book(path: Path, lines: list[str]) -> None:
         raise UnknownName(f"{path}: {error.strerror}") from None
 
 
-class Names:
+class AddressBook:
     """Address book in one file, which is read again when it has changed."""
 
     def __init__(self, path: Path | None = None) -> None:

@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.base.printable import shortened
+from dmsg.base.printable import shorten
 from dmsg.clients.dial import SessionOpener, SessionT
 from dmsg.clients.entries import Entries, delegated_servers
 from dmsg.clients.lifecycle import LifecycleCore, make_lifecycle
@@ -242,7 +242,7 @@ class DelegatedClient(Service, Generic[SessionT]):
             raise ValueError("port is 0 to 65535")
         if port in self.factories:
             raise CannotListenError(None, port, OSError(f"a factory is listening on port {port} already"))
-        return _Listening(self, factory, port)
+        return _ListeningPort(self, factory, port)
 
     # --- service ---
 
@@ -352,7 +352,7 @@ class DelegatedClient(Service, Generic[SessionT]):
                     attempts.append((server.short, str(error) or f"not connected within {share:.3g} s"))
                 except Exception as error:
                     reasons.append(getattr(error, "reason", None))
-                    attempts.append((server.short, shortened(str(error)) or type(error).__name__))
+                    attempts.append((server.short, shorten(str(error)) or type(error).__name__))
             if not cached:
                 raise _not_reached(remote, attempts, reasons)
             # The entry was cached, and the remote may have moved since. Ask discovery once more.
@@ -389,7 +389,7 @@ AnyClient: TypeAlias = DelegatedClient[Any]
 
 
 @implementer(IListeningPort)
-class _Listening:
+class _ListeningPort:
     """Port of a client, with the factory that accepts its streams."""
 
     def __init__(self, client: AnyClient, factory: IProtocolFactory, port: int) -> None:

@@ -17,7 +17,7 @@ from twisted.internet.protocol import Factory, Protocol as TwistedProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.base.printable import shortened
+from dmsg.base.printable import shorten
 from dmsg.clients.session import Session
 from dmsg.discovery.entries.entry import Entry
 from dmsg.errors import DmsgError
@@ -46,7 +46,7 @@ class _SessionTransport:
         self.abortConnection = session.close
 
 
-class _Watched(TwistedProtocol):
+class _SessionMarker(TwistedProtocol):
     """Protocol that stands for a session in ClientService."""
 
     def __init__(self, down: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class _ServiceEndpoint(Generic[SessionT]):
             return protocol
 
         def failed(failure: Failure) -> Failure:
-            self._link.last_error = shortened(str(failure.value)) or type(failure.value).__name__
+            self._link.last_error = shorten(str(failure.value)) or type(failure.value).__name__
             return failure
 
         return self._endpoint.open().addCallbacks(opened, failed)
@@ -123,7 +123,7 @@ class ServerLink(Generic[SessionT]):
         self._away = away
         self._service = ClientService(
             _ServiceEndpoint(self, endpoint),
-            Factory.forProtocol(lambda: _Watched(self.down)),
+            Factory.forProtocol(lambda: _SessionMarker(self.down)),
             retryPolicy=self._delay,
             clock=reactor,
         )

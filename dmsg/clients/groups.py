@@ -6,7 +6,7 @@ key, or a name of the address book, whose key may be replaced later.
 
 from __future__ import annotations
 
-from dmsg.clients.address_book import Names, UnknownName, check_name, read_book, write_book
+from dmsg.clients.address_book import AddressBook, UnknownName, check_name, read_book, write_book
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 
@@ -24,8 +24,8 @@ class Groups:
     :ivar path: path of the file.
     """
 
-    def __init__(self, names: Names | None = None) -> None:
-        self._names = names or Names()
+    def __init__(self, names: AddressBook | None = None) -> None:
+        self._names = names or AddressBook()
         self.path = self._names.path.with_name(f"{self._names.path.name}.groups")
 
     def all(self) -> dict[str, tuple[str, ...]]:
@@ -125,12 +125,12 @@ def _check_member(text: str) -> str:
         return check_name(text)
 
 
-def allowed_keys(text: str, names: Names | None = None) -> frozenset[PubKey]:
+def allowed_keys(text: str, names: AddressBook | None = None) -> frozenset[PubKey]:
     """Return the keys for which a key, a name, or ``@`` and the name of a group stands. The result is never empty.
 
     :raises UnknownName: the text stands for nothing.
     """
-    names = names or Names()
+    names = names or AddressBook()
     if text.startswith(MARK):
         return Groups(names).keys(text)
     return frozenset((names.find(text.removeprefix("dmsg:")),))

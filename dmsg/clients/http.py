@@ -6,7 +6,7 @@ from twisted.web.client import URI
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.net.streams.endpoints import CONNECT_TIMEOUT, DmsgClientEndpoint, StreamOpener
 
 
@@ -30,5 +30,5 @@ class DmsgEndpointFactory:
 
         :raises UnknownName: the host is neither a public key nor a name of the address book.
         """
-        key = Names().find_host(uri.host.decode("ascii", "replace"))
+        key = AddressBook().find_host(uri.host.decode("ascii", "replace"))
         return DmsgClientEndpoint(self._client, key, uri.port, timeout=self._timeout)

@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.discovery.entries.entry import REFRESH, ClientMeta, Entry, with_feature
-from dmsg.discovery.lookup.key_conflict import CONTESTED_TIME, Contest
+from dmsg.discovery.lookup.key_conflict import CONFLICT_TIME, KeyConflict
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
@@ -61,7 +61,7 @@ class EntryPublisher:
         self._random = random
         self._features = {**features, REFRESH: True}
         self._warned = warned
-        self._contest = Contest(reactor.seconds)
+        self._contest = KeyConflict(reactor.seconds)
         self._failures = 0
         self._again = RetryLoop(
             reactor, self._publish, lambda failures: retry_delay(failures, random), "publishing the entry"
@@ -179,7 +179,7 @@ class EntryPublisher:
             given_up = self._contest.lost()
             self._warned(
                 "another program with the same key has replaced its entry in discovery"
-                + (f"; not posted again for {CONTESTED_TIME / 60:.0f} minutes" if given_up else "; posted again")
+                + (f"; not posted again for {CONFLICT_TIME / 60:.0f} minutes" if given_up else "; posted again")
                 + ": stop one of them, or give it a key of its own"
             )
             return not given_up

@@ -25,7 +25,7 @@ from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.net.retry import JITTER, retry_delay
 from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.stream import StreamTransport
@@ -176,7 +176,7 @@ class ServerSet(Generic[SessionT]):
         ends = [link.stop() for link in self.links.values()]
         self.links.clear()
         for session in list(self._visited.values()):
-            isolated(session.close)
+            call_isolated(session.close)
             ends.append(_done_with(session.lost))
         for visiting in list(self._visiting.values()):
             visiting.cancel()

@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 from dmsg.errors import CloseReason, DmsgTimeout, DropReason, RemoteProtocolError, TransportClosed
 from dmsg.keys import PubKey
 from dmsg.net.flush import TurnFlush
-from dmsg.net.isolate import dispatched, isolated
+from dmsg.net.isolate import call_isolated, dispatch
 from dmsg.net.links.link import Link
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn_share import FRAMES
@@ -173,7 +173,7 @@ class Session:
     def _deliver(self, events: Sequence[object]) -> None:
         """Call the family's methods for events of the core, and send their output."""
         self._receiving = True
-        dispatched(events, self._handle, self, self._event_lost)
+        dispatch(events, self._handle, self, self._event_lost)
         self._receiving = False
         self.flush()
 
@@ -183,7 +183,7 @@ class Session:
     def link_relieved(self) -> None:
         self.writable = True
         for stream in self.streams:
-            isolated(stream.window_opened)
+            call_isolated(stream.window_opened)
 
     def link_lost(self, reason: Failure) -> None:
         self._link = None
@@ -212,7 +212,7 @@ class Session:
         self._turn.add_stream(stream)
 
 
-class Asking(Protocol):
+class AnsweringSession(Protocol):
     """Interface of a session for callers that wait for an answer."""
 
     connected: bool
@@ -222,7 +222,7 @@ class Asking(Protocol):
 
 
 def wait_for_answer(
-    session: Asking, reactor: IReactorTime, waiting: Deferred[V], timeout: float, give_up: Callable[[], None]
+    session: AnsweringSession, reactor: IReactorTime, waiting: Deferred[V], timeout: float, give_up: Callable[[], None]
 ) -> Deferred[V]:
     """Send a request, and wait ``timeout`` seconds for its answer.
 

@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
 
 from dmsg.clients.client import CONNECT_TIMEOUT, AnyClient
-from dmsg.keylock import hold, this_program
+from dmsg.keylock import hold_key, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
@@ -51,7 +51,7 @@ class SharedClients(Generic[C]):
         client = self._clients.get(name)
         if client is None:
             secret = load_or_create_key(key) if key else SecKey.generate()
-            lock = hold(key, this_program()) if key else None
+            lock = hold_key(key, this_program()) if key else None
             client = self._clients[name] = self._make(reactor, secret, urls, *others)
 
             def stop(client: C = client) -> Deferred[None]:

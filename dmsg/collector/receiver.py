@@ -16,7 +16,7 @@ from twisted.protocols.policies import TimeoutMixin
 from twisted.python.failure import Failure
 
 from dmsg.base.log_throttle import LogThrottle
-from dmsg.collector.store import Full, Store, Unfit
+from dmsg.collector.store import FileRejected, Store, StoreFull
 from dmsg.collector.wire import LINE_LIMIT, Answer, Kind, Offer, WireError, parse_offer
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
@@ -39,17 +39,17 @@ _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
 
 
-class Gone(Exception):
+class StreamGone(Exception):
     """The stream was closed before the sender's turn came."""
 
 
-class Receiving(LineReceiver, TimeoutMixin):
+class ReceiverProtocol(LineReceiver, TimeoutMixin):
     """Protocol of a stream from one sender."""
 
     delimiter = b"\n"
     MAX_LENGTH = LINE_LIMIT
 
-    def __init__(self, factory: ReceivingFactory, origin: PubKey) -> None:
+    def __init__(self, factory: ReceiverFactory, origin: PubKey) -> None:
         self._factory = factory
         self.origin = origin
         self._offer: Offer | None = None
@@ -129,7 +129,7 @@ class Receiving(LineReceiver, TimeoutMixin):
 
         def turn() -> Deferred[_Result]:
             if self._over:
-                raise Gone
+                raise StreamGone
             return in_thread(self._factory.reactor, act, *args, **options)
 
         return self._factory.turn(self.origin).run(turn).addBoth(done)
@@ -174,11 +174,11 @@ class Receiving(LineReceiver, TimeoutMixin):
     def _failed(self, failure: Failure) -> None:
         self._offer = None
         error = failure.value
-        if isinstance(error, Gone):
+        if isinstance(error, StreamGone):
             return
-        if isinstance(error, Unfit):
+        if isinstance(error, FileRejected):
             self._answer(Answer(Kind.REFUSED, str(error)), "unfit")
-        elif isinstance(error, Full):
+        elif isinstance(error, StoreFull):
             self._answer(Answer(Kind.LATER, str(error)), "full")
         elif isinstance(error, OSError):
             self._answer(Answer(Kind.LATER, f"the collector cannot write: {error.strerror}"), "disk")
@@ -233,7 +233,7 @@ class Receiving(LineReceiver, TimeoutMixin):
         self._factory.closed(self)
 
 
-class ReceivingFactory(Factory[Receiving]):
+class ReceiverFactory(Factory[ReceiverProtocol]):
     """Factory of a collector's streams.
 
     :param allowed: whether a key may send files.
@@ -252,7 +252,7 @@ class ReceivingFactory(Factory[Receiving]):
         self.store = store
         self.wall = wall
         self._allowed = allowed
-        self._streams: list[Receiving] = []
+        self._streams: list[ReceiverProtocol] = []
         self._turns: defaultdict[PubKey, DeferredLock] = defaultdict(DeferredLock)
         self._seldom = LogThrottle(reactor.seconds, TOLD_EVERY)
         self.file_count = self.byte_count = 0
@@ -263,7 +263,7 @@ class ReceivingFactory(Factory[Receiving]):
         """Whether a key may connect at all. Called before the handshake, so that strangers cost no cryptography."""
         return isinstance(address, DmsgAddress) and self._allowed(address.public_key)
 
-    def buildProtocol(self, address: IAddress | None) -> Receiving | None:
+    def buildProtocol(self, address: IAddress | None) -> ReceiverProtocol | None:
         # Checked again, because the list of senders may have changed since the handshake began.
         if not isinstance(address, DmsgAddress) or not self._allowed(address.public_key):
             self.refusals["not allowed"] += 1
@@ -271,18 +271,18 @@ class ReceivingFactory(Factory[Receiving]):
         if len(self._streams) >= STREAMS_LIMIT:
             self.refusals["too many streams"] += 1
             return None
-        return Receiving(self, address.public_key)
+        return ReceiverProtocol(self, address.public_key)
 
     # --- called by the streams ---
 
-    def opened(self, stream: Receiving) -> None:
+    def opened(self, stream: ReceiverProtocol) -> None:
         """Register a new stream; close the sender's oldest stream if there are too many."""
         own = [one for one in self._streams if one.origin == stream.origin]
         for one in own[: max(0, len(own) + 1 - STREAMS_OF_ONE)]:
             one.replace()
         self._streams.append(stream)
 
-    def closed(self, stream: Receiving) -> None:
+    def closed(self, stream: ReceiverProtocol) -> None:
         """Forget a stream that has ended."""
         if stream in self._streams:
             self._streams.remove(stream)
@@ -291,7 +291,7 @@ class ReceivingFactory(Factory[Receiving]):
         """Return the lock that serialises the work for one sender."""
         return self._turns[origin]
 
-    def coming(self, besides: Receiving) -> tuple[int, int]:
+    def coming(self, besides: ReceiverProtocol) -> tuple[int, int]:
         """Return the bytes that other streams are about to deliver: of the same sender, and of all senders."""
         # Runs in a thread while the reactor may change the list, so the loop works on a copy.
         others = [one for one in list(self._streams) if one is not besides]

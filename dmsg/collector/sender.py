@@ -30,7 +30,7 @@ from dmsg.base.log_throttle import LogThrottle
 from dmsg.collector.wire import FILE_LIMIT, LINE_LIMIT, Answer, Kind, Offer, WireError, is_spool_name, parse_answer
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import ConnectFailed, DmsgError
-from dmsg.keylock import KeyInUse, KeyLock, hold
+from dmsg.keylock import KeyInUse, KeyLock, hold_key
 from dmsg.keys import SecKey, load_or_create_key
 from dmsg.net.reactor import Reactor
 from dmsg.net.retry import retry_delay
@@ -39,7 +39,7 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import transport_of
 from dmsg.net.threads import in_thread
 from dmsg.telemetry.schema import SEGMENT_SUFFIX
-from dmsg.telemetry.service import Sent
+from dmsg.telemetry.service import SentCounts
 from dmsg.telemetry.vouchers import SENDER_KEY_FILE, voucher_for
 from dmsg.v2019.client import Client
 
@@ -66,7 +66,7 @@ class SendError(DmsgError):
     """A file could not be sent now; it stays in the spool."""
 
 
-class Sending(LineReceiver, TimeoutMixin):
+class SenderProtocol(LineReceiver, TimeoutMixin):
     """Protocol of the stream to the collector; sends one file after the other."""
 
     delimiter = b"\n"
@@ -173,7 +173,7 @@ class SpoolSender(Service):
         collector: DmsgAddress,
         discovery: Callable[[], Sequence[str] | Lookups],
         *,
-        sent: Sent | None = None,
+        sent: SentCounts | None = None,
         random: Random | None = None,
         warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text),
     ) -> None:
@@ -187,10 +187,10 @@ class SpoolSender(Service):
         self._discovery = discovery
         self._random = random or Random()
         self.key: SecKey = load_or_create_key(directory / KEY_FILE)
-        self.sent = sent or Sent()
+        self.sent = sent or SentCounts()
         self._client: Client | None = None
         self._lock: KeyLock | None = None
-        self._stream: Sending | None = None
+        self._stream: SenderProtocol | None = None
         self._refused: dict[str, float] = {}
         self._warned = warned
         self._taking = self._over = False
@@ -274,7 +274,7 @@ class SpoolSender(Service):
             self._tell(len(waiting), error)
             return self._retry(self._failures)
 
-    async def send_once(self) -> Sent:
+    async def send_once(self) -> SentCounts:
         """Send the waiting files and stop; for programs that do not start the service.
 
         :raises DmsgError: not all files were sent.
@@ -314,7 +314,7 @@ class SpoolSender(Service):
         if self._over:
             raise SendError("it is over")
         if self._lock is None:
-            self._lock = hold(self._directory / KEY_FILE, self.name)
+            self._lock = hold_key(self._directory / KEY_FILE, self.name)
         if self._client is None:
             self._client = Client(self._reactor, self.key, self._discovery(), min_servers=1, random=self._random)
             self._client.startService()
@@ -326,11 +326,11 @@ class SpoolSender(Service):
         :raises DmsgError: the collector cannot be reached or has no room, or the stream ended.
         """
         client = await self._online()
-        factory: Factory[Sending] = Factory()
+        factory: Factory[SenderProtocol] = Factory()
         factory.noisy = False
-        factory.protocol = lambda: Sending(self._reactor)
+        factory.protocol = lambda: SenderProtocol(self._reactor)
         stream = await client.connect(self._collector, factory, timeout=CONNECT_TIMEOUT)
-        assert isinstance(stream, Sending) and stream.transport is not None
+        assert isinstance(stream, SenderProtocol) and stream.transport is not None
         self._stream = stream
         try:
             for path in waiting:
@@ -342,7 +342,7 @@ class SpoolSender(Service):
             self._stream = None
             stream.transport.loseConnection()
 
-    async def _send_one(self, stream: Sending, path: Path) -> Answer | None:
+    async def _send_one(self, stream: SenderProtocol, path: Path) -> Answer | None:
         try:
             file = open(path, "rb")
         except FileNotFoundError:

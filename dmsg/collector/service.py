@@ -15,8 +15,8 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from dmsg.base.options import LIMITS, NETWORK, Number, option
-from dmsg.collector.receiver import ReceivingFactory
-from dmsg.collector.status_page import CollectorShown, Health
+from dmsg.collector.receiver import ReceiverFactory
+from dmsg.collector.status_page import CollectorStatus, Health
 from dmsg.collector.store import LIMIT, RESERVE, Store
 from dmsg.collector.wire import PORT, PORT_NUMBER
 from dmsg.discovery.lookup.lookups import Lookups
@@ -81,10 +81,10 @@ class Collector(Service):
         self._port = settings.port
         self._wall = wall
         self.store = Store(root, limit=settings.limit, reserve=settings.reserve)
-        self.factory = ReceivingFactory(reactor, self.store, self._allows, wall)
+        self.factory = ReceiverFactory(reactor, self.store, self._allows, wall)
         self.client = Client(reactor, key, discovery)
         self.started = wall()
-        page = CollectorShown(self.client.public_key, self.started, self.factory, self.store, self.health)
+        page = CollectorStatus(self.client.public_key, self.started, self.factory, self.store, self.health)
         self._status = StatusPort(reactor, settings.metrics, settings.page_token, page, self.render, self.health)
         self.ready: Deferred[None] = Deferred()
         self._looks = RetryLoop(reactor, self._look, lambda failures: LOOK_INTERVAL, "reading the list of senders")
@@ -181,7 +181,7 @@ class Collector(Service):
         )
         yield GaugeMetricFamily("dmsg_collector_held_bytes", "Bytes of files in the store now", value=self.store.total)
         refused = CounterMetricFamily(
-            "dmsg_collector_not_kept", "Number of files and streams refused, by reason", labels=["reason"]
+            "dmsg_collector_refused", "Number of files and streams refused, by reason", labels=["reason"]
         )
         for reason, count in sorted(self.factory.refusals.items()):
             refused.add_metric([reason.replace(" ", "_")], count)

@@ -7,10 +7,10 @@ from importlib.metadata import version
 from typing import TypedDict
 
 from dmsg.base.units import human_count, human_size, human_time
-from dmsg.collector.receiver import ReceivingFactory
+from dmsg.collector.receiver import ReceiverFactory
 from dmsg.collector.store import Store
 from dmsg.keys import PubKey
-from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import of_process
 
 VERSION = version("dmsg")
@@ -33,7 +33,7 @@ class Health(TypedDict):
     newest_file_seconds: dict[str, int]
 
 
-class CollectorShown(Shown):
+class CollectorStatus(StatusSource):
     """Collector as the subject of a status page."""
 
     kind = "dmsg collector"
@@ -45,7 +45,7 @@ class CollectorShown(Shown):
     )
 
     def __init__(
-        self, key: PubKey, started: float, factory: ReceivingFactory, store: Store, health: Callable[[], Health]
+        self, key: PubKey, started: float, factory: ReceiverFactory, store: Store, health: Callable[[], Health]
     ) -> None:
         self._key = key
         self._started = started

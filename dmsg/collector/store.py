@@ -31,7 +31,7 @@ from dmsg.collector.wire import Offer
 from dmsg.directories import free_bytes
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
-from dmsg.telemetry.lines import read_lines, unpacked
+from dmsg.telemetry.lines import read_lines, unpack_gzip
 from dmsg.telemetry.schema import MAX_LINE, SEGMENT_SUFFIX
 from dmsg.telemetry.vouchers import is_vouched
 
@@ -60,11 +60,11 @@ class StoreError(DmsgError):
     """The store cannot be used; the text says why."""
 
 
-class Full(DmsgError):
+class StoreFull(DmsgError):
     """No room for the file now; the sender may try again."""
 
 
-class Unfit(DmsgError):
+class FileRejected(DmsgError):
     """The file is rejected for good; the text says why."""
 
 
@@ -135,7 +135,7 @@ class Store:
         for path in self.root.glob(f"{origin.hex()}/*/{offer.name}"):
             with open(path, "rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != offer.sha256:
-                    raise Unfit("another file of that name is there")
+                    raise FileRejected("another file of that name is there")
             return True
         return False
 
@@ -149,13 +149,13 @@ class Store:
         with self._guard:
             own, total = self._held.get(origin.hex(), 0), sum(self._held.values())
         if total + coming + size > self._limit:
-            raise Full("the collector's limit is reached")
+            raise StoreFull("the collector's limit is reached")
         if own + own_coming + size > self._limit // OWN_PART:
-            raise Full("this sender has filled its part of the collector")
+            raise StoreFull("this sender has filled its part of the collector")
         free = free_bytes(self.root)
         if free is not None and free - coming - size < self._reserve:
             missing = self._reserve + coming + size - free
-            raise Full(f"the collector's disk is full: {human_size(missing)} more are needed")
+            raise StoreFull(f"the collector's disk is full: {human_size(missing)} more are needed")
 
     def part(self, origin: PubKey) -> IO[bytes]:
         """Open a temporary file to receive into.
@@ -181,7 +181,7 @@ class Store:
         received = Path(part.name)
         with open(received, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != offer.sha256:
-                raise Unfit("these are not the bytes that were offered")
+                raise FileRejected("these are not the bytes that were offered")
         if self.has(origin, offer):  # delivered over another stream meanwhile
             self.discard(part)
             return received
@@ -213,29 +213,29 @@ class Store:
         found, read, cut = set(), 0, False
         for number, line in enumerate(read_lines(path, TEXT_LIMIT)):
             if number == LINES_LIMIT:
-                raise Unfit(f"it has more than {LINES_LIMIT} lines")
+                raise FileRejected(f"it has more than {LINES_LIMIT} lines")
             read += len(line)
             # Programs disagree about where a malformed line ends: part of it could pass as an event of any producer in
             # one of them. So a file with such a line is rejected.
             if cut or b"\r" in line:
-                raise Unfit("a line in it is no JSON")
+                raise FileRejected("a line in it is no JSON")
             try:
                 producer = json.loads(line)["producer"]
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if not torn or not _is_cut(error):
-                    raise Unfit("a line in it is no JSON, or of nobody") from None
+                    raise FileRejected("a line in it is no JSON, or of nobody") from None
                 cut = True  # the last line of a torn file
                 continue
             if not isinstance(producer, str) or not _PRODUCER.fullmatch(producer):
-                raise Unfit("a producer's name is none")
+                raise FileRejected("a producer's name is none")
             found.add(producer)
             if len(found) > 1:
-                raise Unfit("events of several producers are in it")
+                raise FileRejected("events of several producers are in it")
         # The reader stops at a line that is too long, and then has less text than the file.
         if read < size:
-            raise Unfit(f"a line in it is longer than {MAX_LINE} bytes")
+            raise FileRejected(f"a line in it is longer than {MAX_LINE} bytes")
         if not found:
-            raise Unfit("no event is in it")
+            raise FileRejected("no event is in it")
         return found.pop()
 
     def _claim(self, origin: PubKey, producer: str, voucher: str) -> None:
@@ -256,12 +256,12 @@ class Store:
             if owner == origin.hex() and (signed <= (words == SIGNED)):
                 return
             if key is not None and not signed:
-                raise Unfit(
+                raise FileRejected(
                     f"producer {producer[:16]} is a public key, and has not signed for this sender: its server does "
                     "so when it starts with --telemetry and the directory of these files"
                 )
             if owner and not signed:
-                raise Unfit(
+                raise FileRejected(
                     f"producer {producer[:16]} belongs to {owner[:16]}; if it has moved, remove {PRODUCERS}/{producer}"
                     " at the collector"
                 )
@@ -289,7 +289,7 @@ class Store:
         place = self.root / PRODUCERS
         mine = sum(path.read_text().startswith(origin.hex()) for path in place.iterdir())
         if mine >= PRODUCERS_LIMIT:
-            raise Unfit(f"this sender has brought {mine} producers already")
+            raise FileRejected(f"this sender has brought {mine} producers already")
 
 
 def _key_of(producer: str) -> PubKey | None:
@@ -302,7 +302,7 @@ def _key_of(producer: str) -> PubKey | None:
     except KeyFormatError:
         return None
     if key.hex() != producer:
-        raise Unfit("a producer's key is not in lower case")
+        raise FileRejected("a producer's key is not in lower case")
     return key
 
 
@@ -320,15 +320,15 @@ def _check_size(file: IO[bytes]) -> tuple[int, bool]:
     """
     size = 0
     try:
-        for piece in unpacked(file):
+        for piece in unpack_gzip(file):
             size += len(piece)
             if size > TEXT_LIMIT:
-                raise Unfit(f"it has more than {TEXT_LIMIT} bytes of text")
+                raise FileRejected(f"it has more than {TEXT_LIMIT} bytes of text")
     except EOFError:
         return size, True
     except zlib.error:
         if not size:
-            raise Unfit("it is not packed by gzip") from None
+            raise FileRejected("it is not packed by gzip") from None
         return size, True  # the part before the tear is used
     return size, False
 

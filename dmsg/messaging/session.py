@@ -37,11 +37,11 @@ from dmsg.messaging.core.state import ClientChannel, State
 from dmsg.messaging.core.table import ClientConnection
 from dmsg.messaging.streams import ChannelStream
 from dmsg.net.flush import TurnFlush
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.net.links.link import Link
 from dmsg.net.pending import Pending
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.net.turns import Hold
+from dmsg.net.turns import HoldReason
 
 OPEN_TIMEOUT = 10.0
 """Seconds to wait for the answer to an OpenChannel by default; after that the channel is given up."""
@@ -196,7 +196,7 @@ class ClientSession(Session):
             for channel in channels:
                 stream: ChannelStream | None = channel.user
                 if stream is not None:
-                    isolated(stream.carrier_closed, CloseReason.PEER_DISCONNECTED)
+                    call_isolated(stream.carrier_closed, CloseReason.PEER_DISCONNECTED)
 
         return tell
 
@@ -294,7 +294,7 @@ class ClientSession(Session):
             self._let_go(channel)
 
         if self._link is not None:
-            self._link.hold(Hold.UNREAD)
+            self._link.hold(HoldReason.UNREAD)
             self._holding[channel] = self._reactor.callLater(STALL_TIMEOUT, stalled)
 
     def _let_go(self, channel: ClientChannel) -> None:
@@ -303,7 +303,7 @@ class ClientSession(Session):
         if timer is not None:
             timer.cancel()
         if not self._holding and self._link is not None:
-            self._link.release(Hold.UNREAD)
+            self._link.release(HoldReason.UNREAD)
 
     def _over(self, stream: ChannelStream, reason: int) -> None:
         """End a stream with its channel, and bound the unread data of all ended streams; the oldest lose theirs."""

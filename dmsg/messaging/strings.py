@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.shared import LazyClient, SharedClients
 from dmsg.keys import SecKey
@@ -66,7 +66,7 @@ def client_endpoint(
     :raises ValueError: the profile, ``acks`` or ``ids`` is invalid.
     """
     lazy = LazyClient(partial(_clients.get, reactor, discovery, key, _dialect(profile, acks, ids)))
-    return DmsgClientEndpoint(lazy, Names().find(public_key), timeout=float(timeout))
+    return DmsgClientEndpoint(lazy, AddressBook().find(public_key), timeout=float(timeout))
 
 
 def server_endpoint(

@@ -14,7 +14,7 @@ from heapq import nlargest
 from ipaddress import IPv6Address
 from typing import NamedTuple
 
-from dmsg.base.bounded_tables import uncount
+from dmsg.base.bounded_tables import decrement
 from dmsg.base.priority_queue import PriorityQueue
 from dmsg.net.addresses import literal
 
@@ -98,7 +98,7 @@ class BlockCounts:
         blocks = blocks_of(host)
         narrow = blocks[0].name
         for name, factor in blocks:
-            uncount(self._counts, name, number)
+            decrement(self._counts, name, number)
             if name in self._counts:
                 self._ranks.put(name, -self._counts[name] / factor)
             else:

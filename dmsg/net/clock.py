@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from dmsg.base.units import human_time
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 
 LOOK_INTERVAL = 5.0
 """Seconds between comparisons of the system's clock with the reactor's."""
@@ -72,7 +72,7 @@ class ClockWatch(Service):
         offset = self._wall_clock() - self._reactor.seconds()
         step, self._offset = offset - self._offset, offset
         if abs(step) >= LEAST_STEP:
-            isolated(self._told, step)
+            call_isolated(self._told, step)
 
 
 def name_step(step: float) -> None:

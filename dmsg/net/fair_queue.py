@@ -17,7 +17,7 @@ _Waiters = deque[Deferred[None]]
 _Level = OrderedDict[str, Union["_Level", _Waiters]]
 
 
-class Crowded(Exception):
+class QueueCrowded(Exception):
     """The block has reached its limit of waiting jobs, or the job was dropped to make room for others."""
 
 
@@ -50,7 +50,7 @@ class FairQueue:
     def acquire(self, host: str) -> Deferred[None]:
         """Return a Deferred that fires when a job of ``host`` may run; :meth:`release` must follow.
 
-        The Deferred fails with :class:`Crowded`, and may be cancelled while the job waits.
+        The Deferred fails with :class:`QueueCrowded`, and may be cancelled while the job waits.
         """
         turn: Deferred[None] = Deferred(lambda cancelled: self._forget(host, cancelled))
         if self.running < self._most and self._may_run(host):
@@ -58,10 +58,10 @@ class FairQueue:
             turn.callback(None)
             return turn
         if self._waiting.crowded(host, self._waiting_of_one):
-            turn.errback(Crowded())
+            turn.errback(QueueCrowded())
             return turn
         if self.waiting >= self._most_waiting and not self._make_room(host):
-            turn.errback(Crowded())
+            turn.errback(QueueCrowded())
             return turn
         level = self._levels
         *wide, narrow = _path(host)
@@ -124,7 +124,7 @@ class FairQueue:
         assert isinstance(waiters, deque)
         newest = waiters[-1]
         self._forget(heaviest, newest)
-        newest.errback(Crowded())
+        newest.errback(QueueCrowded())
         return True
 
     def _forget(self, host: str, turn: Deferred[None]) -> None:

@@ -12,7 +12,7 @@ _log = Logger()
 _T = TypeVar("_T")
 
 
-def isolated(call: Callable[..., object], *arguments: object) -> bool:
+def call_isolated(call: Callable[..., object], *arguments: object) -> bool:
     """Make a call, and log any exception with its traceback.
 
     :returns: whether the call returned without an exception.
@@ -25,7 +25,7 @@ def isolated(call: Callable[..., object], *arguments: object) -> bool:
     return True
 
 
-def dispatched(
+def dispatch(
     events: Iterable[_T],
     handlers: Mapping[type, Callable[..., object]],
     handler: object,
@@ -37,5 +37,5 @@ def dispatched(
     :param lost: called with each event whose handler raised.
     """
     for event in events:
-        if not isolated(handlers[type(event)], handler, event):
-            isolated(lost, event)
+        if not call_isolated(handlers[type(event)], handler, event):
+            call_isolated(lost, event)

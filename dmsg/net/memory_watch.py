@@ -92,7 +92,7 @@ class Allocator:
 Holder = TypeVar("Holder", bound=Hashable)
 
 
-class Looks(Generic[Holder]):
+class MemoryWatch(Generic[Holder]):
     """Base of a source of holdings.
 
     A source calls :meth:`next_look` before it goes through its holders, then :meth:`age` for each.

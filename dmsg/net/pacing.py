@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 
-class Pace:
+class PacedQueue:
     """Queue that releases its waiters at an even rate, round-robin by asker.
 
     :param rate: returns the number of releases per second.

@@ -97,7 +97,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
         def buildProtocol(self, addr: IAddress | None) -> RedisProtocol:
             made = super().buildProtocol(addr)
-            made.factory = _Kept(self)
+            made.factory = _ReconnectingProxy(self)
             return made
 
     class Factory(Tenacious):
@@ -162,7 +162,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
     return Factory, Tenacious
 
 
-class _Kept:
+class _ReconnectingProxy:
     """Proxy through which a connection sees its factory, so that the connection cannot stop the reconnecting."""
 
     def __init__(self, factory: RedisFactory) -> None:
@@ -225,7 +225,7 @@ async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = 
     return connection
 
 
-def patience(clock: IReactorTime, call: Deferred[_T], seconds: float) -> Deferred[_T]:
+def with_timeout(clock: IReactorTime, call: Deferred[_T], seconds: float) -> Deferred[_T]:
     """Return the result of a call, or fail with TimeoutError after ``seconds``.
 
     The call itself is not cancelled; a late result is dropped.

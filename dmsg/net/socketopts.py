@@ -91,14 +91,14 @@ def tune_listening(port: object) -> bool:
     return sys.platform == "linux" and _set_options(port.socket)
 
 
-def queued(transport: object) -> int | None:
+def queued_bytes(transport: object) -> int | None:
     """Return the number of unsent bytes in the transport's buffer, or None if that is unknown."""
     if isinstance(transport, Connection) and not transport.TLS:
         return len(transport.dataBuffer) - transport.offset + transport._tempDataLen
     return None
 
 
-def held(transport: object) -> int:
+def held_bytes(transport: object) -> int:
     """Return the number of bytes that the transport's buffer occupies.
 
     This includes sent bytes if they are in one object with unsent ones.
@@ -108,14 +108,14 @@ def held(transport: object) -> int:
     return 0
 
 
-def shed(transport: object) -> None:
+def shed_sent_bytes(transport: object) -> None:
     """Free the sent part of the transport's buffer, if it is larger than the unsent part."""
     if isinstance(transport, Connection) and transport.offset > max(WORTH_SHEDDING, len(transport.dataBuffer) // 2):
         transport.dataBuffer = bytes(memoryview(transport.dataBuffer)[transport.offset :])
         transport.offset = 0
 
 
-def unacknowledged(transport: object) -> int:
+def unacknowledged_bytes(transport: object) -> int:
     """Return the number of bytes that the peer's kernel has not acknowledged; 0 if that is unknown (not on Linux)."""
     if isinstance(transport, Connection) and transport.connected and sys.platform == "linux":
         try:

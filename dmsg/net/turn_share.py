@@ -16,7 +16,7 @@ from typing import Protocol
 from twisted.internet.interfaces import IReactorTime
 
 from dmsg.net.blocks import LEAST_FACTOR, blocks_of
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 
 TURN = 0.008
 """Seconds that all owners together have in one turn."""
@@ -30,14 +30,14 @@ FRAMES = 1024
 """Maximum number of frames of one read that a client handles; the rest is offered again in the next turn."""
 
 
-class Waiting(Protocol):
+class TurnWaiter(Protocol):
     """Interface of a receiver that has more data than it may handle in this turn."""
 
     def go_on(self) -> None:
         """Continue; called in the next turn."""
 
 
-class Share:
+class TurnShare:
     """Account of the time that each owner has used in the current turn.
 
     :ivar waited: number of times that somebody had to wait for the next turn.
@@ -51,7 +51,7 @@ class Share:
         self._around: dict[str, float] = {}
         self._most_around = 0.0
         self._part = MOST
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[TurnWaiter] = deque()
         self._is_due = False
         self._is_used = False
         self.waited = 0
@@ -87,7 +87,7 @@ class Share:
                 around = self._around[name] = self._around.get(name, 0.0) + seconds
                 self._most_around = max(self._most_around, around)
 
-    def wait(self, one: Waiting) -> None:
+    def wait(self, one: TurnWaiter) -> None:
         """Call ``one.go_on()`` in the next turn."""
         if not self._is_due:
             self._is_due = True
@@ -106,10 +106,10 @@ class Share:
         waiting, self._waiting = self._waiting, deque()
         self._is_due = False
         self._next(self.now())
-        passed_over: list[Waiting] = []
+        passed_over: list[TurnWaiter] = []
         for one in waiting:
             self._is_used = False
-            isolated(one.go_on)
+            call_isolated(one.go_on)
             if not self._is_used and self._waiting and self._waiting[-1] is one:
                 # Another connection of the same owner has used up this turn. This one keeps its place at the front, or
                 # else it would wait behind that connection for ever.

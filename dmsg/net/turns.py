@@ -3,7 +3,7 @@
 A peer may send more in one read than its owner's share of a reactor turn allows. The receiver handles that share,
 keeps the rest, and continues in the next turn. Until then the connection is not read. Others can stop reading too,
 each for a reason of its own; reading continues when no reason is left. This module needs neither Twisted nor a clock:
-both come with the share (:class:`dmsg.net.turn_share.Share`).
+both come with the share (:class:`dmsg.net.turn_share.TurnShare`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 
-class Hold(StrEnum):
+class HoldReason(StrEnum):
     """Reason for which reading from a connection is stopped."""
 
     TURN = "turn"
@@ -50,7 +50,7 @@ class HeldReading:
     :ivar held_by: reasons for which reading is stopped now.
     """
 
-    held_by: frozenset[Hold] = frozenset()
+    held_by: frozenset[HoldReason] = frozenset()
 
     def _stop_reading(self) -> None:
         """Stop reading."""
@@ -65,13 +65,13 @@ class HeldReading:
         """Whether reading is stopped."""
         return bool(self.held_by)
 
-    def hold(self, why: Hold) -> None:
+    def hold(self, why: HoldReason) -> None:
         """Stop reading until :meth:`release` with the same reason. A second call has no effect."""
         if not self.held_by:
             self._stop_reading()
         self.held_by |= {why}
 
-    def release(self, why: Hold) -> None:
+    def release(self, why: HoldReason) -> None:
         """Resume reading, unless another reason is left."""
         if why in self.held_by:
             self.held_by -= {why}
@@ -79,8 +79,8 @@ class HeldReading:
                 self._read_on()
 
 
-class Turns(Protocol):
-    """Interface of the account of time in a turn: :class:`dmsg.net.turn_share.Share`."""
+class TurnAccount(Protocol):
+    """Interface of the account of time in a turn: :class:`dmsg.net.turn_share.TurnShare`."""
 
     now: Callable[[], float]
 
@@ -93,18 +93,18 @@ class Turns(Protocol):
     def used(self, owner: Hashable, seconds: float) -> None:
         """Add ``seconds`` of work to the account of ``owner``."""
 
-    def wait(self, one: TakesTurns) -> None:
+    def wait(self, one: TurnTaker) -> None:
         """Call ``one.go_on()`` in the next turn."""
 
 
-class TakesTurns:
+class TurnTaker:
     """Base of a receiver that may get more than it can handle in one turn.
 
     :ivar share: account of time in a turn; None if turns are not shared.
     :ivar owner: owner whose time the work uses.
     """
 
-    share: Turns | None
+    share: TurnAccount | None
     owner: Hashable
     _waits: bool
     """Whether the next turn has been requested."""

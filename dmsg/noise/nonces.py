@@ -22,7 +22,7 @@ class Nonces(Protocol):
         """Remember the nonce of an authentic record."""
 
 
-class Growing:
+class GrowingNonces:
     """Nonces that must grow, with gaps allowed, for records that arrive in order, as over TCP."""
 
     __slots__ = ("last",)

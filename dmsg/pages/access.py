@@ -50,7 +50,7 @@ def read_token(path: str) -> bytes:
     return token
 
 
-class Asking(Interface):
+class PageRequest(Interface):
     """Interface to the parts of a request that the rule examines."""
 
     def getHeader(self, key: bytes, /) -> bytes | None:
@@ -73,7 +73,7 @@ class Access:
     def __init__(self, token: bytes | None = None) -> None:
         self._token = token
 
-    def refuses(self, request: Asking) -> tuple[int, str] | None:
+    def refuses(self, request: PageRequest) -> tuple[int, str] | None:
         """Return the status and text of a refusal, or None if the request is allowed."""
         if self._token is not None:
             given = _given(request.getHeader(b"authorization") or b"")
@@ -94,7 +94,7 @@ HERE = Access()
 """Rule without a token, for what a public port tells only to programs of its own machine, as monitoring."""
 
 
-def is_foreign(request: Asking) -> bool:
+def is_foreign(request: PageRequest) -> bool:
     """Whether a browser sends the request for a page of another site.
 
     Browsers say so in Sec-Fetch-Site; older ones send Origin with requests to another site. Programs send neither.
@@ -106,7 +106,7 @@ def is_foreign(request: Asking) -> bool:
     return origin is not None and origin.rpartition(b"//")[2] != request.getHeader(b"host")
 
 
-def is_script(request: Asking) -> bool:
+def is_script(request: PageRequest) -> bool:
     """Whether a script in a browser sends the request, not a person who opens the address.
 
     The check catches DNS rebinding: if another site's name is pointed here after its page was loaded, the browser takes

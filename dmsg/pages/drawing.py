@@ -5,14 +5,14 @@ from __future__ import annotations
 from twisted.web.template import Tag, tags
 
 from dmsg.base.units import human_count, human_size
-from dmsg.pages.history import Samples
+from dmsg.pages.history import History
 from dmsg.pages.model import Chart, Line
 
 WIDTH, HEIGHT = 300.0, 72.0
 """Size of a chart in its own units; the page stretches it."""
 
 
-def draw(chart: Chart, samples: Samples) -> Tag:
+def draw(chart: Chart, samples: History) -> Tag:
     """Return a chart with its legend, which shows the present values."""
     lines = [(line, samples.of(line)) for line in chart.lines]
     top = max((value for _, points in lines for _, value in points), default=0.0)
@@ -22,7 +22,7 @@ def draw(chart: Chart, samples: Samples) -> Tag:
         preserveAspectRatio="none",
         role="img",
     )
-    svg(Tag("title")(f"{chart.title}, the last {span / 60:.0f} minutes, at most {said(top, chart.unit)}"))
+    svg(Tag("title")(f"{chart.title}, the last {span / 60:.0f} minutes, at most {with_unit(top, chart.unit)}"))
     for place in (0.25, 0.5, 0.75):
         height = f"{HEIGHT * place:.1f}"
         svg(Tag("line")(class_="grid", x1="0", x2=f"{WIDTH:.0f}", y1=height, y2=height))
@@ -34,14 +34,16 @@ def draw(chart: Chart, samples: Samples) -> Tag:
         now = samples.now(line)
         legend(
             tags.span(
-                tags.i(class_=f"c{number}"), f"{line.label} ", tags.b("-" if now is None else said(now, chart.unit))
+                tags.i(class_=f"c{number}"),
+                f"{line.label} ",
+                tags.b("-" if now is None else with_unit(now, chart.unit)),
             )
         )
-    legend(tags.span(f"{span / 60:.0f} min, top {said(top, chart.unit)}", class_="top"))
+    legend(tags.span(f"{span / 60:.0f} min, top {with_unit(top, chart.unit)}", class_="top"))
     return tags.figure(tags.figcaption(chart.title), svg, legend)
 
 
-def spark(line: Line, samples: Samples) -> Tag:
+def spark(line: Line, samples: History) -> Tag:
     """Return a sparkline of one number, for a row of a table."""
     points = samples.of(line)
     span = max(samples.seconds, 1.0)
@@ -62,7 +64,7 @@ def _draw_line(svg: Tag, number: int, points: list[tuple[float, float]], top: fl
     svg(Tag("polyline")(class_=f"line c{number}", points=drawn))
 
 
-def said(value: float, unit: str) -> str:
+def with_unit(value: float, unit: str) -> str:
     """Return a number with its unit."""
     if unit == "bytes":
         return human_size(value)

@@ -19,7 +19,7 @@ RATE_OVER = 5
 """Number of samples over which the present rate is measured."""
 
 
-class Samples:
+class History:
     """Time series of numbers, by name."""
 
     def __init__(self) -> None:

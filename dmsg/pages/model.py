@@ -60,7 +60,7 @@ class Table:
     empty: str = "none"
 
 
-class Shown:
+class StatusSource:
     """Interface that an entity implements so that its status page can query it.
 
     :ivar kind: kind of entity, as in ``dmsg server``.

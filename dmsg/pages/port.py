@@ -11,8 +11,8 @@ from twisted.logger import Logger
 
 from dmsg.net.reactor import Reactor
 from dmsg.pages.access import Access
-from dmsg.pages.model import Shown
-from dmsg.pages.sampler import Sampling
+from dmsg.pages.model import StatusSource
+from dmsg.pages.sampler import Sampler
 from dmsg.pages.site import Health, Rendered, StatusPages, status_site
 
 _log = Logger()
@@ -32,13 +32,13 @@ class StatusPort:
         reactor: Reactor,
         where: str | None,
         token: bytes | None,
-        shown: Shown,
+        shown: StatusSource,
         metrics: Rendered,
         health: Health,
     ) -> None:
         self._reactor = reactor
         self._where = where
-        self._sampling = Sampling(reactor, shown, time.time)
+        self._sampling = Sampler(reactor, shown, time.time)
         self._pages = StatusPages(metrics, health, self._sampling, Access(token))
         self.port: IListeningPort | None = None
         self.refused = 0

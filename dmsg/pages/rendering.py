@@ -10,9 +10,9 @@ from twisted.internet.defer import Deferred
 from twisted.web.template import Tag, flattenString, tags
 
 from dmsg.base.printable import printable
-from dmsg.pages.drawing import draw, said, spark
-from dmsg.pages.history import Samples, of_reason
-from dmsg.pages.model import Fact, Line, Shown, Table
+from dmsg.pages.drawing import draw, spark, with_unit
+from dmsg.pages.history import History, of_reason
+from dmsg.pages.model import Fact, Line, StatusSource, Table
 from dmsg.pages.recent_events import RecentEvents, worst_first
 
 REFRESH = 5
@@ -24,8 +24,8 @@ Parts = dict[str, Tag]
 
 
 def parts(
-    shown: Shown,
-    samples: Samples,
+    shown: StatusSource,
+    samples: History,
     happenings: RecentEvents,
     tables: Iterable[Table],
     wall: float,
@@ -44,7 +44,7 @@ def parts(
     }
 
 
-def whole(shown: Shown, found: Parts, searched: str = "", answer: Table | None = None) -> Tag:
+def whole_page(shown: StatusSource, found: Parts, searched: str = "", answer: Table | None = None) -> Tag:
     """Return the whole page."""
     title = f"{shown.kind} {shown.key[:8]}…" if shown.key else shown.kind
     head = tags.head(
@@ -69,7 +69,7 @@ def whole(shown: Shown, found: Parts, searched: str = "", answer: Table | None =
     return tags.html(head, body, lang="en")
 
 
-def flat(tag: Tag) -> str:
+def flatten(tag: Tag) -> str:
     """Return a tag as text. The tag must not contain deferreds."""
     found: list[bytes] = []
     flattened: Deferred[bytes] = flattenString(None, tag)
@@ -124,7 +124,7 @@ def _facts(facts: list[Fact]) -> Tag:
     )
 
 
-def _reasons(reasons: Mapping[str, float], samples: Samples) -> Tag:
+def _reasons(reasons: Mapping[str, float], samples: History) -> Tag:
     """Return a table of reasons: number since the start, present rate, and a sparkline of the last minutes."""
     rows = []
     for number, name in sorted(((number, name) for name, number in reasons.items() if number), reverse=True):
@@ -133,8 +133,8 @@ def _reasons(reasons: Mapping[str, float], samples: Samples) -> Tag:
         rows.append(
             tags.tr(
                 tags.td(name.replace("_", " ")),
-                tags.td(said(number, ""), class_="number"),
-                tags.td("-" if now is None else said(now, "/s"), class_="number"),
+                tags.td(with_unit(number, ""), class_="number"),
+                tags.td("-" if now is None else with_unit(now, "/s"), class_="number"),
                 tags.td(spark(line, samples), class_="bar"),
             )
         )

@@ -10,10 +10,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.server import Request
 
 from dmsg.net.retry_loop import RetryLoop
-from dmsg.pages.history import Samples, of_reason
-from dmsg.pages.model import Shown
+from dmsg.pages.history import History, of_reason
+from dmsg.pages.model import StatusSource
 from dmsg.pages.recent_events import RecentEvents
-from dmsg.pages.rendering import Parts, flat, parts
+from dmsg.pages.rendering import Parts, flatten, parts
 
 INTERVAL = 2.0
 """Seconds between samples."""
@@ -63,17 +63,17 @@ class Watcher:
         """Ignore the end of the connection; ``notifyFinish`` of the request reports it as well."""
 
 
-class Sampling:
+class Sampler:
     """Sampler of one entity, with the history that its page shows.
 
     :param wall: clock, in Unix time.
     """
 
-    def __init__(self, reactor: IReactorTime, shown: Shown, wall: Callable[[], float]) -> None:
+    def __init__(self, reactor: IReactorTime, shown: StatusSource, wall: Callable[[], float]) -> None:
         self.shown = shown
         self._reactor = reactor
         self._wall = wall
-        self.samples = Samples()
+        self.samples = History()
         self.happenings = RecentEvents()
         self._watchers: dict[Watcher, None] = {}
         self._again = RetryLoop(reactor, self._look, lambda failures: INTERVAL, "looking at what the page shows")
@@ -98,7 +98,7 @@ class Sampling:
         self.samples.add(self._reactor.seconds(), shown.numbers(), counted)
         self.happenings.look(self._wall(), shown.facts(), reasons)
         if self._watchers:
-            content = {name: flat(part) for name, part in (await self.parts()).items()}
+            content = {name: flatten(part) for name, part in (await self.parts()).items()}
             for one in list(self._watchers):
                 one.tell(content)
         return INTERVAL

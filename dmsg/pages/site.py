@@ -20,8 +20,8 @@ from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import Requesters, answer_http_error, gated_site
 from dmsg.pages.access import Access, is_foreign, is_script
 from dmsg.pages.model import Table
-from dmsg.pages.rendering import flat, whole
-from dmsg.pages.sampler import Sampling, TooManyWatch
+from dmsg.pages.rendering import flatten, whole_page
+from dmsg.pages.sampler import Sampler, TooManyWatch
 
 STATUS_CONNECTIONS = 64
 """Maximum number of connections to the page, ``/metrics`` and ``/health``; half of them from one network."""
@@ -58,7 +58,7 @@ class StatusPages:
         self,
         metrics: Rendered,
         health: Health,
-        sampling: Sampling,
+        sampling: Sampler,
         access: Access,
     ) -> None:
         self._metrics = metrics
@@ -97,9 +97,9 @@ class StatusPages:
         answer: Table | None = None
         if searched and self._sampling.shown.asks:
             answer = await self._sampling.shown.search(searched)
-        tag = whole(self._sampling.shown, await self._sampling.parts(), searched, answer)
+        tag = whole_page(self._sampling.shown, await self._sampling.parts(), searched, answer)
         request.setHeader(b"content-type", b"text/html; charset=utf-8")
-        return b"<!DOCTYPE html>\n" + flat(tag).encode()
+        return b"<!DOCTYPE html>\n" + flatten(tag).encode()
 
     @app.route("/page.css", methods=["GET"])
     def style(self, request: Request) -> bytes:

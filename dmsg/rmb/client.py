@@ -34,7 +34,7 @@ from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.session.handlers import Handler, Handlers
 from dmsg.rmb.session.participant import Participant, Profile, encryption_of
-from dmsg.rmb.session.seal import Received, Rejected
+from dmsg.rmb.session.seal import MessageRejected, ReceivedMessage
 from dmsg.rmb.session.uplink import Uplink
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity
@@ -310,13 +310,13 @@ class RmbClient(Service):
 
     # --- what came ---
 
-    async def _rejected(self, rejected: Rejected) -> None:
+    async def _rejected(self, rejected: MessageRejected) -> None:
         _log.debug("dropped: {why}", why=str(rejected))
         if rejected.wants_answer is not None:
             code, request = rejected.wants_answer
             await self._handlers.answer_error(request, code, str(rejected))
 
-    async def _taken(self, received: Received) -> None:
+    async def _taken(self, received: ReceivedMessage) -> None:
         """Hand a message to its handler or pending call; return once it is handed over, not once it is processed."""
         if received.kind == "request":
             self._handlers.requested(received)
@@ -325,7 +325,7 @@ class RmbClient(Service):
         else:
             self.drops[Drop.BAD_PAYLOAD] += 1
 
-    def _answered(self, received: Received) -> None:
+    def _answered(self, received: ReceivedMessage) -> None:
         envelope = received.envelope
         called = self._calls.get(envelope.uid)
         # Anyone may sign a message with this uid, so only the twin that was called can answer.

@@ -19,11 +19,11 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from dmsg.base.options import ACCESS, SECONDS, Choice, Text, option
-from dmsg.base.printable import shortened
+from dmsg.base.printable import shorten
 from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
 from dmsg.net.web.body import read_body
 from dmsg.net.web.fetch import WebClient, make_pool
@@ -149,7 +149,7 @@ class Hook:
             answer = {200: True, 403: False}.get(response.code)
             problem = f"status {response.code}"
         except Exception as error:  # HTTP, DNS and TCP raise many errors, which all mean that there is no answer.
-            problem = shortened(str(error)) or type(error).__name__
+            problem = shorten(str(error)) or type(error).__name__
         if answer is None:
             self.unanswered += 1
             _log.warn(
@@ -207,7 +207,7 @@ class Admission:
                 changed()
 
         def look() -> None:
-            isolated(look_and_tell)
+            call_isolated(look_and_tell)
             self._call = reactor.callLater(LOOK_INTERVAL, look)
 
         self._call = reactor.callLater(LOOK_INTERVAL, look)

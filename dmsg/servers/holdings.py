@@ -11,7 +11,7 @@ from dmsg.base.memory import Holding, Memory
 from dmsg.errors import DropReason
 from dmsg.net.blocks import blocks_of
 from dmsg.net.links.link import Link
-from dmsg.net.memory_watch import Looks
+from dmsg.net.memory_watch import MemoryWatch
 from dmsg.servers.serving import AnyServing, ServedSession
 
 SMALL = 4096
@@ -20,7 +20,7 @@ HANDSHAKE_SIZE = 8192
 """Number of bytes that a handshake under way is assumed to hold."""
 
 
-class LinkHoldings(Looks[Link]):
+class LinkHoldings(MemoryWatch[Link]):
     """Source of holdings: data buffered for the clients of one server, by address block and key.
 
     :param factory: factory of the server's connections.

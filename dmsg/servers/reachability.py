@@ -34,7 +34,7 @@ class _Visitor:
         """Do nothing: this end closed the link."""
 
 
-def look_at_self(
+def check_reachability(
     reactor: IReactorTime,
     address: str,
     make_link: MakeLink,

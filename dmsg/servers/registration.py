@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.discovery.entries.entry import Entry, ServerMeta, features
-from dmsg.discovery.lookup.key_conflict import CONTESTED_TIME, Contest
+from dmsg.discovery.lookup.key_conflict import CONFLICT_TIME, KeyConflict
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
@@ -52,7 +52,7 @@ class Registration:
         mark: Callable[[str], str],
         available: Callable[[], int],
     ) -> None:
-        self._contest = Contest(reactor.seconds)
+        self._contest = KeyConflict(reactor.seconds)
         self._reactor = reactor
         self._key = key
         self._random = random
@@ -179,7 +179,7 @@ class Registration:
                     other=other,
                 )
                 if given_up:
-                    self._soon(CONTESTED_TIME)
+                    self._soon(CONFLICT_TIME)
                     return
             else:
                 self.shared_with = None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable
 from typing import Protocol, TypeVar
 
-from dmsg.base.policing import ClientLimits, Police
+from dmsg.base.policing import ClientLimits, Policer
 from dmsg.base.ports import Port
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey
@@ -34,7 +34,7 @@ class ServedPeer(Hashable, Protocol):
         """Connection of the client."""
 
     @property
-    def police(self) -> Police:
+    def police(self) -> Policer:
         """Rate limits of the client's frames."""
 
 

@@ -21,11 +21,11 @@ from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.pages.port import StatusPort
 from dmsg.servers.holdings import LinkHoldings
-from dmsg.servers.reachability import look_at_self
+from dmsg.servers.reachability import check_reachability
 from dmsg.servers.registration import Registration, address_of
 from dmsg.servers.serving import AnyServing
 from dmsg.servers.settings import ServerSettings
-from dmsg.servers.status_page import ServerShown
+from dmsg.servers.status_page import ServerStatus
 from dmsg.telemetry.metrics import ServerMetrics
 
 DRAIN_LOOK = 0.1
@@ -134,9 +134,9 @@ class RelayServer(ListeningService):
         """Port of the status page, ``/metrics`` and ``/health``."""
         return self._status.port
 
-    def _shown(self) -> ServerShown:
+    def _shown(self) -> ServerStatus:
         """Return the model of the status page."""
-        return ServerShown(self, str(self.name).replace("-", " "))
+        return ServerStatus(self, str(self.name).replace("-", " "))
 
     def client_name(self, key: bytes) -> str:
         """Return the name of a client on the status page: its key, or with telemetry a pseudonym."""
@@ -157,7 +157,7 @@ class RelayServer(ListeningService):
                 error=str(result.value).rstrip(".") or type(result.value).__name__,
             )
 
-        return look_at_self(self._reactor, address, self._make_visit).addBoth(looked)
+        return check_reachability(self._reactor, address, self._make_visit).addBoth(looked)
 
     def _make_visit(self, make_user: MakeUser, failed: OnFailure) -> Link:
         """Return a link of the family to this server itself."""

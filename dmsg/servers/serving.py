@@ -14,11 +14,11 @@ from twisted.python.failure import Failure
 from dmsg.base.buckets import RateLimit
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.net.blocks import blocks_of
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.net.links.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.links.link import Link
 from dmsg.net.turn_share import STEPS
-from dmsg.net.turns import Hold
+from dmsg.net.turns import HoldReason
 from dmsg.servers.admission import Admission
 from dmsg.servers.registration import Registration
 from dmsg.servers.relays import LimitsT, PeerT, ServedRelay
@@ -111,11 +111,11 @@ class ServedSession(Generic[PeerT, LimitsT]):
         if isinstance(admitted, bool):
             self._decided(admitted)
             return
-        link.hold(Hold.PENDING)
+        link.hold(HoldReason.PENDING)
 
         def decided(result: bool | Failure) -> None:
             if self.link is not None:
-                link.release(Hold.PENDING)
+                link.release(HoldReason.PENDING)
                 # Only True admits: a failed hook refuses.
                 self._decided(result is True)
                 link.read_again()
@@ -164,7 +164,7 @@ class ServedSession(Generic[PeerT, LimitsT]):
                 self._factory.later(self._leave)
 
         if self._peer is not None:
-            isolated(close_some, self._peer)
+            call_isolated(close_some, self._peer)
 
 
 class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
@@ -246,10 +246,10 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         now = self._reactor.seconds()
         owner = str(link.owner)
         wait = self._frames.charge(owner, steps, now)
-        if wait > 0.0 and Hold.TOO_FAST not in link.held_by:
+        if wait > 0.0 and HoldReason.TOO_FAST not in link.held_by:
             self.slowed += 1
-            link.hold(Hold.TOO_FAST)
-            self._reactor.callLater(wait, link.release, Hold.TOO_FAST)
+            link.hold(HoldReason.TOO_FAST)
+            self._reactor.callLater(wait, link.release, HoldReason.TOO_FAST)
         if strays and self._strays.charge(owner, strays, now) > 0.0:
             raise RemoteProtocolError(DropReason.FLOOD, "flood of frames without a transport")
         if refused and self._refusals.charge(owner, refused, now) > 0.0 and peer.police.goes_on(now):

@@ -10,7 +10,7 @@ from typing import Protocol
 from dmsg.base.units import human_count, human_size
 from dmsg.errors import DropReason
 from dmsg.pages.history import Growth, Quantiles, in_each
-from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import of_process
 from dmsg.servers.admission import Admission
 from dmsg.servers.registration import Registration
@@ -41,7 +41,7 @@ CHARTS_OF_LINKS = (
 """Charts for a family without transports."""
 
 
-class Looked(Protocol):
+class WatchedServer(Protocol):
     """Interface of a server for its status page."""
 
     started: float
@@ -66,10 +66,10 @@ class Looked(Protocol):
         """Return the name of a client on the page."""
 
 
-class ServerShown(Shown):
+class ServerStatus(StatusSource):
     """Model of the status page of a server of any family."""
 
-    def __init__(self, server: Looked, kind: str) -> None:
+    def __init__(self, server: WatchedServer, kind: str) -> None:
         self._server = server
         self.kind = kind
         self._quantiles = Quantiles((*LATENCIES, float("inf")))

@@ -150,7 +150,7 @@ class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream]
         self.session.left(self.transport, reason)
 
 
-class Suspending(Protocol):
+class SuspendedStreams(Protocol):
     """Interface of the manager of suspended streams that :class:`NoCarrier` uses."""
 
     def closed(self, stream: ClientStream, reason: int) -> None:
@@ -167,7 +167,7 @@ class NoCarrier:
 
     confirms = True
 
-    def __init__(self, streams: Suspending, stream: ClientStream) -> None:
+    def __init__(self, streams: SuspendedStreams, stream: ClientStream) -> None:
         self._streams = streams
         self._stream = stream
         self._end = stream.kept

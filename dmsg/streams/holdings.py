@@ -8,7 +8,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.base.memory import Holding, Memory
-from dmsg.net.memory_watch import Looks
+from dmsg.net.memory_watch import MemoryWatch
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.streams.carrier import ClientStream
 from dmsg.streams.core.resumption import INITIAL_WINDOW
@@ -23,7 +23,7 @@ STREAM_SIZE = 16 * 1024
 _log = Logger()
 
 
-class StreamHoldings(Looks[ClientStream]):
+class StreamHoldings(MemoryWatch[ClientStream]):
     """Watcher of the unsent, unacknowledged and unread bytes of a client's streams, by peer.
 
     :param streams: returns the present streams.

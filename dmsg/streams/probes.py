@@ -24,20 +24,20 @@ class Probes(Factory):
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
-        self.open: dict[_Probed, IDelayedCall] = {}
+        self.open: dict[_ProbeProtocol, IDelayedCall] = {}
 
-    def buildProtocol(self, addr: IAddress | None) -> _Probed:
+    def buildProtocol(self, addr: IAddress | None) -> _ProbeProtocol:
         if len(self.open) >= MAX_PROBES:
             counts = Counter(one.peer for one in self.open)
             # Among peers with equally many, max takes the one whose probe is the oldest.
             most = max(counts, key=counts.__getitem__)
             next(one for one in self.open if one.peer == most).end()
-        probed = _Probed(self, addr)
+        probed = _ProbeProtocol(self, addr)
         self.open[probed] = self._reactor.callLater(PROBE_TIME, probed.end)
         return probed
 
 
-class _Probed(Protocol):
+class _ProbeProtocol(Protocol):
     """Protocol of one probe; data ends it."""
 
     def __init__(self, probes: Probes, peer: IAddress | None) -> None:

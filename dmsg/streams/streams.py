@@ -15,11 +15,11 @@ from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.base.bounded_tables import compact, uncount
+from dmsg.base.bounded_tables import compact, decrement
 from dmsg.base.log_throttle import LogThrottle
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.streams.carrier import ClientStream, NoCarrier
@@ -283,7 +283,7 @@ class Streams:
                 if until > now:
                     break
                 if stream in self._waiting:
-                    isolated(self._give_up, stream, reason or CloseReason.PEER_DISCONNECTED)
+                    call_isolated(self._give_up, stream, reason or CloseReason.PEER_DISCONNECTED)
         finally:
             self._wait_for_oldest()
 
@@ -302,7 +302,7 @@ class Streams:
             self._oldest.cancel()
             self._oldest = None
         peer = stream.getPeer()
-        uncount(self._waiting_of, peer)
+        decrement(self._waiting_of, peer)
 
     # --- stalled streams ---
 

@@ -23,7 +23,7 @@ from dmsg.tap.log_files import reopen_log_files
 _log = Logger()
 
 
-class Said(str):
+class GivenText(str):
     """Text that somebody gave for an option.
 
     :ivar where: the file and the line, with a colon; empty: on the command line.
@@ -47,14 +47,14 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
     known = {row.name: row for row in rows if row.in_file}
     settings: dict[str, object] = {}
     for given_name, value in content.items():
-        name, place = given_name.replace("_", "-"), f"{where(path, given_name)}: "
+        name, place = given_name.replace("_", "-"), f"{find_line(path, given_name)}: "
         if name not in known:
             raise UsageError(f"{place}there is no setting {given_name!r}")
         if known[name].repeated:
             values = value if isinstance(value, list) else [value]
             if not all(isinstance(one, str) for one in values):
                 raise UsageError(f"{place}{given_name} is a text or a list of texts")
-            texts = [Said(one) for one in values]
+            texts = [GivenText(one) for one in values]
             for text in texts:
                 text.where = place
             settings[name] = texts
@@ -65,13 +65,13 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
         elif isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise UsageError(f"{place}{given_name} is a text or a number")
         else:
-            text = Said(value)
+            text = GivenText(value)
             text.where = place
             settings[name] = text
     return settings
 
 
-def where(path: str, name: str) -> str:
+def find_line(path: str, name: str) -> str:
     """The file, and the line on which it sets ``name``, if that is seen."""
     pattern = re.compile(rf"^\s*[\"']?{name.replace('-', '[-_]')}[\"']?\s*=")
     try:

@@ -28,12 +28,12 @@ from dmsg.base.options import FLAG, KEY, LOGS, NETWORK, Choice, Flag, Kind, Opti
 from dmsg.base.printable import printable, without_userinfo
 from dmsg.directories import config_directory
 from dmsg.errors import DmsgError
-from dmsg.keylock import KeyLock, hold
+from dmsg.keylock import KeyLock, hold_key
 from dmsg.keys import default_key, load_or_create_key
 from dmsg.net.listening import ENDPOINT
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap import config
-from dmsg.tap.config import Said
+from dmsg.tap.config import GivenText
 from dmsg.tap.log_files import log_file_of, reopen_at_signals
 from dmsg.tap.usage import usage_of
 
@@ -91,7 +91,7 @@ class EntityOptions(UsageOptions):
                 for name in filter(None, (row.name.replace("-", "_"), row.short)):
                     setattr(cls, f"opt_{name}", method)
             elif not isinstance(row.kind, Flag):
-                cls.optParameters.append([row.name, row.short, None, _usage(row), Said])
+                cls.optParameters.append([row.name, row.short, None, _usage(row), GivenText])
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -139,7 +139,7 @@ class EntityOptions(UsageOptions):
             return [_read(row, one) for one in said] or list(row.default or ())
         if isinstance(row.kind, Flag):
             return bool(said)
-        return _read(row, said) if isinstance(said, Said) else row.default
+        return _read(row, said) if isinstance(said, GivenText) else row.default
 
     def finish(self) -> None:
         """Check what concerns several options, and prepare what the service needs.
@@ -202,7 +202,7 @@ def _appending(row: Option) -> Callable[[EntityOptions, str], None]:
     """Return the method of an option that may be repeated."""
 
     def append(self: EntityOptions, value: str) -> None:
-        self[row.name].append(Said(value))
+        self[row.name].append(GivenText(value))
 
     append.__doc__ = _usage(row)
     return append
@@ -212,7 +212,7 @@ def _usage(row: Option) -> str:
     return f"{row.help} [default: {row.said_default}]" if row.said_default else row.help
 
 
-def _read(row: Option, said: Said) -> object:
+def _read(row: Option, said: GivenText) -> object:
     assert not isinstance(row.kind, Flag)
     try:
         return row.kind.read(str(said))
@@ -341,7 +341,7 @@ class KeyOptions(EntityOptions):
 
         :raises KeyInUse: another program has taken it.
         """
-        return hold(self["key-file"], self.plugin, share=bool(self["share"]))
+        return hold_key(self["key-file"], self.plugin, share=bool(self["share"]))
 
 
 def key_rows(help: str, default: str) -> tuple[Option, ...]:

@@ -9,10 +9,10 @@ from twisted.application.service import IService
 
 from dmsg.base.options import LIMITS, STORAGE, Number, Option, Text, rows_of
 from dmsg.errors import needs_extra
-from dmsg.keylock import KeyLock, hold
+from dmsg.keylock import KeyLock, hold_key
 from dmsg.net.listening import check_endpoint
 from dmsg.net.reactor import Reactor
-from dmsg.tap.config import Said
+from dmsg.tap.config import GivenText
 from dmsg.tap.options import DEBUG, LOG_FORMAT, UNSAID, descriptors, listen_row
 from dmsg.tap.running import StopOnFailure
 
@@ -88,7 +88,7 @@ class Options(RmbOptions):
 
     def opt_redis(self, value: str) -> None:
         """The same as --queue"""
-        self["queue"] = Said(value)
+        self["queue"] = GivenText(value)
 
     def opt_catchup_threshold(self, value: str) -> None:
         """Taken and not needed: no twin is kept so long that its changes would have to be caught up with"""
@@ -125,7 +125,7 @@ class Options(RmbOptions):
         :raises KeyInUse: another process has it.
         """
         path = self["queue"].removeprefix("sqlite:")
-        return hold(path, "twistd rmb-relay", advice="stop that, or give this relay another --queue")
+        return hold_key(path, "twistd rmb-relay", advice="stop that, or give this relay another --queue")
 
     def settings(self) -> RelaySettings:
         """Return the settings of the relay."""

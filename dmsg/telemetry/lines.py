@@ -16,7 +16,7 @@ READ = 16 * 1024
 """Bytes read at a time. Small, because zlib copies all that follows a gzip member for each member in the same read."""
 
 
-def unpacked(file: IO[bytes]) -> Iterator[bytes]:
+def unpack_gzip(file: IO[bytes]) -> Iterator[bytes]:
     """Unpack a gzip file of one or more members, in pieces of at most 256 KiB.
 
     Python's gzip reader would lose the text just before a tear.
@@ -43,7 +43,7 @@ def read_lines(path: Path, limit: int) -> Iterator[bytes]:
     """
     text, read = b"", 0
     with open(path, "rb") as file, suppress(zlib.error, EOFError):
-        for piece in unpacked(file):
+        for piece in unpack_gzip(file):
             read += len(piece)
             *lines, text = (text + piece).split(b"\n")
             yield from (line + b"\n" for line in lines)

@@ -35,7 +35,7 @@ MAX_FORMER_OF_SIGNER = 1024
 (:mod:`dmsg.v2019.core.receipts_kept`)."""
 
 
-class Due(IntEnum):
+class ReceiptVerdict(IntEnum):
     """Verdict on a receipt that a client hands in."""
 
     NOT = 0
@@ -58,7 +58,7 @@ class _Transport:
         return (receipt.signer, receipt.peer) == (ends if receipt.role is Role.INITIATOR else ends[::-1])
 
 
-class Owed:
+class ReceiptsDue:
     """Receipts due to one server.
 
     :param server: the server's public key.
@@ -98,7 +98,7 @@ class Owed:
         while self._ended and (next(iter(self._ended.values())).ended or 0.0) <= now - OWED_FOR:
             self._ended.popitem(last=False)
 
-    def takes(self, payload: bytes, by: bytes, now: float, network: str = "") -> Due:
+    def takes(self, payload: bytes, by: bytes, now: float, network: str = "") -> ReceiptVerdict:
         """Check a receipt and mark it as delivered, so that a second one is not due.
 
         :param by: public key of the client that hands the receipt in.
@@ -106,12 +106,12 @@ class Owed:
         """
         transport, server, signer = names_in(payload)
         if signer != by or server != self._server:
-            return Due.NOT
+            return ReceiptVerdict.NOT
         owed = self._open.get(transport) or self._ended.get(transport)
         if owed is None:
             return self._takes_former(payload, transport, by, now, network)
         if by not in owed.ends or (receipt := _signed(payload)) is None or not owed.names_ends(receipt):
-            return Due.NOT
+            return ReceiptVerdict.NOT
         owed.ends.discard(by)
         if not owed.ends:
             self._ended.pop(transport, None)
@@ -119,7 +119,7 @@ class Owed:
             self._taken[transport, by] = None
             if len(self._taken) > MAX_OWED:
                 self._taken.popitem(last=False)
-        return Due.KNOWN
+        return ReceiptVerdict.KNOWN
 
     def _forget(self, now: float) -> None:
         """Clear the tables that are only needed while former receipts are accepted."""
@@ -128,19 +128,19 @@ class Owed:
             self._former_of.clear()
             self._taken.clear()
 
-    def _takes_former(self, payload: bytes, transport: bytes, by: bytes, now: float, network: str) -> Due:
+    def _takes_former(self, payload: bytes, transport: bytes, by: bytes, now: float, network: str) -> ReceiptVerdict:
         """Check a receipt of a transport that this process did not carry, or has forgotten."""
         self._forget(now)
         known = self._former.get(by, set())
         if now >= self._former_until or transport in known or (transport, by) in self._taken:
-            return Due.NOT
+            return ReceiptVerdict.NOT
         if len(known) >= MAX_FORMER_OF_SIGNER or self._former_of[network] >= MAX_FORMER_OF_NETWORK:
-            return Due.NOT
+            return ReceiptVerdict.NOT
         if self._former_of.total() >= MAX_FORMER or _signed(payload) is None:
-            return Due.NOT
+            return ReceiptVerdict.NOT
         self._former.setdefault(by, set()).add(transport)
         self._former_of[network] += 1
-        return Due.FORMER
+        return ReceiptVerdict.FORMER
 
 
 def _signed(payload: bytes) -> Receipt | None:

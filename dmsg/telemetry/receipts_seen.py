@@ -22,7 +22,7 @@ PATIENCE = 60.0
 _QUESTIONS = ("SELECT file FROM young WHERE receipt = ?", "SELECT file FROM old WHERE receipt = ?")
 
 
-class Seen:
+class ReceiptsSeen:
     """Set of accepted receipts on the disk: a hash of 8 bytes for each, and the file that it came in.
 
     Receipts are in two tables: once ``young`` is :data:`GENERATION_DAYS` old, it becomes ``old``, and the previous

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import PUBKEY_SIZE
 from dmsg.net.links.link import Link
-from dmsg.telemetry.receipts_due import Due, Owed
+from dmsg.telemetry.receipts_due import ReceiptsDue, ReceiptVerdict
 from dmsg.telemetry.service import Telemetry
-from dmsg.telemetry.transports import Carried, CountingRelay, Peer, Way
+from dmsg.telemetry.transports import CountingRelay, DirectionCounts, Peer, TransportRecord
 
 PROGRESS_INTERVAL = 300.0
 """Seconds between two progress events of an open transport that carries data."""
@@ -36,11 +36,11 @@ class RelayTelemetry:
         :param server: the server's public key.
         """
         self._telemetry = telemetry
-        self._owed = Owed(server, now())
+        self._owed = ReceiptsDue(server, now())
         self._now = now
         self.relay: CountingRelay
         self._sessions = 0
-        self._open: OrderedDict[Carried, float] = OrderedDict()
+        self._open: OrderedDict[TransportRecord, float] = OrderedDict()
         """Accepted transports and the time of their last event, oldest first."""
         self._drops: Counter[DropReason] = Counter()
         self._frames = self._bytes = 0
@@ -73,12 +73,14 @@ class RelayTelemetry:
 
     # --- called by the relay (Observer) ---
 
-    def requested(self, source: Peer, there: Way, back: Way, payload: bytes, target: bytes, secure: bool) -> Carried:
+    def requested(
+        self, source: Peer, there: DirectionCounts, back: DirectionCounts, payload: bytes, target: bytes, secure: bool
+    ) -> TransportRecord:
         there.tick = back.tick = -1
         there.seen = back.seen = -2
-        return Carried(there, back, payload, source.key, target, secure, self._now())
+        return TransportRecord(there, back, payload, source.key, target, secure, self._now())
 
-    def accepted(self, carried: Carried, payload: bytes) -> None:
+    def accepted(self, carried: TransportRecord, payload: bytes) -> None:
         if carried.request is None:
             return  # a repeated ACCEPT; the clients deal with it
         now = self._now()
@@ -104,7 +106,7 @@ class RelayTelemetry:
             fields["dst"] = target
         self._telemetry.record_repeated("transport_refuse", (source.key, reason), fields, target)
 
-    def ended(self, carried: Carried, reason: int, by: str) -> None:
+    def ended(self, carried: TransportRecord, reason: int, by: str) -> None:
         now = self._now()
         self._open.pop(carried, None)
         counts = carried.counts()
@@ -129,7 +131,7 @@ class RelayTelemetry:
             fields |= _took(carried.accepted - carried.opened)
         self._telemetry.record("transport_close", fields)
 
-    def look(self, carried: Carried, route: Way, data: int, acks: int) -> None:
+    def look(self, carried: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
         now = None
         back = route.back
         if acks and back.asked_at is not None:
@@ -149,10 +151,10 @@ class RelayTelemetry:
         due = self._owed.takes(
             payload, bytes(source.key), self._now(), self._telemetry.network(source.port.address) or ""
         )
-        if due is Due.NOT:
+        if due is ReceiptVerdict.NOT:
             return False
         fields = {"receipt": payload.hex(), "peer": source.key}
-        self._telemetry.record_receipt("receipt", fields | ({"former": True} if due is Due.FORMER else {}))
+        self._telemetry.record_receipt("receipt", fields | ({"former": True} if due is ReceiptVerdict.FORMER else {}))
         return True
 
     # --- called periodically ---
@@ -202,7 +204,7 @@ def _took(seconds: float) -> dict[str, int]:
     return {"accept_ms": round(seconds * 1000), "accept_us": round(seconds * 1_000_000)}
 
 
-def _since(carried: Carried, counts: tuple[int, int, int, int, int, int]) -> dict[str, object]:
+def _since(carried: TransportRecord, counts: tuple[int, int, int, int, int, int]) -> dict[str, object]:
     """Return the counts since the last event of a transport, and reset them."""
     before, carried.told = carried.told, counts
     fields: dict[str, object] = {}

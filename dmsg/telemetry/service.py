@@ -17,10 +17,10 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.memory import resident
-from dmsg.base.options import TELEMETRY, Choice, Number, Option, Text, needed, option
+from dmsg.base.options import TELEMETRY, Choice, Number, Option, Text, option, required_field
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.net.threads import in_thread
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret, read_secret_file
 from dmsg.telemetry.recorder import Recorder
@@ -54,7 +54,7 @@ class TelemetrySettings:
     """Settings of telemetry; the limit is in bytes."""
 
     directory: Path = field(
-        metadata=needed(
+        metadata=required_field(
             Option(
                 name="telemetry",
                 help="Directory for the events that the data pipeline reads (dmsg analytics)",
@@ -117,7 +117,7 @@ class TelemetrySettings:
 
 
 @dataclass
-class Sent:
+class SentCounts:
     """Counts of files sent to a collector.
 
     :ivar kept: number of files that the collector has confirmed.
@@ -143,7 +143,7 @@ def _vouch(directory: Path, key: SecKey) -> None:
         _log.warn("no collector will take the events in {directory}: {error}", directory=directory, error=str(error))
 
 
-class _Repeated:
+class _RepeatCount:
     """Count of repeated events of one kind since the last one written."""
 
     __slots__ = ("count", "fields", "targets")
@@ -210,7 +210,7 @@ class Telemetry:
         self.beats: list[Callable[[], None]] = []
         self.turns: list[Callable[[], None]] = []
         self.loads: list[Callable[[], Mapping[str, object]]] = []
-        self._repeated: OrderedDict[tuple[str, tuple[Hashable, ...]], _Repeated] = OrderedDict()
+        self._repeated: OrderedDict[tuple[str, tuple[Hashable, ...]], _RepeatCount] = OrderedDict()
         self._call: IDelayedCall | None = None
         self._expected = 0.0
         self._beat_at = 0.0
@@ -219,7 +219,7 @@ class Telemetry:
         self._lost = 0
         self._writing: Deferred[None] | None = None
         self._stopped = False
-        self.sent = Sent()
+        self.sent = SentCounts()
 
     def client(self, key: bytes) -> str:
         """Return the name of a client in events: a pseudonym, or its public key."""
@@ -255,14 +255,14 @@ class Telemetry:
         if repeated is None:
             if len(self._repeated) >= REPEATS_LIMIT:
                 self._write_repeated(*self._repeated.popitem(last=False))
-            self._repeated[kind] = _Repeated(fields)
+            self._repeated[kind] = _RepeatCount(fields)
             self.record(event, {**fields, "n": 1} if target is None else {**fields, "n": 1, "targets": 1})
             return
         repeated.count += 1
         if target is not None and len(repeated.targets) < TARGETS_LIMIT:
             repeated.targets.add(target)
 
-    def _write_repeated(self, kind: tuple[str, tuple[Hashable, ...]], repeated: _Repeated) -> None:
+    def _write_repeated(self, kind: tuple[str, tuple[Hashable, ...]], repeated: _RepeatCount) -> None:
         if repeated.count:
             fields = {**repeated.fields, "n": repeated.count}
             if repeated.targets:
@@ -287,7 +287,7 @@ class Telemetry:
         now = self._reactor.seconds()
         self._lag = max(self._lag, now - self._expected)
         for turn in self.turns:
-            isolated(turn)
+            call_isolated(turn)
         if now - self._beat_at >= HEARTBEAT_INTERVAL:
             self.beat()
         if self._writing is None:
@@ -302,7 +302,7 @@ class Telemetry:
     def beat(self) -> None:
         """Write a heartbeat now."""
         for told in self.beats:
-            isolated(told)
+            call_isolated(told)
         repeated = list(self._repeated.items())
         self._repeated.clear()
         for kind, one in repeated:

@@ -1,7 +1,7 @@
 """Counts of a transport for telemetry, and the interface to the relay that carries it. No I/O, no clock.
 
-A relay of any family counts in each :class:`Way`, with or without telemetry. An :class:`Observer`, if there is one, is
-told when a transport is requested, accepted, refused or over.
+A relay of any family counts in each :class:`DirectionCounts`, with or without telemetry. An :class:`Observer`, if there
+is one, is told when a transport is requested, accepted, refused or over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dmsg.telemetry.receipts import transport_identity
 from dmsg.telemetry.schema import BOUNDS, BUCKETS
 
 
-class Way(Protocol):
+class DirectionCounts(Protocol):
     """Interface to one direction of a transport, as its relay counts it.
 
     ``tick`` is a gate for the hot path. The relay calls :meth:`Observer.look` only for the first frames after its tick
@@ -39,20 +39,20 @@ class Way(Protocol):
     wire: int
     dropped: int
     queued: int
-    carried: Carried | None
+    carried: TransportRecord | None
     tick: int
     seen: int
     asked_at: float | None
 
     @property
-    def back(self) -> Way:
+    def back(self) -> DirectionCounts:
         """Opposite direction."""
 
     def user_data(self, secure: bool) -> int:
         """Return the bytes of user data accepted for this direction."""
 
 
-class Place(Protocol):
+class ClientAddress(Protocol):
     """Interface to the network address of a client."""
 
     address: str
@@ -73,7 +73,7 @@ class Peer(Protocol):
         """Public key of the client."""
 
     @property
-    def port(self) -> Place:
+    def port(self) -> ClientAddress:
         """Connection of the client."""
 
 
@@ -100,14 +100,16 @@ class CountingRelay(Protocol):
 class Observer(Protocol):
     """Interface through which a relay reports its transports."""
 
-    def requested(self, source: Peer, there: Way, back: Way, payload: bytes, target: bytes, secure: bool) -> Carried:
+    def requested(
+        self, source: Peer, there: DirectionCounts, back: DirectionCounts, payload: bytes, target: bytes, secure: bool
+    ) -> TransportRecord:
         """Record a client's request that was passed on.
 
         :param payload: payload of the request, which identifies the transport.
         :param target: public key of the client that was asked for.
         """
 
-    def accepted(self, carried: Carried, payload: bytes) -> None:
+    def accepted(self, carried: TransportRecord, payload: bytes) -> None:
         """Record that the answer to a request was passed on."""
 
     def refused(self, source: Peer, target: bytes, reason: str) -> None:
@@ -116,20 +118,20 @@ class Observer(Protocol):
         :param target: public key of the client that was asked for, or the part of it that arrived.
         """
 
-    def ended(self, carried: Carried, reason: int, by: str) -> None:
+    def ended(self, carried: TransportRecord, reason: int, by: str) -> None:
         """Record the end of a transport.
 
         :param by: src, dst or server.
         """
 
-    def look(self, carried: Carried, route: Way, data: int, acks: int) -> None:
+    def look(self, carried: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
         """Record frames of a direction whose tick differs from the relay's: ``data`` data frames and ``acks`` ACKs."""
 
     def receipt(self, source: Peer, payload: bytes) -> bool:
         """Take a client's receipt; False if none was due or it is invalid."""
 
 
-def share_loss(ways: Sequence[Way], left: int, congested: bool) -> None:
+def share_loss(ways: Sequence[DirectionCounts], left: int, congested: bool) -> None:
     """Count the bytes queued for a disconnected peer as dropped, shared among the directions that lead to it.
 
     The sum is exact except for frame headers. The share of each of several directions is an estimate.
@@ -147,7 +149,7 @@ def share_loss(ways: Sequence[Way], left: int, congested: bool) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Carried:
+class TransportRecord:
     """Record of a transport, as its relay saw it.
 
     :ivar there: direction from the client that asked.
@@ -157,8 +159,8 @@ class Carried:
     :ivar rtt: counts for the buckets of :data:`~dmsg.telemetry.schema.BOUNDS`, or None without samples.
     """
 
-    there: Way
-    back: Way
+    there: DirectionCounts
+    back: DirectionCounts
     request: bytes | None
     source: bytes
     target: bytes

@@ -22,7 +22,7 @@ from pathlib import Path
 from dmsg.telemetry.lines import read_lines
 from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.receipts import ReceiptError, Role, parse_receipt
-from dmsg.telemetry.receipts_seen import NAME, Seen
+from dmsg.telemetry.receipts_seen import NAME, ReceiptsSeen
 from dmsg.telemetry.schema import RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
 _KEPT = ("v", "ts", "mono", "producer", "role", "boot", "seq", "peer", "former")
@@ -33,7 +33,7 @@ FILE_LIMIT = 512 * 1024 * 1024
 
 
 @dataclass
-class Checked:
+class Verification:
     """Result of a verification."""
 
     files: int = 0
@@ -94,7 +94,7 @@ def _unreadable(line: bytes) -> bytes:
     return b"not read: " + json.dumps(line[:SHOWN].decode(errors="replace")).encode() + b"\n"
 
 
-def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Checked:
+def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Verification:
     """Check the receipts of all files that were not checked before.
 
     :param spool: directory of the files, read recursively.
@@ -102,14 +102,14 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Checked:
     :raises OSError: a file cannot be written.
     :raises DmsgError: the database of accepted receipts cannot be used.
     """
-    found = Checked()
+    found = Verification()
     target.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(Seen(target / NAME)) as seen:
+    with contextlib.closing(ReceiptsSeen(target / NAME)) as seen:
         _verify(spool, target, names, seen, found)
     return found
 
 
-def _verify(spool: Path, target: Path, names: Pseudonyms, seen: Seen, found: Checked) -> None:
+def _verify(spool: Path, target: Path, names: Pseudonyms, seen: ReceiptsSeen, found: Verification) -> None:
     for path in sorted(spool.rglob(f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}")):
         try:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()[:32]

@@ -12,7 +12,7 @@ __all__, __getattr__, __dir__ = public(
         "dmsg.testing.lab": "Lab",
         "dmsg.testing.network": "Host Network",
         "dmsg.testing.namespaces": "LabError NamespaceLab available",
-        "dmsg.testing.promise": "Broken Pattern Talkers",
+        "dmsg.testing.promise": "Pattern PromiseBroken Talkers",
         "dmsg.testing.tcp": "Path",
         "dmsg.testing.walk": "Walk",
     },
@@ -22,6 +22,6 @@ if TYPE_CHECKING:
     from dmsg.testing.lab import Lab as Lab
     from dmsg.testing.namespaces import LabError as LabError, NamespaceLab as NamespaceLab, available as available
     from dmsg.testing.network import Host as Host, Network as Network
-    from dmsg.testing.promise import Broken as Broken, Pattern as Pattern, Talkers as Talkers
+    from dmsg.testing.promise import Pattern as Pattern, PromiseBroken as PromiseBroken, Talkers as Talkers
     from dmsg.testing.tcp import Path as Path
     from dmsg.testing.walk import Walk as Walk

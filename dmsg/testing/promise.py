@@ -19,7 +19,7 @@ BLOCK = 4096
 """Bytes of the pattern that are made at a time."""
 
 
-class Broken(AssertionError):
+class PromiseBroken(AssertionError):
     """The promise was not kept."""
 
 
@@ -74,7 +74,7 @@ class Talker(Protocol):
         expected = self._expects.take(len(data))
         if data != expected:
             wrong = next(number for number, (a, b) in enumerate(zip(data, expected, strict=True)) if a != b)
-            raise Broken(f"byte {self.received + wrong} is not the one that was sent")
+            raise PromiseBroken(f"byte {self.received + wrong} is not the one that was sent")
         self.received += len(data)
 
     def connectionLost(self, reason: Failure = Failure(Exception("lost"))) -> None:
@@ -88,9 +88,9 @@ class Talker(Protocol):
         # what a reader that has stopped did not take yet has arrived all the same
         arrived = end.received if end is not None and other.lost is None else other.received
         if self.acknowledged > arrived:
-            raise Broken(f"{self.acknowledged} bytes were acknowledged and {arrived} have arrived")
+            raise PromiseBroken(f"{self.acknowledged} bytes were acknowledged and {arrived} have arrived")
         if other.received > self.sent:
-            raise Broken(f"{other.received} bytes arrived of {self.sent}")
+            raise PromiseBroken(f"{other.received} bytes arrived of {self.sent}")
 
 
 class Talkers(Factory):

@@ -31,7 +31,7 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.pacing import Pace
+from dmsg.net.pacing import PacedQueue
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import UNREAD, StreamTransport
@@ -123,7 +123,7 @@ class Client(DelegatedClient[ClientSession]):
         )
         self._seen: dict[tuple[PubKey, str], None] = {}
         self._plain_servers: dict[PubKey, tuple[str, float]] = {}
-        self._resumed = Pace(reactor, lambda: RESUME_RATE)
+        self._resumed = PacedQueue(reactor, lambda: RESUME_RATE)
         self._resume_after: OrderedDict[tuple[PubKey, PubKey], float] = OrderedDict()
         self.streams = TransportStreams(
             reactor,

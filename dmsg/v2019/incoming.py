@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 from dmsg.clients.session import build_accepted
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.outbox import tickets_among
 from dmsg.streams.carrier import CarryingSession, ClientStream, TransportCarrier
@@ -41,7 +41,7 @@ def _address(key: PubKey, port: int) -> DmsgAddress:
     return DmsgAddress(key, port)
 
 
-class Carrying(CarryingSession[ClientTransport], Protocol):
+class IncomingSession(CarryingSession[ClientTransport], Protocol):
     """Interface of the session that :class:`Incoming` uses."""
 
     pings: Pings
@@ -72,7 +72,7 @@ class Incoming:
     def __init__(
         self,
         reactor: IReactorTime,
-        session: Carrying,
+        session: IncomingSession,
         core: ClientConnection,
         accept: Callable[[], IProtocolFactory | None],
         streams: TransportStreams | None,
@@ -95,7 +95,7 @@ class Incoming:
             self._unconfirmed.pop(transport)
             self._core.withdraw(transport)
             if transport.secure is not None:
-                isolated(transport.secure.detach)
+                call_isolated(transport.secure.detach)
 
     def _refuse(self, transport: ClientTransport, reason: CloseReason) -> None:
         if self._streams is not None:

@@ -45,7 +45,7 @@ STALE_ENTRY = (
 """Part of the error message about peers of 2019 whose entry has marks of dmsg."""
 
 
-class Asking(CarryingSession[ClientTransport], Protocol):
+class OutgoingSession(CarryingSession[ClientTransport], Protocol):
     """Interface of the session that :class:`Outgoing` uses."""
 
     connected: bool
@@ -75,7 +75,7 @@ class Outgoing:
     :ivar opening: transports that wait for the answer to their REQUEST.
     """
 
-    def __init__(self, reactor: IReactorTime, session: Asking, streams: TransportStreams | None) -> None:
+    def __init__(self, reactor: IReactorTime, session: OutgoingSession, streams: TransportStreams | None) -> None:
         self._reactor = reactor
         self._session = session
         self._core = session.core

@@ -24,7 +24,7 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.links.acceptor import MAX_HANDSHAKES
 from dmsg.net.links.link import HANDSHAKE_TIMEOUT, Link
 from dmsg.net.links.records import RecordLink
-from dmsg.net.turns import Hold
+from dmsg.net.turns import HoldReason
 from dmsg.noise.xk import XKHandshake
 from dmsg.servers.admission import Admission
 from dmsg.servers.serving import ServedSession, ServingFactory
@@ -104,13 +104,13 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         self._bytes.level -= taken
         if self._bytes.level < 0 and self._slow is None and self.link is not None:
             factory.throttled += 1
-            self.link.hold(Hold.THROTTLED)
+            self.link.hold(HoldReason.THROTTLED)
             self._slow = factory.call_later(-self._bytes.level / rate, self._go_on)
 
     def _go_on(self) -> None:
         self._slow = None
         if self.link is not None:
-            self.link.release(Hold.THROTTLED)
+            self.link.release(HoldReason.THROTTLED)
 
     def link_lost(self, reason: Failure) -> None:
         if self._slow is not None:

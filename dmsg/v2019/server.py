@@ -16,7 +16,7 @@ from dmsg.net.reactor import Reactor
 from dmsg.noise.xk import XKHandshake
 from dmsg.servers.server import DRAIN_LOOK, RelayServer
 from dmsg.servers.settings import DEFAULTS, ServerSettings
-from dmsg.telemetry.service import Sent, Telemetry, TelemetrySettings
+from dmsg.telemetry.service import SentCounts, Telemetry, TelemetrySettings
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.protocol import ServerFactory
@@ -117,7 +117,7 @@ class Server(RelayServer):
     def counters(self) -> dict[str, tuple[str, float]]:
         """Return the counters by name, each with its help text and value."""
         telemetry = self.telemetry
-        sent = Sent() if telemetry is None else telemetry.sent
+        sent = SentCounts() if telemetry is None else telemetry.sent
         return {
             **super().counters(),
             "transports_opened": ("Number of transports opened since the start", self.factory.relay.transports_opened),

@@ -24,7 +24,7 @@ from dmsg.errors import (
 )
 from dmsg.keys import PubKey
 from dmsg.net.flush import TurnFlush
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.outbox import tickets_among
 from dmsg.streams.carrier import ClientStream, TransportCarrier
@@ -223,7 +223,7 @@ class ClientSession(Session):
         def tell() -> None:
             self._outgoing.opening.fail_all(gone)
             for transport in open_ones:
-                isolated(self._link_gone, transport)
+                call_isolated(self._link_gone, transport)
                 self._keep_receipt(transport)
             self.core.removed += all_of_them
             self._let_go()

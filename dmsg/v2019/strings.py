@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.shared import LazyClient, SharedClients
 from dmsg.net.addresses import parse_port
@@ -32,7 +32,7 @@ def client_endpoint(
     :raises ValueError: ``port`` is not a port.
     """
     lazy = LazyClient(partial(shared_client, reactor, discovery, key))
-    return DmsgClientEndpoint(lazy, Names().find(public_key), parse_port(port), timeout=float(timeout))
+    return DmsgClientEndpoint(lazy, AddressBook().find(public_key), parse_port(port), timeout=float(timeout))
 
 
 def server_endpoint(

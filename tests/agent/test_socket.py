@@ -21,7 +21,7 @@ from dmsg.agent.client import AgentClient
 from dmsg.agent.local_stream import LocalStream
 from dmsg.agent.service import Agent
 from dmsg.agent.socket_path import AgentError, find_agent, lines
-from dmsg.agent.wire import WINDOW, Kind, close, frame, line
+from dmsg.agent.wire import WINDOW, Kind, encode_close, encode_frame, encode_line
 from dmsg.errors import CloseReason, ConnectFailed, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.streams.address import StreamLost
@@ -357,19 +357,19 @@ class StrangeTests(AgentCase):
             b'{"do": "connect"}\n',
             b'{"do": "connect", "to": 7}\n',
             b'{"do": "connect", "to": "02ab", "port": 1}\n',
-            line({"do": "connect", "to": str(self.peer.public_key), "port": 70000}),
-            line({"do": "connect", "to": str(self.peer.public_key), "port": "x"}),
-            line({"do": "connect", "to": str(self.peer.public_key), "timeout": -1}),
-            line({"do": "connect", "to": str(self.peer.public_key), "timeout": 1e99}),
-            line({"do": "connect", "to": str(self.peer.public_key), "via": "me"}),
-            line({"do": "ping", "to": str(self.peer.public_key), "count": 0}),
-            line({"do": "ping", "to": str(self.peer.public_key), "count": 10**9}),
-            line({"do": "ping", "to": str(self.peer.public_key), "count": "many"}),
-            line({"do": "listen", "port": -1}),
-            line({"do": "accept"}),
-            line({"do": "accept", "stream": 7}),
-            line({"do": "accept", "stream": "7"}),
-            line({"do": "wait", "timeout": True}),
+            encode_line({"do": "connect", "to": str(self.peer.public_key), "port": 70000}),
+            encode_line({"do": "connect", "to": str(self.peer.public_key), "port": "x"}),
+            encode_line({"do": "connect", "to": str(self.peer.public_key), "timeout": -1}),
+            encode_line({"do": "connect", "to": str(self.peer.public_key), "timeout": 1e99}),
+            encode_line({"do": "connect", "to": str(self.peer.public_key), "via": "me"}),
+            encode_line({"do": "ping", "to": str(self.peer.public_key), "count": 0}),
+            encode_line({"do": "ping", "to": str(self.peer.public_key), "count": 10**9}),
+            encode_line({"do": "ping", "to": str(self.peer.public_key), "count": "many"}),
+            encode_line({"do": "listen", "port": -1}),
+            encode_line({"do": "accept"}),
+            encode_line({"do": "accept", "stream": 7}),
+            encode_line({"do": "accept", "stream": "7"}),
+            encode_line({"do": "wait", "timeout": True}),
             b"x" * 70_000,
             b"x" * 700_000,
         ):
@@ -383,12 +383,12 @@ class StrangeTests(AgentCase):
     async def test_frames_that_are_none(self) -> None:
         await self.up()
         self.addCleanup(self.peer.listen(Accepting(), 7).stopListening)
-        request = line({"do": "connect", "to": str(self.peer.public_key), "port": 7})
+        request = encode_line({"do": "connect", "to": str(self.peer.public_key), "port": 7})
         for sent in (
-            frame(Kind.TAKEN, b"\0\0\0\1"),
-            frame(Kind.WAY, b"{}"),
-            frame(Kind.CLOSE, b""),
-            frame(Kind.READ, b"1"),
+            encode_frame(Kind.TAKEN, b"\0\0\0\1"),
+            encode_frame(Kind.WAY, b"{}"),
+            encode_frame(Kind.CLOSE, b""),
+            encode_frame(Kind.READ, b"1"),
             b"\7\0\0\0\0",
             b"\0\xff\xff\xff\xff",
         ):
@@ -417,7 +417,7 @@ class StrangeTests(AgentCase):
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.addCleanup(channel.close)
         channel.connect(os.fspath(self.path))
-        channel.sendall(line({"do": "listen", "port": 9}))
+        channel.sendall(encode_line({"do": "listen", "port": 9}))
         await self.until(lambda: 9 in self.agent.services)
         taken = self.agent.services[9]
         opened = [
@@ -446,7 +446,7 @@ class StrangeTests(AgentCase):
         with self.assertRaisesRegex(AgentError, "is up there already"):
             await deferToThread(Agent(reactor, self.agent.client, self.path, (), lambda: None)._listen)
         for _ in range(3):
-            self.assertIn(b'"pid"', await self.say_first(line({"do": "down"})))
+            self.assertIn(b'"pid"', await self.say_first(encode_line({"do": "down"})))
         await self.until(lambda: len(self.downs) == 3)
 
     async def say_first(self, data: bytes) -> bytes:
@@ -466,7 +466,7 @@ class StrangeTests(AgentCase):
         """Empty ones count, too."""
         await self.up()
         self.addCleanup(self.peer.listen(Accepting(), 7).stopListening)
-        request = line({"do": "connect", "to": str(self.peer.public_key), "port": 7})
+        request = encode_line({"do": "connect", "to": str(self.peer.public_key), "port": 7})
 
         def talk() -> int:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
@@ -476,7 +476,7 @@ class StrangeTests(AgentCase):
                 channel.recv(65536)
                 with contextlib.suppress(OSError):
                     for _ in range(1000):
-                        channel.sendall(frame(Kind.DATA) * 5000)
+                        channel.sendall(encode_frame(Kind.DATA) * 5000)
                     return 1000
                 return 0
 
@@ -489,19 +489,19 @@ class StrangeTests(AgentCase):
         await self.up()
         accepting = Accepting()
         self.addCleanup(self.peer.listen(accepting, 7).stopListening)
-        request = line({"do": "connect", "to": str(self.peer.public_key), "port": 7})
+        request = encode_line({"do": "connect", "to": str(self.peer.public_key), "port": 7})
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
             channel.connect(os.fspath(self.path))
-            channel.sendall(request + frame(Kind.DATA, b"early"))
+            channel.sendall(request + encode_frame(Kind.DATA, b"early"))
             there = await self.until(lambda: accepting.built and accepting.built[0])
             await self.until(lambda: there.data == b"early")
             # what fills the socket to the program keeps it not from being read
             there.transport.write(bytes(900_000))
             bridge = next(iter(self.agent.bridges))
             await self.until(lambda: bridge.bytes_in == 900_000)
-            await deferToThread(channel.sendall, frame(Kind.DATA, b"late"))
+            await deferToThread(channel.sendall, encode_frame(Kind.DATA, b"late"))
             await self.until(lambda: there.data == b"earlylate")
-            channel.sendall(close(CloseReason.UNSPECIFIED))
+            channel.sendall(encode_close(CloseReason.UNSPECIFIED))
             await self.until(lambda: there.lost)
             self.assertIsInstance(there.lost.value, ConnectionDone)
             self.assertFalse(self.agent.bridges)
@@ -510,7 +510,7 @@ class StrangeTests(AgentCase):
     async def test_who_goes_on_writing_is_told_why_it_ends(self) -> None:
         """A socket that is closed with something unread takes with it what the other side has not read yet."""
         await self.up()
-        request = line({"do": "connect", "to": str(SecKey.generate().public), "port": 7})
+        request = encode_line({"do": "connect", "to": str(SecKey.generate().public), "port": 7})
 
         def talk() -> bytes:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:

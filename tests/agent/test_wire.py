@@ -13,11 +13,11 @@ from dmsg.agent.wire import (
     Kind,
     Reader,
     WireError,
-    close,
-    counted,
+    encode_close,
+    encode_count,
+    encode_frame,
+    encode_line,
     error_line,
-    frame,
-    line,
     parse_close,
     parse_count,
     parse_line,
@@ -44,7 +44,7 @@ class ReaderTests(SynchronousTestCase):
 
     @given(frames, st.integers(1, 50))
     def test_frames_in_pieces(self, sent: list[tuple[Kind, bytes]], size: int) -> None:
-        data = line({"a": 1}) + b"".join(frame(kind, payload) for kind, payload in sent)
+        data = encode_line({"a": 1}) + b"".join(encode_frame(kind, payload) for kind, payload in sent)
         reader = Reader()
         got: list[Any] = []
         first = None
@@ -77,9 +77,9 @@ class ReaderTests(SynchronousTestCase):
     def test_close_reasons(self) -> None:
         """Those of 2019 have the one byte that they always had."""
         for reason, size in ((0, 1), (255, 1), (256, 2), (0xFFFFFFFF, 4)):
-            payload = close(reason)[5:]
+            payload = encode_close(reason)[5:]
             self.assertEqual((len(payload), parse_close(payload)), (size, reason))
-        self.assertEqual(close(1 << 32), close(CloseReason.ABORTED))
+        self.assertEqual(encode_close(1 << 32), encode_close(CloseReason.ABORTED))
         for wrong in (b"", bytes(5)):
             self.assertRaises(WireError, parse_close, wrong)
 
@@ -90,17 +90,17 @@ class ReaderTests(SynchronousTestCase):
         reader.feed(b"x")
         self.assertRaises(WireError, reader.next_line)
         reader = Reader()
-        reader.feed(frame(Kind.DATA, bytes(MAX_PAYLOAD)))
+        reader.feed(encode_frame(Kind.DATA, bytes(MAX_PAYLOAD)))
         self.assertEqual(reader.next_frame(), (Kind.DATA, bytes(MAX_PAYLOAD)))
-        reader.feed(frame(Kind.DATA, bytes(MAX_PAYLOAD + 1)))
+        reader.feed(encode_frame(Kind.DATA, bytes(MAX_PAYLOAD + 1)))
         self.assertRaises(WireError, reader.next_frame)
         self.assertRaises(WireError, parse_line, b"[" * 50_000)
 
     def test_layout(self) -> None:
-        self.assertEqual(frame(Kind.DATA, b"hi"), b"\0\0\0\0\2hi")
-        self.assertEqual(counted(Kind.TAKEN, 3), b"\1\0\0\0\4\0\0\0\3")
-        self.assertEqual(close(CloseReason.REFUSED), b"\2\0\0\0\1\x09")
-        self.assertEqual(counted(Kind.READ, 70_000), b"\4\0\0\0\4\0\1\x11\x70")
+        self.assertEqual(encode_frame(Kind.DATA, b"hi"), b"\0\0\0\0\2hi")
+        self.assertEqual(encode_count(Kind.TAKEN, 3), b"\1\0\0\0\4\0\0\0\3")
+        self.assertEqual(encode_close(CloseReason.REFUSED), b"\2\0\0\0\1\x09")
+        self.assertEqual(encode_count(Kind.READ, 70_000), b"\4\0\0\0\4\0\1\x11\x70")
 
 
 class ErrorTests(SynchronousTestCase):
@@ -118,7 +118,7 @@ class ErrorTests(SynchronousTestCase):
             DmsgTimeout("late"),
             DmsgError("something"),
         ):
-            answer = parse_line(line(error_line(error)).rstrip(b"\n"))
+            answer = parse_line(encode_line(error_line(error)).rstrip(b"\n"))
             with self.assertRaises(type(error)) as caught:
                 raise_error(answer)
             self.assertIs(type(caught.exception), type(error))

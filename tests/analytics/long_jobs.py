@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from dmsg.analytics import store
-from dmsg.analytics.runs import Busy, State
+from dmsg.analytics.runs import State, TablesBusy
 from dmsg.analytics.schemas import GOLD
 from tests.analytics import spark_jobs
 from tests.analytics.spark_jobs import Killed
@@ -43,7 +43,7 @@ class RunTests(LakeCase):
 
         def at_work(what: str, done: int, total: int) -> None:
             if what == "gold: close_day" and not told:
-                told.append(str(self.assertRaises(Busy, self.run_jobs)))
+                told.append(str(self.assertRaises(TablesBusy, self.run_jobs)))
 
         # first the next day and one server; then, a day late, the rest; each run is killed before it succeeds
         for names in (("events-3.jsonl.gz", "one/events-1.jsonl.gz"), ("two/events-2.jsonl.gz", "events-d.jsonl.gz")):

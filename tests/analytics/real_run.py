@@ -100,7 +100,7 @@ class RealTests(TestCase):
 
     @asynchronous
     async def test_nobody_who_is_honest_is_called_a_liar(self) -> None:
-        url = await self.entities.discovery("--store=memory:", "--no-looks")
+        url = await self.entities.discovery("--store=memory:", "--no-checks")
         servers = dict([(await self.server(url, name))[::-1] for name in ("S1", "S2")])
         a, b = self.client(url), self.client(url)
         taking = Factory()

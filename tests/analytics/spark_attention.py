@@ -13,7 +13,16 @@ from typing import Any, cast
 from twisted.trial.unittest import SynchronousTestCase
 
 import dmsg
-from dmsg.analytics.attention import MOST, MOST_ATTACKS, TABLES, Finding, Urgency, attention, few, needs_attention
+from dmsg.analytics.attention import (
+    MOST,
+    MOST_ATTACKS,
+    TABLES,
+    Finding,
+    Urgency,
+    attention,
+    needs_attention,
+    shorten_findings,
+)
 from dmsg.analytics.schemas import DAILY, GOLD
 from dmsg.cli.output import EXIT_INTERRUPTED, EXIT_PIPE
 from tests.analytics.spark_tables import Story
@@ -155,7 +164,7 @@ class RowsTests(SynchronousTestCase):
         clocks = [{"server": str(index), "dt": DAY, "skew_ms": -180_000} for index in range(MOST)]
         found = self.found(actor=[row | {"who": str(index)} for index in range(100)], clock_day=clocks)
         self.assertEqual(len(found), 100 + MOST)
-        shown = few(found)
+        shown = shorten_findings(found)
         self.assertEqual([one.kind for one in shown], ["scan"] * MOST_ATTACKS + ["clock"] * MOST)
         self.assertEqual(shown[MOST_ATTACKS - 1].text, "scan: and 98 more (attention --json has all)")
 

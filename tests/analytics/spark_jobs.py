@@ -20,8 +20,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.analytics.bronze import UNCHECKED
 from dmsg.analytics.delta import LakeError
 from dmsg.analytics.jobs import MAX_LINE, Pipeline
-from dmsg.analytics.main import Turns
-from dmsg.analytics.runs import Busy, Claim, State
+from dmsg.analytics.main import RefinementSchedule
+from dmsg.analytics.runs import Claim, State, TablesBusy
 from dmsg.analytics.schemas import BRONZE
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.spark_tables import Story
@@ -76,7 +76,7 @@ class TakenUpTests(LakeCase):
 
         def at_work(what: str, done: int, total: int) -> None:
             if what == "files" and not told:
-                told.append(str(self.assertRaises(Busy, self.run_jobs)))
+                told.append(str(self.assertRaises(TablesBusy, self.run_jobs)))
 
         first = self.run_jobs(progress=at_work)
         self.assertIn("another run writes to", told[0])
@@ -330,7 +330,7 @@ class TurnsTests(SynchronousTestCase):
 
     def test_half_of_the_time_at_most(self) -> None:
         now = [100.0]
-        turns = Turns(lambda: now[0])
+        turns = RefinementSchedule(lambda: now[0])
         self.assertTrue(turns.due())  # what was read before it began
         with turns.taken():
             now[0] += 5

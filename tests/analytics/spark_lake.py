@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import runs
 from dmsg.analytics.delta import APPLICATION, Delta, LakeError
-from dmsg.analytics.runs import DONE, Busy, Runs, State
+from dmsg.analytics.runs import DONE, Runs, State, TablesBusy
 from dmsg.analytics.schemas import Table
 from dmsg.analytics.store import Store
 from tests.analytics.spark_tables import Story
@@ -57,8 +57,8 @@ class RunsTests(SynchronousTestCase):
         self.assertEqual(self.runs.state(), State())
         with self.runs.claim() as claim:
             self.assertEqual(claim.number, 1)
-            self.assertRaisesRegex(Busy, "another run writes to .*, which said so 0 s ago", self.runs.claim)
-            self.assertRaises(Busy, self.runs.check_free)
+            self.assertRaisesRegex(TablesBusy, "another run writes to .*, which said so 0 s ago", self.runs.claim)
+            self.assertRaises(TablesBusy, self.runs.check_free)
             self.assertEqual(self.runs.state().run, 0)
             claim.finish(State(run=1, at=5))
         self.assertEqual(self.runs.state(), State(run=1, at=5))
@@ -75,14 +75,14 @@ class RunsTests(SynchronousTestCase):
         seen = self.runs._open()
         with self.runs.claim():
             looked = self.patch(self.runs, "_open", lambda: seen)
-            self.assertRaisesRegex(Busy, "another run writes", self.runs.claim)
+            self.assertRaisesRegex(TablesBusy, "another run writes", self.runs.claim)
             looked.restore()
 
     def test_who_is_silent_for_long_is_taken_over_from_and_cannot_go_on(self) -> None:
         self.patch(runs, "there", lambda owner: None)
         first = self.runs.claim()
         self.now += runs.LEASE_SECONDS - 1
-        self.assertRaises(Busy, self.runs.claim)
+        self.assertRaises(TablesBusy, self.runs.claim)
         self.now += 2
         second = self.runs.claim()
         self.assertRaisesRegex(LakeError, "another run has taken over", first.finish, State(run=1))
@@ -93,9 +93,9 @@ class RunsTests(SynchronousTestCase):
         """A process of this machine that was suspended, or whose clock was set."""
         first = self.runs.claim()
         self.now += 10 * runs.LEASE_SECONDS
-        self.assertRaises(Busy, self.runs.claim)
+        self.assertRaises(TablesBusy, self.runs.claim)
         self.now -= 30 * runs.LEASE_SECONDS
-        self.assertRaisesRegex(Busy, "by a clock that is 12000 s ahead", self.runs.claim)
+        self.assertRaisesRegex(TablesBusy, "by a clock that is 12000 s ahead", self.runs.claim)
         first.check()
         first.finish(State(run=1))
 
@@ -126,7 +126,7 @@ class RunsTests(SynchronousTestCase):
             until = time.monotonic() + 30
             while claim._row.at <= before * 1000 and time.monotonic() < until:
                 claim._over.wait(0.01)
-            self.assertRaises(Busy, self.runs.claim)
+            self.assertRaises(TablesBusy, self.runs.claim)
             claim.check()
             claim.finish(State(run=1))
 
@@ -141,7 +141,7 @@ class RunsTests(SynchronousTestCase):
         assert process.stdout is not None and process.stdin is not None
         self.assertEqual(process.stdout.readline(), b"begun\n")
         now = Runs(self.root)
-        self.assertRaises(Busy, now.claim)
+        self.assertRaises(TablesBusy, now.claim)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()

@@ -17,8 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import bronze
 from dmsg.analytics.delta import arrow_schema
-from dmsg.analytics.jobs import Outcome, Pipeline, Source, receipts_source, spool_source
-from dmsg.analytics.lake import typed
+from dmsg.analytics.jobs import Pipeline, RunOutcome, Source, receipts_source, spool_source
+from dmsg.analytics.lake import with_types
 from dmsg.analytics.refine import daily_tables, overall_tables, silver_tables
 from dmsg.analytics.schemas import BRONZE, GOLD, QUARANTINE, RAW, SILVER
 from dmsg.analytics.session import make_session
@@ -139,7 +139,7 @@ class Memory:
         self._events = self.bronze.where(F.col("family") != QUARANTINE)
         days = {row["dt"] for row in self._kept["bronze"].to_pylist() if row["family"] != QUARANTINE}
         sums = self._keep("sums", bronze.sums(self._events), SUMS.schema)
-        doubt = not bronze.unsure(sums).isEmpty()
+        doubt = not bronze.incomplete_sums(sums).isEmpty()
         numbers = self._keep("numbers", bronze.numbers(sums, self._events if doubt else None), NUMBERS.schema)
         if doubt and not (again := numbers.where("events > distinct_events")).isEmpty():
             self._events = self._keep("events", bronze.deduplicate(self._events, again), BRONZE)
@@ -154,11 +154,11 @@ class Memory:
     @staticmethod
     def _lines(rows: Iterable[dict[str, Any]], *, checked: bool) -> DataFrame:
         lines = frame(rows, RAW).withColumn("file", F.lit("file"))
-        found = bronze.bronze(lines, now_ms=int(NOW.timestamp() * 1000), checked=checked)
+        found = bronze.bronze_rows(lines, now_ms=int(NOW.timestamp() * 1000), checked=checked)
         return found.withColumns({"origin": F.lit("memory"), "batch": F.lit(0)})
 
     def _keep(self, name: str, rows: DataFrame, schema: StructType) -> DataFrame:
-        self._kept[name] = typed(rows, schema).toArrow()
+        self._kept[name] = with_types(rows, schema).toArrow()
         return spark().createDataFrame(self._kept[name], schema)
 
     def _computed(self, name: str) -> DataFrame:
@@ -187,7 +187,7 @@ class LakeCase(SynchronousTestCase):
         """What a run reads."""
         return [spool_source(str(self.spool)), receipts_source(str(self.checked))]
 
-    def run_jobs(self, out: Path | None = None, **options: Any) -> Outcome:
+    def run_jobs(self, out: Path | None = None, **options: Any) -> RunOutcome:
         """One run."""
         return self.pipeline(out, **options).run(self.sources())
 

@@ -15,13 +15,13 @@ from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
 
 from dmsg.apps.copies import CopyBusy, Get, Put
-from dmsg.apps.copy_listener import Peer
-from dmsg.apps.parcels.destination import Place
-from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
+from dmsg.apps.copy_listener import CopyPeer
+from dmsg.apps.parcels.destination import Destination
+from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
 from dmsg.apps.parcels.sender import FilesSender, OldFileSender, TextSender
 from dmsg.apps.parcels.walk import walk
 from dmsg.apps.partial_files import part_of
-from dmsg.apps.transfer import Refused, TransferError
+from dmsg.apps.transfer import TransferError, TransferRefused
 from dmsg.cli.files.send_by_code import OLD_RECEIVERS
 from tests.apps.test_sources import SIZE, ChangeCase
 from tests.support import asynchronous
@@ -65,8 +65,8 @@ class Recorded(Protocol):
 class ListenerTests(ChangeCase):
     """What of a file is there already, and what a peer may ask for."""
 
-    def peer(self, root: Path, **options: Any) -> Peer:
-        return Peer(reactor, root, **options)
+    def peer(self, root: Path, **options: Any) -> CopyPeer:
+        return CopyPeer(reactor, root, **options)
 
     async def put(self, target: str, **options: Any) -> list[Any]:
         return await self.carry(Put(self.file, target), self.peer(self.there, writable=True, **options))
@@ -119,13 +119,13 @@ class ListenerTests(ChangeCase):
         for end in await self.put("new/film", max_size=5):
             self.assertIn("the limit is 5", str(end))
         sender, _ = await self.carry(Put(self.file, "film"), self.peer(self.there))
-        self.assertIsInstance(sender, Refused)
+        self.assertIsInstance(sender, TransferRefused)
         self.assertIn("this peer accepts no files", str(sender))
         self.assertEqual(os.listdir(self.there), [])
 
     @asynchronous
     async def test_two_connections(self) -> None:
-        busy: dict[Path, Peer] = {}
+        busy: dict[Path, CopyPeer] = {}
         other = self.peer(self.there, writable=True, busy=busy)
         busy[(self.there / "film").resolve()] = other
         sender, _ = await self.put("film", busy=busy)
@@ -144,7 +144,7 @@ class ListenerTests(ChangeCase):
             ("../x", "the path leads out of the directory"),
         ):
             got, _ = await self.carry(Get(name, self.there / "got"), self.peer(self.here))
-            self.assertIsInstance(got, Refused)
+            self.assertIsInstance(got, TransferRefused)
             self.assertEqual(str(got), f"refused by the other side: {said}")
         self.assertEqual(os.listdir(self.there), [])
         for name, directories in (("tree", True), ("film", True), ("film", False)):
@@ -191,7 +191,7 @@ class OldCopiesTests(ChangeCase):
             {"op": "get", "path": "film", "offset": 0, "sha256": hashlib.sha256().hexdigest()},
         ):
             heard, here = await self.carry(
-                Recorded((0, message(json.dumps(asked)))), Peer(reactor, self.there, writable=True)
+                Recorded((0, message(json.dumps(asked)))), CopyPeer(reactor, self.there, writable=True)
             )
             self.assertEqual(int.from_bytes(heard[:4], "big"), len(heard) - 4)
             self.assertIn("update the program that asks", json.loads(heard[4:])["error"])
@@ -206,7 +206,7 @@ class OldCopiesTests(ChangeCase):
         ):
             listener = Recorded((4, message(json.dumps({"error": said}))))
             got, _ = await self.carry(copy, listener)
-            self.assertIsInstance(got, Refused)
+            self.assertIsInstance(got, TransferRefused)
             self.assertIn("update it there", str(got))
             self.assertFalse(part_of(self.there / "film").exists())
 
@@ -220,7 +220,7 @@ class OldFilesTests(ChangeCase):
         def asked(offer: Any) -> str | None:
             return "it is too much" if offer.size > 100 else None
 
-        return ParcelReceiver(Place(self.there, **options), asked)
+        return ParcelReceiver(Destination(self.there, **options), asked)
 
     @asynchronous
     async def test_an_older_sender(self) -> None:
@@ -229,7 +229,7 @@ class OldFilesTests(ChangeCase):
             said = Recorded((0, whole[:cut]), (0, whole[cut:]), (len(message('{"ok":true}')), None))
             heard, taken = await self.carry(said, self.receiver(overwrite=True))
             self.assertEqual(json.loads(heard[4:]), {"ok": True})
-            self.assertIsInstance(taken, Taken)
+            self.assertIsInstance(taken, ReceivedParcel)
             self.assertEqual(taken.sha256, hashlib.sha256(b"12345").hexdigest())
             self.assertEqual((self.there / "film").read_bytes(), b"12345")
             self.assertEqual(os.listdir(self.there), ["film"])

@@ -11,9 +11,9 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.apps import descriptors
 from dmsg.apps.descriptors import HELD_DIRECTORIES, Descent, NotOurs, is_ours, make_private, open_ours, open_within
-from dmsg.apps.parcels.destination import Place
+from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, Item
-from dmsg.apps.partial_files import HeldPart, hold, part_name, part_of
+from dmsg.apps.partial_files import HeldPart, hold_part, part_name, part_of
 from dmsg.apps.transfer import TransferError
 
 STRANGER = 65534
@@ -30,7 +30,7 @@ class DirectoryCase(SynchronousTestCase):
         self.addCleanup(os.close, self.at)
 
     def hold(self, *, directory: bool = False) -> HeldPart:
-        return hold("film", self.at, directory=directory)
+        return hold_part("film", self.at, directory=directory)
 
 
 class StrangerTests(DirectoryCase):
@@ -81,9 +81,9 @@ class StrangerTests(DirectoryCase):
         self.addCleanup(os.close, at)
         os.seteuid(STRANGER)
         self.addCleanup(os.seteuid, 0)
-        self.assertRaises(NotOurs, hold, "film", at)
+        self.assertRaises(NotOurs, hold_part, "film", at)
         self.assertEqual(part.read_bytes(), b"theirs")
-        held = hold("other", at)
+        held = hold_part("other", at)
         self.assertEqual(part_of(shared / "other").stat().st_uid, STRANGER)
         held.release()
 
@@ -93,7 +93,7 @@ class StrangerTests(DirectoryCase):
         tree.mkdir()
         (tree / "a").write_bytes(b"theirs")
         os.chown(tree / "a", STRANGER, STRANGER)
-        place = Place(self.root)
+        place = Destination(self.root)
         self.addCleanup(place.release)
         place.hold([("tree", DIRECTORY)])
         list(place.clear(Item("tree", DIRECTORY)))
@@ -156,8 +156,8 @@ class ModeTests(DirectoryCase):
 class ReplacedTests(DirectoryCase):
     """Something is put in the place of what was looked at."""
 
-    def place(self, *entries: Item) -> Place:
-        place = Place(self.root)
+    def place(self, *entries: Item) -> Destination:
+        place = Destination(self.root)
         self.addCleanup(place.release)
         place.hold([(entry.path, entry.kind) for entry in entries if "/" not in entry.path])
         for entry in entries:

@@ -11,13 +11,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps.descriptors import open_within
 from dmsg.apps.exposure import OwnFile, check_target, check_written, is_home_or_above, own_files
-from dmsg.apps.http_directory import Listing, Threads
-from dmsg.apps.parcels.destination import Place
+from dmsg.apps.http_directory import Listing, ListingThreads
+from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item
 from dmsg.apps.parcels.receiver import ParcelReceiver
 from dmsg.apps.parcels.walk import walk
 from dmsg.apps.parcels.wire import encode
-from dmsg.apps.paths import inside, there_is
+from dmsg.apps.paths import path_inside, there_is
 from dmsg.apps.sources import open_regular
 from dmsg.apps.transfer import TransferError
 from dmsg.keys import SecKey, write_key_file
@@ -66,7 +66,7 @@ class OwnFilesTests(HomeCase):
             self.assertIn("is dmsg's own", str(self.assertRaises(TransferError, walk, [public / name])))
             self.assertRaises(OwnFile, check_target, name, self.at(public))
             self.assertRaises(OwnFile, there_is, name, self.at(public))
-            self.assertRaises(OwnFile, Place(public, overwrite=True).check, [(name, FILE)])
+            self.assertRaises(OwnFile, Destination(public, overwrite=True).check, [(name, FILE)])
         (public / "poem").write_text("the bottom of a lake " * 3)  # words, and nobody's
         (public / "poem").chmod(0o600)
         open_regular(public / "poem", "poem").close()
@@ -120,9 +120,9 @@ class OwnFilesTests(HomeCase):
 
     def test_over_http(self) -> None:
         os.link(self.config / "names", self.home / "innocent")
-        listing: Any = Listing(str(self.home), str(self.home), "x", hidden=True, threads=Threads(None))
+        listing: Any = Listing(str(self.home), str(self.home), "x", hidden=True, threads=ListingThreads(None))
         self.assertNotIn("innocent", [row.name for row in listing._rows()])
-        below: Any = Listing(str(self.home / ".config"), str(self.home), "x", hidden=True, threads=Threads(None))
+        below: Any = Listing(str(self.home / ".config"), str(self.home), "x", hidden=True, threads=ListingThreads(None))
         self.assertEqual(below._rows(), [])
 
 
@@ -132,9 +132,9 @@ class NamesTests(HomeCase):
     def test_paths(self) -> None:
         os.symlink("../.bash_profile", self.home / "public" / "innocent")
         for text in (".bash_profile", ".ssh/authorized_keys", "a/.b/c", "public/../.bash_profile", "public/innocent"):
-            self.assertRaises(TransferError, inside, self.home, text)
-            inside(self.home, text, hidden=True)
-        inside(self.home, "./public/../public/notes.txt")
+            self.assertRaises(TransferError, path_inside, self.home, text)
+            path_inside(self.home, text, hidden=True)
+        path_inside(self.home, "./public/../public/notes.txt")
 
     def test_parcels(self) -> None:
         (self.home / "public" / ".git").mkdir()
@@ -145,13 +145,13 @@ class NamesTests(HomeCase):
         self.assertEqual(len(walk([self.home / "public"], hidden=True).checked.entries), 4)
         self.assertRaises(TransferError, walk, [self.home / ".bash_profile"])
         self.assertRaises(TransferError, CheckedItems(hidden=False).add, Item(".bash_profile", FILE))
-        self.assertRaises(TransferError, Place(self.home).check, [(".bash_profile", FILE)])
-        Place(self.home / "public", hidden=True).check([(".bash_profile", FILE)])
+        self.assertRaises(TransferError, Destination(self.home).check, [(".bash_profile", FILE)])
+        Destination(self.home / "public", hidden=True).check([(".bash_profile", FILE)])
 
     def test_a_manifest_that_has_more_than_the_offer_says(self) -> None:
         """The peer is the enemy's program: its offer has one directory, in which a hook of git lies."""
         inbox = self.home / "public"
-        receiver = ParcelReceiver(Place(inbox), lambda offer: None)
+        receiver = ParcelReceiver(Destination(inbox), lambda offer: None)
         transport: Any = StringTransport()
         receiver.makeConnection(transport)
         thing = {"name": "new", "kind": "d", "size": 4, "files": 1, "directories": 2}

@@ -18,7 +18,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.server import Site
 
 from dmsg.apps import http_directory
-from dmsg.apps.http_directory import LISTINGS_AT_ONCE, Listing, Threads, file_site
+from dmsg.apps.http_directory import LISTINGS_AT_ONCE, Listing, ListingThreads, file_site
 from tests.support import asynchronous
 
 
@@ -95,7 +95,7 @@ class ListingTests(SiteCase):
             go.wait(20)
             return b"page"
 
-        threads = Threads(reactor)
+        threads = ListingThreads(reactor)
         made = [threads.run(number, slow, Deferred()) for number in range(LISTINGS_AT_ONCE)]
         gone: Deferred[Any] = Deferred()
         waiting = threads.run("gone", slow, gone)
@@ -122,7 +122,7 @@ class ListingTests(SiteCase):
             go.wait(20)
             return b"page %d" % len(pages)
 
-        threads = Threads(reactor)
+        threads = ListingThreads(reactor)
         asked = [threads.run("name", slow, Deferred()) for _ in range(4)]
         go.set()
         self.assertEqual(await gatherResults(asked), [b"page 1", *[b"page 2"] * 3])
@@ -161,7 +161,7 @@ class SizeTests(SiteCase):
         await self.serve()
         film = self.root / "film"
         film.write_bytes(bytes(3_000_000))
-        opened = http_directory.Contained.openForReading
+        opened = http_directory.ContainedFile.openForReading
         for size, whole in ((3_000_100, True), (1000, False)):
             os.truncate(film, 3_000_000)
 
@@ -170,7 +170,7 @@ class SizeTests(SiteCase):
                 os.truncate(film, size)
                 return source
 
-            self.patch(http_directory.Contained, "openForReading", open_and_change)
+            self.patch(http_directory.ContainedFile, "openForReading", open_and_change)
             if whole:
                 self.assertEqual((await self.get("film"))[1], bytes(3_000_000))
             else:

@@ -24,15 +24,15 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.apps.parcels import manifest
-from dmsg.apps.parcels.destination import Place
+from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, CheckedItems, Item, decode_item, parts_of, stays_inside
 from dmsg.apps.parcels.offers import Offer
-from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
-from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Sent, TextSender
+from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
+from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, SentParcel, TextSender
 from dmsg.apps.parcels.walk import walk
 from dmsg.apps.parcels.wire import MESSAGE_LIMIT, encode
 from dmsg.apps.partial_files import part_name
-from dmsg.apps.transfer import Refused, TransferError
+from dmsg.apps.transfer import TransferError, TransferRefused
 from dmsg.base.units import human_size
 from tests.support import asynchronous
 
@@ -120,16 +120,16 @@ class ParcelCase(TestCase):
         self.addCleanup(listening.stopListening)
         await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", listening.getHost().port), sender)
 
-    async def send(self, sender: ParcelSender, asked: Any = yes, **options: Any) -> tuple[Sent, Taken]:
+    async def send(self, sender: ParcelSender, asked: Any = yes, **options: Any) -> tuple[SentParcel, ReceivedParcel]:
         overwrite = options.pop("overwrite", False)
-        receiver = ParcelReceiver(Place(self.there, overwrite=overwrite), asked, **options)
+        receiver = ParcelReceiver(Destination(self.there, overwrite=overwrite), asked, **options)
         await self.carry(sender, receiver)
         taken = await receiver.done
         return await sender.done, taken
 
     async def fails(self, sender: ParcelSender, asked: Any = yes, **options: Any) -> tuple[str, str]:
         """What each side says of it."""
-        receiver = ParcelReceiver(Place(self.there), asked, **options)
+        receiver = ParcelReceiver(Destination(self.there), asked, **options)
         await self.carry(sender, receiver)
         said = []
         for end in (receiver, sender):
@@ -270,7 +270,7 @@ class FilesTests(ParcelCase):
     @asynchronous
     async def test_a_disk_that_is_full(self) -> None:
         (self.here / "a").write_bytes(bytes(1000))
-        self.patch(Place, "free", lambda self: 999)
+        self.patch(Destination, "free", lambda self: 999)
         said = await self.fails(FilesSender(walk([self.here / "a"])))
         self.assertRegex(said[0], r"^there is not enough room on the disk: [\d.]+ k?B are needed, 999 B are free, ")
 
@@ -279,7 +279,7 @@ class FilesTests(ParcelCase):
         """As many in user space: that is not full."""
         (self.here / "a").write_bytes(bytes(1000))
         self.patch(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255)))
-        self.assertIsNone(Place(self.there).free())
+        self.assertIsNone(Destination(self.there).free())
         await self.send(FilesSender(walk([self.here / "a"])))
         self.assertEqual(self.left(), ["a"])
 
@@ -304,7 +304,7 @@ class ResumeTests(ParcelCase):
             if done >= after:
                 receiver.transport.abortConnection()
 
-        receiver = ParcelReceiver(Place(self.there), yes, progress=progress)
+        receiver = ParcelReceiver(Destination(self.there), yes, progress=progress)
         await self.carry(sender, receiver)
         for end in (receiver, sender):
             try:
@@ -334,7 +334,7 @@ class ResumeTests(ParcelCase):
         (tree / "link").symlink_to("a")
         for killed in ("sender", "receiver"):
             for messages in itertools.count():
-                sender, receiver = FilesSender(walk([tree])), ParcelReceiver(Place(self.there), yes)
+                sender, receiver = FilesSender(walk([tree])), ParcelReceiver(Destination(self.there), yes)
                 end = sender if killed == "sender" else receiver
                 reached = _killed_after(end, messages)
                 await self.carry(sender, receiver)
@@ -359,7 +359,7 @@ class ResumeTests(ParcelCase):
         await self.cut(FilesSender(walk([self.here / "a"])), 1_000_000)
         part = (self.there / part_name("a")).stat().st_size
         free = [3_000_000 - part - 1]
-        self.patch(Place, "free", lambda self: free[0])
+        self.patch(Destination, "free", lambda self: free[0])
         said = await self.fails(FilesSender(walk([self.here / "a"])))
         needed = re.escape(human_size(3_000_000 - part))
         self.assertRegex(said[0], rf"^there is not enough room on the disk: {needed} are needed.* 1 B are missing$")
@@ -528,12 +528,12 @@ class OtherTests(ParcelCase):
     async def test_refused(self) -> None:
         sender = PipeSender("stdin", lambda pipe: self.fail("it was read"))
         self.assertEqual((await self.fails(sender, lambda offer: "no"))[0], "no")
-        self.failureResultOf(self.again(sender), Refused)
+        self.failureResultOf(self.again(sender), TransferRefused)
 
     def again(self, sender: ParcelSender) -> Deferred[Any]:
         result: Deferred[Any] = Deferred()
         sender.done.addErrback(lambda _: None)
-        result.errback(Failure(Refused("not taken")))
+        result.errback(Failure(TransferRefused("not taken")))
         return result
 
 
@@ -541,7 +541,7 @@ class Liar:
     """The end of a receiver that a test speaks to."""
 
     def __init__(self, directory: Path, asked: Any = yes) -> None:
-        self.receiver = ParcelReceiver(Place(directory), asked)
+        self.receiver = ParcelReceiver(Destination(directory), asked)
         self.transport: Any = StringTransport()
         self.failed: list[Failure] = []
         self.receiver.done.addErrback(self.failed.append)

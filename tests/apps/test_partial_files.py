@@ -12,12 +12,12 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps import descriptors, partial_files
-from dmsg.apps.copy_listener import Peer
+from dmsg.apps.copy_listener import CopyPeer
 from dmsg.apps.parcels import destination
-from dmsg.apps.parcels.destination import HELD_PARTS, Place
+from dmsg.apps.parcels.destination import HELD_PARTS, Destination
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE
 from dmsg.apps.parcels.wire import encode
-from dmsg.apps.partial_files import IS_BUSY, HeldPart, hold, part_name, part_of
+from dmsg.apps.partial_files import IS_BUSY, HeldPart, hold_part, part_name, part_of
 from dmsg.apps.transfer import TransferError
 
 LOCKS = """
@@ -45,7 +45,7 @@ class HoldTests(SynchronousTestCase):
         self.addCleanup(os.close, self.at)
 
     def hold(self, name: str = "film", *, directory: bool = False) -> HeldPart:
-        return hold(name, self.at, directory=directory)
+        return hold_part(name, self.at, directory=directory)
 
     def busy(self, *, directory: bool = False) -> None:
         error = self.assertRaises(TransferError, self.hold, directory=directory)
@@ -178,25 +178,25 @@ class PlaceTests(SynchronousTestCase):
         self.root.mkdir()
 
     def test_all_or_nothing(self) -> None:
-        other = Place(self.root)
+        other = Destination(self.root)
         other.hold([("b", FILE)])
-        mine = Place(self.root)
+        mine = Destination(self.root)
         self.assertRaises(TransferError, mine.hold, [("a", FILE), ("b", FILE)])
         self.assertEqual(os.listdir(self.root), [part_name("b")])
         other.release()
         mine.hold([("a", FILE), ("b", DIRECTORY)])
-        self.assertRaises(TransferError, Place(self.root).hold, [("b", FILE)])
+        self.assertRaises(TransferError, Destination(self.root).hold, [("b", FILE)])
         mine.release()
         self.assertEqual(os.listdir(self.root), [])
 
     def test_descriptors(self) -> None:
         """A parcel of a thousand things takes no more than its share of them."""
         before = len(os.listdir("/proc/self/fd"))
-        place = Place(self.root)
+        place = Destination(self.root)
         names = [(f"{number:04}", FILE) for number in range(1000)]
         place.hold(names)
         self.assertEqual(len(os.listdir("/proc/self/fd")) - before, HELD_PARTS + 1)
-        self.assertRaises(TransferError, Place(self.root).hold, names)
+        self.assertRaises(TransferError, Destination(self.root).hold, names)
         place.release()
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
 
@@ -211,8 +211,8 @@ class PeerTests(SynchronousTestCase):
         def hold(name: str, at: int, *, directory: bool) -> None:
             raise PermissionError(13, "Permission denied", part_name(name))
 
-        self.patch(destination, "hold", hold)
-        peer = Peer(Clock(), root, writable=True)
+        self.patch(destination, "hold_part", hold)
+        peer = CopyPeer(Clock(), root, writable=True)
         transport = StringTransport()
         peer.makeConnection(transport)
         peer.dataReceived(encode(op="put-tree", path=""))

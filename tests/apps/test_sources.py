@@ -16,10 +16,10 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.apps import sources
-from dmsg.apps.chunks import PieceReader, digest_of, end, piece
+from dmsg.apps.chunks import ChunkReader, digest_of, encode_chunk, encode_end
 from dmsg.apps.copies import CopyCut, Get, Put
-from dmsg.apps.copy_listener import Peer
-from dmsg.apps.parcels.destination import Place
+from dmsg.apps.copy_listener import CopyPeer
+from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.receiver import ParcelReceiver
 from dmsg.apps.parcels.sender import FilesSender, OldFileSender
 from dmsg.apps.parcels.walk import walk
@@ -29,7 +29,7 @@ from dmsg.apps.sources import (
     SourceChanged,
     content_of_unmeasured,
     is_pipe,
-    named,
+    named_path,
     open_pipe,
     open_regular,
 )
@@ -102,7 +102,7 @@ class ParcelTests(ChangeCase):
 
     async def parcel(self, path: Path, change: Callable[[], object], *, old: bool = False) -> list[Any]:
         sender = FilesSender(walk([path]), taken=change)
-        receiver = ParcelReceiver(Place(self.there), lambda offer: None)
+        receiver = ParcelReceiver(Destination(self.there), lambda offer: None)
         if old:
             say = receiver._say
             receiver._say = lambda **message: say(**{k: v for k, v in message.items() if k != "pieces"})  # type: ignore[method-assign]
@@ -167,7 +167,7 @@ class ParcelTests(ChangeCase):
         sender = FilesSender(walk([self.file]))
         answered = sender._answered
         sender._next = lambda message: answered({k: v for k, v in message.items() if k != "pieces"})
-        await self.carry(sender, ParcelReceiver(Place(self.there), lambda offer: None))
+        await self.carry(sender, ParcelReceiver(Destination(self.there), lambda offer: None))
         self.assertEqual((self.there / "film").read_bytes(), bytes(SIZE))
 
     @asynchronous
@@ -197,7 +197,7 @@ class CopyTests(ChangeCase):
         return started
 
     async def put(self, change: Callable[[Path], object], *, old: bool = False, tree: bool = False) -> list[Any]:
-        peer = Peer(reactor, self.there, writable=True)
+        peer = CopyPeer(reactor, self.there, writable=True)
         name, path = ("tree", self.inside) if tree else ("film", self.file)
         putter = Put(self.here / name, name, started=self.started(path, change))
         if old:
@@ -209,7 +209,7 @@ class CopyTests(ChangeCase):
         getter = Get(name, self.there / name, directories=tree, started=self.started(path, change))
         if old:
             self.know_no_pieces()
-        return await self.carry(getter, Peer(reactor, self.here))
+        return await self.carry(getter, CopyPeer(reactor, self.here))
 
     def know_no_pieces(self) -> None:
         say = ParcelReceiver._say
@@ -269,7 +269,7 @@ class CopyTests(ChangeCase):
     async def test_the_first_kind_of_transfer(self) -> None:
         """It can say nothing between bytes: the sender says what happened, the receiver what did not arrive."""
         sender = OldFileSender(walk([self.file]), progress=lambda done: os.truncate(self.file, 10))
-        ends = await self.carry(sender, ParcelReceiver(Place(self.there), lambda offer: None))
+        ends = await self.carry(sender, ParcelReceiver(Destination(self.there), lambda offer: None))
         self.assertIs(type(ends[0]), SourceChanged)
         self.assertIsInstance(ends[1], TransferError)
         self.assertNotIn(NEVER, f"{ends[0]} {ends[1]}")
@@ -283,17 +283,17 @@ class UnmeasuredTests(ChangeCase):
     async def test_files_of_the_system(self) -> None:
         """Those of /proc say that they have nothing, and have something."""
         version = Path("/proc/version")
-        await self.carry(FilesSender(walk([version])), ParcelReceiver(Place(self.there), lambda offer: None))
+        await self.carry(FilesSender(walk([version])), ParcelReceiver(Destination(self.there), lambda offer: None))
         self.assertEqual((self.there / "version").read_bytes(), version.read_bytes())
         (self.there / "version").unlink()
         putter = Put(version, "version")
-        await self.carry(putter, Peer(reactor, self.there, writable=True))
+        await self.carry(putter, CopyPeer(reactor, self.there, writable=True))
         self.assertEqual((self.there / "version").read_bytes(), version.read_bytes())
         (self.there / "version").unlink()
         old = OldFileSender(walk([version]))
-        await self.carry(old, ParcelReceiver(Place(self.there), lambda offer: None))
+        await self.carry(old, ParcelReceiver(Destination(self.there), lambda offer: None))
         self.assertEqual((self.there / "version").read_bytes(), version.read_bytes())
-        await self.carry(Get("version", self.there / "got"), Peer(reactor, Path("/proc")))
+        await self.carry(Get("version", self.there / "got"), CopyPeer(reactor, Path("/proc")))
         self.assertEqual((self.there / "got").read_bytes(), version.read_bytes())
 
     @asynchronous
@@ -302,7 +302,7 @@ class UnmeasuredTests(ChangeCase):
         path = next((path for path in Path("/sys/kernel/mm").rglob("*") if _has_less_than_it_says(path)), None)
         if path is None:
             self.skipTest("no file of /sys has less than it says")
-        await self.carry(FilesSender(walk([path])), ParcelReceiver(Place(self.there), lambda offer: None))
+        await self.carry(FilesSender(walk([path])), ParcelReceiver(Destination(self.there), lambda offer: None))
         self.assertEqual((self.there / path.name).read_bytes(), path.read_bytes())
 
     def test_too_much(self) -> None:
@@ -388,19 +388,19 @@ class NameTests(SynchronousTestCase):
         path.write_bytes(b"1")
         with path.open("rb") as file:
             other = f"/dev/fd/{file.fileno()}"
-            self.assertEqual((is_pipe(other), named(Path(other))), (False, path))
+            self.assertEqual((is_pipe(other), named_path(Path(other))), (False, path))
             path.unlink()
             self.assertEqual((is_pipe(other), open_pipe(other)), (True, (file.fileno(), "a pipe")))
-        self.assertEqual(named(Path("a/b")), Path("a/b"))
+        self.assertEqual(named_path(Path("a/b")), Path("a/b"))
 
 
 class PieceTests(SynchronousTestCase):
     """However they are cut."""
 
     def test_any_chunking(self) -> None:
-        whole = piece(b"12345") + piece(b"678") + end(bytes(32), changed=True)
+        whole = encode_chunk(b"12345") + encode_chunk(b"678") + encode_end(bytes(32), changed=True)
         for size in range(1, len(whole)):
-            reader, buffer, found = PieceReader(), bytearray(), bytearray()
+            reader, buffer, found = ChunkReader(), bytearray(), bytearray()
             over = False
             for at in range(0, len(whole), size):
                 buffer += whole[at : at + size]
@@ -410,11 +410,11 @@ class PieceTests(SynchronousTestCase):
                     if not data:
                         break
                     found += data
-            self.assertEqual((found, over, bytes(buffer)), (b"12345678", True, end(bytes(32), changed=True)[4:]))
+            self.assertEqual((found, over, bytes(buffer)), (b"12345678", True, encode_end(bytes(32), changed=True)[4:]))
 
     def test_what_is_none(self) -> None:
-        self.assertRaises(TransferError, PieceReader().take, bytearray(piece(b"12345")), 4)
-        self.assertRaises(TransferError, PieceReader().take, bytearray(b"\xff\xff\xff\xff"), 2**40)
+        self.assertRaises(TransferError, ChunkReader().take, bytearray(encode_chunk(b"12345")), 4)
+        self.assertRaises(TransferError, ChunkReader().take, bytearray(b"\xff\xff\xff\xff"), 2**40)
         for message in ({}, {"sha256": "x"}, {"sha256": 1}, {"sha256": "00"}):
             self.assertRaises(TransferError, digest_of, message, 0)
         self.assertRaises(TransferError, digest_of, {"sha256": "00" * 32}, 1)

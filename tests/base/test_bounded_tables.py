@@ -7,17 +7,17 @@ from collections import Counter, OrderedDict
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.base.bounded_tables import SPARSE, SPARSE_ENTRY, compact, remember, uncount
+from dmsg.base.bounded_tables import SPARSE, SPARSE_ENTRY, compact, decrement, remember
 from dmsg.base.priority_queue import SLACK, PriorityQueue
 
 
 class TableTests(SynchronousTestCase):
     def test_what_counts_nothing_has_no_place(self) -> None:
         counter = Counter({"a": 2, "b": 5})
-        uncount(counter, "a")
+        decrement(counter, "a")
         self.assertEqual(counter, {"a": 1, "b": 5})
-        uncount(counter, "a")
-        uncount(counter, "b", 5)
+        decrement(counter, "a")
+        decrement(counter, "b", 5)
         self.assertEqual(list(counter), [])
 
     def test_the_oldest_is_forgotten(self) -> None:

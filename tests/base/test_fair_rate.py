@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base import fair_rate
-from dmsg.base.fair_rate import ASSIGNED, FORGET_AFTER, MAX_CROWDED, MAX_SOURCES, UNCOUNTED, Crowds, FairRate
-from dmsg.base.policing import PROVOKED_LASTS, Provoked
+from dmsg.base.fair_rate import ASSIGNED, FORGET_AFTER, MAX_CROWDED, MAX_SOURCES, UNCOUNTED, CrowdedRates, FairRate
+from dmsg.base.policing import PROVOKED_LASTS, ProvokedFrames
 
 RATE, BURST = 100.0, 400.0
 
@@ -105,7 +105,7 @@ class FairRateTests(SynchronousTestCase):
         self.assertEqual(self.ask(1, ("new", "there", "key")), 1)
 
     def test_many_rates_of_a_server(self) -> None:
-        crowds = Crowds()
+        crowds = CrowdedRates()
         rates = [FairRate() for _ in range(2 * MAX_CROWDED)]
         for rate in rates:
             taken = sum(crowds.take(rate, ("here", number), RATE, BURST, 0.0) for number in range(int(BURST)))
@@ -130,7 +130,7 @@ class FairRateTests(SynchronousTestCase):
 
 class ProvokedTests(SynchronousTestCase):
     def test_each_once_and_not_for_ever(self) -> None:
-        provoked = Provoked()
+        provoked = ProvokedFrames()
         provoked.add(3, 0.0)
         self.assertEqual([provoked.take(1.0) for _ in range(4)], [True] * 3 + [False])
         provoked.add(2, 10.0)

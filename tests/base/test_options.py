@@ -122,7 +122,7 @@ class RowTests(SynchronousTestCase):
 
         @dataclass(frozen=True)
         class Settings:
-            looks: bool = option(True, "do not look", FLAG, name="no-looks")
+            looks: bool = option(True, "do not look", FLAG, name="no-checks")
             wide: bool = option(False, "look far", FLAG)
             several: tuple[int, ...] = option((1, 2), "numbers", Text("number", int), repeated=True)
 
@@ -131,7 +131,7 @@ class RowTests(SynchronousTestCase):
 
         for arguments, expected in (
             ([], Settings(True, False, (1, 2))),
-            (["--no-looks", "--several=5", "--several=6"], Settings(False, False, (5, 6))),
+            (["--no-checks", "--several=5", "--several=6"], Settings(False, False, (5, 6))),
             (["--wide"], Settings(True, True, (1, 2))),
         ):
             options = Options()

@@ -7,20 +7,20 @@ from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 import dmsg
-from dmsg.base.printable import MAX_ERROR, shortened
+from dmsg.base.printable import MAX_ERROR, shorten
 
 
 class ShortenedTests(SynchronousTestCase):
     def test_it_is_cut_between_words(self) -> None:
-        self.assertEqual(shortened("use --encryption off at both ends", 33), "use --encryption off at both ends")
-        self.assertEqual(shortened("use --encryption off at both ends", 32), "use --encryption off at both...")
-        self.assertEqual(shortened("use --encryption off at both ends", 27), "use --encryption off at...")
-        self.assertEqual(shortened("use\n --encryption\toff"), "use --encryption off")
-        self.assertEqual(shortened("x" * 20, 10), "x" * 7 + "...")
+        self.assertEqual(shorten("use --encryption off at both ends", 33), "use --encryption off at both ends")
+        self.assertEqual(shorten("use --encryption off at both ends", 32), "use --encryption off at both...")
+        self.assertEqual(shorten("use --encryption off at both ends", 27), "use --encryption off at...")
+        self.assertEqual(shorten("use\n --encryption\toff"), "use --encryption off")
+        self.assertEqual(shorten("x" * 20, 10), "x" * 7 + "...")
 
     @given(st.text(max_size=60), st.integers(4, 80))
     def test_it_is_never_longer(self, text: str, most: int) -> None:
-        short = shortened(text, most)
+        short = shorten(text, most)
         self.assertLessEqual(len(short), most)
         if short.endswith("...") and not " ".join(text.split()).endswith("...") and " " in short:
             self.assertLessEqual(set(short[:-3].split()), set(text.split()))
@@ -40,5 +40,5 @@ class ShortenedTests(SynchronousTestCase):
 
     def test_advice_of_an_error_has_room(self) -> None:
         advice = "see https://example.org/" + "x" * 300
-        self.assertTrue(shortened(f"{'word ' * 100}{advice}").endswith(advice))
+        self.assertTrue(shorten(f"{'word ' * 100}{advice}").endswith(advice))
         self.assertGreater(MAX_ERROR, 500)

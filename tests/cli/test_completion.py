@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.keys import SecKey
 from tests.forking import COMMAND
 
@@ -21,7 +21,7 @@ class CompletionTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())
         self.directory.mkdir()
-        book = Names(self.directory / "names")
+        book = AddressBook(self.directory / "names")
         for name in ("alice", "albert", "bob"):
             book.add(name, SecKey.from_seed(name.encode()).public)
         (self.directory / "dmsg").write_text(f"#!/bin/sh\nexec {sys.executable} -c '{COMMAND}' \"$@\"\n")

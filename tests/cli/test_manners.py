@@ -16,7 +16,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.cli import output
-from dmsg.keylock import KeyInUse, hold
+from dmsg.keylock import KeyInUse, hold_key
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_commands import CommandCase
 from tests.forking import COMMAND, DEBUGGED
@@ -107,11 +107,11 @@ class KeyInUseTests(ToolCase):
         self.addCleanup(other.kill)
         self.assertEqual(other.stdout.readline(), "held\n")
         with self.assertRaisesRegex(KeyInUse, rf"in use by other \(process {other.pid}"):
-            hold(path, "me")
-        hold(path, "me", share=True).release()
+            hold_key(path, "me")
+        hold_key(path, "me", share=True).release()
         other.kill()
         other.wait()
-        one, two = hold(path, "me"), hold(path, "me")
+        one, two = hold_key(path, "me"), hold_key(path, "me")
         one.release()
         self.assertTrue(Path(f"{path}.lock").exists())
         two.release()
@@ -130,7 +130,7 @@ class KeyInUseTests(ToolCase):
             return real_open(name, flags, *mode)  # type: ignore[arg-type]
 
         self.patch(os, "open", read_only)
-        lock = hold(path, "me")
+        lock = hold_key(path, "me")
         self.assertFalse(Path(f"{path}.lock").exists())
         code = "import sys\nfrom dmsg.keylock import _hold_itself\n_hold_itself(sys.argv[1], False)"
         done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)

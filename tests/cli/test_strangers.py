@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.static import MultipleRangeStaticProducer, NoRangeStaticProducer
 from twisted.web.test.requesthelper import DummyRequest
 
-from dmsg.apps.http_directory import MAX_RANGES, Listing, Threads, file_site, servable
+from dmsg.apps.http_directory import MAX_RANGES, Listing, ListingThreads, file_site, servable
 from dmsg.apps.partial_files import PART_SUFFIX
 from dmsg.base.printable import UNPRINTABLE, printable
 from dmsg.cli import output
@@ -66,7 +66,7 @@ class ServedTests(SynchronousTestCase):
         names = [str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.name != "pipe"]
         root = os.path.realpath(self.root)
         found = {name for name in names if servable(str(self.root / name), root, hidden=hidden)}
-        listing: Any = Listing(str(self.root), root, "x", hidden=hidden, threads=Threads(None))
+        listing: Any = Listing(str(self.root), root, "x", hidden=hidden, threads=ListingThreads(None))
         self.assertEqual({row.name for row in listing._rows()}, {name for name in found if os.sep not in name})
         return found
 

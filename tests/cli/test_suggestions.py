@@ -23,7 +23,7 @@ from dmsg.cli.main import COMMANDS, GROUPS, main
 from dmsg.cli.params import client_options_of
 from dmsg.cli.screen import print_table
 from dmsg.cli.suggestions import BELOW, COMMANDS as HABITS
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.errors import ConnectFailed, ConnectTimeout, EntryNotFound, WrongUse
 from dmsg.keys import SecKey
 
@@ -186,7 +186,7 @@ class ErrorTests(SynchronousTestCase):
         key = SecKey.from_seed(b"words").public
         self.short = key.short
         self.key = str(key)
-        names = Names(Path(path))
+        names = AddressBook(Path(path))
         names.add("bob", key)
         self.patch(os, "environ", {**os.environ, "DMSG_NAMES": path})
 

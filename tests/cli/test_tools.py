@@ -23,10 +23,10 @@ from twisted.internet.utils import getProcessOutputAndValue
 from zope.interface import directlyProvides
 
 from dmsg.apps.partial_files import PART_SUFFIX, part_name, part_of
-from dmsg.apps.paths import inside
+from dmsg.apps.paths import path_inside
 from dmsg.apps.transfer import TransferError
 from dmsg.cli.demos.processes import start_twistd
-from dmsg.clients.address_book import Names, UnknownName
+from dmsg.clients.address_book import AddressBook, UnknownName
 from dmsg.keys import SecKey, write_key_file
 from tests.apps.test_parcels import described, let_go, planted
 from tests.cli.test_commands import Command, CommandCase
@@ -685,7 +685,7 @@ class CopyTests(ToolCase):
         self.assertEqual((status, (shared / "film").read_bytes()), (0, b"right" * 1000), err)
 
     def test_names_of_files(self) -> None:
-        self.assertEqual(inside(self.directory, "a/b").name, "b")
+        self.assertEqual(path_inside(self.directory, "a/b").name, "b")
         for text in (
             "",
             "..",
@@ -700,7 +700,7 @@ class CopyTests(ToolCase):
             "a" * 5000,
             f".x{PART_SUFFIX}",
         ):
-            self.assertRaises(TransferError, inside, self.directory, text)
+            self.assertRaises(TransferError, path_inside, self.directory, text)
 
 
 class MeasureTests(ToolCase):
@@ -762,9 +762,9 @@ class NameTests(CommandCase):
         for text in ("alice\n", "alice 02ab\n", "alice " + "zz" * 33, "\x00"):
             path.write_text(text)
             with self.assertRaises(UnknownName) as caught:
-                Names(path).find("alice")
+                AddressBook(path).find("alice")
             self.assertIn("line 1", str(caught.exception))
         path.write_bytes(b"\xff\xfe")
-        self.assertRaises(UnknownName, Names(path).all)
-        self.assertRaises(UnknownName, Names(self.directory).all)
-        Names(Path(self.directory / "new" / "names")).add("x", SecKey.generate().public)
+        self.assertRaises(UnknownName, AddressBook(path).all)
+        self.assertRaises(UnknownName, AddressBook(self.directory).all)
+        AddressBook(Path(self.directory / "new" / "names")).add("x", SecKey.generate().public)

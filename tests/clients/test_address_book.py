@@ -8,7 +8,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.clients import address_book
-from dmsg.clients.address_book import Names, NoSuchName, UnknownName
+from dmsg.clients.address_book import AddressBook, NoSuchName, UnknownName
 from dmsg.keys import SecKey
 
 ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))
@@ -31,19 +31,19 @@ class ReadingTests(SynchronousTestCase):
 
         self.patch(Path, "read_text", counted)
         self.patch(address_book, "SETTLED", -1.0)
-        Names(self.path).add("alice", ALICE)
+        AddressBook(self.path).add("alice", ALICE)
         for _ in range(5):
-            self.assertEqual(Names(self.path).find("alice"), ALICE)
-            self.assertEqual(Names(self.path).name_of(ALICE), "alice")
+            self.assertEqual(AddressBook(self.path).find("alice"), ALICE)
+            self.assertEqual(AddressBook(self.path).name_of(ALICE), "alice")
         self.assertEqual(len(read), 1)
 
     def test_what_is_changed_is_seen(self) -> None:
-        book = Names(self.path)
+        book = AddressBook(self.path)
         self.assertRaises(NoSuchName, book.find, "alice")
         book.add("alice", ALICE)
         self.assertEqual(book.find("alice"), ALICE)
         book.add("alice", BOB, replace=True)
-        self.assertEqual(Names(self.path).find("alice"), BOB)
+        self.assertEqual(AddressBook(self.path).find("alice"), BOB)
         self.path.write_text(f"bob {BOB}\n")
         self.assertEqual(list(book.all()), ["bob"])
         before = self.path.stat()
@@ -56,7 +56,7 @@ class ReadingTests(SynchronousTestCase):
         self.assertEqual(book.all(), {})
 
     def test_what_is_given_is_a_copy(self) -> None:
-        book = Names(self.path)
+        book = AddressBook(self.path)
         book.add("alice", ALICE)
         book.all().clear()
         self.assertEqual(book.find("alice"), ALICE)

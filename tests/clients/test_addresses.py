@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import URI
 
 from dmsg import DmsgAddress, DmsgClientEndpoint, DmsgEndpointFactory
-from dmsg.clients.address_book import Names, NoSuchName, UnknownName
+from dmsg.clients.address_book import AddressBook, NoSuchName, UnknownName
 from dmsg.errors import CloseReason, ConnectFailed
 from dmsg.keys import SecKey
 from dmsg.servers.admission import read_keys
@@ -28,7 +28,7 @@ class Opener:
 
 class FormsTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.names = Names(Path(self.mktemp()))
+        self.names = AddressBook(Path(self.mktemp()))
         self.names.add("bob", KEY)
 
     def test_either_form_is_found(self) -> None:

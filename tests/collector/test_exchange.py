@@ -12,9 +12,9 @@ from twisted.internet.task import Clock
 from twisted.test import iosim
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.collector.receiver import QUIET_LIMIT, STREAMS_LIMIT, Receiving, ReceivingFactory
-from dmsg.collector.sender import QUIET_LIMIT as SENDER_QUIET_LIMIT, SendError, Sending
-from dmsg.collector.store import Full, Store
+from dmsg.collector.receiver import QUIET_LIMIT, STREAMS_LIMIT, ReceiverFactory, ReceiverProtocol
+from dmsg.collector.sender import QUIET_LIMIT as SENDER_QUIET_LIMIT, SenderProtocol, SendError
+from dmsg.collector.store import Store, StoreFull
 from dmsg.collector.wire import LINE_LIMIT, Answer, Kind
 from dmsg.keys import SecKey
 from dmsg.net.streams.address import DmsgAddress
@@ -26,11 +26,11 @@ ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))
 class Stream:
     """Both ends, and what joins them."""
 
-    def __init__(self, clock: Clock, factory: ReceivingFactory, key: Any = ALICE) -> None:
+    def __init__(self, clock: Clock, factory: ReceiverFactory, key: Any = ALICE) -> None:
         built = factory.buildProtocol(DmsgAddress(key))
         assert built is not None
-        self.receiving: Receiving = built
-        self.sending = Sending(clock)
+        self.receiving: ReceiverProtocol = built
+        self.sending = SenderProtocol(clock)
         self.server: Any = iosim.makeFakeServer(self.receiving)
         self.client: Any = iosim.makeFakeClient(self.sending)
         self.pump = iosim.connect(self.receiving, self.server, self.sending, self.client)
@@ -50,7 +50,7 @@ class ExchangeTests(SynchronousTestCase):
         self.store = Store(self.root, limit=10**9, reserve=0)
         self.store.open()
         self.addCleanup(self.store.close)
-        self.factory = ReceivingFactory(self.clock, self.store, lambda key: key in (ALICE, BOB), lambda: 1e9)
+        self.factory = ReceiverFactory(self.clock, self.store, lambda key: key in (ALICE, BOB), lambda: 1e9)
 
     def answer(self, name: str, data: bytes, stream: Stream | None = None) -> Answer:
         result: Answer = self.successResultOf((stream or Stream(self.clock, self.factory)).offer(name, data))
@@ -89,7 +89,7 @@ class ExchangeTests(SynchronousTestCase):
         self.assertEqual(list(self.root.glob("*/.part-*")), [])
 
     def test_no_room(self) -> None:
-        with mock.patch.object(self.store, "check_room", side_effect=Full("the collector's disk is full")):
+        with mock.patch.object(self.store, "check_room", side_effect=StoreFull("the collector's disk is full")):
             self.assertEqual(self.answer(spool_name(1), packed()).kind, Kind.LATER)
         with mock.patch.object(self.store, "part", side_effect=OSError(errno.ENOSPC, "No space left on device")):
             later = self.answer(spool_name(1), packed())
@@ -159,14 +159,14 @@ class ExchangeTests(SynchronousTestCase):
             (b"x" * (LINE_LIMIT + 2), "too long"),
             (b'{"answer": "send"}\n{"answer": "send"}\n', "an answer to nothing"),
         ):
-            sending = Sending(self.clock)
+            sending = SenderProtocol(self.clock)
             client: Any = iosim.makeFakeClient(sending)
             sending.makeConnection(client)
             answered = sending.offer(offer_of(spool_name(1), packed()), io.BytesIO(packed()))
             sending.dataReceived(said)
             self.clock.advance(SENDER_QUIET_LIMIT)
             self.assertIn(why, str(self.failureResultOf(answered, SendError).value))
-        unasked = Sending(self.clock)
+        unasked = SenderProtocol(self.clock)
         unasked.makeConnection(iosim.makeFakeClient(unasked))
         unasked.dataReceived(b'{"answer": "kept"}\n')
         self.assertEqual(self.clock.getDelayedCalls(), [])

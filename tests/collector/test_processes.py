@@ -17,7 +17,7 @@ from twisted.internet.utils import getProcessOutputAndValue
 from twisted.trial.unittest import TestCase
 
 from dmsg.cli.demos.processes import Child, Entities, start_twistd
-from dmsg.keylock import hold
+from dmsg.keylock import hold_key
 from dmsg.keys import SecKey, write_key_file
 from tests.collector.support import packed, spool_name
 from tests.forking import COMMAND
@@ -44,7 +44,7 @@ class ProcessTests(TestCase):
 
     async def network(self) -> str:
         """Discovery, and a server that has no telemetry."""
-        url = await self.entities.discovery("--store=memory:", "--no-looks")
+        url = await self.entities.discovery("--store=memory:", "--no-checks")
         await self.soon(self.entities.server("S0", url).line("registered in discovery"))
         return url
 
@@ -151,7 +151,7 @@ class ProcessTests(TestCase):
         spool = self.directory / "D"
         to = f"--telemetry-to={self.key.public}:17"
         url = await self.entities.discovery(
-            "--store=memory:", "--no-looks", f"--telemetry={spool}", "--telemetry-rotate=1", to
+            "--store=memory:", "--no-checks", f"--telemetry={spool}", "--telemetry-rotate=1", to
         )
         self.senders.write_text(await self.sender_of(self.entities.children[0]))
         await self.soon(self.entities.server("S0", url).line("registered in discovery"))
@@ -190,7 +190,7 @@ class ProcessTests(TestCase):
         said, status = await send()
         self.assertEqual((said, status), ("there is nothing to be sent\n", 0))
         (spool / spool_name(1)).write_bytes(data[spool_name(1)])
-        lock = hold(spool / "sender.key", "another")
+        lock = hold_key(spool / "sender.key", "another")
         self.addCleanup(lock.release)
         said, status = await send()
         self.assertEqual((said, status), (f"dmsg: another process sends what is in {spool}\n", 1))

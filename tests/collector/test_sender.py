@@ -11,10 +11,10 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.collector.sender import LOOK_INTERVAL, REFUSED_INTERVAL, TOLD_EVERY, SendError, Sending, SpoolSender
+from dmsg.collector.sender import LOOK_INTERVAL, REFUSED_INTERVAL, TOLD_EVERY, SenderProtocol, SendError, SpoolSender
 from dmsg.collector.wire import Answer, Kind, Offer
 from dmsg.errors import ConnectFailed
-from dmsg.keylock import hold
+from dmsg.keylock import hold_key
 from dmsg.keys import SecKey
 from dmsg.net.streams.address import DmsgAddress
 from tests.collector.support import packed, spool_name
@@ -22,7 +22,7 @@ from tests.collector.support import packed, spool_name
 COLLECTOR = DmsgAddress(SecKey.from_seed(b"collector").public, 900)
 
 
-class Stream(Sending):
+class Stream(SenderProtocol):
     """Answers at once."""
 
     def __init__(self, answer: Callable[[Offer], Answer | None]) -> None:
@@ -171,7 +171,7 @@ class SenderTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(Deferred.fromCoroutine(self.sender.send_once())).kept, 1)
         other = SpoolSender(cast(Any, self.clock), self.spool, COLLECTOR, list)
         self.add(2)
-        lock = hold(self.spool / "sender.key", "another process")
+        lock = hold_key(self.spool / "sender.key", "another process")
         self.addCleanup(lock.release)
         with mock.patch("dmsg.keylock._held", {}):
             self.failureResultOf(Deferred.fromCoroutine(other.send_once()), SendError)

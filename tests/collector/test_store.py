@@ -11,7 +11,7 @@ from unittest import mock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.collector import store as store_module
-from dmsg.collector.store import PRODUCERS_LIMIT, Full, Store, StoreError, Unfit
+from dmsg.collector.store import PRODUCERS_LIMIT, FileRejected, Store, StoreError, StoreFull
 from dmsg.keys import SecKey
 from dmsg.telemetry.vouchers import statement
 from tests.collector.support import kept_files, offer_of, packed, spool_name
@@ -40,7 +40,7 @@ class StoreTests(SynchronousTestCase):
         part.write(data)
         try:
             return self.store.keep(origin, replace(offer_of(name, data), voucher=voucher), part, now)  # type: ignore[arg-type]
-        except Unfit:
+        except FileRejected:
             self.store.discard(part)
             raise
 
@@ -51,7 +51,9 @@ class StoreTests(SynchronousTestCase):
         self.assertEqual(kept.read_bytes(), data)
         self.assertTrue(self.store.has(ALICE, offer_of(spool_name(1), data)))
         self.assertFalse(self.store.has(BOB, offer_of(spool_name(1), data)))
-        self.assertRaisesRegex(Unfit, "another file", self.store.has, ALICE, offer_of(spool_name(1), data + b"x"))
+        self.assertRaisesRegex(
+            FileRejected, "another file", self.store.has, ALICE, offer_of(spool_name(1), data + b"x")
+        )
         self.assertEqual(self.store.total, len(data))
         self.assertEqual(list(self.root.glob("**/.part-*")), [])
 
@@ -85,15 +87,15 @@ class StoreTests(SynchronousTestCase):
             (gzip.compress(b'{"producer": "../../etc"}\n'), "name is none"),
             (gzip.compress(b'{"producer": "a"}\n{"producer": "b"}\n'), "several producers"),
         ):
-            self.assertRaisesRegex(Unfit, why, self.bring, spool_name(1), data)
+            self.assertRaisesRegex(FileRejected, why, self.bring, spool_name(1), data)
         part = self.store.part(ALICE)
         part.write(whole[:-1] + b"\1")
         offer = offer_of(spool_name(1), whole)
-        self.assertRaisesRegex(Unfit, "not the bytes", self.store.keep, ALICE, offer, part, 0.0)
+        self.assertRaisesRegex(FileRejected, "not the bytes", self.store.keep, ALICE, offer, part, 0.0)
         with mock.patch.object(store_module, "TEXT_LIMIT", 10_000):
-            self.assertRaisesRegex(Unfit, "bytes of text", self.bring, spool_name(1), packed(count=1000))
+            self.assertRaisesRegex(FileRejected, "bytes of text", self.bring, spool_name(1), packed(count=1000))
         with mock.patch.object(store_module, "LINES_LIMIT", 10):
-            self.assertRaisesRegex(Unfit, "more than 10 lines", self.bring, spool_name(1), packed(count=11))
+            self.assertRaisesRegex(FileRejected, "more than 10 lines", self.bring, spool_name(1), packed(count=11))
         self.assertEqual(kept_files(self.root), {})
 
     def test_a_torn_file_is_kept(self) -> None:
@@ -114,29 +116,29 @@ class StoreTests(SynchronousTestCase):
     def test_a_producer_belongs_to_who_brought_it_first(self) -> None:
         self.bring(spool_name(1), packed("02ab"))
         self.bring(spool_name(2), packed("02ab"))
-        self.assertRaisesRegex(Unfit, "02ab belongs to", self.bring, spool_name(3), packed("02ab"), BOB)
+        self.assertRaisesRegex(FileRejected, "02ab belongs to", self.bring, spool_name(3), packed("02ab"), BOB)
         (self.root / "producers" / "02ab").unlink()  # it has moved
         self.bring(spool_name(3), packed("02ab"), BOB)
         for number in range(PRODUCERS_LIMIT):
             self.bring(spool_name(10 + number), packed(f"a{number}"))
-        self.assertRaisesRegex(Unfit, "64 producers already", self.bring, spool_name(99), packed("one-more"))
+        self.assertRaisesRegex(FileRejected, "64 producers already", self.bring, spool_name(99), packed("one-more"))
         self.bring(spool_name(99), packed("one-more"), BOB)
 
     def test_a_producer_that_is_a_key_signs_for_its_sender(self) -> None:
         """A sender that is on the list takes the name of another server, and keeps nobody away by that."""
         server = SecKey.from_seed(b"a server")
         name = server.public.hex()
-        self.assertRaisesRegex(Unfit, "has not signed", self.bring, spool_name(1), packed(name), BOB)
+        self.assertRaisesRegex(FileRejected, "has not signed", self.bring, spool_name(1), packed(name), BOB)
         for forged in ("00" * 65, SecKey.from_seed(b"x").sign(statement(server.public, BOB)).hex()):
-            self.assertRaisesRegex(Unfit, "signed", self.bring, spool_name(1), packed(name), BOB, voucher=forged)
+            self.assertRaisesRegex(FileRejected, "signed", self.bring, spool_name(1), packed(name), BOB, voucher=forged)
         for_alice = server.sign(statement(server.public, ALICE)).hex()
-        self.assertRaisesRegex(Unfit, "signed", self.bring, spool_name(1), packed(name), BOB, voucher=for_alice)
+        self.assertRaisesRegex(FileRejected, "signed", self.bring, spool_name(1), packed(name), BOB, voucher=for_alice)
         self.bring(spool_name(1), packed(name), voucher=for_alice)
         self.bring(spool_name(2), packed(name))  # it is known
         # it has moved to another machine
         for_bob = server.sign(statement(server.public, BOB)).hex()
         self.bring(spool_name(3), packed(name), BOB, voucher=for_bob)
-        self.assertRaisesRegex(Unfit, "has not signed", self.bring, spool_name(4), packed(name))
+        self.assertRaisesRegex(FileRejected, "has not signed", self.bring, spool_name(4), packed(name))
 
     def test_a_key_that_was_claimed_before_keys_had_to_sign(self) -> None:
         """Whoever has it goes on, be it the server's own sender, until the server signs for another one."""
@@ -145,11 +147,11 @@ class StoreTests(SynchronousTestCase):
         (self.root / "producers" / name).write_text(f"{BOB}\n")
         self.bring(spool_name(1), packed(name), BOB)
         self.bring(spool_name(2), packed(name), voucher=server.sign(statement(server.public, ALICE)).hex())
-        self.assertRaisesRegex(Unfit, "has not signed", self.bring, spool_name(3), packed(name), BOB)
+        self.assertRaisesRegex(FileRejected, "has not signed", self.bring, spool_name(3), packed(name), BOB)
 
     def test_the_same_key_in_another_spelling(self) -> None:
         name = SecKey.from_seed(b"a server").public.hex()
-        self.assertRaisesRegex(Unfit, "lower case", self.bring, spool_name(1), packed(name.upper()), BOB)
+        self.assertRaisesRegex(FileRejected, "lower case", self.bring, spool_name(1), packed(name.upper()), BOB)
 
     def test_the_sender_is_the_producer(self) -> None:
         self.bring(spool_name(1), packed(ALICE.hex()))
@@ -157,7 +159,7 @@ class StoreTests(SynchronousTestCase):
     def test_a_claim_that_the_power_cut_is_none(self) -> None:
         (self.root / "producers" / "02ab").touch()
         self.bring(spool_name(1), packed("02ab"), BOB)
-        self.assertRaisesRegex(Unfit, "02ab belongs to", self.bring, spool_name(2), packed("02ab"))
+        self.assertRaisesRegex(FileRejected, "02ab belongs to", self.bring, spool_name(2), packed("02ab"))
 
     def test_the_same_name_by_two_streams(self) -> None:
         """What was said to be kept stays."""
@@ -169,7 +171,7 @@ class StoreTests(SynchronousTestCase):
             parts.append(part)
         self.store.keep(ALICE, offer_of(spool_name(1), first), parts[0], 0.0)
         self.assertRaisesRegex(
-            Unfit, "another file", self.store.keep, ALICE, offer_of(spool_name(1), second), parts[1], 0.0
+            FileRejected, "another file", self.store.keep, ALICE, offer_of(spool_name(1), second), parts[1], 0.0
         )
         self.store.discard(parts[1])
         self.store.keep(ALICE, offer_of(spool_name(1), first), parts[2], 0.0)
@@ -180,18 +182,18 @@ class StoreTests(SynchronousTestCase):
         self.store.close()
         self.store = self.opened(limit=1000)
         self.store.check_room(ALICE, 500)
-        self.assertRaisesRegex(Full, "its part", self.store.check_room, ALICE, 501)
+        self.assertRaisesRegex(StoreFull, "its part", self.store.check_room, ALICE, 501)
         self.bring(spool_name(1), data := packed())
-        self.assertRaisesRegex(Full, "its part", self.store.check_room, ALICE, 501 - len(data))
+        self.assertRaisesRegex(StoreFull, "its part", self.store.check_room, ALICE, 501 - len(data))
         self.store.check_room(BOB, 500)
-        self.assertRaisesRegex(Full, "limit", self.store.check_room, BOB, 500, 0, 501 - len(data))
-        self.assertRaisesRegex(Full, "its part", self.store.check_room, BOB, 400, 101, 101)
+        self.assertRaisesRegex(StoreFull, "limit", self.store.check_room, BOB, 500, 0, 501 - len(data))
+        self.assertRaisesRegex(StoreFull, "its part", self.store.check_room, BOB, 400, 101, 101)
         next(self.root.glob("*/*/*.gz")).unlink()
         self.store.look()
         self.store.check_room(ALICE, 500)
         self.store.close()
         self.store = self.opened(reserve=10**18)
-        self.assertRaisesRegex(Full, "disk", self.store.check_room, ALICE, 1)
+        self.assertRaisesRegex(StoreFull, "disk", self.store.check_room, ALICE, 1)
 
     def test_one_collector_and_what_it_left(self) -> None:
         part = self.store.part(ALICE)

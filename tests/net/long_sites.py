@@ -11,7 +11,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SkipTest
 from twisted.web.server import Site
 
-from dmsg.cli.tunnels.socks_run import Proxy
+from dmsg.cli.tunnels.socks_run import SocksFactory
 from tests.net.support import EntityCase
 from tests.pages.browser import Browser, chromium
 from tests.support import asynchronous
@@ -44,7 +44,7 @@ class BrowserTests(EntityCase):
         site = Site(app.resource())
         listening = bob.listen(site, 80)
         self.addCleanup(listening.stopListening)
-        proxy = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Proxy(reactor, alice, 10.0))
+        proxy = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(SocksFactory(reactor, alice, 10.0))
         self.addCleanup(proxy.stopListening)
         at = f"socks5://127.0.0.1:{proxy.getHost().port}"
         browser = await deferToThread(Browser, f"--proxy-server={at}")

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.buckets import RateLimit
 from dmsg.net.blocks import LEAST_FACTOR, WIDTHS_IPV4, WIDTHS_IPV6, BlockCounts, blocks_of
-from dmsg.net.turn_share import MOST, Share
+from dmsg.net.turn_share import MOST, TurnShare
 
 HOSTS = [f"2600:{site}:0:{subnet:x}::1" for site in (1, 2) for subnet in (0, 1, 0x100)] + [
     "8.8.8.8",
@@ -98,7 +98,7 @@ class BlocksTests(SynchronousTestCase):
         self.assertGreater(limit.charge("8.8.8.8", 100.0, 1.0), 0.0)
 
     def test_a_turn_is_shared_at_each_width(self) -> None:
-        share = Share(Clock())
+        share = TurnShare(Clock())
         for number in range(8):
             self.assertTrue(share.allows(f"8.8.8.{number}"))
             share.used(f"8.8.8.{number}", MOST)

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.fair_queue import Crowded, FairQueue
+from dmsg.net.fair_queue import FairQueue, QueueCrowded
 
 CROWD = [f"2600:1:0:{number:x}::1" for number in range(200)]
 HOSTS = ["8.8.8.8", "8.8.8.9", "8.8.4.4", "", "a name", *CROWD[::40], "2600:2::1"]
@@ -35,7 +35,7 @@ class FairQueueTests(SynchronousTestCase):
             self.successResultOf(self.ask(f"9.9.{number}.9"))
         crowd = [self.ask(host) for host in CROWD]
         self.assertEqual(self.queue.waiting, 32)  # four times that of one address: all are of one /56
-        self.failureResultOf(crowd[-1], Crowded)
+        self.failureResultOf(crowd[-1], QueueCrowded)
         honest = [self.ask("8.8.8.8"), self.ask("8.8.4.4")]
         for number in range(3):
             self.queue.release(f"9.9.{number}.9")
@@ -54,8 +54,8 @@ class FairQueueTests(SynchronousTestCase):
         self.ask("9.9.9.9")
         crowd = [self.ask("8.8.8.8") for _ in range(20)]
         honest = self.ask("8.8.4.4")
-        self.failureResultOf(crowd[-1], Crowded)
-        self.failureResultOf(self.ask("8.8.8.8"), Crowded)
+        self.failureResultOf(crowd[-1], QueueCrowded)
+        self.failureResultOf(self.ask("8.8.8.8"), QueueCrowded)
         self.queue.release("9.9.9.9")
         self.queue.release("8.8.8.8")
         self.successResultOf(honest)
@@ -83,7 +83,7 @@ class FairQueueTests(SynchronousTestCase):
         for host, step in steps:
             if step == "ask":
                 turn = self.ask(host)
-                turn.addErrback(lambda failure: failure.trap(Crowded, CancelledError) and None)
+                turn.addErrback(lambda failure: failure.trap(QueueCrowded, CancelledError) and None)
                 before = self.queue.running + self.queue.waiting
                 if before > len(running) + len(waiting):
                     waiting.append((host, turn))

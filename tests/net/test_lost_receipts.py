@@ -67,7 +67,7 @@ class LostReceiptTests(TestCase):
 
     @asynchronous
     async def test_both_ends_speak_of_what_it_had_carried(self) -> None:
-        url = await self.entities.discovery("--store=memory:", "--no-looks")
+        url = await self.entities.discovery("--store=memory:", "--no-checks")
         server = await self.server(url)
         a, b = self.client(url), self.client(url)
         b.listen(Factory.forProtocol(_Echo), 7)

@@ -13,8 +13,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.net.links.acceptor import FAILED_BURST, FAILED_RATE, FLOOD_BURST
-from dmsg.net.turn_share import LEAST, MOST, STEPS, TURN, Share
-from dmsg.net.turns import Hold
+from dmsg.net.turn_share import LEAST, MOST, STEPS, TURN, TurnShare
+from dmsg.net.turns import HoldReason
 from dmsg.servers.serving import STRAY_BURST
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, Frame, encode_frame
@@ -22,7 +22,7 @@ from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient, TurnClock
 
 
 class Waiter:
-    def __init__(self, share: Share, owner: str, log: list[str], cost: float) -> None:
+    def __init__(self, share: TurnShare, owner: str, log: list[str], cost: float) -> None:
         self.share, self.owner, self.log, self.cost = share, owner, log, cost
 
     def go_on(self) -> None:
@@ -36,7 +36,7 @@ class Waiter:
 class ShareTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = TurnClock()
-        self.share = Share(self.clock)
+        self.share = TurnShare(self.clock)
 
     def test_a_part_each(self) -> None:
         self.assertTrue(self.share.allows("a"))
@@ -186,7 +186,7 @@ class LinkTests(SynchronousTestCase):
             self.assertLess(sent, 2 * STRAY_BURST)
             client.send(record)
             sent += 13_000
-            while factory.sessions and next(iter(factory.sessions)).link.held_by >= {Hold.TOO_FAST}:
+            while factory.sessions and next(iter(factory.sessions)).link.held_by >= {HoldReason.TOO_FAST}:
                 self.clock.advance(0.1)
             self.network.settle()
         self.assertEqual(factory.relay.drops[DropReason.FLOOD], 1)

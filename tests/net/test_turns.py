@@ -7,8 +7,8 @@ from collections.abc import Callable
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.turn_share import MOST, Share
-from dmsg.net.turns import HeldReading, Hold, TakesTurns
+from dmsg.net.turn_share import MOST, TurnShare
+from dmsg.net.turns import HeldReading, HoldReason, TurnTaker
 
 
 class Reader(HeldReading):
@@ -27,23 +27,23 @@ class Reader(HeldReading):
 class HoldTests(SynchronousTestCase):
     def test_reading_goes_on_when_nobody_holds_it_back(self) -> None:
         one = Reader()
-        one.release(Hold.TURN)
-        for why in (Hold.TURN, Hold.TURN, Hold.CONGESTED):
+        one.release(HoldReason.TURN)
+        for why in (HoldReason.TURN, HoldReason.TURN, HoldReason.CONGESTED):
             one.hold(why)
-        self.assertEqual((one.told, one.held, one.held_by), (["stop"], True, {Hold.TURN, Hold.CONGESTED}))
-        one.release(Hold.TURN)
+        self.assertEqual((one.told, one.held, one.held_by), (["stop"], True, {HoldReason.TURN, HoldReason.CONGESTED}))
+        one.release(HoldReason.TURN)
         self.assertEqual(one.told, ["stop"])
-        one.release(Hold.CONGESTED)
+        one.release(HoldReason.CONGESTED)
         self.assertEqual((one.told, one.held), (["stop", "read on"], False))
 
 
-class Worker(TakesTurns):
+class Worker(TurnTaker):
     """Has so many pieces of work, of 1 ms each."""
 
     _waits = False
     owner = "somebody"
 
-    def __init__(self, clock: Clock, share: Share | None, pieces: int) -> None:
+    def __init__(self, clock: Clock, share: TurnShare | None, pieces: int) -> None:
         self._clock, self.share, self.pieces = clock, share, pieces
         self.over = 0
         self.done: list[int] = []
@@ -74,7 +74,7 @@ class Worker(TakesTurns):
 class TurnsTests(SynchronousTestCase):
     def test_a_part_of_each_turn(self) -> None:
         clock = Clock()
-        worker = Worker(clock, Share(clock), 5)
+        worker = Worker(clock, TurnShare(clock), 5)
         worker.go_on()
         for _ in range(5):
             clock.advance(0)
@@ -94,7 +94,7 @@ class TurnsTests(SynchronousTestCase):
     def test_nothing_is_left(self) -> None:
         """Who has been told what is left in another way does nothing in the next turn."""
         clock = Clock()
-        worker = Worker(clock, Share(clock), 3)
+        worker = Worker(clock, TurnShare(clock), 3)
         worker._next_turn()
         worker.pieces = 0
         clock.advance(0)

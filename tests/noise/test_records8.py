@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DropReason, LocalProtocolError, RemoteProtocolError
-from dmsg.noise.nonces import WINDOW, Growing, NonceWindow
+from dmsg.noise.nonces import WINDOW, GrowingNonces, NonceWindow
 from dmsg.noise.records8 import MAX_NONCE, OVERHEAD, Opener8, Sealer8
 from tests.support import vectors
 
@@ -22,7 +22,7 @@ class VectorTests(SynchronousTestCase):
             recorded = VECTORS[pattern]
             for side, key in recorded["keys"].items():
                 sealer = Sealer8(bytes.fromhex(key))
-                opener = Opener8(bytes.fromhex(key), Growing())
+                opener = Opener8(bytes.fromhex(key), GrowingNonces())
                 mine = [one for one in recorded["records"] if one["from"] == side]
                 self.assertGreater(len(mine), 2)
                 for one in mine:
@@ -39,7 +39,7 @@ class VectorTests(SynchronousTestCase):
                 for key in recorded["keys"].values()
                 if self.opens(key, bytes.fromhex(recorded["reader_refusals"][0]["record"]))
             }
-            opener = Opener8(bytes.fromhex(key), Growing(4))
+            opener = Opener8(bytes.fromhex(key), GrowingNonces(4))
             for one in recorded["reader_refusals"]:
                 record = bytes.fromhex(one["record"])
                 if one["error"] and one["what"] != "the undamaged record 7 after the damaged one":
@@ -51,7 +51,7 @@ class VectorTests(SynchronousTestCase):
     @staticmethod
     def opens(key: str, record: bytes) -> bool:
         try:
-            Opener8(bytes.fromhex(key), Growing()).open(record)
+            Opener8(bytes.fromhex(key), GrowingNonces()).open(record)
         except RemoteProtocolError:
             return False
         return True
@@ -83,7 +83,7 @@ class RecordTests(SynchronousTestCase):
 
     @given(st.binary(max_size=64))
     def test_bytes_by_chance(self, record: bytes) -> None:
-        nonces = Growing()
+        nonces = GrowingNonces()
         self.assertRaises(RemoteProtocolError, Opener8(KEY, nonces).open, record)
         self.assertEqual(nonces.last, 0)
 

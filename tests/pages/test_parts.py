@@ -13,11 +13,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.discovery.service.delegations import LASTS, MAX_CLIENTS, Delegations
 from dmsg.errors import DmsgError
 from dmsg.pages.access import Access, read_token
-from dmsg.pages.drawing import draw, said
-from dmsg.pages.history import KEPT, MAX_NAMES, Growth, Quantiles, Samples, of_reason
+from dmsg.pages.drawing import draw, with_unit
+from dmsg.pages.history import KEPT, MAX_NAMES, Growth, History, Quantiles, of_reason
 from dmsg.pages.model import Chart, Fact, Line, Table
 from dmsg.pages.recent_events import KEPT as EVENTS_KEPT, RecentEvents
-from dmsg.pages.rendering import flat, table
+from dmsg.pages.rendering import flatten, table
 
 FRAMES = Line("received", "frames", rate=True)
 CLIENTS = Line("connected", "clients")
@@ -27,7 +27,7 @@ class SamplesTests(SynchronousTestCase):
     """Numbers over time."""
 
     def test_rates_and_values(self) -> None:
-        samples = Samples()
+        samples = History()
         self.assertEqual((samples.of(FRAMES), samples.now(FRAMES)), ([], None))
         for at, frames, clients in ((0, 0, 1), (2, 20, 2), (4, 60, 3)):
             samples.add(100.0 + at, {"frames": frames, "clients": clients})
@@ -37,21 +37,21 @@ class SamplesTests(SynchronousTestCase):
 
     def test_a_count_that_was_nothing_before(self) -> None:
         """What is refused for the first time is a growth from 0."""
-        samples, line = Samples(), Line("flood", of_reason("flood"), rate=True)
+        samples, line = History(), Line("flood", of_reason("flood"), rate=True)
         for at in (0.0, 2.0):
             samples.add(at, {})
         samples.add(4.0, {}, {of_reason("flood"): 10.0})
         self.assertEqual(samples.of(line), [(2.0, 0.0), (0.0, 5.0)])
 
     def test_a_counter_that_starts_anew(self) -> None:
-        samples = Samples()
+        samples = History()
         for at, frames in ((0, 1000), (1, 7)):
             samples.add(at, {"frames": frames})
         self.assertEqual(samples.of(FRAMES), [(0.0, 7.0)])
         self.assertEqual(samples.now(FRAMES), 0.0)
 
     def test_limits(self) -> None:
-        samples = Samples()
+        samples = History()
         for at in range(KEPT + 50):
             samples.add(at, {f"n{number}": at for number in range(MAX_NAMES + 10)})
         self.assertEqual(len(samples), KEPT)
@@ -59,7 +59,7 @@ class SamplesTests(SynchronousTestCase):
         self.assertEqual(samples.of(Line("", f"n{MAX_NAMES}")), [])
 
     def test_one_that_comes_later_and_one_that_is_missing(self) -> None:
-        samples = Samples()
+        samples = History()
         samples.add(0, {"a": 1})
         samples.add(1, {"a": 2, "b": 5})
         samples.add(2, {"b": 6})
@@ -124,14 +124,14 @@ class RenderingTests(SynchronousTestCase):
     """What strangers choose is text, never markup."""
 
     def test_cells_are_escaped(self) -> None:
-        found = flat(table(Table("<b>", ("<i>",), [("<script>alert(1)</script>\x1b[2J",)])))
+        found = flatten(table(Table("<b>", ("<i>",), [("<script>alert(1)</script>\x1b[2J",)])))
         self.assertNotIn("<script", found)
         self.assertNotIn("\x1b", found)
         self.assertIn("&lt;script&gt;", found)
 
     def test_keys_and_numbers(self) -> None:
         key = "02" + "ab" * 32
-        found = flat(table(Table("T", ("Client", "Now", "Version"), [(key, "1.2 MB/s", "0.0.1+relay1")])))
+        found = flatten(table(Table("T", ("Client", "Now", "Version"), [(key, "1.2 MB/s", "0.0.1+relay1")])))
         self.assertIn(f'title="{key}"', found)
         self.assertIn('<td class="number">1.2 MB/s</td>', found)
         self.assertIn('<td class="text">0.0.1+relay1</td>', found)
@@ -139,14 +139,14 @@ class RenderingTests(SynchronousTestCase):
 
     @given(st.lists(st.floats(0, 1e12), max_size=20))
     def test_every_chart_can_be_drawn(self, values: list[float]) -> None:
-        samples = Samples()
+        samples = History()
         for at, value in enumerate(values):
             samples.add(float(at), {"frames": value, "clients": value})
         for unit in ("bytes", "bytes/s", "ms", "/s", ""):
-            found = flat(draw(Chart("Some", unit, (FRAMES, CLIENTS)), samples))
+            found = flatten(draw(Chart("Some", unit, (FRAMES, CLIENTS)), samples))
             self.assertNotIn("nan", found)
             self.assertNotIn("inf", found)
-            self.assertTrue(said(1.0, unit))
+            self.assertTrue(with_unit(1.0, unit))
 
 
 class Asking:

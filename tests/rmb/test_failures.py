@@ -18,7 +18,7 @@ from dmsg.rmb.errors import Drop
 from dmsg.rmb.peer.files import FileUploads
 from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
-from dmsg.rmb.session.seal import Received
+from dmsg.rmb.session.seal import ReceivedMessage
 from dmsg.rmb.session.uplink import Uplink, dealt_with
 from dmsg.rmb.twins.address import Session
 from tests.rmb.relay.test_delivery import FakeSocket, Watcher
@@ -118,7 +118,7 @@ class UploadTests(SynchronousTestCase):
 
     def say(self, command: str, payload: bytes, tags: str = "") -> None:
         envelope = Envelope(uid="upload", tags=tags, signature=os.urandom(65))
-        received = Received(envelope, "request", Session(7), payload)
+        received = ReceivedMessage(envelope, "request", Session(7), payload)
 
         def answer(data: bytes, error: Any = None, **others: Any) -> None:
             self.answers.append((data, error))

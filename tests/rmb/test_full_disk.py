@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.rmb.errors import QueueUnavailable
 from dmsg.rmb.relay.queue import removals, reserve, sqlite
-from dmsg.rmb.relay.queue.interface import Queued
+from dmsg.rmb.relay.queue.interface import QueuedMessage
 from dmsg.rmb.relay.queue.removals import Removals
 from dmsg.rmb.relay.queue.reserve import Reserve
 from dmsg.rmb.relay.queue.sqlite import RETRY_EVERY, SQLiteQueue
@@ -141,8 +141,8 @@ class PartsTests(SynchronousTestCase):
         one = Removals()
         one.add("1", range(4))
         self.assertEqual((len(one), one.forgotten, one.has("1", 0), one.has("1", 3)), (3, 1, False, True))
-        self.assertEqual(one.left("1", [Queued(0, b""), Queued(1, b"")]), [Queued(0, b"")])
-        self.assertEqual(one.left("2", [Queued(1, b"")]), [Queued(1, b"")])
+        self.assertEqual(one.left("1", [QueuedMessage(0, b""), QueuedMessage(1, b"")]), [QueuedMessage(0, b"")])
+        self.assertEqual(one.left("2", [QueuedMessage(1, b"")]), [QueuedMessage(1, b"")])
         one.done("1", [1, 2, 3])
         self.assertEqual(one.some(), {})
 

@@ -16,7 +16,7 @@ from dmsg.rmb.errors import RegistryRefused
 from dmsg.rmb.peer.local_json import LocalError, parse_request, parse_response
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.table import TableRegistry
-from dmsg.rmb.session.seal import Rejected, Seal
+from dmsg.rmb.session.seal import MessageRejected, Seal
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
@@ -102,7 +102,7 @@ class SealTests(SynchronousTestCase):
         data[place % len(data)] ^= change
         result = self.open(bytes(data))
         if hasattr(result, "check"):
-            self.assertTrue(result.check(Rejected), result)
+            self.assertTrue(result.check(MessageRejected), result)
         elif not result.by_relay:
             envelope = result.envelope
             told = (result.payload, envelope.uid, envelope.request.command, envelope.timestamp, envelope.expiration)
@@ -112,4 +112,4 @@ class SealTests(SynchronousTestCase):
     def test_bytes(self, data: bytes) -> None:
         """Rejected, or what a relay may say without a signature."""
         result = self.open(data)
-        self.assertTrue(result.check(Rejected) if hasattr(result, "check") else result.by_relay)
+        self.assertTrue(result.check(MessageRejected) if hasattr(result, "check") else result.by_relay)

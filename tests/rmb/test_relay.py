@@ -13,7 +13,7 @@ from twisted.internet.endpoints import clientFromString
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.threads import deferToThread
 
-from dmsg.net.socketopts import held, queued
+from dmsg.net.socketopts import held_bytes, queued_bytes
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
 from dmsg.rmb.relay import delivery, lookups, periodic, site, switch
@@ -677,10 +677,10 @@ class SocketTests(SocketPairCase):
         server.send(bytes(16_000_000))  # more than the kernel takes
         server.flush()
         server.send(b"later in this turn")
-        self.assertGreater(queued(transport) or 0, 0)
+        self.assertGreater(queued_bytes(transport) or 0, 0)
         a.socket.abort()
         await self.until(lambda: server._told)
-        self.assertEqual((server._out, queued(transport), held(transport)), (None, 0, 0))
+        self.assertEqual((server._out, queued_bytes(transport), held_bytes(transport)), (None, 0, 0))
 
     @asynchronous
     async def test_a_good_bye_is_answered(self) -> None:

@@ -14,7 +14,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from dmsg.apps.splice import Half, SpliceFactory
+from dmsg.apps.splice import SplicedConnection, SpliceFactory
 from dmsg.base.memory import OLD, Memory
 from dmsg.errors import CloseReason
 from dmsg.net.streams.address import StreamLost
@@ -293,7 +293,7 @@ class EndOfJointTests(TestCase):
 
         service = TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port)
         half = SpliceFactory(service.connect).buildProtocol(None)
-        assert isinstance(half, Half)
+        assert isinstance(half, SplicedConnection)
         stream = Stream()
         half.makeConnection(stream)
         while half.other is None:

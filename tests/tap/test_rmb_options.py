@@ -15,7 +15,7 @@ from twisted.internet.utils import getProcessOutputAndValue
 from twisted.python.usage import UsageError
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from dmsg.keylock import hold
+from dmsg.keylock import hold_key
 from dmsg.rmb.twins.secrets import SECRET, TwinSecret, write_secret
 from dmsg.tap import rmb_peer, rmb_registry, rmb_relay
 from tests.support import asynchronous
@@ -228,7 +228,7 @@ class ProcessTests(TestCase):
     @asynchronous
     async def test_a_second_relay_in_one_directory(self) -> None:
         queue = Path(self.mktemp()).absolute()
-        held = hold(queue, "twistd rmb-relay")
+        held = hold_key(queue, "twistd rmb-relay")
         self.addCleanup(held.release)
         status, text = await self.run_twistd("rmb-relay", URL, "--listen=tcp:0", f"--queue=sqlite:{queue}")
         self.assertEqual(1, status, text)

@@ -12,7 +12,7 @@ from pathlib import Path
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.telemetry.lines import CHUNK, READ, read_lines, unpacked
+from dmsg.telemetry.lines import CHUNK, READ, read_lines, unpack_gzip
 from dmsg.telemetry.schema import MAX_LINE
 
 LINE = b'{"a":1}\n'
@@ -28,7 +28,7 @@ class UnpackedTests(SynchronousTestCase):
     def test_members_behind_each_other(self, sizes: list[int]) -> None:
         """At the end of a long member zlib says that there is still something of it."""
         packed = b"".join(gzip.compress(LINE * lines, 1) for lines in sizes)
-        pieces = list(islice(unpacked(io.BytesIO(packed)), MOST))
+        pieces = list(islice(unpack_gzip(io.BytesIO(packed)), MOST))
         self.assertEqual(b"".join(pieces), LINE * sum(sizes))
         self.assertLessEqual(max(map(len, pieces)), CHUNK)
 
@@ -37,13 +37,13 @@ class UnpackedTests(SynchronousTestCase):
         packed = b"".join(gzip.compress(LINE * lines, 1) for lines in sizes)
         found = b""
         with contextlib.suppress(EOFError):
-            for piece in unpacked(io.BytesIO(packed[: int(share * len(packed))])):
+            for piece in unpack_gzip(io.BytesIO(packed[: int(share * len(packed))])):
                 found += piece
         self.assertTrue((LINE * sum(sizes)).startswith(found))
 
     def test_what_is_none(self) -> None:
-        self.assertRaises(EOFError, list, unpacked(io.BytesIO(b"")))
-        self.assertRaises(zlib.error, list, unpacked(io.BytesIO(b"text")))
+        self.assertRaises(EOFError, list, unpack_gzip(io.BytesIO(b"")))
+        self.assertRaises(zlib.error, list, unpack_gzip(io.BytesIO(b"text")))
 
 
 class LinesTests(SynchronousTestCase):

@@ -16,7 +16,7 @@ from dmsg.errors import DmsgError
 from dmsg.keys import SecKey, sha256
 from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, ReceiptError, Role, parse_receipt
-from dmsg.telemetry.receipts_seen import GENERATION_DAYS, Seen
+from dmsg.telemetry.receipts_seen import GENERATION_DAYS, ReceiptsSeen
 from dmsg.telemetry.verify import check_line, verify_spool
 
 KEYS = [SecKey.from_seed(bytes([number])) for number in range(3)]
@@ -161,12 +161,12 @@ class VerifyTests(SynchronousTestCase):
             (GENERATION_DAYS, False),
             (2 * GENERATION_DAYS, True),
         ):
-            with contextlib.closing(Seen(path, day * 86400.0)) as seen:
+            with contextlib.closing(ReceiptsSeen(path, day * 86400.0)) as seen:
                 seen.begin()
                 self.assertEqual(seen.is_new(bytes(16), bytes(33), f"{day + 1:032x}"[::-1]), new, day)
                 seen.keep()
         path.write_bytes(b"no database" * 1000)
-        self.assertRaisesRegex(DmsgError, "cannot be used", Seen, path)
+        self.assertRaisesRegex(DmsgError, "cannot be used", ReceiptsSeen, path)
 
     def test_torn_and_foreign_files(self) -> None:
         spool, target = Path(self.mktemp()), Path(self.mktemp())

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.keys import SecKey
 from dmsg.telemetry import receipts_due as owed_module
 from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, Role
-from dmsg.telemetry.receipts_due import OWED_FOR, Due, Owed
+from dmsg.telemetry.receipts_due import OWED_FOR, ReceiptsDue, ReceiptVerdict
 
 A, B, C, SERVER = (SecKey.from_seed(bytes([number])) for number in range(1, 5))
 TRANSPORT = bytes(range(16))
@@ -24,9 +24,9 @@ class OwedTests(SynchronousTestCase):
     """By plain calls."""
 
     def setUp(self) -> None:
-        self.owed = Owed(key(SERVER), -OWED_FOR)
+        self.owed = ReceiptsDue(key(SERVER), -OWED_FOR)
 
-    def takes(self, payload: bytes, by: bytes, now: float = 0.0) -> Due:
+    def takes(self, payload: bytes, by: bytes, now: float = 0.0) -> ReceiptVerdict:
         """As it says."""
         return self.owed.takes(payload, by, now)
 
@@ -89,7 +89,7 @@ class FormerTests(SynchronousTestCase):
     """After its start a server takes receipts of what it had carried before it was killed."""
 
     def setUp(self) -> None:
-        self.owed = Owed(key(SERVER), 100.0)
+        self.owed = ReceiptsDue(key(SERVER), 100.0)
 
     def test_once_and_for_a_while(self) -> None:
         good = RECEIPT.sign(A)
@@ -106,8 +106,8 @@ class FormerTests(SynchronousTestCase):
     def test_it_says_which_are_former_ones(self) -> None:
         self.owed.carries(TRANSPORT, key(A), key(B))
         other = replace(RECEIPT, transport=bytes(16))
-        self.assertIs(self.owed.takes(RECEIPT.sign(A), key(A), 101.0), Due.KNOWN)
-        self.assertIs(self.owed.takes(other.sign(A), key(A), 101.0), Due.FORMER)
+        self.assertIs(self.owed.takes(RECEIPT.sign(A), key(A), 101.0), ReceiptVerdict.KNOWN)
+        self.assertIs(self.owed.takes(other.sign(A), key(A), 101.0), ReceiptVerdict.FORMER)
 
     def test_live_ones_take_nobodys_place_and_no_memory_for_ever(self) -> None:
         self.patch(owed_module, "MAX_FORMER_OF_SIGNER", 2)
@@ -117,7 +117,9 @@ class FormerTests(SynchronousTestCase):
             self.owed.carries(transport, key(A), key(B))
             self.assertTrue(self.owed.takes(replace(RECEIPT, transport=transport).sign(A), key(A), 101.0))
         self.assertEqual(len(self.owed._taken), 4)
-        self.assertIs(self.owed.takes(replace(RECEIPT, transport=bytes(16)).sign(A), key(A), 101.0), Due.FORMER)
+        self.assertIs(
+            self.owed.takes(replace(RECEIPT, transport=bytes(16)).sign(A), key(A), 101.0), ReceiptVerdict.FORMER
+        )
         self.owed.ended(TRANSPORT, 100.0 + OWED_FOR)
         self.assertEqual((self.owed._taken, self.owed._former), ({}, {}))
 
@@ -147,7 +149,7 @@ class FormerTests(SynchronousTestCase):
                     101.0,
                     network,
                 )
-                is Due.FORMER
+                is ReceiptVerdict.FORMER
                 for number in range(10)
             )
 

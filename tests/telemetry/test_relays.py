@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import DropReason
 from dmsg.keys import SecKey
 from dmsg.telemetry.relays import RelayTelemetry
-from dmsg.telemetry.transports import Carried, CountingRelay, Observer, Way
+from dmsg.telemetry.transports import CountingRelay, Observer, TransportRecord
 from tests.v2019.test_telemetry import Memory
 
 SERVER, ONE, TWO = (bytes(SecKey.from_seed(name).public) for name in (b"server", b"one", b"two"))
@@ -27,14 +27,14 @@ class Direction:
     wire: int = 0
     dropped: int = 0
     queued: int = 0
-    carried: Carried | None = None
+    carried: TransportRecord | None = None
     tick: int = 0
     seen: int = 0
     asked_at: float | None = None
     other: Direction | None = None
 
     @property
-    def back(self) -> Way:
+    def back(self) -> Direction:
         assert self.other is not None
         return self.other
 

@@ -21,7 +21,7 @@ from dmsg.errors import CloseReason, ConnectFailed, DiscoveryError, DropReason, 
 from dmsg.keys import SecKey
 from dmsg.testing.lab import Lab
 from dmsg.testing.network import Network
-from dmsg.testing.promise import Broken, Pattern, Talkers
+from dmsg.testing.promise import Pattern, PromiseBroken, Talkers
 from dmsg.testing.tcp import BUFFER, USER_TIMEOUT
 from dmsg.testing.walk import walk
 from dmsg.v2019 import client as service
@@ -417,12 +417,12 @@ class PromiseTests(SynchronousTestCase):
         assert two is not None
         data = Pattern(2).take(100)
         two.dataReceived(data[:50])
-        self.assertRaises(Broken, two.dataReceived, data[:50])  # again
+        self.assertRaises(PromiseBroken, two.dataReceived, data[:50])  # again
         one.sent = one.acknowledged = 50
         two.received = 49
-        self.assertRaises(Broken, talkers.check)  # lost
+        self.assertRaises(PromiseBroken, talkers.check)  # lost
         two.received = 51
-        self.assertRaises(Broken, talkers.check)  # from nowhere
+        self.assertRaises(PromiseBroken, talkers.check)  # from nowhere
 
 
 class WalkTests(SynchronousTestCase):

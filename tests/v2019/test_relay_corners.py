@@ -7,7 +7,7 @@ from typing import Any
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.streams.core.agreement import MAX_MESSAGE, MIN_MESSAGE
 from dmsg.telemetry.receipts import RECEIPT_SIZE
-from dmsg.telemetry.transports import Carried
+from dmsg.telemetry.transports import TransportRecord
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import STRANGER_AFTER, Relay
 from dmsg.v2019.core.routes import IN_FLIGHT, LATE_ANSWERS, MAX_CONNECTIONS_PER_KEY
@@ -264,19 +264,21 @@ class Watching:
         self.good = True
         self.marks = False
 
-    def requested(self, source: Any, there: Any, back: Any, payload: bytes, target: bytes, secure: bool) -> Carried:
-        return Carried(there, back, payload, bytes(source.key), target, secure, 0.0)
+    def requested(
+        self, source: Any, there: Any, back: Any, payload: bytes, target: bytes, secure: bool
+    ) -> TransportRecord:
+        return TransportRecord(there, back, payload, bytes(source.key), target, secure, 0.0)
 
-    def accepted(self, carried: Carried, payload: bytes) -> None:
+    def accepted(self, carried: TransportRecord, payload: bytes) -> None:
         self.told.append("accepted")
 
     def refused(self, source: Any, target: bytes, reason: str) -> None:
         self.told.append(reason)
 
-    def ended(self, carried: Carried, reason: int, by: str) -> None:
+    def ended(self, carried: TransportRecord, reason: int, by: str) -> None:
         self.told.append((reason, by))
 
-    def look(self, carried: Carried, route: Any, data: int, acks: int) -> None:
+    def look(self, carried: TransportRecord, route: Any, data: int, acks: int) -> None:
         self.told.append((data, acks))
         if self.marks:
             route.tick += 1

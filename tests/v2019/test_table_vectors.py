@@ -12,7 +12,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason as R, RemoteProtocolError
-from dmsg.v2019.core.events import Accepted, Acknowledged, By, Closed, DataReceived, Event, Requested
+from dmsg.v2019.core.events import Accepted, Acknowledged, Closed, DataReceived, EndedBy, Event, Requested
 from dmsg.v2019.core.state import ClientTransport
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import ACK, CLOSE, FWD, REQUEST, Frame, FrameBuffer
@@ -181,7 +181,7 @@ class ClientRuleTests(SynchronousTestCase):
         client.core.send(transport, b"d", "d")
         self.assertEqual(client.sent(), recorded[3:])
         client.feed(Frame(CLOSE, 0x2001, b"\0"))
-        self.assertEqual(client.events[-1], Closed(transport, 0, refused=False, by=By.ANYBODY))
+        self.assertEqual(client.events[-1], Closed(transport, 0, refused=False, by=EndedBy.ANYBODY))
         self.assertEqual(set(token for _, token in transport.in_flight.values()), {"b", "d"})
 
     def test_zero_length_write(self) -> None:

@@ -6,7 +6,7 @@ from datetime import date
 
 from pyspark.sql import DataFrame, Window, functions as F
 
-from dmsg.analytics.gold.histograms import added, with_percentiles
+from dmsg.analytics.gold.histograms import sum_aggregate, with_percentiles
 from dmsg.analytics.schemas import DAILY, LIES, OVERALL
 
 BUSY = 0.8
@@ -133,7 +133,7 @@ def placement(
         F.avg("free").alias("free"),
         F.max("peak_share").alias("peak_share"),
         F.bool_or("lies").alias("lies"),
-        added("rtt"),
+        sum_aggregate("rtt"),
     )
     everyone = Window.partitionBy(F.lit(0))
     servers = (

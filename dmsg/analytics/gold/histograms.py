@@ -23,7 +23,7 @@ def bucket_of(milliseconds: Column) -> Column:
     return F.when(milliseconds <= FIRST_MS, 0).otherwise(F.least(index, F.lit(BUCKETS - 1))).cast("int")
 
 
-def merged(counts: list[Column]) -> Column:
+def merge_buckets(counts: list[Column]) -> Column:
     """Return an array of counts from a column for each bucket."""
     return F.array(*[F.coalesce(count, F.lit(0)).cast("long") for count in counts])
 
@@ -64,21 +64,21 @@ def percentile(counts: Sequence[int], share: float) -> float | None:
     return None
 
 
-def summed(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
+def sum_counts(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
     """Return the counts of all rows with the same key, added bucket by bucket, with the keys.
 
     :param name: name of an array column. Rows in which it is NULL do not count.
     """
     sums = [F.sum(F.get(name, F.lit(index))).alias(f"b{index}") for index in range(BUCKETS)]
     counted = rows.where(F.col(name).isNotNull()).groupBy(*keys).agg(*sums)
-    return counted.select(*keys, merged([F.col(f"b{index}") for index in range(BUCKETS)]).alias(name))
+    return counted.select(*keys, merge_buckets([F.col(f"b{index}") for index in range(BUCKETS)]).alias(name))
 
 
-def added(name: str) -> Column:
+def sum_aggregate(name: str) -> Column:
     """Return an aggregate that adds the counts of a group's rows bucket by bucket; NULL if no row has any.
 
     The rows of a group are held in memory together, so they have to be few (hours and servers, not transports).
-    Planning the query takes a tenth of the time that the sums of :func:`summed` need.
+    Planning the query takes a tenth of the time that the sums of :func:`sum_counts` need.
     """
     counts = F.collect_list(name)
     nothing = F.array_repeat(F.lit(0).cast("long"), BUCKETS)
@@ -91,7 +91,7 @@ def latency(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
 
     :param rows: rows with the counts ``rtt`` and ``accept``.
     """
-    both = rows.groupBy(*keys).agg(added("rtt"), added("accept"))
+    both = rows.groupBy(*keys).agg(sum_aggregate("rtt"), sum_aggregate("accept"))
     return with_percentiles(with_percentiles(both, "rtt"), "accept")
 
 

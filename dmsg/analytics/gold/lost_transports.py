@@ -18,7 +18,7 @@ _TOLD = ("told_ab", "told_ba")
 _BYTES = ("counted_bytes", "least_bytes", "most_bytes")
 
 
-def unfinished(transports: DataFrame, verdicts: DataFrame, former: DataFrame) -> DataFrame:
+def select_unfinished(transports: DataFrame, verdicts: DataFrame, former: DataFrame) -> DataFrame:
     """Return the part of a day that belongs to transports which were not opened and closed on the same day.
 
     Nearly all transports have both events on one day. They are matched by a hash of their name, and only
@@ -73,7 +73,7 @@ def _between(choose: object) -> Column:
 def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
     """Return the transports that ended with their server's process, and the bytes that they had carried.
 
-    :param rows: rows of :func:`unfinished` of all days.
+    :param rows: rows of :func:`select_unfinished` of all days.
     :param boots: rows of :func:`~dmsg.analytics.gold.uptime.boot`.
     """
     whole = (

@@ -7,7 +7,7 @@ from datetime import date
 from pyspark.sql import Column, DataFrame, Window, functions as F
 from pyspark.sql.types import LongType
 
-from dmsg.analytics.gold.histograms import added, with_percentiles
+from dmsg.analytics.gold.histograms import sum_aggregate, with_percentiles
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 K_ANONYMITY = 10
@@ -54,7 +54,10 @@ def network_day(
         rows = rows.unionByName(part, allowMissingColumns=True)
     sums = [F.sum(name).alias(name) for name in rows.columns if name not in ("dt", "server", "rtt", "accept")]
     together = rows.groupBy("dt").agg(
-        F.size(F.collect_set("server")).cast("long").alias("servers"), *sums, added("rtt"), added("accept")
+        F.size(F.collect_set("server")).cast("long").alias("servers"),
+        *sums,
+        sum_aggregate("rtt"),
+        sum_aggregate("accept"),
     )
     together = with_percentiles(with_percentiles(together, "rtt"), "accept")
     counts = {field.name for field in DAILY["network_day"].schema.fields if field.dataType == LongType()}

@@ -126,7 +126,7 @@ def on_its_way(sent: str, received: str) -> Column:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Direction:
     """Direction of a transport.
 
     :ivar fits: whether the three counts do not contradict each other.
@@ -142,7 +142,7 @@ class _Way:
     word: Column
 
 
-def _way(claim: str, sent: str, received: str, sender: int, receiver: int) -> _Way:
+def _direction(claim: str, sent: str, received: str, sender: int, receiver: int) -> _Direction:
     """Compare the three counts of one direction.
 
     :param claim: column with the server's count.
@@ -157,7 +157,7 @@ def _way(claim: str, sent: str, received: str, sender: int, receiver: int) -> _W
     # taken all that was handed on.
     left = F.col("closer").isin(receiver, 0)
     behind = ~waited & on_its_way(sent, received)
-    return _Way(
+    return _Direction(
         agreed=on_its_way(sent, received),
         fits=(_near(told, got) | behind) & (_near(said, got) | (left & (said > got) & (said - got <= _window(told)))),
         sure=~left,
@@ -177,8 +177,8 @@ def verdicts(words: DataFrame) -> DataFrame:
     credited = F.when(both & ~strangers, F.least("a_out", "b_in") + F.least("b_out", "a_in")).otherwise(0)
     src, dst = _BY["src"], _BY["dst"]
     ways = {
-        "relay_ab": _way("relay_ab", "a_out", "b_in", src, dst),
-        "relay_ba": _way("relay_ba", "b_out", "a_in", dst, src),
+        "relay_ab": _direction("relay_ab", "a_out", "b_in", src, dst),
+        "relay_ba": _direction("relay_ba", "b_out", "a_in", dst, src),
     }
     nothing = F.lit(0).cast("long")
     of_sure: dict[bool, tuple[Column, Column]] = {}

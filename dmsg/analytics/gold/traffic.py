@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, functions as F
 
-from dmsg.analytics.gold.histograms import bucket_of, latency, merged, summed, with_percentiles
+from dmsg.analytics.gold.histograms import bucket_of, latency, merge_buckets, sum_counts, with_percentiles
 from dmsg.analytics.schemas import DAILY
 from dmsg.telemetry.schema import BUCKETS
 
@@ -59,7 +59,7 @@ def pair_day(transports: DataFrame) -> DataFrame:
 def latency_hour(transports: DataFrame) -> DataFrame:
     """Compute the latency of answers and of openings by hour."""
     keys = ["server", "dt", "hour"]
-    answers = summed(transports, keys, "rtt")
+    answers = sum_counts(transports, keys, "rtt")
     took = F.coalesce(F.col("accept_us") / 1000, F.col("accept_ms"))
     # Grouping by bucket first leaves few rows to turn into arrays; a sum for each bucket over all rows is slower.
     openings = (
@@ -67,7 +67,11 @@ def latency_hour(transports: DataFrame) -> DataFrame:
         .groupBy(*keys, bucket_of(took).alias("bucket"))
         .agg(F.count(F.lit(1)).alias("n"))
         .groupBy(*keys)
-        .agg(merged([F.sum(F.when(F.col("bucket") == index, F.col("n"))) for index in range(BUCKETS)]).alias("accept"))
+        .agg(
+            merge_buckets([F.sum(F.when(F.col("bucket") == index, F.col("n"))) for index in range(BUCKETS)]).alias(
+                "accept"
+            )
+        )
     )
     both = answers.join(openings, keys, "full_outer")
     both = with_percentiles(with_percentiles(both, "rtt"), "accept")

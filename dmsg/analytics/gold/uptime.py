@@ -41,14 +41,14 @@ def _minutes(rows: DataFrame, key: str, first: Column, last: Column, name: str) 
     )
 
 
-def alive(heartbeats: DataFrame, role: str) -> DataFrame:
+def minutes_alive(heartbeats: DataFrame, role: str) -> DataFrame:
     """Return a bit for each minute in which a process of that role was up by its own heartbeats, with server, dt and
     hour."""
     beats = heartbeats.where(F.col("role") == role)
     return _minutes(beats, "producer", _minute(F.col("covers_from")), _minute(F.col("at")), "alive")
 
 
-def seen(entries: DataFrame) -> DataFrame:
+def minutes_seen(entries: DataFrame) -> DataFrame:
     """Return a bit for each minute in which a discovery held a fresh entry of the server, with server, dt and hour.
 
     A server posts every 30 s; a post counts for its minute and the next.
@@ -64,10 +64,10 @@ def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
     load = heartbeats.where(F.col("role") == "server").select(
         F.col("producer").alias("server"), "dt", F.hour("at").alias("hour"), *loads
     )
-    watched = alive(heartbeats, "discovery").groupBy("dt", "hour").agg(F.bit_or("alive").alias("watched"))
+    watched = minutes_alive(heartbeats, "discovery").groupBy("dt", "hour").agg(F.bit_or("alive").alias("watched"))
     # One union and one aggregation need no order and no outer joins.
-    rows = alive(heartbeats, "server")
-    for part in (seen(entries), load):
+    rows = minutes_alive(heartbeats, "server")
+    for part in (minutes_seen(entries), load):
         rows = rows.unionByName(part, allowMissingColumns=True)
     joined = (
         rows.groupBy(*keys)

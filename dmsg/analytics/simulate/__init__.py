@@ -28,8 +28,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from dmsg.analytics.simulate.entities import discovery_lines, server_lines
-from dmsg.analytics.simulate.ground_truth import Planted, attackers, befalls_servers, crash, server_key
-from dmsg.analytics.simulate.network import Network, Stage
+from dmsg.analytics.simulate.ground_truth import PlantedAnomaly, attackers, befalls_servers, crash, server_key
+from dmsg.analytics.simulate.network import Network, Scenario
 from dmsg.analytics.simulate.traffic import receipt_lines, transport_lines
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SCHEMA_VERSION, SEGMENT_SUFFIX
 
@@ -43,9 +43,9 @@ class Simulation:
 
     def __init__(self, spark: SparkSession, network: Network) -> None:
         self.network = network
-        self.stage = Stage(spark, network)
+        self.stage = Scenario(spark, network)
 
-    def truth(self) -> list[Planted]:
+    def truth(self) -> list[PlantedAnomaly]:
         """Return all planted anomalies."""
         network = self.network
         crashed = self.stage.plan().where("crashed").select("producer", "day").orderBy("day", "producer").collect()

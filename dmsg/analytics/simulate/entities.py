@@ -18,24 +18,24 @@ from dmsg.analytics.simulate.ground_truth import (
     SKEW_MS,
     SKEWED,
 )
-from dmsg.analytics.simulate.network import MINUTE_MS, MINUTES, TURN, Stage, even, name, normal, union
+from dmsg.analytics.simulate.network import MINUTE_MS, MINUTES, TURN, Scenario, draw_normal, draw_uniform, name, union
 
 CAPACITY = 1000
 DISCOVERY = "discovery-1"
 _KEY = ("server", "day", "i")
 
 
-def server_lines(stage: Stage) -> DataFrame:
+def server_lines(stage: Scenario) -> DataFrame:
     """Return lines of server events: life, heartbeats, sessions, refused requests, failed handshakes, and drops."""
     return union([*_life(stage), *_sessions(stage), *_refused(stage)])
 
 
-def _silent(stage: Stage, minute: Column) -> Column:
+def _silent(stage: Scenario, minute: Column) -> Column:
     """Whether a server has fallen silent by that minute."""
     return stage.on_last_day(SILENT) & (minute >= SILENT_FROM)
 
 
-def _life(stage: Stage) -> list[DataFrame]:
+def _life(stage: Scenario) -> list[DataFrame]:
     seed = stage.network.seed
     minute = F.col("minute")
     wave = 0.5 + 0.4 * F.sin(TURN * (minute / MINUTES - 0.35))
@@ -62,7 +62,7 @@ def _life(stage: Stage) -> list[DataFrame]:
             F.lit(CAPACITY).alias("capacity"),
             (busy * 900).cast("long").alias("frames"),
             (busy * 700_000).cast("long").alias("bytes"),
-            (5 + 20 * even(seed, 50, *_KEY)).cast("long").alias("lag_ms"),
+            (5 + 20 * draw_uniform(seed, 50, *_KEY)).cast("long").alias("lag_ms"),
             (busy * 20).cast("long").alias("cpu_ms"),
             F.lit(80_000).alias("rss_kb"),
             F.lit(True).alias("registered"),
@@ -86,15 +86,15 @@ def _life(stage: Stage) -> list[DataFrame]:
     ]
 
 
-def _sessions(stage: Stage) -> list[DataFrame]:
+def _sessions(stage: Scenario) -> list[DataFrame]:
     seed = stage.network.seed
-    lasted = F.least(F.lit(DAY_MS / 20), 600_000 * F.exp(normal(seed, 52, *_KEY)))
-    who = F.floor(stage.network.clients * F.pow(even(seed, 54, *_KEY), F.lit(2.0))).cast("int")
+    lasted = F.least(F.lit(DAY_MS / 20), 600_000 * F.exp(draw_normal(seed, 52, *_KEY)))
+    who = F.floor(stage.network.clients * F.pow(draw_uniform(seed, 54, *_KEY), F.lit(2.0))).cast("int")
     sessions = (
         stage.plan()
         .withColumn("i", F.explode(F.sequence(F.lit(0), F.ceil(F.col("n") / 4).cast("int"))))
         .withColumn("key", F.col("i"))
-        .withColumn("start", (stage.until * even(seed, 51, *_KEY) * 0.95).cast("long"))
+        .withColumn("start", (stage.until * draw_uniform(seed, 51, *_KEY) * 0.95).cast("long"))
         .withColumn("lasted", F.least(lasted, stage.until - 1 - F.col("start")).cast("long"))
         .withColumn("who", name(F.lit("client"), stage.where, who))
     )
@@ -123,14 +123,14 @@ def _sessions(stage: Stage) -> list[DataFrame]:
     ]
 
 
-def _refused(stage: Stage) -> list[DataFrame]:
+def _refused(stage: Scenario) -> list[DataFrame]:
     hours = (
         stage.plan()
         .withColumn("i", F.explode(F.sequence(F.lit(0), F.lit(23))))
         .withColumn("at", F.col("i") * 3_600_000 + 1_800_000)
         .where(~_silent(stage, F.col("i") * 60))
     )
-    few = (1 + 5 * even(stage.network.seed, 60, *_KEY)).cast("long")
+    few = (1 + 5 * draw_uniform(stage.network.seed, 60, *_KEY)).cast("long")
     hour = F.col("i") * 60
     full = stage.on_last_day(FULL) & hour.between(FULL_FROM, FULL_FROM + FULL_MINUTES - 1)
     lines = [
@@ -174,7 +174,7 @@ def _refused(stage: Stage) -> list[DataFrame]:
     ]
 
 
-def discovery_lines(stage: Stage) -> DataFrame:
+def discovery_lines(stage: Scenario) -> DataFrame:
     """Return the lines start, stop, entry, entry_refuse, lookup_fail and heartbeat."""
     seed, clients = stage.network.seed, stage.network.clients
     days = stage.plan().where("server = 0").withColumn("role", F.lit("discovery"))
@@ -194,11 +194,11 @@ def discovery_lines(stage: Stage) -> DataFrame:
     )
     of_clients = (
         days.withColumn("i", F.explode(F.sequence(F.lit(0), F.lit(4 * clients - 1))))
-        .withColumn("at", (DAY_MS * even(seed, 70, "day", "i")).cast("long"))
+        .withColumn("at", (DAY_MS * draw_uniform(seed, 70, "day", "i")).cast("long"))
         .withColumn("subject", name(F.lit("entry"), (F.col("i") % clients).cast("string")))
     )
     at_midnight = days.withColumns({"i": F.lit(0), "at": F.lit(1)})
-    on_its_way = 200 * even(seed, 72, "subject", "day", "i")
+    on_its_way = 200 * draw_uniform(seed, 72, "subject", "day", "i")
     return union(
         [
             stage.events(at_midnight, "start", 20, F.lit("0.1.0").alias("version")),
@@ -238,15 +238,15 @@ def discovery_lines(stage: Stage) -> DataFrame:
                 23,
                 F.lit("invalid").alias("reason"),
                 name(F.lit("poster"), "day").alias("source"),
-                (1 + 9 * even(seed, 71, "day", "i")).cast("long").alias("n"),
+                (1 + 9 * draw_uniform(seed, 71, "day", "i")).cast("long").alias("n"),
             ),
             stage.events(
                 minutes.where("i % 10 = 0").withColumn("i", (F.col("i") / 10 - 1).cast("int")),
                 "lookup_fail",
                 24,
                 name(F.lit("asker"), "day").alias("source"),
-                (20 + 9 * even(seed, 73, "day", "i")).cast("long").alias("n"),
-                (10 + 9 * even(seed, 74, "day", "i")).cast("long").alias("targets"),
+                (20 + 9 * draw_uniform(seed, 73, "day", "i")).cast("long").alias("n"),
+                (10 + 9 * draw_uniform(seed, 74, "day", "i")).cast("long").alias("targets"),
             ),
         ]
     )

@@ -41,7 +41,7 @@ def tag(*words: object) -> str:
 
 
 @dataclass(frozen=True)
-class Planted:
+class PlantedAnomaly:
     """Planted anomaly.
 
     :ivar kind: crash, slow, lie, collusion, full, slow readers, clock, lost file, silence, scan, flood, handshakes,
@@ -55,7 +55,7 @@ class Planted:
     day: date
 
 
-def befalls_servers(servers: int, last_day: date, days: int) -> list[Planted]:
+def befalls_servers(servers: int, last_day: date, days: int) -> list[PlantedAnomaly]:
     """Return the anomalies of servers chosen by rank. Crashes are drawn at random and not included."""
     kinds = {
         SLOW: "slow",
@@ -69,26 +69,29 @@ def befalls_servers(servers: int, last_day: date, days: int) -> list[Planted]:
     }
     there = [(server, kind) for server, kind in kinds.items() if server < servers]
     # Slow means slower than on the days before, so there have to be some.
-    return [Planted(kind, server_key(server), last_day) for server, kind in there if kind != "slow" or days > 1]
+    return [PlantedAnomaly(kind, server_key(server), last_day) for server, kind in there if kind != "slow" or days > 1]
 
 
-def attackers(servers: int, last_day: date, days: int, *, fleet: bool) -> list[Planted]:
+def attackers(servers: int, last_day: date, days: int, *, fleet: bool) -> list[PlantedAnomaly]:
     """Return the actors that attack all servers and discovery every day."""
     found = []
     each = [(day, last_day - timedelta(days - 1 - day)) for day in range(days)]
     for where in ["fleet"] if fleet else [str(server) for server in range(servers)]:
-        found += [Planted("scan", tag("scanner", where, scanner), last_day) for scanner in range(SCANNERS)]
-        found.append(Planted("flood", tag("flooder", where), last_day))
+        found += [PlantedAnomaly("scan", tag("scanner", where, scanner), last_day) for scanner in range(SCANNERS)]
+        found.append(PlantedAnomaly("flood", tag("flooder", where), last_day))
         # The pseudonym of a network changes every day.
-        found += [Planted("handshakes", tag("network", where, day), when) for day, when in each]
+        found += [PlantedAnomaly("handshakes", tag("network", where, day), when) for day, when in each]
     for day, when in each:
-        found += [Planted("entries", tag("poster", day), when), Planted("lookups", tag("asker", day), when)]
+        found += [
+            PlantedAnomaly("entries", tag("poster", day), when),
+            PlantedAnomaly("lookups", tag("asker", day), when),
+        ]
     return found
 
 
-def crash(server: str, day: int, last_day: date, days: int) -> Planted:
+def crash(server: str, day: int, last_day: date, days: int) -> PlantedAnomaly:
     """Return a crash that was drawn at random.
 
     :param day: index of the day, from 0.
     """
-    return Planted("crash", server, last_day - timedelta(days - 1 - day))
+    return PlantedAnomaly("crash", server, last_day - timedelta(days - 1 - day))

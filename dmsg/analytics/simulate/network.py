@@ -55,16 +55,16 @@ class Network:
         return (self.last_day.toordinal() - date(1970, 1, 1).toordinal() - self.days + 1) * DAY_MS
 
 
-def even(seed: int, draw: int, *columns: str) -> Column:
+def draw_uniform(seed: int, draw: int, *columns: str) -> Column:
     """Return a uniform draw between 0 and 1 for each distinct value of the columns."""
     mixed = F.xxhash64(*columns, F.lit(seed), F.lit(draw))
     return (F.pmod(mixed, F.lit(2**53)) + F.lit(0.5)) / F.lit(float(2**53))
 
 
-def normal(seed: int, draw: int, *columns: str) -> Column:
+def draw_normal(seed: int, draw: int, *columns: str) -> Column:
     """Return a standard normal draw (Box-Muller transform)."""
-    radius = F.sqrt(-2 * F.log(even(seed, draw, *columns)))
-    return radius * F.cos(TURN * even(seed, draw + 1, *columns))
+    radius = F.sqrt(-2 * F.log(draw_uniform(seed, draw, *columns)))
+    return radius * F.cos(TURN * draw_uniform(seed, draw + 1, *columns))
 
 
 def name(*columns: Column | str) -> Column:
@@ -80,7 +80,7 @@ def union(parts: list[DataFrame]) -> DataFrame:
     return rows
 
 
-class Stage:
+class Scenario:
     """Servers and days of the network, from which all events are made."""
 
     def __init__(self, spark: SparkSession, network: Network) -> None:
@@ -105,7 +105,7 @@ class Stage:
             for server in range(network.servers)
             for day in range(network.days)
         ]
-        drawn = even(network.seed, 90, "server", "day")
+        drawn = draw_uniform(network.seed, 90, "server", "day")
         on_the_day_before = (F.col("server") == CRASHED) & (F.col("day") == max(0, network.days - 2))
         away = F.when(F.col("server").isin(*QUIET), 1.0).when(on_the_day_before, 0.01).otherwise(drawn)
         return (
@@ -151,7 +151,7 @@ class Stage:
 
     def client(self, draw: int) -> Column:
         """Return the number of the client for each row; few clients are busy."""
-        drawn = even(self.network.seed, draw, "server", "day", "i")
+        drawn = draw_uniform(self.network.seed, draw, "server", "day", "i")
         return F.floor(self.network.clients * F.pow(drawn, F.lit(2.0))).cast("int")
 
     @staticmethod

@@ -16,7 +16,7 @@ from dmsg.analytics.simulate.ground_truth import (
     SLOW_READERS,
     SLOW_TIMES,
 )
-from dmsg.analytics.simulate.network import MINUTE_MS, TURN, Stage, even, name, normal
+from dmsg.analytics.simulate.network import MINUTE_MS, TURN, Scenario, draw_normal, draw_uniform, name
 from dmsg.telemetry.schema import BUCKETS
 
 REFUSED_ONE_IN = 33
@@ -25,13 +25,13 @@ REASONS = ("unspecified",) * 4 + ("aborted", "timeout", "peer_disconnected", "mo
 _KEY = ("server", "day", "i")
 
 
-def _transports(stage: Stage) -> DataFrame:
+def _transports(stage: Scenario) -> DataFrame:
     seed = stage.network.seed
     rows = stage.plan().withColumn("i", F.explode(F.sequence(F.lit(0), F.col("n") - 1)))
-    part = (F.col("i") + even(seed, 1, *_KEY)) / F.col("n")
+    part = (F.col("i") + draw_uniform(seed, 1, *_KEY)) / F.col("n")
 
     def lognormal(median: float, sigma: float, draw: int) -> Column:
-        return median * F.exp(sigma * normal(seed, draw, *_KEY))
+        return median * F.exp(sigma * draw_normal(seed, draw, *_KEY))
 
     clients = stage.network.clients
     start = stage.until * (part + F.sin(TURN * part) / 10)
@@ -51,18 +51,18 @@ def _transports(stage: Stage) -> DataFrame:
         .withColumn("open_ms", F.round(F.col("open_us") / 1000).cast("long"))
         .withColumn("out", F.least(F.lit(10**10), lognormal(30_000.0, 2.0, 10)).cast("long"))
         .withColumn("back", F.least(F.lit(10**10), lognormal(8_000.0, 2.0, 12)).cast("long"))
-        .withColumn("median", (5 + 75 * even(seed, 14, "server")) * slow)
-        .withColumn("samples", F.floor(4 * even(seed, 15, *_KEY)).cast("int"))
+        .withColumn("median", (5 + 75 * draw_uniform(seed, 14, "server")) * slow)
+        .withColumn("samples", F.floor(4 * draw_uniform(seed, 15, *_KEY)).cast("int"))
     )
 
 
-def _lost(stage: Stage) -> Column:
+def _lost(stage: Scenario) -> Column:
     """Whether a row's events are lost, as if with a file."""
     lost = F.col("start").between(LOST_FROM * MINUTE_MS, (LOST_FROM + LOST_MINUTES) * MINUTE_MS - 1)
     return stage.on_last_day(LOSER) & lost
 
 
-def transport_lines(stage: Stage) -> DataFrame:
+def transport_lines(stage: Scenario) -> DataFrame:
     """Return the lines transport_open and transport_close."""
     seed = stage.network.seed
     rows = _transports(stage)
@@ -70,7 +70,7 @@ def transport_lines(stage: Stage) -> DataFrame:
     out, back = ((F.col(way) * lie).cast("long") for way in ("out", "back"))
 
     def bucket(draw: int) -> Column:
-        answer = F.col("median") * F.exp(0.5 * normal(seed, draw, *_KEY))
+        answer = F.col("median") * F.exp(0.5 * draw_normal(seed, draw, *_KEY))
         return F.greatest(F.lit(0), F.least(F.lit(BUCKETS - 1), F.ceil(2 * F.log2(answer / 0.1)))).cast("int")
 
     filled = rows.withColumn("at", F.col("start")).withColumns({f"x{one}": bucket(20 + 2 * one) for one in range(3)})
@@ -102,7 +102,7 @@ def transport_lines(stage: Stage) -> DataFrame:
     def counted(amount: Column, column: str) -> Column:
         return F.when(F.col("accepted"), amount).alias(column)
 
-    drawn = F.floor(len(REASONS) * even(seed, 30, *_KEY)).cast("int") + 1
+    drawn = F.floor(len(REASONS) * draw_uniform(seed, 30, *_KEY)).cast("int") + 1
     reason = F.when(stage.on_last_day(SLOW_READERS) & (F.col("i") % SLOW_READER_ONE_IN == 0), "queue_full").otherwise(
         F.element_at(F.array(*map(F.lit, REASONS)), drawn)
     )
@@ -129,7 +129,7 @@ def transport_lines(stage: Stage) -> DataFrame:
     return opened.unionByName(closed)
 
 
-def receipt_lines(stage: Stage) -> DataFrame:
+def receipt_lines(stage: Scenario) -> DataFrame:
     """Return the lines receipt_checked of both ends."""
     lie = F.when(F.col("server") == COLLUDER, LIE).otherwise(1.0)
     tens, ones = F.floor(F.col("taken") / 10), F.col("taken") % 10

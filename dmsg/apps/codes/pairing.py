@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.codes.pake import Role
 from dmsg.apps.transfer import TransferError, _message, _take_message, lost_text
-from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
+from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, Signature
 from dmsg.net.reactor import cancel_call
@@ -30,7 +30,7 @@ class PairingError(DmsgError):
     """The keys were not exchanged."""
 
 
-def signed(role: Role, binding: bytes, key: PubKey) -> bytes:
+def signed_bytes(role: Role, binding: bytes, key: PubKey) -> bytes:
     """Return the bytes that a lasting key signs.  :param role: role of the key's owner."""
     return PROTOCOL + (b"sender " if role is Role.SENDER else b"receiver ") + binding + bytes(key)
 
@@ -57,7 +57,7 @@ class Pairing(Protocol):
         self._timer = self._reactor.callLater(PAIR_TIMEOUT, self._too_late)
         binding = stream_of(self).binding
         assert binding is not None
-        signature = self._key.sign(signed(self._role, binding, self._key.public))
+        signature = self._key.sign(signed_bytes(self._role, binding, self._key.public))
         self._say(key=self._key.public.hex(), signature=signature.hex())
 
     def dataReceived(self, data: bytes) -> None:
@@ -72,7 +72,7 @@ class Pairing(Protocol):
 
     def _take(self, message: dict[str, object]) -> None:
         if "error" in message:
-            raise PairingError(f"the other side: {shortened(str(message['error']), MAX_WORDS_OF_STRANGERS)}")
+            raise PairingError(f"the other side: {shorten(str(message['error']), MAX_WORDS_OF_STRANGERS)}")
         if not self.key.called:
             self.key.callback(self._proved(message))
         elif message.get("ok") is True:
@@ -89,7 +89,7 @@ class Pairing(Protocol):
             raise TransferError
         try:
             key = PubKey.from_hex(str(message["key"]))
-            key.verify(signed(other, binding, key), Signature.from_hex(str(message.get("signature"))))
+            key.verify(signed_bytes(other, binding, key), Signature.from_hex(str(message.get("signature"))))
         except DmsgError as error:
             raise PairingError(f"the other side did not prove its key: {error}") from None
         if key == self._key.public:

@@ -17,7 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.apps.codes.pake import Role, WrongCode
-from dmsg.apps.codes.stream import PORT, TRIES, Agreed, CodeEnd, CodeFactory, CodeUsedUp
+from dmsg.apps.codes.stream import PORT, TRIES, CodeAgreement, CodeEnd, CodeFactory, CodeUsedUp
 from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS, Code
 from dmsg.errors import DiscoveryError
 from dmsg.keys import PubKey
@@ -81,9 +81,9 @@ class OfferedCode:
     """Code that waits for the peer who knows it; made by :func:`offer_code`.
 
     :ivar code: the :class:`Code`, whose ``str()`` is what one person says to the other.
-    :ivar agreed: Deferred that fires with :class:`Agreed` when a peer has proved that it knows the code; fails with
-        :class:`CodeUsedUp` after five wrong guesses.  Cancel it to withdraw the offer.  Before it fires the nameplate
-        is released, and the client listens no more.
+    :ivar agreed: Deferred that fires with :class:`CodeAgreement` when a peer has proved that it knows the code; fails
+        with :class:`CodeUsedUp` after five wrong guesses.  Cancel it to withdraw the offer.  Before it fires the
+        nameplate is released, and the client listens no more.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class OfferedCode:
         self._renewing = Deferred.fromCoroutine(self._renew())
         self._renewing.addErrback(lambda _: None)  # cancelled
         self.code = code
-        self.agreed: Deferred[Agreed] = factory.agreed.addErrback(_used_up)
+        self.agreed: Deferred[CodeAgreement] = factory.agreed.addErrback(_used_up)
         self.agreed.addBoth(self._ended)
 
     def _ended(self, result: object) -> Deferred[object]:
@@ -141,7 +141,7 @@ def _used_up(failure: Failure) -> Failure:
 
 def accept_code(
     reactor: IReactorTime, client: CodeClient, code: Code, *, timeout: float = CONNECT_TIMEOUT
-) -> Deferred[Agreed]:
+) -> Deferred[CodeAgreement]:
     """Find the peer who offers a code, open a stream to it, and prove that this side knows the code.
 
     :param client: a :class:`dmsg.Client` that is running.
@@ -153,7 +153,7 @@ def accept_code(
     :raises CodeProtocolError: the peer does not speak this protocol.
     """
 
-    async def accept() -> Agreed:
+    async def accept() -> CodeAgreement:
         peer = await client.find_nameplate(code.nameplate)
         end = CodeEnd(reactor, Role.RECEIVER, code)
         factory = Factory.forProtocol(lambda: end)

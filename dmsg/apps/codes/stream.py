@@ -44,7 +44,7 @@ class CodeUsedUp(Unwanted):
 
 
 @dataclass(frozen=True)
-class Agreed:
+class CodeAgreement:
     """Proof that both ends know the code, and the stream over which they proved it.
 
     :ivar peer: the other end's key, for this stream only.
@@ -60,7 +60,7 @@ class Agreed:
 class CodeEnd(Protocol):
     """Protocol of one end of one key agreement.
 
-    :ivar agreed: fires with :class:`Agreed`; fails with :class:`~dmsg.apps.codes.pake.WrongCode`,
+    :ivar agreed: fires with :class:`CodeAgreement`; fails with :class:`~dmsg.apps.codes.pake.WrongCode`,
         :class:`~dmsg.apps.codes.pake.CodeProtocolError` or :class:`CodeUsedUp`.
     :ivar closed: fires when the connection is gone: what was said last has left then.
     :ivar has_spoken: whether the other end has said anything.
@@ -78,7 +78,7 @@ class CodeEnd(Protocol):
         self._early: list[bytes] = []
         self._lost: Failure | None = None
         self._given_up = False
-        self.agreed: Deferred[Agreed] = Deferred(lambda _: self._give_up())
+        self.agreed: Deferred[CodeAgreement] = Deferred(lambda _: self._give_up())
         self.closed: Deferred[None] = Deferred()
 
     def connectionMade(self) -> None:
@@ -129,7 +129,7 @@ class CodeEnd(Protocol):
             transport.pauseProducing()
             assert agreement.verifier is not None
             self.agreed.callback(
-                Agreed(cast(DmsgAddress, transport.getPeer()).public_key, agreement.verifier, self._go_on)
+                CodeAgreement(cast(DmsgAddress, transport.getPeer()).public_key, agreement.verifier, self._go_on)
             )
 
     def _go_on(self, protocol: IProtocol) -> None:
@@ -190,8 +190,8 @@ class CodeFactory(Factory):
     """Waits for the one who knows a code: whoever guesses wrong too often ends it.
 
     :param told_wrong: told of each wrong guess but the last, with how many may follow.
-    :ivar agreed: fires once, with :class:`Agreed`; fails with :class:`~dmsg.apps.codes.pake.WrongCode` after ``TRIES``
-        wrong guesses.
+    :ivar agreed: fires once, with :class:`CodeAgreement`; fails with :class:`~dmsg.apps.codes.pake.WrongCode` after
+        ``TRIES`` wrong guesses.
     """
 
     noisy = False
@@ -206,7 +206,7 @@ class CodeFactory(Factory):
         self._runs = Bucket(RUNS_BURST, reactor.seconds())
         self._over = False
         self.tries = TRIES
-        self.agreed: Deferred[Agreed] = Deferred(lambda _: self._end())
+        self.agreed: Deferred[CodeAgreement] = Deferred(lambda _: self._end())
 
     def buildProtocol(self, addr: IAddress | None) -> CodeEnd | None:
         now = self._reactor.seconds()
@@ -222,7 +222,7 @@ class CodeFactory(Factory):
         end.agreed.addBoth(self._ended, end)
         return end
 
-    def _ended(self, result: Agreed | Failure, end: CodeEnd) -> None:
+    def _ended(self, result: CodeAgreement | Failure, end: CodeEnd) -> None:
         self._running.pop(end, None)
         if self._over or self.agreed.called:
             return

@@ -17,7 +17,7 @@ from pathlib import Path
 from dmsg.apps.descriptors import Descent, make_private, new_file, open_ours, open_within
 from dmsg.apps.exposure import check_names, check_target
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Item, parts_of
-from dmsg.apps.partial_files import PART_SUFFIX, HeldPart, hold, part_name, take_away
+from dmsg.apps.partial_files import PART_SUFFIX, HeldPart, hold_part, part_name, take_away
 from dmsg.apps.paths import there_is, umask
 from dmsg.apps.sources import open_regular
 from dmsg.apps.transfer import TransferError
@@ -30,7 +30,7 @@ meets the first of them."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Place:
+class Destination:
     """A directory into which a parcel is put.
 
     :param overwrite: files of the same names are replaced; directories never are.
@@ -116,7 +116,7 @@ class Place:
         self._opened(make=self._base is not None)
         try:
             for name, kind in names[:HELD_PARTS]:
-                self._held.append(hold(name, self._opened(), directory=kind == DIRECTORY))
+                self._held.append(hold_part(name, self._opened(), directory=kind == DIRECTORY))
         except BaseException:
             self.release()
             raise

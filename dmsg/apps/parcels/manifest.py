@@ -110,7 +110,7 @@ def decode_item(value: object) -> Item:
     return Item(path, kind, size, mode, mtime)
 
 
-class Top(TypedDict):
+class TopLevelItem(TypedDict):
     """Summary of one sent file or directory: its bytes, files and directories."""
 
     name: str
@@ -131,7 +131,7 @@ class CheckedItems:
         self.entries: list[Item] = []
         self.size = 0
         self.files = 0
-        self._tops: dict[str, Top] = {}
+        self._tops: dict[str, TopLevelItem] = {}
         self._kinds: dict[str, str] = {}
         self._names = 0
 
@@ -155,7 +155,7 @@ class CheckedItems:
         top["directories"] += entry.kind == DIRECTORY
 
     @property
-    def tops(self) -> list[Top]:
+    def tops(self) -> list[TopLevelItem]:
         """Summaries to show to a person: name, kind, bytes, files and directories of each sent file or directory."""
         return list(self._tops.values())
 

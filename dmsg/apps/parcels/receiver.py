@@ -16,8 +16,8 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.task import CooperativeTask, cooperate
 from twisted.python.failure import Failure
 
-from dmsg.apps.chunks import PieceReader, digest_of
-from dmsg.apps.parcels.destination import Place
+from dmsg.apps.chunks import ChunkReader, digest_of
+from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item, decode_item
 from dmsg.apps.parcels.offers import Offer, offer_of, thing_of
 from dmsg.apps.parcels.wire import (
@@ -25,8 +25,8 @@ from dmsg.apps.parcels.wire import (
     DIGEST_SIZE,
     GAVE_UP,
     ParcelEnd,
-    lost,
-    numbers,
+    lost_error,
+    parse_numbers,
 )
 from dmsg.apps.partial_files import PART_SUFFIX
 from dmsg.apps.transfer import TransferError
@@ -48,7 +48,7 @@ ENTRIES_SLICE = 50
 
 
 @dataclass(frozen=True)
-class Taken:
+class ReceivedParcel:
     """Result of a received parcel.
 
     :ivar size: bytes that came, which is less than there are where some were here already.
@@ -76,8 +76,8 @@ Asked = Callable[[Offer], "Deferred[str | None] | str | None"]
 
 
 class ParcelReceiver(ParcelEnd):
-    """``done`` fires with :class:`Taken` or fails with :class:`~dmsg.apps.transfer.TransferError`; ``closed`` fires
-    when the connection is gone: what was said last has left then.
+    """``done`` fires with :class:`ReceivedParcel` or fails with :class:`~dmsg.apps.transfer.TransferError`; ``closed``
+    fires when the connection is gone: what was said last has left then.
 
     :param asked: see :data:`Asked`.
     :param progress: told how many bytes of all are here.
@@ -89,7 +89,7 @@ class ParcelReceiver(ParcelEnd):
 
     def __init__(
         self,
-        place: Place,
+        place: Destination,
         asked: Asked,
         *,
         progress: Callable[[int], object] = lambda done: None,
@@ -118,7 +118,7 @@ class ParcelReceiver(ParcelEnd):
         self._item = Item("", FILE)
         self._file: FileIO | None = None
         self._left = 0
-        self._pieces: PieceReader | None = None
+        self._pieces: ChunkReader | None = None
         """None: the other side does not know pieces."""
         self._pieces_over = False
         self._changed: list[str] = []
@@ -126,7 +126,7 @@ class ParcelReceiver(ParcelEnd):
         self._pausing = False
         """Whether reading is paused only to give other connections their turn."""
         self._task: CooperativeTask[Iterator[object]] | None = None
-        self.done: Deferred[Taken] = Deferred(lambda _: self._give_up())
+        self.done: Deferred[ReceivedParcel] = Deferred(lambda _: self._give_up())
         self.closed: Deferred[None] = Deferred()
 
     def dataReceived(self, data: bytes) -> None:
@@ -337,11 +337,11 @@ class ParcelReceiver(ParcelEnd):
         if message.get("whole") is True:
             self._there = sum(self._from.values())
             if message.get("pieces") is True:
-                self._pieces = PieceReader()
+                self._pieces = ChunkReader()
             self._progress(self._there)
             self._begin_files()
             return True
-        for index, offset in numbers(message, "from", 2):
+        for index, offset in parse_numbers(message, "from", 2):
             if index not in self._have or offset != self._have[index][0]:
                 raise TransferError("the other side does not speak dmsg's parcels")
             self._from[index] = offset
@@ -435,7 +435,7 @@ class ParcelReceiver(ParcelEnd):
         self._place.release()
         if not self.done.called:
             changed = tuple(self._changed)
-            self.done.callback(Taken(self._offer, self._size, paths, seconds, changed, self._sha256))
+            self.done.callback(ReceivedParcel(self._offer, self._size, paths, seconds, changed, self._sha256))
 
     def refuse(self, why: str) -> None:
         """Something here keeps it from arriving: the other side is told, and ``done`` is the caller's to end."""
@@ -487,6 +487,6 @@ class ParcelReceiver(ParcelEnd):
             self._take_last_words()
         self._stop()
         if not self.done.called and not self._given_up:
-            self.done.errback(Failure(lost(reason, self._size if self._offer.kind == "files" else 0)))
+            self.done.errback(Failure(lost_error(reason, self._size if self._offer.kind == "files" else 0)))
         if not self.closed.called:
             self.closed.callback(None)

@@ -16,13 +16,13 @@ from twisted.internet.task import TaskFinished, cooperate
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.apps.chunks import END, PIECE_LIMIT, end, piece
+from dmsg.apps.chunks import CHUNK_LIMIT, END, encode_chunk, encode_end
 from dmsg.apps.parcels.manifest import FILE
-from dmsg.apps.parcels.walk import OfferedFiles, Walked
-from dmsg.apps.parcels.wire import CHANGED_LIMIT, GAVE_UP, MESSAGE_FULL, ParcelEnd, lost, numbers
-from dmsg.apps.sources import SourceChanged, resized
-from dmsg.apps.transfer import Refused, TransferError
-from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
+from dmsg.apps.parcels.walk import OfferedFiles, WalkResult
+from dmsg.apps.parcels.wire import CHANGED_LIMIT, GAVE_UP, MESSAGE_FULL, ParcelEnd, lost_error, parse_numbers
+from dmsg.apps.sources import SourceChanged, resized_error
+from dmsg.apps.transfer import TransferError, TransferRefused
+from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten
 from dmsg.net.streams.transports import transport_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ CHUNK = 256 * 1024
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentParcel:
     """Result of a sent parcel.
 
     :ivar size: bytes that were sent, which is less than there are where it had some of them.
@@ -55,7 +55,7 @@ class Sent:
 
 
 @implementer(IPushProducer)
-class _Flow:
+class _FlowControl:
     """Lets a piece of work wait while the stream has enough."""
 
     def __init__(self, work: Iterator[object]) -> None:
@@ -87,7 +87,7 @@ class SenderOptions(TypedDict, total=False):
 
 
 class ParcelSender(ParcelEnd):
-    """Base class of all senders of parcels; ``done`` fires with :class:`Sent`.
+    """Base class of all senders of parcels; ``done`` fires with :class:`SentParcel`.
 
     :param taken: told when the other side has said that it takes it.
     :param progress: told how many bytes of all are with the other side's stream.
@@ -108,14 +108,14 @@ class ParcelSender(ParcelEnd):
         self._taken = taken
         self._progress = progress
         self._next: Callable[[dict[str, object]], None] = self._answered
-        self._flow: _Flow | None = None
+        self._flow: _FlowControl | None = None
         self._began = time.monotonic()
         self._size = self._files = 0
         self._said_all = self._in_bytes = self._pieces = False
         self._changed: list[str] = []
         self._sha256 = ""
         self._error: TransferError | None = None
-        self.done: Deferred[Sent] = Deferred(lambda _: self._give_up())
+        self.done: Deferred[SentParcel] = Deferred(lambda _: self._give_up())
 
     def connectionMade(self) -> None:
         self._say(**self._offer())
@@ -139,7 +139,7 @@ class ParcelSender(ParcelEnd):
 
     def _answered(self, message: dict[str, object]) -> None:
         if message.get("take") is not True:
-            raise Refused(f"not taken: {shortened(str(message.get('why', 'no reason')), MAX_WORDS_OF_STRANGERS)}")
+            raise TransferRefused(f"not taken: {shorten(str(message.get('why', 'no reason')), MAX_WORDS_OF_STRANGERS)}")
         self._began = time.monotonic()
         self._pieces = message.get("pieces") is True
         self._next = self._unexpected
@@ -155,11 +155,11 @@ class ParcelSender(ParcelEnd):
         self.transport.loseConnection()  # type: ignore[union-attr]
         if not self.done.called:
             seconds = time.monotonic() - self._began
-            self.done.callback(Sent(self._size, self._files, seconds, tuple(self._changed), self._sha256))
+            self.done.callback(SentParcel(self._size, self._files, seconds, tuple(self._changed), self._sha256))
 
     def _send_all(self, work: Iterator[object]) -> None:
         """Write what ``work`` writes, as fast as the stream takes it."""
-        flow = self._flow = _Flow(work)
+        flow = self._flow = _FlowControl(work)
         transport = transport_of(self)
         transport.registerProducer(flow, True)
 
@@ -208,7 +208,7 @@ class ParcelSender(ParcelEnd):
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._stop()
         if not self.done.called and not self._given_up:
-            error = self._error or lost(reason, self._size if self._resumes else 0)
+            error = self._error or lost_error(reason, self._size if self._resumes else 0)
             self.done.errback(Failure(error))
 
 
@@ -234,7 +234,7 @@ class TextSender(ParcelSender):
 class PipeSender(ParcelSender):
     """Sends what is written to it until it ends: ``source`` is told when to write, as a Twisted producer.
 
-    :param source: registers itself with this, which is a consumer's ``write`` and an ``end()``.
+    :param source: registers itself with this, which is a consumer's ``write`` and an ``encode_end()``.
     """
 
     def __init__(self, name: str, source: Callable[[PipeSender], object], **options: Unpack[SenderOptions]) -> None:
@@ -254,11 +254,11 @@ class PipeSender(ParcelSender):
 
     def write(self, data: bytes) -> None:
         """More of it."""
-        for at in range(0, len(data), PIECE_LIMIT):
-            some = data[at : at + PIECE_LIMIT]
+        for at in range(0, len(data), CHUNK_LIMIT):
+            some = data[at : at + CHUNK_LIMIT]
             self._hash.update(some)
             self._size += len(some)
-            self.transport.write(piece(some))  # type: ignore[union-attr]
+            self.transport.write(encode_chunk(some))  # type: ignore[union-attr]
         self._progress(self._size)
 
     def end(self) -> None:
@@ -273,7 +273,7 @@ class FilesSender(ParcelSender):
 
     _resumes = True
 
-    def __init__(self, walked: Walked, **options: Unpack[SenderOptions]) -> None:
+    def __init__(self, walked: WalkResult, **options: Unpack[SenderOptions]) -> None:
         super().__init__(**options)
         self._entries = walked.checked.entries
         self._tops = walked.checked.tops
@@ -311,7 +311,7 @@ class FilesSender(ParcelSender):
             self._next = self._arrived
             self._send_all(self._rest())
             return
-        for index, size, digest in numbers(message, "have", 3):
+        for index, size, digest in parse_numbers(message, "have", 3):
             known = index < len(self._entries) and self._entries[index].kind == FILE
             if not known or size > self._entries[index].size or not _is_digest(digest):
                 self._unexpected(message)
@@ -360,11 +360,11 @@ class FilesSender(ParcelSender):
             while left:
                 data = file.read(min(CHUNK, left))
                 if not data:
-                    raise resized(entry.path, entry.size - left, entry.size)
+                    raise resized_error(entry.path, entry.size - left, entry.size)
                 left -= len(data)
                 digest.update(data)
                 self._size += len(data)
-                self.transport.write(piece(data) if self._pieces else data)  # type: ignore[union-attr]
+                self.transport.write(encode_chunk(data) if self._pieces else data)  # type: ignore[union-attr]
                 self._progress(there + self._size)
                 yield None
             changed = self._offered.has_changed(index, file)
@@ -372,7 +372,7 @@ class FilesSender(ParcelSender):
             self._changed.append(entry.path)
         if len(self._entries) == 1:
             self._sha256 = digest.hexdigest()
-        self.transport.write(end(digest.digest(), changed=changed) if self._pieces else digest.digest())  # type: ignore[union-attr]
+        self.transport.write(encode_end(digest.digest(), changed=changed) if self._pieces else digest.digest())  # type: ignore[union-attr]
         yield None  # also behind an empty one, of which there may be many
 
     def _stop(self) -> None:

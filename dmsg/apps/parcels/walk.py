@@ -19,7 +19,15 @@ from typing import IO
 from dmsg.apps.descriptors import Descent, open_within
 from dmsg.apps.exposure import OwnFile, OwnFiles, check_directory, has_dot, own_files
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, MODE_MASK, CheckedItems, Item, parts_of, stays_inside
-from dmsg.apps.sources import UNMEASURED_LIMIT, SourceChanged, content_of_unmeasured, gone, named, open_regular, resized
+from dmsg.apps.sources import (
+    UNMEASURED_LIMIT,
+    SourceChanged,
+    content_of_unmeasured,
+    gone_error,
+    named_path,
+    open_regular,
+    resized_error,
+)
 from dmsg.apps.transfer import TransferError
 
 UNMEASURED_IN_ALL = 16 * UNMEASURED_LIMIT
@@ -28,7 +36,7 @@ _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass
-class Walked:
+class WalkResult:
     """Result of a walk: the entries to send.
 
     :ivar tops: where each thing is on this machine, by the name that it is sent under.
@@ -90,7 +98,7 @@ class Walked:
 class OfferedFiles:
     """The files of a parcel, opened one after the other."""
 
-    def __init__(self, walked: Walked) -> None:
+    def __init__(self, walked: WalkResult) -> None:
         self._walked = walked
         self._top = ""
         self._descent: Descent | None = None
@@ -108,14 +116,14 @@ class OfferedFiles:
         try:
             file = self._opened(entry)
         except OSError as error:
-            raise gone(entry.path, error) from None
+            raise gone_error(entry.path, error) from None
         except TransferError:
             raise SourceChanged(f"{entry.path} changed after it was offered: it is no longer a file") from None
         status = os.fstat(file.fileno())
         replaced = status.st_ino != self._walked.inodes[index] and status.st_size != entry.size
         if replaced or status.st_size < entry.size:
             file.close()
-            raise resized(entry.path, status.st_size, entry.size)
+            raise resized_error(entry.path, status.st_size, entry.size)
         return file
 
     def has_changed(self, index: int, file: IO[bytes]) -> bool:
@@ -146,7 +154,9 @@ class OfferedFiles:
             os.close(self._descriptor)
 
 
-def walk(paths: Sequence[Path], *, hidden: bool = False, called: str | None = None, base: Path | None = None) -> Walked:
+def walk(
+    paths: Sequence[Path], *, hidden: bool = False, called: str | None = None, base: Path | None = None
+) -> WalkResult:
     """All that is to be sent of some files and directories; blocks as long as the disk takes.
 
     :param hidden: with names that begin with a dot.
@@ -154,9 +164,9 @@ def walk(paths: Sequence[Path], *, hidden: bool = False, called: str | None = No
     :param base: directory above all of them: they have no links in them, and none is followed that comes to be there.
     :raises TransferError: two of them have one name, or one cannot be read, or is not to be sent.
     """
-    walked = Walked(hidden, base)
+    walked = WalkResult(hidden, base)
     for path in paths:
-        top = named(path).absolute()
+        top = named_path(path).absolute()
         name = top.name or top.resolve().name
         if name in ("", "..", "."):
             name = top.resolve().name
@@ -190,7 +200,7 @@ def walk(paths: Sequence[Path], *, hidden: bool = False, called: str | None = No
     return walked
 
 
-def _add_file(walked: Walked, source: str, path: str, at: int, own: OwnFiles | None = None) -> None:
+def _add_file(walked: WalkResult, source: str, path: str, at: int, own: OwnFiles | None = None) -> None:
     with open_regular(source, path, at, own=own) as file:
         status = os.fstat(file.fileno())
         content = content_of_unmeasured(file, status, path)
@@ -198,7 +208,7 @@ def _add_file(walked: Walked, source: str, path: str, at: int, own: OwnFiles | N
     walked.add(Item(path, FILE, size, status.st_mode & MODE_MASK, max(0, status.st_mtime_ns)), status.st_ino, content)
 
 
-def _add_directory(walked: Walked, source: Path, name: str, at: int) -> None:
+def _add_directory(walked: WalkResult, source: Path, name: str, at: int) -> None:
     top = os.open(source.name, _READ_DIRECTORY, dir_fd=at)
     descent = Descent(top)
     own = own_files()
@@ -228,7 +238,7 @@ def _add_directory(walked: Walked, source: Path, name: str, at: int) -> None:
         os.close(top)
 
 
-def _add_entry(walked: Walked, name: str, path: str, at: int, own: OwnFiles) -> bool:
+def _add_entry(walked: WalkResult, name: str, path: str, at: int, own: OwnFiles) -> bool:
     """:returns: it is a directory, which has yet to be added with what is in it."""
     if has_dot(name) and not walked.hidden:
         walked.dotted.append(path)
@@ -250,7 +260,7 @@ def _add_entry(walked: Walked, name: str, path: str, at: int, own: OwnFiles) -> 
     return stat.S_ISDIR(status.st_mode)
 
 
-def _names(walked: Walked, at: int, path: str) -> list[str]:
+def _names(walked: WalkResult, at: int, path: str) -> list[str]:
     """The names in a directory, which becomes an entry itself."""
     inside = os.open(".", _READ_DIRECTORY, dir_fd=at)
     try:

@@ -25,7 +25,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
 
-from dmsg.apps.chunks import PIECE_LIMIT, PieceReader, error_of
+from dmsg.apps.chunks import CHUNK_LIMIT, ChunkReader, error_of
 from dmsg.apps.transfer import TransferError, _take_message, lost_text, take_framed
 from dmsg.errors import CloseReason, CutShort, Unwanted
 
@@ -57,7 +57,7 @@ class PartKept(ParcelCut, CutShort):
     """A part of the parcel has arrived; the same parcel, sent again, resumes there."""
 
 
-def lost(reason: Failure, moved: int) -> TransferError:
+def lost_error(reason: Failure, moved: int) -> TransferError:
     """A connection that ended before everything was said.  :param moved: bytes that have arrived."""
     gone = reason.check(ConnectionDone) or getattr(reason.value, "close_reason", None) == CloseReason.ABORTED
     why = GAVE_UP if gone else lost_text(reason)
@@ -105,10 +105,10 @@ class Messages:
 
     def piece(self) -> bytes | None:
         """The next piece of a pipe; None: it is not whole.  :raises TransferError: it is too long."""
-        return take_framed(self._buffer, PIECE_LIMIT, WHAT)
+        return take_framed(self._buffer, CHUNK_LIMIT, WHAT)
 
-    def part_of_piece(self, reader: PieceReader, left: int) -> bytes | None:
-        """See :meth:`~dmsg.apps.chunks.PieceReader.take`."""
+    def part_of_piece(self, reader: ChunkReader, left: int) -> bytes | None:
+        """See :meth:`~dmsg.apps.chunks.ChunkReader.take`."""
         return reader.take(self._buffer, left)
 
     def some(self, most: int) -> bytes:
@@ -122,7 +122,7 @@ class Messages:
         return self.some(size) if len(self._buffer) >= size else None
 
 
-def numbers(message: dict[str, object], name: str, fields: int) -> list[list[Any]]:
+def parse_numbers(message: dict[str, object], name: str, fields: int) -> list[list[Any]]:
     """A list of lists of so many fields, the first of each a number.
 
     :raises TransferError: it is none.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.agent.socket_path import Found, agent_path, ask, find_agent, lines
+from dmsg.agent.socket_path import FoundAgent, agent_path, ask, find_agent, lines
 from dmsg.cli.agent.log import LOOK_INTERVAL, Log, log_path
 from dmsg.cli.agent.up_run import default_key_file, start
 from dmsg.cli.agent_choice import key_in
@@ -35,7 +35,7 @@ def _path() -> Path:
     return path
 
 
-def _found() -> Found:
+def _found() -> FoundAgent:
     try:
         found = find_agent(_path())
     except DmsgError as error:

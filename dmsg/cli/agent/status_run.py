@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dmsg.base.units import human_size, human_time, milliseconds
 from dmsg.cli.output import columns, say
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey
 
@@ -24,7 +24,7 @@ SHORT = 8
 
 def show(told: Answer) -> None:
     """The agent's answer to ``status``, for a person."""
-    names = Names()
+    names = AddressBook()
     key = str(told["key"])
     name, text = _name(names, key), PubKey.from_hex(key).text
     say(f"{name}  {text}" if len(name) + 2 + len(text) <= columns() else f"{name}\n{text}")
@@ -98,14 +98,14 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
         say("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _way(names: Names, one: Answer) -> str:
+def _way(names: AddressBook, one: Answer) -> str:
     if one["away"] is not None:
         return f"no way for {human_time(one['away'])}"
     kind = "" if one["secure"] else ", not encrypted"
     return f"by {_name(names, one['server'])}{kind}" if one["server"] else "?"
 
 
-def _open_to(names: Names, one: Answer) -> str:
+def _open_to(names: AddressBook, one: Answer) -> str:
     """Return the text that says which peers may reach a service."""
     if one.get("anyone") is None:
         return "its program says who may"
@@ -116,7 +116,7 @@ def _open_to(names: Names, one: Answer) -> str:
     return f"open to {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
 
 
-def _name(names: Names, key: str) -> str:
+def _name(names: AddressBook, key: str) -> str:
     try:
         return names.name_of(PubKey.from_hex(key)) or f"{key[:SHORT]}..."
     except DmsgError:

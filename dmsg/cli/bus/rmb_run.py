@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ProcessDone, ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 
-from dmsg.base.printable import shortened
+from dmsg.base.printable import shorten
 
 if TYPE_CHECKING:
     from twisted.python.failure import Failure
@@ -108,7 +108,7 @@ class _Program(ProcessProtocol):
                 self.ended.callback(b"".join(self._out))
             return
         last = self._errors.decode(errors="replace").strip().splitlines()[-1:]
-        self._fail(shortened((last or [f"the program failed: {reason.value}"])[0]))
+        self._fail(shorten((last or [f"the program failed: {reason.value}"])[0]))
 
     def kill(self) -> None:
         """Kill the program because it took too long or wrote too much."""

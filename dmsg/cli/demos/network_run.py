@@ -16,9 +16,9 @@ from twisted.internet.interfaces import IProtocolFactory
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
-from dmsg.apps.parcels.destination import Place
+from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.receiver import ParcelReceiver
-from dmsg.apps.parcels.sender import FilesSender, Sent
+from dmsg.apps.parcels.sender import FilesSender, SentParcel
 from dmsg.apps.parcels.walk import walk
 from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.demos.processes import Child, Entities, address_of
@@ -40,7 +40,7 @@ class _Row:
     sender: str
     receiver: str
     server: str
-    done: Sent
+    done: SentParcel
     round_trip: float
 
 
@@ -108,7 +108,7 @@ class Demo:
     async def _transfer(self, sender: str, receiver: str, server: PubKey) -> None:
         path = self._make_file(f"{sender}-to-{receiver}")
         inbox = Path(tempfile.mkdtemp(dir=self._directory, prefix=f"{receiver}-"))
-        incoming = ParcelReceiver(Place(inbox), lambda offer: None)
+        incoming = ParcelReceiver(Destination(inbox), lambda offer: None)
         port = self._clients[receiver].listen(_factory(incoming))
         outgoing = FilesSender(walk([path]))
         try:
@@ -198,7 +198,7 @@ class _Interrupted(ParcelReceiver):
     """Calls ``interrupt`` when so many bytes are there, and measures the pause that follows."""
 
     def __init__(self, directory: Path, after: int, interrupt: Callable[[], object] | None) -> None:
-        super().__init__(Place(directory), lambda offer: None)
+        super().__init__(Destination(directory), lambda offer: None)
         self._after = after
         self._interrupt = interrupt
         self._seen = 0

@@ -9,7 +9,7 @@ import click
 
 from dmsg.cli.access import (
     Access,
-    Allowed,
+    AllowOption,
     accepting_options,
     check_offered,
     check_takes,
@@ -67,7 +67,7 @@ def cp(
     port: int,
     retry: float,
     hidden: bool,
-    allow: tuple[Allowed, ...],
+    allow: tuple[AllowOption, ...],
     anyone: bool,
     anything: bool,
     settings: ClientSettings,
@@ -90,9 +90,9 @@ def cp(
       dmsg cp alice:film.mkv bob:
     """
 
-    from dmsg.apps.copy_listener import Peer
+    from dmsg.apps.copy_listener import CopyPeer
     from dmsg.cli.client_run import listening_at, run, serve_until_interrupted, with_client
-    from dmsg.cli.files.cp_run import Peers, copy_one, jobs_of
+    from dmsg.cli.files.cp_run import CopyFactory, copy_one, jobs_of
     from dmsg.cli.files.staging import stage, stage_of
 
     if (directory is None) == (target is None):
@@ -106,10 +106,10 @@ def cp(
     async def main(reactor: Reactor) -> None:
         async def listen(client: Client) -> None:
             assert directory is not None
-            busy: dict[Path, Peer] = {}
+            busy: dict[Path, CopyPeer] = {}
 
-            def make() -> Peer:
-                return Peer(
+            def make() -> CopyPeer:
+                return CopyPeer(
                     reactor,
                     directory,
                     writable=writable,
@@ -120,7 +120,7 @@ def cp(
                 )
 
             offers = f"files of {directory.absolute()}" + (", and takes more" if writable else "")
-            listening = await listening_at(client, Peers(make, access), port, access=access, offers=offers)
+            listening = await listening_at(client, CopyFactory(make, access), port, access=access, offers=offers)
             at = str(client.public_key)
             tell(
                 f"{directory} is at {client.public_key.text}:",

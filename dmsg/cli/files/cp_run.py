@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.codes.rendezvous import CLOSE_TIMEOUT
 from dmsg.apps.copies import Copy, CopyBusy, CopyCut, Get, Put, Started
-from dmsg.apps.copy_listener import Peer
+from dmsg.apps.copy_listener import CopyPeer
 from dmsg.apps.exposure import has_dot
 from dmsg.apps.paths import regular_size
 from dmsg.apps.sources import changed_text
@@ -26,7 +26,7 @@ from dmsg.base.units import human_size
 from dmsg.cli.files.send_by_key import say_left_out
 from dmsg.cli.output import notice, say, tell
 from dmsg.cli.reconnect_notice import clock_time
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, WrongUse
 from dmsg.keys import PubKey
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.internet.protocol import Protocol
 
-    from dmsg.apps.parcels.walk import Walked
-    from dmsg.apps.transfer import Transferred
+    from dmsg.apps.parcels.walk import WalkResult
+    from dmsg.apps.transfer import TransferResult
     from dmsg.net.reactor import Reactor
     from dmsg.net.streams.stream import StreamTransport
     from dmsg.v2019.client import Client
@@ -52,12 +52,12 @@ TELL_AFTER = 2.0
 """Seconds after which it is said that the peer is away."""
 
 
-class Peers(Factory):
+class CopyFactory(Factory):
     """Gives each peer that is allowed an end of a copy."""
 
     noisy = False
 
-    def __init__(self, make: Callable[[], Peer], allowed: Callable[[IAddress], bool]) -> None:
+    def __init__(self, make: Callable[[], CopyPeer], allowed: Callable[[IAddress], bool]) -> None:
         self._make = make
         self.admits = self._allowed = allowed
         self._said = ""
@@ -69,7 +69,7 @@ class Peers(Factory):
         peer = self._make()
         whom = str(addr).removeprefix("dmsg:")[:8]
 
-        def ended(result: Transferred | Failure) -> None:
+        def ended(result: TransferResult | Failure) -> None:
             if isinstance(result, Failure):
                 error = f"{whom}: {result.value}"
                 if error != self._said:  # who waits for another one tries again each second
@@ -86,12 +86,12 @@ class Peers(Factory):
         return peer
 
 
-def remote(text: str) -> tuple[PubKey, str] | None:
+def parse_remote(text: str) -> tuple[PubKey, str] | None:
     """KEY:PATH or NAME:PATH; None for what is of this machine."""
     who, colon, path = text.partition(":")
     if not colon or "/" in who or not who:
         return None
-    return Names().find(who), path
+    return AddressBook().find(who), path
 
 
 Make = Callable[[Started], Copy]
@@ -99,22 +99,22 @@ Make = Callable[[Started], Copy]
 
 
 @dataclass(frozen=True)
-class Job:
+class CopyJob:
     """Source and target of one copy."""
 
     peer: PubKey
     make: Make
 
 
-def _hash_of(result: Transferred) -> dict[str, str]:
+def _hash_of(result: TransferResult) -> dict[str, str]:
     """Return the SHA-256 of a file, or None for a directory."""
     return {"sha256": result.sha256} if result.sha256 else {}
 
 
 def _putter(source: Path, path: str, hidden: bool) -> Make:
-    told: list[Walked] = []
+    told: list[WalkResult] = []
 
-    def left_out(walked: Walked) -> None:
+    def left_out(walked: WalkResult) -> None:
         if not told:  # not again when it goes on
             say_left_out(walked)
         told.append(walked)
@@ -129,7 +129,7 @@ def jobs_of(
     recursive: bool = False,
     stage: Path | None = None,
     hidden: bool = False,
-) -> list[Job]:
+) -> list[CopyJob]:
     """Return the copies that the arguments ask for.
 
     :param recursive: directories of this machine, and what is fetched may be directories.
@@ -144,11 +144,11 @@ def jobs_of(
         ]
     if not sources:
         raise WrongUse("nothing to copy: SOURCE... TARGET is needed")
-    there = remote(target)
-    jobs: list[Job] = []
+    there = parse_remote(target)
+    jobs: list[CopyJob] = []
     made: set[str] = set()
     for source in sources:
-        from_peer = remote(source)
+        from_peer = parse_remote(source)
         if (there is None) == (from_peer is None):
             raise WrongUse("SOURCE or TARGET must be on a peer: KEY:PATH or NAME:PATH")
         if there is not None:
@@ -165,7 +165,7 @@ def jobs_of(
     return jobs
 
 
-def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: bool, hidden: bool) -> tuple[Job, str]:
+def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: bool, hidden: bool) -> tuple[CopyJob, str]:
     """The copy of something of this machine, and what it is there.  :raises TransferError: it cannot be one."""
     local = Path(source)
     check_name(source, local.name, hidden=hidden)
@@ -176,12 +176,12 @@ def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: boo
         if not into:
             raise TransferError("a directory needs a target that ends in : or /, where it keeps its name")
         becomes = path + local.resolve().name
-        return Job(peer, _putter(local, becomes, hidden)), becomes
+        return CopyJob(peer, _putter(local, becomes, hidden)), becomes
     regular_size(local)
     if several and not into:
         raise TransferError("several files need a target that ends in : or /")
     becomes = path + local.name if into else path
-    return Job(peer, _putter(local, becomes, hidden)), becomes
+    return CopyJob(peer, _putter(local, becomes, hidden)), becomes
 
 
 def check_name(shown: str, name: str, *, hidden: bool) -> None:
@@ -192,7 +192,7 @@ def check_name(shown: str, name: str, *, hidden: bool) -> None:
 
 def _fetched(
     source: str, peer: PubKey, path: str, target: str, *, several: bool, recursive: bool, hidden: bool
-) -> tuple[Job, str]:
+) -> tuple[CopyJob, str]:
     """The copy of something of a peer, and what it is here.  :raises TransferError: it cannot be one."""
     name = PurePosixPath(path).name
     if (path.endswith("/") and not recursive) or name in ("", ".", ".."):
@@ -216,12 +216,12 @@ def _fetched(
     def make(started: Started) -> Copy:
         return Get(path.rstrip("/"), local, directories=recursive, hidden=hidden, started=started)
 
-    return Job(peer, make), os.fspath(local)
+    return CopyJob(peer, make), os.fspath(local)
 
 
-def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool, hidden: bool) -> list[Job]:
+def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool, hidden: bool) -> list[CopyJob]:
     """Copy from the staging directory on to the peer, once the source has arrived and its kind is known."""
-    there = remote(target)
+    there = parse_remote(target)
     assert there is not None
     peer, path = there
     into = not path or path.endswith("/")
@@ -231,14 +231,14 @@ def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive
     for source in sources:
         name = PurePosixPath(source.partition(":")[2].rstrip("/")).name
         becomes = path + name if into else path
-        jobs.append(Job(peer, _putter(stage / name, becomes, hidden)))
+        jobs.append(CopyJob(peer, _putter(stage / name, becomes, hidden)))
     return jobs
 
 
 async def copy_one(
     reactor: Reactor,
     client: Client,
-    job: Job,
+    job: CopyJob,
     port: int,
     retry: float,
     timeout: float = CONNECT_TIMEOUT,
@@ -248,9 +248,9 @@ async def copy_one(
     from dmsg.cli.files.send_by_key import transfer_progress
 
     peer = job.peer
-    who = Names().name_of(peer) or peer.short
+    who = AddressBook().name_of(peer) or peer.short
     with transfer_progress() as progress:
-        away = _Away(reactor, progress, who, retry)
+        away = _CopyProgress(reactor, progress, who, retry)
         watching = LoopingCall(away.look)
         watching.clock = reactor
         watching.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
@@ -292,7 +292,7 @@ async def copy_one(
         notice(changed_text(done.name))
 
 
-class _Away:
+class _CopyProgress:
     """Shows where a copy is, and when its peer is away for how long and until when it is tried."""
 
     def __init__(self, reactor: Reactor, progress: Progress, who: str, retry: float) -> None:

@@ -10,14 +10,14 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
-from dmsg.apps.parcels.destination import Place
-from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
+from dmsg.apps.parcels.destination import Destination
+from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
 from dmsg.apps.transfer import TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.client_run import listening_at
-from dmsg.cli.files.send_by_code import listed, say_changed
-from dmsg.cli.files.send_by_key import beside, report, transfer_progress
+from dmsg.cli.files.send_by_code import list_names, say_changed
+from dmsg.cli.files.send_by_key import print_beside_bars, report, transfer_progress
 from dmsg.cli.output import say, tell
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
@@ -104,9 +104,9 @@ class _Inbox(Factory):
         if addr is None or not self._access(addr):
             return None
         assert isinstance(addr, DmsgAddress)
-        one = _Coming(self._progress, addr.public_key, self._max_size)
+        one = _IncomingTransfer(self._progress, addr.public_key, self._max_size)
         incoming = ParcelReceiver(
-            Place(self._directory, overwrite=self._overwrite, hidden=self._hidden),
+            Destination(self._directory, overwrite=self._overwrite, hidden=self._hidden),
             one.asked,
             progress=one.moved,
             most=self._max_size,
@@ -115,7 +115,7 @@ class _Inbox(Factory):
         return incoming
 
 
-class _Coming:
+class _IncomingTransfer:
     """Transfer from one peer: its progress bar and its messages."""
 
     def __init__(self, progress: Progress, whom: PubKey, max_size: int | None) -> None:
@@ -141,22 +141,22 @@ class _Coming:
         if self._max_size is not None and offer.size > self._max_size:
             return f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}"
         if offer.kind == "files":
-            self.started(listed([name for name, *_ in offer.things]), offer.size)
+            self.started(list_names([name for name, *_ in offer.things]), offer.size)
         return None
 
-    def over(self, result: Taken | Failure) -> Failure | None:
+    def over(self, result: ReceivedParcel | Failure) -> Failure | None:
         """Show the result of the transfer."""
         bar, self._bar = self._bar, None
         if bar is not None:
             self._progress.remove_task(bar)
         if isinstance(result, Failure):
             text = f"dmsg: what {self._whom.text} sent did not arrive: {result.value}"
-            beside(self._progress, lambda: say(text, err=True))
+            print_beside_bars(self._progress, lambda: say(text, err=True))
             return result if result.check(TransferError) else Failure(TransferError(str(result.value)))
-        beside(self._progress, lambda: self._report(result))
+        print_beside_bars(self._progress, lambda: self._report(result))
         return None
 
-    def _report(self, result: Taken) -> None:
+    def _report(self, result: ReceivedParcel) -> None:
         if result.sha256:
             report("received", result.paths[0].name, result, self._whom)
             say_changed(result.changed)
@@ -165,7 +165,9 @@ class _Coming:
             tell(f"{self._whom.text}: {result.offer.text}", text=result.offer.text, peer=str(self._whom))
             return
         names = [str(path) for path in result.paths]
-        text = f"received {listed(names)} from {self._whom.text}: {human_size(result.size)} in {result.seconds:.2f} s"
+        text = (
+            f"received {list_names(names)} from {self._whom.text}: {human_size(result.size)} in {result.seconds:.2f} s"
+        )
         tell(
             text,
             received=names,

@@ -17,24 +17,24 @@ from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
 from dmsg.apps.codes.rendezvous import CLOSE_TIMEOUT
-from dmsg.apps.codes.stream import Agreed
+from dmsg.apps.codes.stream import CodeAgreement
 from dmsg.apps.codes.words import Code
 from dmsg.apps.exposure import NEED_HIDDEN, has_dot
-from dmsg.apps.parcels.destination import Place
+from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.manifest import DIRECTORY
 from dmsg.apps.parcels.offers import Offer
-from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
-from dmsg.apps.parcels.sender import FilesSender, OldFileSender, ParcelSender, PipeSender, Sent, TextSender
-from dmsg.apps.parcels.walk import Walked, walk
+from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
+from dmsg.apps.parcels.sender import FilesSender, OldFileSender, ParcelSender, PipeSender, SentParcel, TextSender
+from dmsg.apps.parcels.walk import WalkResult, walk
 from dmsg.apps.sources import changed_text
-from dmsg.apps.transfer import Refused, TransferError
+from dmsg.apps.transfer import TransferError, TransferRefused
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.code_display import accept_code, offer_code
-from dmsg.cli.files.send_by_key import SHOWN_THINGS, beside, report, say_left_out, transfer_progress
+from dmsg.cli.files.send_by_key import SHOWN_THINGS, print_beside_bars, report, say_left_out, transfer_progress
 from dmsg.cli.output import cannot_write, notice, say, state, tell
 from dmsg.cli.prompts import ask, can_ask
-from dmsg.cli.reconnect_notice import patience_of, watched
+from dmsg.cli.reconnect_notice import patience_of, watch_connection
 from dmsg.net.streams.transports import transport_of
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer"
 
 
 async def send_by_code(
-    reactor: Reactor, client: Client, make: Making, words: int, *, verify: bool, show_qr: bool
+    reactor: Reactor, client: Client, make: ParcelFactory, words: int, *, verify: bool, show_qr: bool
 ) -> None:
     """Make a code, wait for who knows it, and give him what ``make`` makes."""
     agreed = await offer_code(reactor, client, words, make.type_there, verify=verify, show_qr=show_qr)
     try:
         sender = make()
         agreed.go_on(sender)
-        with watched(reactor, lambda: sender.transport, client.streams.resume_timeout, make.say):
+        with watch_connection(reactor, lambda: sender.transport, client.streams.resume_timeout, make.say):
             sent = await sender.done
         make.stop()
         make.report(sent)
@@ -71,7 +71,7 @@ async def send_by_code(
         make.stop()
 
 
-async def send_to_key(reactor: Reactor, client: Client, make: Making, key: PubKey, timeout: float) -> None:
+async def send_to_key(reactor: Reactor, client: Client, make: ParcelFactory, key: PubKey, timeout: float) -> None:
     """Send what ``make`` makes to a key; one file also to a program of dmsg 0.1.
 
     :param timeout: seconds that opening a stream may take.
@@ -89,20 +89,20 @@ async def send_to_key(reactor: Reactor, client: Client, make: Making, key: PubKe
 
 
 async def _give(
-    reactor: Reactor, client: Client, make: Making, sender: ParcelSender, key: PubKey, timeout: float
+    reactor: Reactor, client: Client, make: ParcelFactory, sender: ParcelSender, key: PubKey, timeout: float
 ) -> None:
     factory = Factory.forProtocol(lambda: sender)
     factory.noisy = False
     try:
         await client.connect(key, factory, timeout=timeout)
-        with watched(reactor, lambda: sender.transport, patience_of(client), make.say):
+        with watch_connection(reactor, lambda: sender.transport, patience_of(client), make.say):
             sent = await sender.done
     finally:
         make.stop()
     make.report(sent, key)
 
 
-class Making:
+class ParcelFactory:
     """Factory of the parcel to send; builds the parcel when a receiver has connected.
 
     :ivar what: it, for a person; ``fields``: the same with ``--json``.
@@ -135,13 +135,13 @@ class Making:
 
     def say(self, text: str) -> None:
         """A notice, beside the bar if there is one."""
-        beside(self._progress, lambda: notice(text))
+        print_beside_bars(self._progress, lambda: notice(text))
 
     def stop(self) -> None:
         """No bar is shown any more."""
         self._progress.stop()
 
-    def report(self, sent: Sent, whom: PubKey | None = None) -> None:
+    def report(self, sent: SentParcel, whom: PubKey | None = None) -> None:
         """Say that it has arrived, when no bar is shown any more.  :param whom: who has it, where that is a key."""
         if whom is not None and sent.sha256:
             report("sent", self.fields["sent"][0], sent, whom)
@@ -155,14 +155,14 @@ class Making:
         say_changed(sent.changed)
 
 
-class FilesToSend(Making):
+class FilesToSend(ParcelFactory):
     """Files and directories."""
 
-    def __init__(self, progress: Progress, walked: Walked) -> None:
+    def __init__(self, progress: Progress, walked: WalkResult) -> None:
         super().__init__(progress)
         self._walked = walked
         names = [entry.path for entry in walked.checked.entries if "/" not in entry.path]
-        self.what, self.fields = listed(names), {"sent": names, "files": walked.checked.files}
+        self.what, self.fields = list_names(names), {"sent": names, "files": walked.checked.files}
         self.size = walked.checked.size
         if any(has_dot(entry.path.rpartition("/")[2]) for entry in walked.checked.entries):
             self.type_there = "dmsg receive --hidden"
@@ -177,7 +177,7 @@ class FilesToSend(Making):
         return kind(self._walked, taken=lambda: self._begin(self.what, self.size), progress=self._moved)
 
 
-class TextToSend(Making):
+class TextToSend(ParcelFactory):
     """A text."""
 
     def __init__(self, progress: Progress, text: str) -> None:
@@ -189,7 +189,7 @@ class TextToSend(Making):
         return TextSender(self._text)
 
 
-class InputToSend(Making):
+class InputToSend(ParcelFactory):
     """Standard input, or another pipe, to its end."""
 
     def __init__(self, reactor: Reactor, progress: Progress, descriptor: int = 0, name: str = "standard input") -> None:
@@ -272,11 +272,11 @@ async def receive_by_code(
     agreed = await accept_code(reactor, client, code, verify=verify, timeout=timeout)
     progress = transfer_progress()
     try:
-        done = await _Taking(
+        done = await _TransferDialogue(
             reactor,
             progress,
             client.streams.resume_timeout,
-            Place(directory, overwrite=overwrite, hidden=hidden),
+            Destination(directory, overwrite=overwrite, hidden=hidden),
             max_size,
             yes,
         ).take(agreed)
@@ -285,7 +285,7 @@ async def receive_by_code(
     done()
 
 
-class _Taking:
+class _TransferDialogue:
     """Dialogue with the person about one transfer: question, progress, result."""
 
     def __init__(
@@ -293,7 +293,7 @@ class _Taking:
         reactor: Reactor,
         progress: Progress,
         patience: float,
-        place: Place,
+        place: Destination,
         max_size: int | None,
         yes: bool,
     ) -> None:
@@ -308,9 +308,9 @@ class _Taking:
         self._declined = False
 
     def _say(self, text: str) -> None:
-        beside(self._progress, lambda: notice(text))
+        print_beside_bars(self._progress, lambda: notice(text))
 
-    async def take(self, agreed: Agreed) -> Callable[[], None]:
+    async def take(self, agreed: CodeAgreement) -> Callable[[], None]:
         """All of it.  :returns: says what has come, when no bar is shown any more."""
         receiver = ParcelReceiver(
             self._place,
@@ -322,11 +322,11 @@ class _Taking:
         self._receiver = receiver
         agreed.go_on(receiver)
         try:
-            with watched(self._reactor, lambda: receiver.transport, self._patience, self._say):
+            with watch_connection(self._reactor, lambda: receiver.transport, self._patience, self._say):
                 taken = await receiver.done
         except TransferError as error:
             if self._declined:
-                raise Refused("not taken") from None
+                raise TransferRefused("not taken") from None
             if str(error).endswith("exists already"):
                 hint = "--overwrite replaces files, --dir puts it elsewhere; the code is used up, ask for another"
                 raise TransferError(f"{error}: {hint}") from None
@@ -341,12 +341,12 @@ class _Taking:
                 await receiver.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
         return lambda: self._report(taken)
 
-    def _report(self, taken: Taken) -> None:
+    def _report(self, taken: ReceivedParcel) -> None:
         offer = taken.offer
         if offer.kind == "text":
             return  # it was shown when it came
         names = [str(path) for path in taken.paths]
-        what = listed(names) if names else printable(offer.text)
+        what = list_names(names) if names else printable(offer.text)
         text = f"received {what}: {human_size(taken.size)} in {taken.seconds:.2f} s, {human_size(taken.rate)}/s"
         text += _were_there(offer.size - taken.size if names else 0)
         fields = {"bytes": taken.size, "files": offer.files, "seconds": taken.seconds}
@@ -365,11 +365,11 @@ class _Taking:
             # before the sender is told that it has arrived
             return succeed(None if state.status is None else "it could not be written")
         if offer.kind == "pipe" and sys.stdout.isatty():
-            notice(f"{described(offer)}: say where it goes, dmsg receive CODE > FILE")
+            notice(f"{describe_offer(offer)}: say where it goes, dmsg receive CODE > FILE")
             return succeed("the receiver's standard output is a terminal")
         if self._max_size is not None and offer.size > self._max_size:
             return succeed(f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}")
-        question = f"{described(offer)}, from a stranger; take it?"
+        question = f"{describe_offer(offer)}, from a stranger; take it?"
         if self._yes:
             asked: Deferred[bool] = succeed(True)
         elif can_ask():
@@ -385,7 +385,7 @@ class _Taking:
             if offer.kind == "pipe":
                 self._output = _Output(self._reactor, self._receiver)
             # not before: bars and a question would write over each other
-            self._bar = self._progress.add_task(described(offer), total=offer.size or None)
+            self._bar = self._progress.add_task(describe_offer(offer), total=offer.size or None)
             self._progress.start()
             return None
 
@@ -442,7 +442,7 @@ class _Output(Protocol):
         return self._over
 
 
-def described(offer: Offer) -> str:
+def describe_offer(offer: Offer) -> str:
     """Describe an offer to a person."""
     if offer.kind == "pipe":
         return f"a pipe ({printable(offer.text)}) to standard output, of a length that nobody knows"
@@ -475,7 +475,7 @@ def _were_there(size: int) -> str:
     return f"; {human_size(size)} had arrived before" if size > 0 else ""
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Names in one line; of many the first ones."""
     more = len(names) - SHOWN_THINGS
     shown = ", ".join(_quoted(name) for name in names[:SHOWN_THINGS])

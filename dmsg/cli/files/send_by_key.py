@@ -23,9 +23,9 @@ from dmsg.cli.output import notice, state, tell
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
-    from dmsg.apps.parcels.receiver import Taken
-    from dmsg.apps.parcels.sender import Sent
-    from dmsg.apps.parcels.walk import Walked
+    from dmsg.apps.parcels.receiver import ReceivedParcel
+    from dmsg.apps.parcels.sender import SentParcel
+    from dmsg.apps.parcels.walk import WalkResult
 
 
 SHOWN_THINGS = 20
@@ -56,7 +56,7 @@ def transfer_progress() -> Progress:
     )
 
 
-def say_left_out(walked: Walked) -> None:
+def say_left_out(walked: WalkResult) -> None:
     """Say what is not sent, and why."""
     reasons = (
         (walked.own, "it is dmsg's own, a secret key perhaps"),
@@ -70,7 +70,7 @@ def say_left_out(walked: Walked) -> None:
             notice(f"and {len(paths) - SHOWN_THINGS} more")
 
 
-def beside(progress: Progress, tell_it: Callable[[], None]) -> None:
+def print_beside_bars(progress: Progress, tell_it: Callable[[], None]) -> None:
     """Print something while bars are shown: they make way for it."""
     shown = progress.live.is_started
     if shown:
@@ -80,7 +80,7 @@ def beside(progress: Progress, tell_it: Callable[[], None]) -> None:
         progress.start()
 
 
-def report(verb: str, name: str, done: Sent | Taken, peer: PubKey) -> None:
+def report(verb: str, name: str, done: SentParcel | ReceivedParcel, peer: PubKey) -> None:
     """Say that a file has arrived, and how fast."""
     whom = f"{'to' if verb == 'sent' else 'from'} {peer.text}"
     tell(

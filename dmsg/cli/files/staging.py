@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dmsg.apps.partial_files import PART_SUFFIX, part_name
-from dmsg.apps.transfer import Refused, TransferError
-from dmsg.cli.files.cp_run import remote
+from dmsg.apps.transfer import TransferError, TransferRefused
+from dmsg.cli.files.cp_run import parse_remote
 from dmsg.directories import cache_directory, make_directory
 from dmsg.filelock import is_at, lock_if_can
 
@@ -25,7 +25,7 @@ def stage_of(sources: tuple[str, ...], target: str) -> Path | None:
 
     It is the same for the same command, so that what was cut goes on there.
     """
-    if remote(target) is None or any(remote(source) is None for source in sources):
+    if parse_remote(target) is None or any(parse_remote(source) is None for source in sources):
         return None
     return _all() / hashlib.sha256("\0".join((*sources, target)).encode()).hexdigest()[:16]
 
@@ -46,7 +46,7 @@ def stage(directory: Path | None) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            if isinstance(error, Refused):
+            if isinstance(error, TransferRefused):
                 shutil.rmtree(directory, ignore_errors=True)  # it would be refused again
             with suppress(OSError):
                 directory.rmdir()  # if nothing has come

@@ -12,7 +12,7 @@ import click
 from dmsg.apps.codes.words import Code
 from dmsg.cli.access import (
     Access,
-    Allowed,
+    AllowOption,
     accepting_options,
     check_offered,
     check_takes,
@@ -23,12 +23,12 @@ from dmsg.cli.completion_values import complete_code, complete_path_or_name
 from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.params import client_options, qr_option, timeout_option, words_option
 from dmsg.cli.prompts import ask_code, can_ask, check_can_ask
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
-    from dmsg.cli.files.send_by_code import Making
+    from dmsg.cli.files.send_by_code import ParcelFactory
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
@@ -107,7 +107,7 @@ def send(  # noqa: C901
     async def main(reactor: Reactor) -> None:
         progress = transfer_progress()
         if text is not None:
-            make: Making = TextToSend(progress, text)
+            make: ParcelFactory = TextToSend(progress, text)
         elif what == ("-",):
             make = InputToSend(reactor, progress)
         elif pipes:
@@ -134,7 +134,7 @@ def _key_of(what: tuple[str, ...], *, alone: bool) -> PubKey | None:
     if Path(last).exists() and not alone:
         return None
     try:
-        return Names().find(last.removeprefix("dmsg:"))
+        return AddressBook().find(last.removeprefix("dmsg:"))
     except DmsgError as error:
         if Path(last).exists():
             return None
@@ -161,7 +161,7 @@ def _send_to(
         if file is not None:
             check_name(str(file), file.name, hidden=hidden)
         progress = transfer_progress()
-        make: Making
+        make: ParcelFactory
         if text is not None:
             make = TextToSend(progress, text)
         else:
@@ -209,7 +209,7 @@ def receive(
     overwrite: bool,
     hidden: bool,
     max_size: int | None,
-    allow: tuple[Allowed, ...],
+    allow: tuple[AllowOption, ...],
     anyone: bool,
     anything: bool,
     settings: ClientSettings,

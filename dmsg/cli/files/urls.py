@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from dmsg.base.printable import without_userinfo
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.errors import DmsgError, WrongUse
 from dmsg.net.addresses import parse_port
 
@@ -25,7 +25,7 @@ def http_url(url: str) -> bytes:
         parts = urlsplit(url if "://" in url else f"{SCHEME}://{url}")
         if parts.scheme != SCHEME or not parts.hostname:
             raise ValueError
-        key = Names().find_host(parts.hostname)
+        key = AddressBook().find_host(parts.hostname)
         port = parse_port(parts.netloc.rpartition(":")[2]) if ":" in parts.netloc else HTTP_PORT
     except DmsgError:
         raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.cli.access import Access, Allowed, allow_option, anything_option, check_offered
+from dmsg.cli.access import Access, AllowOption, allow_option, anything_option, check_offered
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.files.urls import HTTP_PORT, SCHEME, name_of
 from dmsg.cli.options import command
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def serve(
     directory: Path,
     port: int,
-    allow: tuple[Allowed, ...],
+    allow: tuple[AllowOption, ...],
     hidden: bool,
     anything: bool,
     settings: ClientSettings,
@@ -51,18 +51,18 @@ def serve(
 
     from dmsg.apps.http_directory import file_site
     from dmsg.cli.client_run import listening_at, run, serve_until_interrupted, with_client
-    from dmsg.cli.files.web_run import Site
-    from dmsg.clients.address_book import Names
+    from dmsg.cli.files.web_run import FileSite
+    from dmsg.clients.address_book import AddressBook
 
     check_offered(directory, anything=anything)
     access = Access(allow)
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
-            title = Names().name_of(client.public_key) or client.public_key.short + "..."
+            title = AddressBook().name_of(client.public_key) or client.public_key.short + "..."
             listening = await listening_at(
                 client,
-                Site(reactor, file_site(directory, title, hidden=hidden, reactor=reactor), access),
+                FileSite(reactor, file_site(directory, title, hidden=hidden, reactor=reactor), access),
                 port,
                 access=access,
                 offers=f"files of {directory.absolute()}",
@@ -156,7 +156,7 @@ def curl(  # noqa: C901
 
     from dmsg.apps.exposure import check_written, has_dot
     from dmsg.cli.client_run import run
-    from dmsg.cli.files.web_run import Wanted, fetch, start_at
+    from dmsg.cli.files.web_run import FetchRequest, fetch, start_at
 
     if url is None and continue_at is not None and "/" in continue_at:
         notice("-C takes an offset, as in curl; use -C - to resume at the end of the local file")
@@ -189,7 +189,7 @@ def curl(  # noqa: C901
     if silent:
         state.quiet = True
 
-    wanted = Wanted(
+    wanted = FetchRequest(
         url,
         (method or ("HEAD" if head else "GET" if body is None else "POST")).upper().encode(),
         fields,

@@ -28,7 +28,7 @@ from dmsg.base.printable import printable, without_userinfo
 from dmsg.base.units import human_size
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.files.urls import http_url
-from dmsg.cli.output import notice, say, state, writing
+from dmsg.cli.output import notice, say, state, writing_output
 from dmsg.clients.http import DmsgEndpointFactory
 from dmsg.errors import DmsgError
 from dmsg.net.web.channel import BoundedChannel, BoundedSite
@@ -45,11 +45,11 @@ IDLE_TIMEOUT = 120
 """Seconds that a connection may be silent."""
 
 
-class Site(BoundedSite):
+class FileSite(BoundedSite):
     """Files for some peers, or for all; a line for each request."""
 
     def __init__(self, reactor: Reactor, resource: IResource, allowed: Callable[[IAddress], bool]) -> None:
-        from dmsg.net.web.site import bounded
+        from dmsg.net.web.site import bounded_arguments
 
         seldom = LogThrottle(reactor.seconds)
 
@@ -57,7 +57,7 @@ class Site(BoundedSite):
             if (more := seldom.suffix()) is not None:
                 notice(f"a request was refused: {reason}{more}")
 
-        super().__init__(resource, **bounded(reactor, 0, refused, IDLE_TIMEOUT))
+        super().__init__(resource, **bounded_arguments(reactor, 0, refused, IDLE_TIMEOUT))
         self.admits = self._allowed = allowed
         self.displayTracebacks = False
 
@@ -100,7 +100,7 @@ class _Body(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FetchRequest:
     """Request that the command line describes.
 
     :ivar start: from which byte on.
@@ -130,7 +130,7 @@ class Wanted:
         )
 
 
-async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, timeout: float) -> None:
+async def fetch(reactor: Reactor, settings: ClientSettings, wanted: FetchRequest, timeout: float) -> None:
     """Ask, and write what is answered."""
 
     from dmsg.cli.client_run import with_client
@@ -160,7 +160,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, time
         if wanted.write_out is not None:
             values = {"http_code": str(response.code), "size_download": str(size)}
             values["time_total"] = f"{reactor.seconds() - before:.6f}"
-            with writing():
+            with writing_output():
                 sys.stdout.write(_written_out(wanted.write_out, values))
 
     await with_client(reactor, settings, use)
@@ -228,7 +228,7 @@ async def _save(response: IResponse, output: Path | None, *, append: bool) -> in
     length = response.length if isinstance(response.length, int) else None
     if output is None:
         body = _Body(sys.stdout.buffer, lambda size: None)
-        with writing():
+        with writing_output():
             response.deliverBody(body)
             await _arrived(body, length)
         return body.size

@@ -24,7 +24,7 @@ WORST = 100
 
 
 @dataclass
-class Seen:
+class Snapshot:
     """Snapshot of an entity's metrics.
 
     :ivar at: seconds of any clock.
@@ -52,12 +52,12 @@ class Seen:
         return None
 
 
-def read(at: float, metrics: str, health: str) -> Seen:
+def read(at: float, metrics: str, health: str) -> Snapshot:
     """Parse the answers of an entity.
 
     :raises ValueError: it is neither metrics of an entity nor health.
     """
-    found = Seen(at)
+    found = Snapshot(at)
     told = json.loads(health)
     if not isinstance(told, dict):
         raise ValueError("/health is no object")
@@ -103,7 +103,7 @@ class Row:
     why: str
 
 
-def row(name: str, now: Seen, before: Seen | None) -> Row:
+def row(name: str, now: Snapshot, before: Snapshot | None) -> Row:
     """Compare two looks.  :param before: None: this is the first."""
     if now.error:
         return Row(name, now.kind, "away", *(None,) * 7, WORST, now.error)
@@ -139,7 +139,7 @@ def row(name: str, now: Seen, before: Seen | None) -> Row:
     )
 
 
-def _problem(now: Seen, clients: float | None, free: float | None, memory: float | None) -> tuple[int, str]:
+def _problem(now: Snapshot, clients: float | None, free: float | None, memory: float | None) -> tuple[int, str]:
     """The worst of it."""
     found: list[tuple[int, str]] = []
     if now.status != "ok":
@@ -161,7 +161,7 @@ def _problem(now: Seen, clients: float | None, free: float | None, memory: float
     return (found[0][0], ", ".join(text for _, text in found)) if found else (0, "")
 
 
-def _slowest(now: Seen, before: Seen | None) -> float | None:
+def _slowest(now: Snapshot, before: Snapshot | None) -> float | None:
     """Seconds that 99 of 100 took at most, of what was done between the looks."""
     if before is None or before.error or not now.buckets:
         return None

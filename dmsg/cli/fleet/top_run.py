@@ -20,7 +20,7 @@ from twisted.web.client import ResponseNeverReceived
 
 from dmsg.base.printable import printable
 from dmsg.base.units import human_count, human_size, milliseconds
-from dmsg.cli.fleet.entity_metrics import Row, Seen, read, row
+from dmsg.cli.fleet.entity_metrics import Row, Snapshot, read, row
 from dmsg.cli.output import describe, say, state
 from dmsg.cli.screen import screen
 from dmsg.errors import DmsgError
@@ -56,29 +56,29 @@ class Fleet:
         self._urls = urls
         self._timeout = timeout
         self._client = WebClient(reactor, make_pool(reactor), timeout)
-        self._before: dict[str, Seen] = {}
+        self._before: dict[str, Snapshot] = {}
 
     async def look(self) -> list[Row]:
         """Ask all of them at once."""
         asking = gatherResults([Deferred.fromCoroutine(self._ask(url)) for url in self._urls])
-        looks: list[Seen] = await cancellable(asking)
+        looks: list[Snapshot] = await cancellable(asking)
         rows = []
         for url, seen in zip(self._urls, looks, strict=True):
             rows.append(row(_name(url), seen, self._before.get(url)))
             self._before[url] = seen
         return rows
 
-    async def _ask(self, url: str) -> Seen:
+    async def _ask(self, url: str) -> Snapshot:
         at = self._reactor.seconds()
         try:
             metrics = await self._get(f"{url}/metrics", MAX_METRICS)
             health = await self._get(f"{url}/health", MAX_HEALTH)
         except Exception as error:  # Twisted's connect errors have no common class
-            return Seen(at, error=_why(error))
+            return Snapshot(at, error=_why(error))
         try:
             return read(at, metrics, health)
         except ValueError as error:
-            return Seen(at, error=f"answers, but not as an entity of dmsg: {error}")
+            return Snapshot(at, error=f"answers, but not as an entity of dmsg: {error}")
 
     async def _get(self, url: str, most: int) -> str:
         response = await self._client.request("GET", url, timeout=self._timeout, reactor=self._reactor)
@@ -128,7 +128,7 @@ async def watch(
             rows = await fleet.look()
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(drawn(_chosen(rows, sort, wanted), console.width, console.height), refresh=True)
+            live.update(draw_table(_chosen(rows, sort, wanted), console.width, console.height), refresh=True)
             await deferLater(reactor, every)
             rows = await fleet.look()
 
@@ -143,7 +143,7 @@ def _say(console: Console, rows: list[Row]) -> None:
         for one in rows:
             say(json.dumps(dataclasses.asdict(one)))
     else:
-        console.print(drawn(rows, console.width))
+        console.print(draw_table(rows, console.width))
 
 
 COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
@@ -159,7 +159,7 @@ COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
 """Title, the width of a terminal from which on it is shown, and what it says."""
 
 
-def drawn(rows: list[Row], width: int, height: int | None = None) -> Table:
+def draw_table(rows: list[Row], width: int, height: int | None = None) -> Table:
     """The table, as wide as the terminal allows, and as long.  :param height: None: as long as it is."""
     wrong = sum(1 for one in rows if one.worse)
     title = Text(f"{time.strftime('%H:%M:%S')}  {len(rows)} watched, ")

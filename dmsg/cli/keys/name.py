@@ -7,7 +7,7 @@ import click
 from dmsg.cli.completion_values import complete_name
 from dmsg.cli.options import OneLineGroup
 from dmsg.cli.output import notice, say, tell
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.clients.groups import Groups
 from dmsg.errors import KeyFormatError, WrongUse
 from dmsg.keys import PubKey
@@ -37,13 +37,13 @@ def add(new_name: str, public_key: str, replace: bool) -> None:
         key = PubKey.from_text(public_key.removeprefix("dmsg:"))
     except KeyFormatError as error:
         raise WrongUse(str(error)) from None
-    Names().add(new_name, key, replace=replace)
+    AddressBook().add(new_name, key, replace=replace)
 
 
 @name.command("list")
 def list_names() -> None:
     """Show all names."""
-    names = Names().all()
+    names = AddressBook().all()
     for known, key in sorted(names.items()):
         tell(f"{known} {key.text}", name=known, key=str(key))
     if not names:
@@ -54,7 +54,7 @@ def list_names() -> None:
 @click.argument("known_name", metavar="NAME", shell_complete=complete_name)
 def show(known_name: str) -> None:
     """Show the key that NAME stands for."""
-    key = Names().find(known_name)
+    key = AddressBook().find(known_name)
     tell(key.text, key=str(key))
 
 
@@ -62,7 +62,7 @@ def show(known_name: str) -> None:
 @click.argument("known_name", metavar="NAME", shell_complete=complete_name)
 def remove(known_name: str) -> None:
     """Remove NAME from the address book and from groups."""
-    Names().remove(known_name)
+    AddressBook().remove(known_name)
     for one in Groups().forget(known_name):
         notice(f"{known_name} is not in @{one} any more; {LATER}")
 

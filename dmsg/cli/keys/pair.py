@@ -13,7 +13,7 @@ from dmsg.cli.options import command
 from dmsg.cli.output import say, tell
 from dmsg.cli.params import client_options, qr_option, timeout_option, words_option
 from dmsg.cli.prompts import check_can_ask
-from dmsg.clients.address_book import Names, check_name
+from dmsg.clients.address_book import AddressBook, check_name
 from dmsg.errors import DmsgError
 from dmsg.keys import load_or_create_key
 
@@ -75,7 +75,7 @@ def pair(
 
     try:
         name = check_name(name)
-        known = Names().all().get(name)
+        known = AddressBook().all().get(name)
         typed = Code.parse(" ".join(code)) if code else None
     except DmsgError as error:
         raise click.UsageError(str(error)) from None
@@ -104,7 +104,7 @@ def pair(
             agreed.go_on(pairing)
             other = await pairing.key
             try:
-                Names().add(name, other, replace=replaces)
+                AddressBook().add(name, other, replace=replaces)
             except DmsgError:
                 pairing.refuse("it did not keep the key")
                 raise

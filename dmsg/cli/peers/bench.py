@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.cli.access import Access, Allowed, allow_option
+from dmsg.cli.access import Access, AllowOption, allow_option
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
@@ -44,7 +44,7 @@ def bench(
     sizes: tuple[int, ...],
     seconds: float,
     in_flight: int,
-    allow: tuple[Allowed, ...],
+    allow: tuple[AllowOption, ...],
     settings: ClientSettings,
     timeout: float,
 ) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 
-class Discard(Protocol):
+class DiscardProtocol(Protocol):
     """Takes what comes."""
 
     def dataReceived(self, data: bytes) -> None:
@@ -33,19 +33,19 @@ class Discard(Protocol):
 
 
 def discard_factory(admits: Callable[[IAddress], bool] = lambda address: True) -> Factory:
-    """A factory of :class:`Discard` for those whom it admits."""
+    """A factory of :class:`DiscardProtocol` for those whom it admits."""
 
-    factory = _Discarding()
+    factory = _DiscardFactory()
     factory.admits = admits
     return factory
 
 
-class _Discarding(Factory):
+class _DiscardFactory(Factory):
     noisy = False
     admits: Callable[[IAddress], bool]
 
-    def buildProtocol(self, addr: IAddress | None) -> Discard | None:
-        return Discard() if addr is not None and self.admits(addr) else None
+    def buildProtocol(self, addr: IAddress | None) -> DiscardProtocol | None:
+        return DiscardProtocol() if addr is not None and self.admits(addr) else None
 
 
 async def measure(

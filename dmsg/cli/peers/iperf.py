@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from dmsg.cli.access import Access, Allowed, allow_option
+from dmsg.cli.access import Access, AllowOption, allow_option
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
@@ -49,7 +49,7 @@ def iperf(
     seconds: float,
     parallel: int,
     reverse: bool,
-    allow: tuple[Allowed, ...],
+    allow: tuple[AllowOption, ...],
     settings: ClientSettings,
     timeout: float,
 ) -> None:
@@ -62,7 +62,7 @@ def iperf(
     """
 
     from dmsg.cli.client_run import listening_at, run, serve_until_interrupted, with_client
-    from dmsg.cli.peers.iperf_run import Measuring, measure
+    from dmsg.cli.peers.iperf_run import MeasurementFactory, measure
 
     if serve == (address is not None):
         raise click.UsageError("give ADDRESS or --serve")
@@ -71,7 +71,7 @@ def iperf(
         async def be_measured(client: Client) -> None:
             access = Access(allow)
             listening = await listening_at(
-                client, Measuring(reactor, access, MAX_SECONDS), port, access=access, offers="measurements"
+                client, MeasurementFactory(reactor, access, MAX_SECONDS), port, access=access, offers="measurements"
             )
             at = cast("DmsgAddress", listening.getHost())
             tell(f"measured at {at.text}", serving=str(at), **access.fields)

@@ -75,7 +75,7 @@ class _Source:
         self._transport.unregisterProducer()
 
 
-class _Measured(Protocol):
+class _MeasuredStream(Protocol):
     """Counts what comes; the first line of the client says what it wants."""
 
     def __init__(self, reactor: Reactor, counted: Callable[[int], None] | None = None, *, longest: float = 0.0) -> None:
@@ -117,7 +117,7 @@ class _Measured(Protocol):
         self.lost.callback("" if reason.check(ConnectionDone) else lost_text(reason))
 
 
-class Measuring(Factory):
+class MeasurementFactory(Factory):
     """The side that is measured."""
 
     noisy = False
@@ -129,7 +129,9 @@ class Measuring(Factory):
         self.admits = self._allowed = allowed
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
-        return _Measured(self._reactor, longest=self._longest) if addr is not None and self._allowed(addr) else None
+        return (
+            _MeasuredStream(self._reactor, longest=self._longest) if addr is not None and self._allowed(addr) else None
+        )
 
 
 async def measure(
@@ -165,7 +167,7 @@ class _Measurement:
         self._reactor = reactor
         self._reverse = reverse
         self._counted = 0
-        self._protocols: list[_Measured] = []
+        self._protocols: list[_MeasuredStream] = []
         self._transports: list[StreamTransport] = []
         self._sources: list[_Source] = []
         self._acknowledged: list[int] = []
@@ -178,10 +180,10 @@ class _Measurement:
 
     async def connect(self, client: Client, address: DmsgAddress, parallel: int, timeout: float) -> None:
         """Open the streams, and say how far the peer is."""
-        factory = Factory.forProtocol(lambda: _Measured(self._reactor, self._count))
+        factory = Factory.forProtocol(lambda: _MeasuredStream(self._reactor, self._count))
         factory.noisy = False
         self._protocols = [
-            cast(_Measured, await client.connect(address, factory, timeout=timeout)) for _ in range(parallel)
+            cast(_MeasuredStream, await client.connect(address, factory, timeout=timeout)) for _ in range(parallel)
         ]
         self._transports = [stream_of(protocol) for protocol in self._protocols]
         first = self._transports[0]

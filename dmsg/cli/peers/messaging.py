@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from dmsg.base.units import milliseconds
-from dmsg.cli.access import Access, Allowed, allow_option
+from dmsg.cli.access import Access, AllowOption, allow_option
 from dmsg.cli.client_settings import client_key
 from dmsg.cli.loading import load
 from dmsg.cli.options import group
@@ -153,7 +153,7 @@ def messaging() -> None:
 @allow_option
 @messaging_options
 @wait_option
-def listen(allow: tuple[Allowed, ...], settings: MessagingSettings, wait: float) -> None:
+def listen(allow: tuple[AllowOption, ...], settings: MessagingSettings, wait: float) -> None:
     """Accept one channel and connect it to standard input and output.
 
     \b

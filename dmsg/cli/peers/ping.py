@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from dmsg.base.units import milliseconds
-from dmsg.cli.agent_choice import through
+from dmsg.cli.agent_choice import ask_agent
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import notice, tell
@@ -42,7 +42,7 @@ def who_and_port(who: tuple[PubKey, int | None], port: int | None) -> tuple[PubK
     return key, port if said is None else said
 
 
-class _Shown:
+class _PingPrinter:
     """Printer of round-trip times and of their summary."""
 
     def __init__(self, count: int) -> None:
@@ -101,12 +101,12 @@ def ping(
     """
 
     key, at = who_and_port(who, port)
-    shown = _Shown(count)
+    shown = _PingPrinter(count)
     if settings.agent is not None:
         request = {"do": "ping", "to": str(key), "count": count, "interval": interval, "timeout": timeout}
         if at is not None:
             request["port"] = at
-        for event in through(settings.agent, request, interval + 2 * timeout):
+        for event in ask_agent(settings.agent, request, interval + 2 * timeout):
             shown.told(cast("Event", event))
         shown.end()
         return

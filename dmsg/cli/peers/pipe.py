@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.cli.access import Access, Allowed, allow_option
+from dmsg.cli.access import Access, AllowOption, allow_option
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.params import ANY_PORT, Seconds, client_options, timeout_option
@@ -33,7 +33,7 @@ wait_option = click.option(
 @allow_option
 @client_options
 @wait_option
-def listen(port: int, allow: tuple[Allowed, ...], settings: ClientSettings, wait: float | None) -> None:
+def listen(port: int, allow: tuple[AllowOption, ...], settings: ClientSettings, wait: float | None) -> None:
     """Accept one transport and connect it to standard input and output.
 
     \b
@@ -97,7 +97,7 @@ def nc(
     ctx: click.Context,
     address: DmsgAddress | None,
     listen_port: int | None,
-    allow: tuple[Allowed, ...],
+    allow: tuple[AllowOption, ...],
     settings: ClientSettings,
     timeout: float,
     wait: float | None,

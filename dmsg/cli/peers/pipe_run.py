@@ -15,7 +15,7 @@ from zope.interface import implementer
 from dmsg.cli.access import Access
 from dmsg.cli.client_run import listening_at
 from dmsg.cli.output import cannot_write, notice, say
-from dmsg.cli.reconnect_notice import patience_of, watched
+from dmsg.cli.reconnect_notice import patience_of, watch_connection
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.reactor import cancel_call
@@ -175,7 +175,7 @@ def _Half(console: _Console) -> object:
     return console
 
 
-class Once(Factory):
+class OneStreamFactory(Factory):
     """Builds one protocol and refuses the rest."""
 
     noisy = False
@@ -199,7 +199,9 @@ class Once(Factory):
 
     async def over(self, client: object) -> None:
         """Wait until the stream has ended; whoever is away meanwhile is named."""
-        with watched(self._reactor, lambda: getattr(self._stream, "transport", None), patience_of(client), notice):
+        with watch_connection(
+            self._reactor, lambda: getattr(self._stream, "transport", None), patience_of(client), notice
+        ):
             try:
                 await self.done
             except CancelledError:
@@ -212,7 +214,7 @@ class Once(Factory):
 async def take_one(reactor: Reactor, client: AnyClient, wait: float | None, access: Access, port: int = 0) -> None:
     """Accept one stream and join it to standard input and output, to its end."""
 
-    factory = Once(reactor, wait, access)
+    factory = OneStreamFactory(reactor, wait, access)
     listening = await listening_at(client, factory, port, access=access, offers="standard input and output")
     say(f"listening: {DmsgAddress(client.public_key, port).text}", err=True)
     access.show()
@@ -226,6 +228,6 @@ async def open_one(
     reactor: Reactor, client: Client | MessagingClient, remote: PubKey | DmsgAddress, timeout: float, wait: float | None
 ) -> None:
     """Open a stream and join it to standard input and output, to its end."""
-    factory = Once(reactor, wait, Access(()))  # whom it connects to is said
+    factory = OneStreamFactory(reactor, wait, Access(()))  # whom it connects to is said
     await client.connect(remote, factory, timeout=timeout)
     await factory.over(client)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.base.printable import shortened
+from dmsg.base.printable import shorten
 from dmsg.base.units import milliseconds
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import describe, notice, say, state, tell
 from dmsg.cli.params import WHO, client_options_of, timeout_option
 from dmsg.cli.peers.ping import port_option, who_and_port
-from dmsg.clients.address_book import Names
+from dmsg.clients.address_book import AddressBook
 from dmsg.errors import NOBODY_LISTENS, ConnectFailed
 from dmsg.keys import PubKey
 
@@ -95,7 +95,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
 
 
 def _called(key: PubKey) -> str:
-    name = Names().name_of(key)
+    name = AddressBook().name_of(key)
     return f"{key.text} ({name})" if name else key.text
 
 
@@ -106,7 +106,7 @@ def _cause(error: Exception) -> str:
     else:
         text = " ".join(str(error).split()) or type(error).__name__
     text = text.removeprefix("transport closed: ").removeprefix("refused: ")
-    return "nobody listens there" if text.startswith(NOBODY_LISTENS) else shortened(text, MAX_CAUSE)
+    return "nobody listens there" if text.startswith(NOBODY_LISTENS) else shorten(text, MAX_CAUSE)
 
 
 async def _row(

@@ -47,9 +47,9 @@ clear_keys_option = click.option(
 )
 
 if TYPE_CHECKING:
-    from dmsg.analytics.jobs import Outcome
+    from dmsg.analytics.jobs import RunOutcome
     from dmsg.net.reactor import Reactor
-    from dmsg.telemetry.verify import Checked
+    from dmsg.telemetry.verify import Verification
 
 
 def _is_small(spool: str) -> bool:
@@ -59,14 +59,14 @@ def _is_small(spool: str) -> bool:
     return directory is not None and sum(path.stat().st_size for path in directory.rglob("*.gz")) < SMALL_BYTES
 
 
-def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Checked]:
+def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Verification]:
     """Check what is new; where the checked ones are."""
     from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
-    from dmsg.telemetry.verify import Checked, verify_spool
+    from dmsg.telemetry.verify import Verification, verify_spool
 
     source, tables = local_directory(spool), local_directory(out)
     if source is None or tables is None:
-        return None, Checked()
+        return None, Verification()
     tables.mkdir(parents=True, exist_ok=True)
     target = tables / RECEIPTS
     checked = verify_spool(source, target, Pseudonyms(load_or_create_secret(tables), clear=clear))
@@ -114,10 +114,10 @@ def run(
 ) -> None:
     """Read new events and update all tables."""
     from dmsg.analytics import main as jobs
-    from dmsg.telemetry.verify import Checked
+    from dmsg.telemetry.verify import Verification
 
     started = time.monotonic()
-    checked = Checked()
+    checked = Verification()
     for uri in (spool, receipts):
         if uri is not None and (there := local_directory(uri)) is not None and not there.is_dir():
             raise WrongUse(f"{uri} is no directory")
@@ -138,7 +138,7 @@ def run(
     output.tell(f"{_said(outcome)}, {seconds:.0f} s", **fields)
 
 
-def _fields(outcome: Outcome) -> dict[str, object]:
+def _fields(outcome: RunOutcome) -> dict[str, object]:
     """Return the summary of a run for ``--json``."""
     return {
         "run": outcome.state.run,
@@ -150,7 +150,7 @@ def _fields(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _said(outcome: Outcome) -> str:
+def _said(outcome: RunOutcome) -> str:
     if not outcome.events and not outcome.quarantined and not outcome.torn_files:
         return f"run {outcome.state.run}: nothing is new"
     parts = [f"run {outcome.state.run}: {outcome.events:,} events", f"{len(outcome.days)} days written"]
@@ -233,7 +233,7 @@ def stream(
         for number in (signal.SIGINT, signal.SIGTERM):  # after Spark, which sets handlers of its own
             signal.signal(number, lambda *_: stop.set())
 
-        def told(outcome: Outcome) -> None:
+        def told(outcome: RunOutcome) -> None:
             output.tell(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}", **_fields(outcome))
             if html is not None and outcome.state.days:
                 jobs.write_report(out, html)

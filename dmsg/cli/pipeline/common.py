@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from dmsg.base.printable import shortened
+from dmsg.base.printable import shorten
 from dmsg.cli.output import EXIT_INTERRUPTED, fail
 from dmsg.errors import DmsgError, WrongUse, needs_extra
 
@@ -58,7 +58,7 @@ def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
         except LakeError as error:
             fail(error)
         except DeltaError as error:
-            fail(DmsgError(f"the tables' logs cannot be written or read: {shortened(str(error).splitlines()[0])}"))
+            fail(DmsgError(f"the tables' logs cannot be written or read: {shorten(str(error).splitlines()[0])}"))
         raise SystemExit(1)
 
     return wrapped
@@ -187,7 +187,7 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bo
     if master is not None and re.match(r"local(\[|$)|yarn$|k8s://|spark://|sc://", master) is None:
         raise WrongUse(f"--master is local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..., not {master!r}")
     try:
-        with quiet() as words:
+        with silence_java() as words:
             spark = make_session(master, memory=memory, settings=settings, quick=quick)
     except SparkFailed as error:
         raise SparkFailed(f"{error}{words.why()}") from None
@@ -196,7 +196,7 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bo
     try:
         yield spark
     finally:
-        with quiet():
+        with silence_java():
             spark.stop()
 
 
@@ -207,9 +207,9 @@ def _interrupted(number: int, frame: object) -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[_Words]:
+def silence_java() -> Iterator[_ErrorOutput]:
     """Java's words at its start and end are nobody's business, unless asked for, or when it does not start."""
-    words = _Words()
+    words = _ErrorOutput()
     if click.get_current_context().find_root().params.get("verbose"):
         yield words
         return
@@ -228,7 +228,7 @@ def quiet() -> Iterator[_Words]:
         os.close(kept)
 
 
-class _Words:
+class _ErrorOutput:
     """The first 64 KiB of what was said at standard error."""
 
     LIMIT = 65536
@@ -251,8 +251,8 @@ class _Words:
         lines = [line.strip() for line in self._said.decode(errors="replace").splitlines() if line.strip()]
         for telling in ("^Caused by: ", "Exception|OutOfMemory", "(?i)error|unrecognized|cannot|could not"):
             if found := [line for line in lines if re.search(telling, line)]:
-                return f" Java said: {shortened(found[0].removeprefix('Caused by: '))}"
-        return "".join(f" Java said: {shortened(line)}" for line in lines[-1:])
+                return f" Java said: {shorten(found[0].removeprefix('Caused by: '))}"
+        return "".join(f" Java said: {shorten(line)}" for line in lines[-1:])
 
 
 def local_directory(uri: str) -> Path | None:

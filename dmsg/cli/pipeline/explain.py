@@ -9,7 +9,7 @@ import click
 
 from dmsg.base.printable import printable
 from dmsg.cli.options import command
-from dmsg.cli.output import writing
+from dmsg.cli.output import writing_output
 from dmsg.cli.pipeline.common import as_of_option, needs_tables, out_option
 from dmsg.errors import DmsgError
 
@@ -20,12 +20,12 @@ def _whole(known: list[str], said: str) -> str:
     :raises DmsgError: there is none, or there are several.
     """
     from dmsg.analytics.explain import find_server
-    from dmsg.clients.address_book import Names
+    from dmsg.clients.address_book import AddressBook
 
     found = find_server(known, said)
     if not found:
         try:
-            found = find_server(known, Names().find(said).hex())
+            found = find_server(known, AddressBook().find(said).hex())
         except DmsgError:
             pass
     if not found:
@@ -72,7 +72,7 @@ def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: d
     sections = sections_of(store, state, name, wanted)
     if as_json:
         for one in sections:
-            with writing():
+            with writing_output():
                 click.echo(json.dumps({"section": one.title, "verdict": one.verdict, "lines": one.lines}))
         return
     console = screen(10_000)

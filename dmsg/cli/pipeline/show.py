@@ -153,7 +153,7 @@ def tables(out: str) -> None:
 @needs_tables
 def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> None:
     """Sign the placement table, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
-    from dmsg.analytics.atomic_write import write_whole
+    from dmsg.analytics.atomic_write import write_atomically
     from dmsg.analytics.store import Store
     from dmsg.discovery.service.ranking import MAX_RANKED, sign_ranking
 
@@ -170,7 +170,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
     if len(servers) < len(rows):
         click.echo(f"{len(rows) - len(servers)} of {len(rows)} are left out: no keys, or too many", err=True)
     now = int(time.time())
-    write_whole(ranking, sign_ranking(servers, key, now, now + int(hours * 3600)))
+    write_atomically(ranking, sign_ranking(servers, key, now, now + int(hours * 3600)))
     text = f"{len(servers)} servers, valid for {hours:g} h, signed by {key.public.hex()}"
     output.tell(text, servers=len(servers), hours=hours, key=key.public.hex(), wrote=str(ranking))
 

@@ -147,9 +147,9 @@ def _short(name: str) -> str:
 
 def _fitting(console: Console, state: State, found: list[Finding], looked: datetime, problem: str = "") -> Group:
     """Return as many findings as the terminal has lines for, most urgent first, and the number of the others."""
-    from dmsg.analytics.attention import few
+    from dmsg.analytics.attention import shorten_findings
 
-    lines = few(found)
+    lines = shorten_findings(found)
     for count in range(len(lines), -1, -1):
         more = f"and {len(lines) - count} more: dmsg analytics attention" if count < len(lines) else ""
         shown = _shown(state, lines[:count], looked, problem, more)
@@ -163,10 +163,10 @@ def _shown(state: State, found: list[Finding], looked: datetime, problem: str = 
     from rich.table import Table
     from rich.text import Text
 
-    from dmsg.analytics.attention import Urgency, few
+    from dmsg.analytics.attention import Urgency, shorten_findings
 
     styles = {Urgency.NOW: "bold red", Urgency.SOON: "yellow", Urgency.NOTE: "dim"}
-    found = few(found)
+    found = shorten_findings(found)
     grid = Table.grid(padding=(0, 2))
     for _ in range(2):
         grid.add_column(no_wrap=True)

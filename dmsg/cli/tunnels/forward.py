@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from dmsg.cli.access import Access, Allowed, allow_option, machines
+from dmsg.cli.access import Access, AllowOption, allow_option, describe_reach
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import describe, say, tell
@@ -54,7 +54,7 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
             factory = SpliceFactory(lambda inner: client.connect(address, inner, timeout=timeout), failed=warn)
             port = await TCP4ServerEndpoint(reactor, local_port, interface=interface).listen(factory)
             here = f"{interface}:{port.getHost().port}"
-            tell(f"{here} leads to {address.text}", listening=here, leads_to=str(address), **machines(interface))
+            tell(f"{here} leads to {address.text}", listening=here, leads_to=str(address), **describe_reach(interface))
             await serve_until_interrupted(port)
 
         await with_client(reactor, settings, use)
@@ -70,7 +70,7 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
 @client_options
 @timeout_option
 def expose(
-    tcp_port: int, host: str, port: int | None, allow: tuple[Allowed, ...], settings: ClientSettings, timeout: float
+    tcp_port: int, host: str, port: int | None, allow: tuple[AllowOption, ...], settings: ClientSettings, timeout: float
 ) -> None:
     """Expose TCP_PORT of this machine to peers under this client's key.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.cli.access import machines
+from dmsg.cli.access import describe_reach
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
@@ -44,14 +44,14 @@ def socks(local_port: int, interface: str, settings: ClientSettings, timeout: fl
     from twisted.internet.endpoints import TCP4ServerEndpoint
 
     from dmsg.cli.client_run import run, serve_until_interrupted, with_client
-    from dmsg.cli.tunnels.socks_run import Proxy
+    from dmsg.cli.tunnels.socks_run import SocksFactory
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             endpoint = TCP4ServerEndpoint(reactor, local_port, interface=interface)
-            port = await endpoint.listen(Proxy(reactor, client, timeout))
+            port = await endpoint.listen(SocksFactory(reactor, client, timeout))
             here = f"{interface}:{port.getHost().port}"
-            tell(f"SOCKS5 at {here}", listening=here, **machines(interface))
+            tell(f"SOCKS5 at {here}", listening=here, **describe_reach(interface))
             await serve_until_interrupted(port)
 
         await with_client(reactor, settings, use)

@@ -8,7 +8,7 @@ from twisted.internet.defer import fail
 from twisted.internet.interfaces import IProtocol
 from twisted.internet.protocol import Factory
 
-from dmsg.clients.address_book import SUFFIX, Names, UnknownName
+from dmsg.clients.address_book import SUFFIX, AddressBook, UnknownName
 from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from twisted.internet.protocol import Protocol
     from twisted.python.failure import Failure
 
-    from dmsg.apps.splice import Half
+    from dmsg.apps.splice import SplicedConnection
     from dmsg.net.reactor import Reactor
     from dmsg.net.streams.address import DmsgAddress
     from dmsg.v2019.client import Client
@@ -28,7 +28,7 @@ class NotAPeer(UnknownName):
 
 
 def peer_of(host: str, port: int) -> DmsgAddress:
-    """``KEY.dmsg``, ``NAME.dmsg``; see :meth:`~dmsg.clients.address_book.Names.find_host`.
+    """``KEY.dmsg``, ``NAME.dmsg``; see :meth:`~dmsg.clients.address_book.AddressBook.find_host`.
 
     :raises UnknownName: no such peer.
     """
@@ -37,7 +37,7 @@ def peer_of(host: str, port: int) -> DmsgAddress:
 
     if not host.lower().endswith(SUFFIX):
         raise NotAPeer(f"{host[:80]!r} is not KEY.dmsg or NAME.dmsg")
-    return DmsgAddress(Names().find_host(host), port)
+    return DmsgAddress(AddressBook().find_host(host), port)
 
 
 def _code_of(failure: Failure) -> int:
@@ -52,7 +52,7 @@ def _code_of(failure: Failure) -> int:
     return REFUSED if failure.check(ConnectFailed) else FAILED
 
 
-class Proxy(Factory):
+class SocksFactory(Factory):
     """So many connections at a time."""
 
     noisy = False
@@ -75,7 +75,7 @@ class Proxy(Factory):
     def _lost(self) -> None:
         self._connections -= 1
 
-    def _dial(self, host: str, port: int, half: Half) -> Deferred[IProtocol]:
+    def _dial(self, host: str, port: int, half: SplicedConnection) -> Deferred[IProtocol]:
 
         try:
             address = peer_of(host, port)

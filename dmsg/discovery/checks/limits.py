@@ -33,7 +33,7 @@ PROOFS, PROOFS_OF_PLACE = 32, 8
 """Checks of one address per window: in all, and for one poster's address block; the blocks around a poster get half of
 the total. The blocks around the target are limited as well, to the total times the factor of the block.
 """
-OWN_LOOKS = 16
+OWN_CHECKS = 16
 """Checks per window of servers that were posted from their own address block."""
 OF_HOST = 32
 """Servers listed at one public address; the blocks around it may have this number times their factor."""
@@ -47,7 +47,7 @@ MAX_REMEMBERED = 10_000
 """Maximum number of addresses that are remembered; the same number applies to names that led to servers."""
 
 
-class Postponed(Exception):
+class CheckPostponed(Exception):
     """The server could not be checked and is checked later; the text says why."""
 
 
@@ -82,7 +82,7 @@ class Allowance:
             return
         windows = [(self._window(name, now), factor) for name, factor in blocks_of(number)]
         window, _ = windows[0]
-        if place == block_of(number) and window.own < OWN_LOOKS:
+        if place == block_of(number) and window.own < OWN_CHECKS:
             window.own += 1
             return
         places = blocks_of(place)
@@ -92,11 +92,11 @@ class Allowance:
         if any(one.total >= PROOFS * factor for one, factor in windows) or (
             port not in window.every and len(window.every) >= PORTS
         ):
-            raise Postponed("too many servers claim its address")
+            raise CheckPostponed("too many servers claim its address")
         for (name, _), (looks, ports) in zip(places, of_place, strict=True):
             asked = window.ports.get(name, set())
             if window.looks[name] >= looks or (port not in asked and len(asked) >= ports):
-                raise Postponed("too many servers claim its address")
+                raise CheckPostponed("too many servers claim its address")
         window.every.add(port)
         for name, _ in places:
             window.ports.setdefault(name, set()).add(port)
@@ -112,7 +112,7 @@ class Allowance:
         return window
 
 
-class Names:
+class NameResolver:
     """Resolver of servers' names, limited so that others still get the resolver's threads."""
 
     def __init__(self, reactor: IReactorTime) -> None:
@@ -135,7 +135,7 @@ class Names:
         if self._running >= RESOLVING or self._resolving.crowded(place, RESOLVING_OF_PLACE, RESOLVING // 2):
             known = self._good.get(host)
             if known is None:
-                raise Postponed("too many host names are being resolved")
+                raise CheckPostponed("too many host names are being resolved")
             return known
         found: list[str] = []
         done: Deferred[None] = Deferred()
@@ -170,12 +170,12 @@ class Names:
         except Exception:
             known = self._good.get(host)
             if known is None:
-                raise Postponed("its host name takes too long to resolve") from None
+                raise CheckPostponed("its host name takes too long to resolve") from None
             return known
         return [number for one in found if (number := literal(one)) is not None]
 
 
-class Hosts:
+class ProvedHosts:
     """Number of servers that have proved their keys at each public address. Limited, because clients are all sent
     there."""
 

@@ -3,7 +3,7 @@
 Strangers choose the addresses that discovery connects to by writing them into entries. So few checks run at a time; a
 name is resolved once and then connected to by number; an address is checked once in a while, however many
 entries name it. Addresses that are not public are checked only for posters in the same kind of network
-(:func:`may_look`). Otherwise anybody could use discovery to scan the network beside it.
+(:func:`may_check`). Otherwise anybody could use discovery to scan the network beside it.
 
 A server has to prove its key (:mod:`dmsg.discovery.checks.proof`) when it is posted, and once an hour. Programs of 2019
 post their entry only once: between proofs, a TCP connection tells whether they are still there.
@@ -31,19 +31,19 @@ from twisted.python.failure import Failure
 from dmsg.base.bounded_tables import remember
 from dmsg.base.buckets import RateLimit
 from dmsg.discovery.checks import proof
-from dmsg.discovery.checks.limits import Allowance, Hosts, Names, Postponed
+from dmsg.discovery.checks.limits import Allowance, CheckPostponed, NameResolver, ProvedHosts
 from dmsg.discovery.checks.proof import OPENINGS, Opening, Openings, openings_of
 from dmsg.discovery.entries.dialects import decode
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.entries.rules import NEVER
-from dmsg.discovery.store.base import Due, IEntryStore
+from dmsg.discovery.store.base import DueServer, IEntryStore
 from dmsg.errors import DmsgError, EntryError, HandshakeError
 from dmsg.net.addresses import Address, block_of, kind_of, literal, parse_address
 from dmsg.net.blocks import blocks_of
-from dmsg.net.fair_queue import Crowded, FairQueue
+from dmsg.net.fair_queue import FairQueue, QueueCrowded
 from dmsg.net.retry_loop import RetryLoop
 
-LOOK_EVERY = 5.0
+CHECK_INTERVAL = 5.0
 """Seconds between rounds."""
 SOON = 0.05
 """Seconds after which a server is checked whose entry was just posted."""
@@ -83,7 +83,7 @@ TRIES = 6
 """Number of consecutive failed checks after which a quiet server is not checked again before its entry is posted
 again."""
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
-LOOKS_IN_TTL = 3
+CHECKS_PER_TTL = 3
 """Number of checks of a quiet server in the time after which it would no longer be listed."""
 LONGEST = 3600.0
 """Longest interval in seconds between checks of a quiet server that keeps failing."""
@@ -95,7 +95,7 @@ MAX_REMEMBERED = 10_000
 _log = Logger()
 
 
-def may_look(address: str, poster: str, anywhere: bool = False) -> bool:
+def may_check(address: str, poster: str, anywhere: bool = False) -> bool:
     """Whether to check a server at ``address`` whose entry was posted from ``poster``; True for every valid name.
 
     A name is decided on once it has been resolved.
@@ -130,7 +130,7 @@ def _read(address: str) -> tuple[Address | None, str, int] | None:
     return number, host, port
 
 
-class _Way(NamedTuple):
+class _CheckedAddress(NamedTuple):
     """Target of a check: an address as a number, a port, the poster's address block, and whether the server is
     listed."""
 
@@ -144,7 +144,7 @@ _Target = tuple[str, int, str]
 """Address as a number, port, and the key to be proved; an empty key stands for a mere connection."""
 
 
-class Looks:
+class ServerChecks:
     """Checker of the servers in a store.
 
     :param store: provides :class:`~dmsg.discovery.store.base.IEntryStore`.
@@ -180,16 +180,16 @@ class Looks:
         self._openings = openings
         self._anywhere = anywhere
         self._reach = reach or partial(proof.reach, reactor)
-        self._again = RetryLoop(reactor, self._round, lambda failures: LOOK_EVERY, "looking at servers")
+        self._again = RetryLoop(reactor, self._round, lambda failures: CHECK_INTERVAL, "looking at servers")
         self._under_way: set[Deferred[None]] = set()
         self._stopped = True
         self._failures: OrderedDict[str, int] = OrderedDict()
         self._results: OrderedDict[_Target, tuple[float, str]] = OrderedDict()
         self._proved: OrderedDict[_Target, float] = OrderedDict()
         self._pending: dict[_Target, list[Deferred[str | None]]] = {}
-        self._allowance = Allowance(ttl / LOOKS_IN_TTL)
-        self._names = Names(reactor)
-        self._hosts = Hosts(2 * PROVED_FOR)
+        self._allowance = Allowance(ttl / CHECKS_PER_TTL)
+        self._names = NameResolver(reactor)
+        self._hosts = ProvedHosts(2 * PROVED_FOR)
         self._listed, self._own, self._others, self._silent = (
             FairQueue(most, AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE, WAITING, WAITING_OF_PLACE)
             for most in (AT_ONCE_OWN, AT_ONCE_OWN, AT_ONCE, AT_ONCE_SILENT)
@@ -202,7 +202,7 @@ class Looks:
         """Start checking."""
         self._stopped = False
         self._again.start()
-        self._again.soon(LOOK_EVERY)
+        self._again.soon(CHECK_INTERVAL)
 
     def soon(self) -> None:
         """Schedule a round now, because a server was posted."""
@@ -217,7 +217,7 @@ class Looks:
 
     async def _round(self) -> float:
         room = min(IN_SLICE, IN_ROUND - len(self._under_way))
-        due: list[Due] = []
+        due: list[DueServer] = []
         if room > 0:
             now = self._now()
             try:
@@ -226,9 +226,9 @@ class Looks:
                 _log.info("servers are not checked: {error}", error=str(error))
             for one in due:
                 self._begin(one)
-        return SOON if len(due) == IN_SLICE else LOOK_EVERY
+        return SOON if len(due) == IN_SLICE else CHECK_INTERVAL
 
-    def _begin(self, due: Due) -> None:
+    def _begin(self, due: DueServer) -> None:
         def over(result: object) -> None:
             self._under_way.discard(look)
             if isinstance(result, Failure) and not self._stopped:
@@ -238,7 +238,7 @@ class Looks:
         self._under_way.add(look)
         look.addBoth(over)
 
-    async def _look_at(self, due: Due) -> None:
+    async def _look_at(self, due: DueServer) -> None:
         try:
             entry = decode(due.json)
         except EntryError:
@@ -248,14 +248,14 @@ class Looks:
         address = entry.server.address
         try:
             why = await self._why_not(entry, due.place, due.refreshes, due.listed)
-        except Postponed:
+        except CheckPostponed:
             await self._store.seen(entry.static, address, None, self._now() + self._postpone())
             return
         now = self._now()
         if not why:
             if self._failures.pop(entry.static, 0) >= UNLISTED_AFTER:
                 _log.info("server {key} is reachable again", key=entry.static)
-            next_look = now + (PROVED_FOR if due.refreshes else self._ttl / LOOKS_IN_TTL)
+            next_look = now + (PROVED_FOR if due.refreshes else self._ttl / CHECKS_PER_TTL)
             await self._store.seen(entry.static, address, now, next_look, self._lasts)
             return
         failures = self._failures.pop(entry.static, 0) + 1
@@ -268,7 +268,7 @@ class Looks:
             await self._store.seen(entry.static, address, None, NEVER, listed=False)
             return
         longest = LONGEST_REFRESHING if due.refreshes else LONGEST
-        delay = min(longest, self._ttl / LOOKS_IN_TTL * 2 ** min(failures - 1, 20))
+        delay = min(longest, self._ttl / CHECKS_PER_TTL * 2 ** min(failures - 1, 20))
         await self._store.seen(entry.static, address, None, now + delay, listed=listed)
 
     def _postpone(self) -> float:
@@ -305,14 +305,14 @@ class Looks:
             return "its address is not one that is looked at for who posted it" if candidates else "no such host"
         why = ""
         for one in numbers[:2]:
-            why = await self._ask(_Way(str(one), port, place, listed), entry, refreshes)
+            why = await self._ask(_CheckedAddress(str(one), port, place, listed), entry, refreshes)
             if not why:
                 if number is None:
                     self._names.led_to_a_server(host, [one])
                 break
         return why
 
-    async def _ask(self, way: _Way, entry: Entry, refreshes: bool) -> str:
+    async def _ask(self, way: _CheckedAddress, entry: Entry, refreshes: bool) -> str:
         """Check by a proof if one is due, else by a connection."""
         target = way.number, way.port, entry.static
         now = self._reactor.seconds()
@@ -327,7 +327,7 @@ class Looks:
             remember(self._proved, target, now, MAX_REMEMBERED)
         return why
 
-    async def _once(self, target: _Target, way: _Way, known: bool, ask: Callable[[], Awaitable[str]]) -> str:
+    async def _once(self, target: _Target, way: _CheckedAddress, known: bool, ask: Callable[[], Awaitable[str]]) -> str:
         """Return the result of an earlier check or of one under way, or make a new check.
 
         :param known: whether the server has proved its key there before.
@@ -338,7 +338,7 @@ class Looks:
             at, why = self._results.get(one, (-self._ttl, ""))
             # A successful connection does not say that the right server is there, so only its failure counts for other
             # keys.
-            if now - at < self._ttl / LOOKS_IN_TTL and (one == target or why):
+            if now - at < self._ttl / CHECKS_PER_TTL and (one == target or why):
                 return why
         waiting = self._pending.get(target)
         if waiting is not None:
@@ -346,7 +346,7 @@ class Looks:
             waiting.append(shared)
             said = await shared
             if said is None:
-                raise Postponed("another check of it ended without a result")
+                raise CheckPostponed("another check of it ended without a result")
             return said
         self._allowance.take(way.number, way.port, way.place, known=known, now=now)
         self._pending[target] = []
@@ -359,7 +359,7 @@ class Looks:
         remember(self._results, target, (now, found), MAX_REMEMBERED)
         return found
 
-    def _queue(self, way: _Way) -> FairQueue:
+    def _queue(self, way: _CheckedAddress) -> FairQueue:
         """Return the queue in which a server waits for its check."""
         if way.listed:
             return self._listed
@@ -367,13 +367,13 @@ class Looks:
             return self._silent
         return self._own if block_of(way.number) == way.place else self._others
 
-    async def _in_turn(self, way: _Way, ask: Callable[[], Awaitable[str]]) -> str:
+    async def _in_turn(self, way: _CheckedAddress, ask: Callable[[], Awaitable[str]]) -> str:
         """Run a check when its turn comes; charge the poster if the server stays silent."""
         queue = self._queue(way)
         try:
             await queue.acquire(way.place)
-        except Crowded:
-            raise Postponed("too many servers are waiting for their check") from None
+        except QueueCrowded:
+            raise CheckPostponed("too many servers are waiting for their check") from None
         try:
             why = await ask()
             if why.startswith(NO_ANSWER):
@@ -382,11 +382,11 @@ class Looks:
         finally:
             queue.release(way.place)
 
-    def _is_short(self, way: _Way) -> bool:
+    def _is_short(self, way: _CheckedAddress) -> bool:
         """Whether other servers wait for the slot of this unlisted server."""
         return not way.listed and self._queue(way).is_scarce
 
-    async def _prove(self, way: _Way, entry: Entry) -> str:
+    async def _prove(self, way: _CheckedAddress, entry: Entry) -> str:
         openings = openings_of(entry, self._openings)
         if len(openings) > 1 and self._is_short(way):  # tried in turn, each would cost a silent server's full timeout
             tries = [Deferred.fromCoroutine(self._try(way, opening(entry.key))) for opening in openings]
@@ -399,7 +399,7 @@ class Looks:
                 break
         return why
 
-    async def _try(self, way: _Way, opening: Opening | None) -> str:
+    async def _try(self, way: _CheckedAddress, opening: Opening | None) -> str:
         number, port = way.number, way.port
         self.looked += 1
         self._results.pop((number, port, ""), None)

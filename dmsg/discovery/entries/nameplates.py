@@ -64,7 +64,7 @@ def candidates(random: Random, at_least: int = 0) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredNameplate:
     """Nameplate in a store.
 
     :ivar place: address block of the last claim.
@@ -77,7 +77,7 @@ class Kept:
     ends: float
 
 
-def decide_claim(known: Kept | None, place: str, held: int, most: float, free: Iterable[int]) -> int:
+def decide_claim(known: StoredNameplate | None, place: str, held: int, most: float, free: Iterable[int]) -> int:
     """Return the number that a key gets: the one it has, or else the first free one; or ``TOO_MANY``, ``NONE_FREE``.
 
     :param known: the key's nameplate, unless it has ended.
@@ -89,7 +89,7 @@ def decide_claim(known: Kept | None, place: str, held: int, most: float, free: I
     return next(iter(free), NONE_FREE) if known is None else known.number
 
 
-def check_kept(kept: Kept | None, now: float, static: str | None = None) -> Kept:
+def check_stored(kept: StoredNameplate | None, now: float, static: str | None = None) -> StoredNameplate:
     """Return ``kept`` if it has not expired, and leads to ``static`` if that is given.
 
     :raises EntryNotFound: the nameplate is missing, expired or of another key.

@@ -124,7 +124,7 @@ def target(entry: Entry) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class PresentState:
     """State of a key in a store before a post.
 
     :ivar target: address of the entry's server; empty for other entries.
@@ -152,7 +152,7 @@ class Replacement:
     keeps_look: bool
 
 
-def decide_post(present: Present | None, entry: Entry, now: float, terms: Terms) -> Replacement:
+def decide_post(present: PresentState | None, entry: Entry, now: float, terms: Terms) -> Replacement:
     """Decide whether ``entry`` replaces what a store has of its key, and whether its server stays listed.
 
     :raises EntryInvalid: as :func:`check_iteration` does.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-CONTESTED_POSTS = 3
-"""Maximum number of times within ``CONTESTED_TIME`` that an entry is posted again after another program replaced it."""
-CONTESTED_TIME = 600.0
+CONFLICT_POSTS = 3
+"""Maximum number of times within ``CONFLICT_TIME`` that an entry is posted again after another program replaced it."""
+CONFLICT_TIME = 600.0
 """Length of this window in seconds."""
 
 
-class Contest:
+class KeyConflict:
     """Counter of how often another program with the same key has replaced this program's entry.
 
     Without it the two programs would replace each other's entry for ever.
@@ -25,8 +25,8 @@ class Contest:
     def lost(self) -> bool:
         """Record that the entry was replaced; return True if it should not be posted again for now."""
         now = self._now()
-        self._posts = [at for at in self._posts if at > now - CONTESTED_TIME]
-        if len(self._posts) >= CONTESTED_POSTS:
+        self._posts = [at for at in self._posts if at > now - CONFLICT_TIME]
+        if len(self._posts) >= CONFLICT_POSTS:
             return True
         self._posts.append(now)
         return False

@@ -25,7 +25,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened, without_userinfo
+from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten, without_userinfo
 from dmsg.base.units import human_time
 from dmsg.discovery.entries.dialects import Dialect
 from dmsg.discovery.entries.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, with_feature
@@ -236,7 +236,7 @@ class Lookup:
 
     def _error(self, status: int, body: bytes) -> DiscoveryError:
         try:
-            message = shortened(str(parse_json(body)["message"]), MAX_WORDS_OF_STRANGERS)
+            message = shorten(str(parse_json(body)["message"]), MAX_WORDS_OF_STRANGERS)
         except (ValueError, KeyError, TypeError):
             message = "what answers there is no discovery"
         return DiscoveryError(f"discovery {self.shown_url}: {message} ({status})", status)
@@ -466,7 +466,7 @@ def _short(error: BaseException, timeout: float) -> str:
     for kind, words in _CAUSES.items():
         if isinstance(error, kind):
             return words
-    return shortened(str(error)) or type(error).__name__
+    return shorten(str(error)) or type(error).__name__
 
 
 _CAUSES: dict[type[Exception], str] = {

@@ -141,14 +141,14 @@ class DiscoveryAPI:
         *,
         wall_clock: Callable[[], float] | None = None,
         telemetry: Telemetry | None = None,
-        looks: Callable[[], object] | None = None,
+        checks: Callable[[], object] | None = None,
     ) -> None:
         """Set up the interface.
 
         :param clock: clock of the store, in seconds since 1970. It is not the reactor's clock, because stores outlive
             the process.
         :param wall_clock: date, for comparison with dates of others; ``clock`` by default.
-        :param looks: called when a server was posted, if servers are checked before they are listed; None if they are
+        :param checks: called when a server was posted, if servers are checked before they are listed; None if they are
             not.
         """
         self._reactor = reactor
@@ -160,7 +160,7 @@ class DiscoveryAPI:
         self._metrics = metrics
         self._settings = settings
         self._telemetry = DiscoveryTelemetry(telemetry, self._wall_clock)
-        self._looks = looks
+        self._checks = checks
         self._quota = ServerQuota()
         self.delegations = Delegations()
         self._posted = cache(metrics.posted.labels)
@@ -193,8 +193,8 @@ class DiscoveryAPI:
                 self.delegations.posted(entry.static, entry.client.delegated_servers, self._now())
             if entry.server is not None:
                 self._quota.count(entry.static, poster, self._now())
-                if self._looks is not None:
-                    self._looks()
+                if self._checks is not None:
+                    self._checks()
             return answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
 
         return self._store.ask(self._entries.post, entry, self._now(), terms).addCallback(posted)
@@ -206,12 +206,12 @@ class DiscoveryAPI:
         lasts = 0.0
         if entry.server is not None:
             # If servers are checked, the store extends the entry's life with every successful check.
-            lasts = REFRESHING_TTL if refreshes or self._looks is not None else self._settings.entry_ttl
+            lasts = REFRESHING_TTL if refreshes or self._checks is not None else self._settings.entry_ttl
         if entry.client is not None or entry.server is None:
             lasts = max(lasts, CLIENT_TTL if REFRESH in marks else self._settings.entry_ttl)
         # An address that is not public may be a reverse proxy that carries everybody's requests, so it has no limit.
         most = self._settings.of_place if is_public(poster) else math.inf
-        return Terms(refreshes, self._looks is None, block_of(poster), most, lasts)
+        return Terms(refreshes, self._checks is None, block_of(poster), most, lasts)
 
     def _available(self) -> Deferred[list[bytes]]:
         """Find live servers, then quiet servers that were there at their last check."""

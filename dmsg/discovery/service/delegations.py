@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
-from dmsg.base.bounded_tables import uncount
+from dmsg.base.bounded_tables import decrement
 
 MAX_CLIENTS = 100_000
 """Maximum number of clients that are remembered; beyond that the one that posted longest ago is forgotten."""
@@ -55,4 +55,4 @@ class Delegations:
     def _forget(self, client: str) -> None:
         _, servers = self._clients.pop(client, (0.0, ()))
         for server in servers:
-            uncount(self._of, server)
+            decrement(self._of, server)

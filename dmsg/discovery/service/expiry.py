@@ -28,7 +28,7 @@ TOLD_EVERY = 60.0
 _log = Logger()
 
 
-class Drops:
+class DropLog:
     """Counter of dropped entries; logs now and then from which addresses they came."""
 
     def __init__(self, seconds: Callable[[], float], metrics: Metrics) -> None:
@@ -49,7 +49,7 @@ class Drops:
         _log.warn("entries of {whose} are dropped, the oldest first: {why}", whose=whose, why=why)
 
 
-class Sweep:
+class ExpirySweep:
     """Periodic removal of expired entries.
 
     :param now: clock of the store, in seconds since 1970.

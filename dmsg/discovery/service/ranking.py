@@ -27,7 +27,7 @@ from twisted.logger import Logger
 
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, Signature
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 
 LOOK_INTERVAL = 5.0
 """Seconds between looks at the file."""
@@ -135,7 +135,7 @@ class RankingFile:
 
     def _look_again(self) -> None:
         assert self._reactor is not None
-        isolated(self.look)
+        call_isolated(self.look)
         self._call = self._reactor.callLater(LOOK_INTERVAL, self._look_again)
 
     def look(self) -> None:

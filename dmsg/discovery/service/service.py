@@ -12,12 +12,12 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 from twisted.web.server import Site
 
-from dmsg.discovery.checks.schedule import Looks
+from dmsg.discovery.checks.schedule import ServerChecks
 from dmsg.discovery.service.api import DiscoveryAPI
-from dmsg.discovery.service.expiry import Drops, Sweep
+from dmsg.discovery.service.expiry import DropLog, ExpirySweep
 from dmsg.discovery.service.settings import DEFAULTS, DiscoverySettings
 from dmsg.discovery.service.site import make_site
-from dmsg.discovery.service.status_page import DiscoveryShown
+from dmsg.discovery.service.status_page import DiscoveryStatus
 from dmsg.discovery.store.base import IEntryStore
 from dmsg.discovery.store.opening import clock_of, open_store
 from dmsg.errors import DiscoveryError
@@ -37,8 +37,8 @@ class _Running:
     """Parts that exist between start and stop."""
 
     store: IEntryStore
-    looks: Looks | None
-    sweep: Sweep
+    checks: ServerChecks | None
+    sweep: ExpirySweep
     api: DiscoveryAPI
     site: Site
     watch: ClockWatch | None
@@ -46,8 +46,8 @@ class _Running:
     async def stop(self) -> None:
         """Stop all parts but the store, which is needed until the last request has ended."""
         self.site.resource.stop()
-        if self.looks is not None:
-            await self.looks.stop()
+        if self.checks is not None:
+            await self.checks.stop()
         self.sweep.stop()
         if self.watch is not None:
             self.watch.stopService()
@@ -96,7 +96,7 @@ class Discovery(ListeningService):
         settings, description = self._settings, self._store_description
         self._started = time.time()
         clock, moves = clock_of(description, self._reactor)
-        drops = Drops(self._reactor.seconds, self.metrics)
+        drops = DropLog(self._reactor.seconds, self.metrics)
         limit = settings.limit_of(description)
         store = await open_store(description, self._reactor, limit, self._random, clock, drops.tell)
         self._running = running = self._make(store, clock, moves)
@@ -117,7 +117,7 @@ class Discovery(ListeningService):
             self._reactor,
             settings.metrics,
             settings.page_token,
-            DiscoveryShown(self._reactor, running.api, self.metrics, self._started, clock),
+            DiscoveryStatus(self._reactor, running.api, self.metrics, self._started, clock),
             running.api.rendered_metrics,
             running.api.told_health,
         )
@@ -135,9 +135,9 @@ class Discovery(ListeningService):
         :param clock: clock of the store, in seconds since 1970.
         :param moves: whether the clock follows steps of the system's clock.
         """
-        settings, looks = self._settings, None
-        if settings.looks and settings.server_ttl > 0:
-            looks = Looks(
+        settings, checks = self._settings, None
+        if settings.checks and settings.server_ttl > 0:
+            checks = ServerChecks(
                 self._reactor,
                 store,
                 clock,
@@ -146,8 +146,8 @@ class Discovery(ListeningService):
                 openings=settings.openings,
                 anywhere=settings.private_servers,
             )
-            looks.start()
-        sweep = Sweep(self._reactor, store, clock)
+            checks.start()
+        sweep = ExpirySweep(self._reactor, store, clock)
         sweep.start()
         api = DiscoveryAPI(
             self._reactor,
@@ -157,13 +157,13 @@ class Discovery(ListeningService):
             settings,
             wall_clock=time.time,
             telemetry=self.telemetry,
-            looks=None if looks is None else looks.soon,
+            checks=None if checks is None else checks.soon,
         )
         watch = None
         if moves:
             watch = ClockWatch(self._reactor, lambda step: self._clock_was_set(step, clock()))
             watch.startService()
-        return _Running(store, looks, sweep, api, make_site(api, self._reactor, self.metrics, settings), watch)
+        return _Running(store, checks, sweep, api, make_site(api, self._reactor, self.metrics, settings), watch)
 
     def _clock_was_set(self, step: float, now: float) -> None:
         """Adapt a store that uses the system's clock to a step of that clock.

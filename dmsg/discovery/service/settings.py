@@ -34,7 +34,7 @@ WORTHLESS = 5
 class DiscoverySettings(PageSettings):
     """Settings of discovery.
 
-    Servers of 2019, which post their entry only once, are listed as long as checks find them, if ``looks`` is on. If
+    Servers of 2019, which post their entry only once, are listed as long as checks find them, if ``checks`` is on. If
     ``store_limit`` is None, it is :func:`~dmsg.base.memory.default_limit` for a store in memory, else ``STORE_LIMIT``.
     Without ``metrics``, ``/metrics`` and ``/health`` are served at discovery's own port.
 
@@ -52,11 +52,11 @@ class DiscoverySettings(PageSettings):
     post_burst: float = option(
         1000.0, "Signed entries that one address may post in a burst", Number(1, 10**6, "entries"), group=LIMITS
     )
-    looks: bool = option(
+    checks: bool = option(
         True,
         "List servers without first connecting to them to check that they exist and hold their keys",
         FLAG,
-        name="no-looks",
+        name="no-checks",
         group=NETWORK,
     )
     private_servers: bool = option(

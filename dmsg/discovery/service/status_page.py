@@ -22,7 +22,7 @@ from dmsg.discovery.store.measured import StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.pages.history import Quantiles, in_each
-from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import of_process
 from dmsg.telemetry.metrics import LATENCIES, Metrics
 
@@ -67,7 +67,7 @@ class _Entry(TypedDict, total=False):
     client: _Client | None
 
 
-class DiscoveryShown(Shown):
+class DiscoveryStatus(StatusSource):
     """Discovery as the subject of a status page."""
 
     kind = "dmsg discovery"

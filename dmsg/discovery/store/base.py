@@ -41,7 +41,7 @@ class StoreContended(StoreError):
     """Other processes changed the same nameplate during each attempt to change it."""
 
 
-class Due(NamedTuple):
+class DueServer(NamedTuple):
     """Server whose check is due.
 
     :ivar json: JSON of its entry.
@@ -91,7 +91,7 @@ class IEntryStore(Interface):
     def listed(statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
         """Return the JSON of those of ``statics`` that ``available`` could return."""
 
-    def due(most: int, now: float, next_look: float) -> Deferred[list[Due]]:
+    def due(most: int, now: float, next_look: float) -> Deferred[list[DueServer]]:
         """Return at most ``most`` servers whose check is due, the longest overdue first.
 
         Their next check is set to ``next_look``, so that a check that is lost is repeated then.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from twisted.internet.defer import Deferred, DeferredLock, fail, succeed
 from zope.interface import implementer
 
-from dmsg.discovery.entries.nameplates import NONE_FREE, TOO_MANY, Kept, check_kept, decide_claim
+from dmsg.discovery.entries.nameplates import NONE_FREE, TOO_MANY, StoredNameplate, check_stored, decide_claim
 from dmsg.discovery.store.base import INameplates
 from dmsg.discovery.store.transaction import attempt, transaction
 from dmsg.errors import EntryNotFound
@@ -54,24 +54,24 @@ class SQLiteNameplates:
             db.execute("INSERT OR REPLACE INTO nameplates VALUES (?, ?, ?, ?)", (number, static, place, ends))
         return number
 
-    def _kept(self, column: str, value: int | str) -> Kept | None:
+    def _kept(self, column: str, value: int | str) -> StoredNameplate | None:
         """Return the nameplate with this number, or of this key."""
         row = self._db.execute(
             f"SELECT number, static, place, ends FROM nameplates WHERE {column} = ?",  # noqa: S608  # ours
             (value,),
         ).fetchone()
-        return None if row is None else Kept(*row)
+        return None if row is None else StoredNameplate(*row)
 
     def look(self, number: int, now: float) -> Deferred[str]:
         try:
-            return succeed(check_kept(self._kept("number", number), now).static)
+            return succeed(check_stored(self._kept("number", number), now).static)
         except (EntryNotFound, sqlite3.Error):
             return fail()
 
     def release(self, number: int, static: str, now: float) -> Deferred[None]:
         try:
             with transaction(self._db):
-                check_kept(self._kept("number", number), now, static)
+                check_stored(self._kept("number", number), now, static)
                 self._db.execute("DELETE FROM nameplates WHERE number = ?", (number,))
         except (EntryNotFound, sqlite3.Error):
             return fail()
@@ -168,15 +168,15 @@ class RedisNameplates:
         return self._lock.run(lambda: Deferred.fromCoroutine(attempt(change)))
 
     @staticmethod
-    def _kept(number: bytes | None, kept: bytes | None, ends: float) -> Kept | None:
+    def _kept(number: bytes | None, kept: bytes | None, ends: float) -> StoredNameplate | None:
         if number is None or kept is None:
             return None
         static, _, place = kept.decode().partition(" ")
-        return Kept(int(number), static, place, ends)
+        return StoredNameplate(int(number), static, place, ends)
 
-    async def _look(self, number: int, now: float, static: str | None = None) -> tuple[Kept, bytes]:
+    async def _look(self, number: int, now: float, static: str | None = None) -> tuple[StoredNameplate, bytes]:
         kept, ends = await self._redis.eval(_LOOK, self._keys, [str(number)])
-        return check_kept(self._kept(b"%d" % number, kept, float(ends or 0)), now, static), kept
+        return check_stored(self._kept(b"%d" % number, kept, float(ends or 0)), now, static), kept
 
     def look(self, number: int, now: float) -> Deferred[str]:
         return Deferred.fromCoroutine(self._look(number, now)).addCallback(lambda found: found[0].static)

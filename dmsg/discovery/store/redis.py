@@ -35,7 +35,7 @@ from dmsg.discovery.store.base import (
     OVERHEAD,
     TOMBSTONE_TTL,
     Dropped,
-    Due,
+    DueServer,
     IEntryStore,
     ends,
     kind,
@@ -197,11 +197,12 @@ class RedisStore:
         since = max(since, -_UNKNOWN_LIMIT)
         return self._run(LISTED, ["servers", "entry:"], [repr(since), *statics], _whole)
 
-    def due(self, most: int, now: float, next_look: float) -> Deferred[list[Due]]:
-        def rows_of(found: list[bytes]) -> list[Due]:
+    def due(self, most: int, now: float, next_look: float) -> Deferred[list[DueServer]]:
+        def rows_of(found: list[bytes]) -> list[DueServer]:
             rows = zip(found[::4], found[1::4], found[2::4], found[3::4], strict=True)
             return [
-                Due(body, place.decode(), refreshes == b"1", listed == b"1") for body, place, refreshes, listed in rows
+                DueServer(body, place.decode(), refreshes == b"1", listed == b"1")
+                for body, place, refreshes, listed in rows
             ]
 
         return self._run(DUE, ["looks"], [repr(now), str(most), repr(next_look)], rows_of)

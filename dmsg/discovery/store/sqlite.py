@@ -16,7 +16,7 @@ from dmsg.discovery.entries.rules import (
     NEVER,
     Deletion,
     Head,
-    Present,
+    PresentState,
     Terms,
     check_deletion,
     decide_post,
@@ -30,7 +30,7 @@ from dmsg.discovery.store.base import (
     ROOM_AT_ONCE,
     TOMBSTONE_TTL,
     Dropped,
-    Due,
+    DueServer,
     IEntryStore,
     StoreError,
     ends,
@@ -162,7 +162,7 @@ class SQLiteStore:
         except sqlite3.Error as error:
             raise StoreError(f"{path}: {error}") from None
 
-    def _present(self, static: str) -> tuple[Present | None, float | None]:
+    def _present(self, static: str) -> tuple[PresentState | None, float | None]:
         """Return the state of a key, and the time of the next check of its server."""
         row = self._db.execute(
             "SELECT sequence, time_order, json IS NULL, deletion, target, checked, CASE WHEN listable THEN look_at END "
@@ -171,7 +171,7 @@ class SQLiteStore:
         ).fetchone()
         if row is None:
             return None, None
-        return Present(Head(int(row[0]), row[1], bool(row[2]), row[3]), row[4], bool(row[5])), row[6]
+        return PresentState(Head(int(row[0]), row[1], bool(row[2]), row[3]), row[4], bool(row[5])), row[6]
 
     def post(self, entry: Entry, now: float, terms: Terms = Terms()) -> Deferred[bool]:
         db = self._db
@@ -319,7 +319,7 @@ class SQLiteStore:
         ).fetchall()
         return succeed([row[0] for row in rows])
 
-    def due(self, most: int, now: float, next_look: float) -> Deferred[list[Due]]:
+    def due(self, most: int, now: float, next_look: float) -> Deferred[list[DueServer]]:
         try:
             with transaction(self._db):
                 rows = self._db.execute(
@@ -331,7 +331,7 @@ class SQLiteStore:
                     self._db.execute("UPDATE entries SET look_at = ? WHERE static = ?", (next_look, static))
         except sqlite3.Error:
             return fail()
-        return succeed([Due(body, place, not quiet, bool(checked)) for _, body, place, quiet, checked in rows])
+        return succeed([DueServer(body, place, not quiet, bool(checked)) for _, body, place, quiet, checked in rows])
 
     def seen(
         self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True

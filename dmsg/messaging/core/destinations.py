@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dmsg.base.fair_rate import Crowds
+from dmsg.base.fair_rate import CrowdedRates
 from dmsg.errors import DropReason, KeyFormatError
 from dmsg.messaging.core.peers import End, RelayPeer
 from dmsg.messaging.core.policing import Limits
@@ -24,7 +24,7 @@ class Destinations:
     def __init__(self, newest: Mapping[bytes, RelayPeer], choose: Callable[[RelayPeer], int | None]) -> None:
         self._newest = newest
         self.choose = choose
-        self._crowds = Crowds()
+        self._crowds = CrowdedRates()
 
     def place(self, peer: RelayPeer, name: int) -> tuple[int | None, End | None]:
         """Return the id for a channel that its opener calls ``name``, or None, and the end that has that name now."""

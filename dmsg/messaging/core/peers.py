@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dmsg.base.fair_rate import FairRate
-from dmsg.base.policing import Provoked
+from dmsg.base.policing import ProvokedFrames
 from dmsg.base.ports import Port
 from dmsg.keys import PubKey
-from dmsg.messaging.core.policing import Police
+from dmsg.messaging.core.policing import Policer
 from dmsg.messaging.core.wire import ID_COUNT
 
 
@@ -93,8 +93,8 @@ class RelayPeer:
     closing: bool = False
     frames_in: int = 0
     bytes_in: int = 0
-    police: Police = field(default_factory=Police)
-    provoked: Provoked = field(default_factory=Provoked)
+    police: Policer = field(default_factory=Policer)
+    provoked: ProvokedFrames = field(default_factory=ProvokedFrames)
     """Allowance for the frames that other clients have provoked from the link's client."""
     requests: FairRate = field(default_factory=FairRate)
     """Rate limit of the OpenChannels to the link, shared fairly by their sources."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dmsg.base.options import LIMITS, Number, option
-from dmsg.base.policing import ANSWER_FACTOR, ClientLimits, Police as Counting
+from dmsg.base.policing import ANSWER_FACTOR, ClientLimits, Policer as Counting
 from dmsg.messaging.core.wire import ID_COUNT
 
 
@@ -45,7 +45,7 @@ class Limits(ClientLimits):
         return self.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)
 
 
-class Police(Counting):
+class Policer(Counting):
     """Token buckets of one client."""
 
     __slots__ = ()

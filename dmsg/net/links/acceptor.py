@@ -20,10 +20,10 @@ from dmsg.base.buckets import RateLimit
 from dmsg.base.policing import ClientLimits
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.net.blocks import BlockCounts, blocks_of
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.net.links.link import Link
-from dmsg.net.links.refusal_log import Strangers
-from dmsg.net.turn_share import Share
+from dmsg.net.links.refusal_log import RefusalLog
+from dmsg.net.turn_share import TurnShare
 
 MAX_HANDSHAKES = 512
 """Maximum number of handshakes under way. One more evicts a handshake of the block with most handshakes: the oldest
@@ -115,8 +115,8 @@ class Acceptor(Factory):
         self._addresses: dict[Link, str] = {}
         self._told: dict[Link, DropReason] = {}
         self._said_full = False
-        self.strangers = Strangers(reactor)
-        self.share = Share(reactor)
+        self.strangers = RefusalLog(reactor)
+        self.share = TurnShare(reactor)
         self._floods = RateLimit(FLOOD_RATE, FLOOD_BURST)
         self._failures = RateLimit(FAILED_RATE, FAILED_BURST, blocks_of)
         self.sessions: set[AcceptedSession] = set()
@@ -247,7 +247,7 @@ class Acceptor(Factory):
         assert victim.link is not None
         self._refused(DropReason.CROWDED_OUT, victim.link.address)
         self._take_place(victim)
-        isolated(victim.crowd_out)
+        call_isolated(victim.crowd_out)
         return True
 
     def _newest_idle(self, block: str) -> AcceptedSession | None:
@@ -428,7 +428,7 @@ class Acceptor(Factory):
         """End all connections and handshakes. Return a Deferred that fires when all connections have ended."""
         self.strangers.stop()
         for link in list(self._handshakes):
-            isolated(link.close, DropReason.DRAINING)
+            call_isolated(link.close, DropReason.DRAINING)
         drained: Deferred[None] = Deferred()
         if not self.sessions:
             drained.callback(None)
@@ -436,5 +436,5 @@ class Acceptor(Factory):
         self._drained = drained
         for session in list(self.sessions):
             if session.link is not None:
-                isolated(session.link.close, DropReason.DRAINING)
+                call_isolated(session.link.close, DropReason.DRAINING)
         return drained

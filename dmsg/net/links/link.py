@@ -24,8 +24,17 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.links.interfaces import LinkHandshake, LinkUser
 from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_kept
 from dmsg.net.reactor import cancel_call
-from dmsg.net.socketopts import forget_unsent, held, queued, send_more, shed, tune, unacknowledged, write_now
-from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
+from dmsg.net.socketopts import (
+    forget_unsent,
+    held_bytes,
+    queued_bytes,
+    send_more,
+    shed_sent_bytes,
+    tune,
+    unacknowledged_bytes,
+    write_now,
+)
+from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds from the TCP connection to the last handshake message; then the link is closed. The reference of 2019 has 10
@@ -51,7 +60,7 @@ OnFailure = Callable[["Link", Failure], None]
 
 
 @implementer(IPushProducer)
-class Link(HeldReading, TakesTurns, TwistedProtocol):
+class Link(HeldReading, TurnTaker, TwistedProtocol):
     """Connection of two peers. For a relay it is also the port of the peer.
 
     :param handshake: handshake of this connection.
@@ -77,7 +86,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
     """Whether this is the side of a server, which logs errors of the peer itself."""
     erred = ""
     """Protocol error of the peer, in words."""
-    share: Turns | None = None
+    share: TurnAccount | None = None
     """Account of time by which the reactor's turns are shared; None on a client."""
     owner: Hashable = None
     """Owner for whom the time of this link is counted."""
@@ -279,18 +288,18 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         if not self._gone and self.ended_for is None and not self._closing and self.transport is not None:
             self.transport.resumeProducing()  # type: ignore[attr-defined]
 
-    def release(self, why: Hold) -> None:
+    def release(self, why: HoldReason) -> None:
         super().release(why)
-        if (self._held or self._left) and self.held_by == {Hold.TURN}:
+        if (self._held or self._left) and self.held_by == {HoldReason.TURN}:
             self._next_turn()
 
     def pause_reading(self) -> None:
         """Stop reading, because the receivers of the peer's data have too much queued."""
-        self.hold(Hold.CONGESTED)
+        self.hold(HoldReason.CONGESTED)
 
     def resume_reading(self) -> None:
         """Resume reading: the receivers have room again."""
-        self.release(Hold.CONGESTED)
+        self.release(HoldReason.CONGESTED)
 
     # --- the next turn ---
 
@@ -311,7 +320,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         self._error = error
 
     def _turn_is_over(self) -> None:
-        self.hold(Hold.TURN)
+        self.hold(HoldReason.TURN)
 
     def _later(self, call: Callable[[], None]) -> None:
         self._reactor.callLater(0, call)
@@ -320,7 +329,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         if self._gone or self.ended_for is not None:
             self._held.clear()
             return True
-        return bool(self.held_by - {Hold.TURN})
+        return bool(self.held_by - {HoldReason.TURN})
 
     def _work(self) -> None:
         self._spend(self._go_on)
@@ -338,7 +347,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         if self._left or self._held:
             self._next_turn()
         else:
-            self.release(Hold.TURN)
+            self.release(HoldReason.TURN)
 
     def read_again(self) -> None:
         """Offer the frames that were left to the user again."""
@@ -376,13 +385,13 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
         if self._congested:
             self._since_congested += size
         else:
-            waiting = queued(transport)
+            waiting = queued_bytes(transport)
             if waiting is not None and waiting > HIGH_WATER:
                 self._congest()
 
     def queued(self) -> int:
         """Return the number of bytes that wait to be sent."""
-        waiting = queued(self.transport)
+        waiting = queued_bytes(self.transport)
         if waiting is None:  # Not plain TCP, so count what was written since the link became congested.
             waiting = self._since_congested
         return waiting + self._unwritten()
@@ -396,11 +405,11 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
     def holds(self) -> int:
         """Number of bytes that the link buffers in both directions."""
         received = len(self._tail) + sum(map(len, self._held)) + self._unopened()
-        return max(held(self.transport), self.queued() - self._unwritten()) + self._unwritten() + received
+        return max(held_bytes(self.transport), self.queued() - self._unwritten()) + self._unwritten() + received
 
     def shed(self) -> None:
         """Free buffer space that is not needed."""
-        shed(self.transport)
+        shed_sent_bytes(self.transport)
 
     def _unopened(self) -> int:
         """Return the number of bytes of an incomplete record."""
@@ -408,7 +417,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
 
     def unsent(self) -> int:
         """Return the number of bytes that the peer's TCP has not acknowledged, as far as known."""
-        return self.queued() + unacknowledged(self.transport)
+        return self.queued() + unacknowledged_bytes(self.transport)
 
     @property
     def congested(self) -> bool:
@@ -424,7 +433,7 @@ class Link(HeldReading, TakesTurns, TwistedProtocol):
     def pauseProducing(self) -> None:
         # Twisted calls this at a lower mark than ours, and repeatedly. It only counts where the queue cannot be
         # measured.
-        if not self._congested and queued(self.transport) is None:
+        if not self._congested and queued_bytes(self.transport) is None:
             self._congest()
 
     def resumeProducing(self) -> None:

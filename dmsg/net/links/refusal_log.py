@@ -22,7 +22,7 @@ reason.
 _log = Logger()
 
 
-class Strangers:
+class RefusalLog:
     """Log of the strangers of one server."""
 
     def __init__(self, reactor: IReactorTime) -> None:

@@ -77,7 +77,7 @@ class Deadlines:
         self._passed = lambda name: None
 
 
-class Deadlined:
+class DeadlineMixin:
     """Methods of a stream with which an application sets deadlines."""
 
     _deadlines: Deadlines | None = None

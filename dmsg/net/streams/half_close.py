@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import TransportClosed
 from dmsg.net.streams.outbox import EndOfData, Outbox
-from dmsg.net.streams.producers import Producing
+from dmsg.net.streams.producers import ProducerHolder
 
 _T = TypeVar("_T")
 
@@ -35,7 +35,7 @@ class HalfClosing:
     """
     disconnecting: bool
     _outbox: Outbox
-    _producing: Producing
+    _producing: ProducerHolder
     _protocol: IProtocol | None
     _lost: Failure | None
     _paused: bool

@@ -8,7 +8,7 @@ SEND_HIGH_WATER = 512 * 1024
 """High-water mark of the send queue in bytes, above which a producer is paused: twice what a tunnel reads at a time."""
 
 
-class Producing:
+class ProducerHolder:
     """Holder of one producer."""
 
     __slots__ = ("_paused", "_streaming", "producer")

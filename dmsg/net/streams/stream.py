@@ -32,11 +32,11 @@ from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClose
 from dmsg.keys import PubKey
 from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.address import StreamLost, StreamTimeout
-from dmsg.net.streams.deadlines import Deadlined
+from dmsg.net.streams.deadlines import DeadlineMixin
 from dmsg.net.streams.half_close import HalfClosing
 from dmsg.net.streams.interfaces import StreamCarrier
 from dmsg.net.streams.outbox import Outbox, Ticket, tickets_among
-from dmsg.net.streams.producers import Producing
+from dmsg.net.streams.producers import ProducerHolder
 
 SEND_LIMIT = 64 * 1024 * 1024
 """Maximum number of unsent bytes of a stream; more aborts it. Only an application that never waits gets there."""
@@ -57,7 +57,7 @@ UNREAD: WeakSet[StreamTransport] = WeakSet()
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
-class StreamTransport(HalfClosing, Deadlined):
+class StreamTransport(HalfClosing, DeadlineMixin):
     """Transport of an application's protocol, found as ``self.transport``."""
 
     disconnecting = False
@@ -84,7 +84,7 @@ class StreamTransport(HalfClosing, Deadlined):
         self._outbox = Outbox()
         self._scheduled = False
         self._linger: IDelayedCall | None = None
-        self._producing = Producing()
+        self._producing = ProducerHolder()
         self._suspended = False
         self.away_since: float | None = None
         """Time of the reactor's clock since which the stream has no carrier; None while it has one."""

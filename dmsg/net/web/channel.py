@@ -22,9 +22,9 @@ from twisted.web.server import Request, Site
 
 from dmsg.net.blocks import blocks_of
 from dmsg.net.reactor import cancel_call
-from dmsg.net.turn_share import Share
-from dmsg.net.turns import TakesTurns
-from dmsg.net.web.pending_requests import Unanswered
+from dmsg.net.turn_share import TurnShare
+from dmsg.net.turns import TurnTaker
+from dmsg.net.web.pending_requests import PendingRequests
 
 PIECE = 2 * 1024
 """Number of bytes parsed at a time. The rest waits, and while a request is being answered nothing is read."""
@@ -55,7 +55,7 @@ def owner_of(address: object) -> str:
     return blocks_of(str(getattr(address, "host", None) or getattr(address, "public_key", "")))[0].name
 
 
-class BoundedChannel(TakesTurns, HTTPChannel):
+class BoundedChannel(TurnTaker, HTTPChannel):
     """HTTP channel that buffers one read at most, and parses it piece by piece in its turns.
 
     :ivar feeding: whether a piece is being parsed, and its time counted.
@@ -124,7 +124,7 @@ class BoundedChannel(TakesTurns, HTTPChannel):
         self._feed()
 
     @property
-    def share(self) -> Share:  # type: ignore[override]
+    def share(self) -> TurnShare:  # type: ignore[override]
         return self.site.share
 
     @property
@@ -191,7 +191,7 @@ class BoundedChannel(TakesTurns, HTTPChannel):
 
     def give_up(self) -> None:
         """End the connection, with 503 if possible, to free its memory for others
-        (:class:`~dmsg.net.web.pending_requests.Holder`).
+        (:class:`~dmsg.net.web.pending_requests.MemoryHolder`).
         """
         self._given_up = True
         self._behind.clear()
@@ -262,7 +262,7 @@ class BoundedSite(Site):
         resource: IResource,
         *,
         requestFactory: type[PlainRequest] = PlainRequest,
-        share: Share | None = None,
+        share: TurnShare | None = None,
         refused: Callable[[str], None] = lambda reason: None,
         **options: Unpack[SiteOptions],
     ) -> None:
@@ -270,8 +270,8 @@ class BoundedSite(Site):
         :param options: arguments of :class:`twisted.web.server.Site`.
         """
         super().__init__(resource, requestFactory=requestFactory, **options)  # type: ignore[no-untyped-call]
-        self.share = share or Share(self.reactor)
-        self.unanswered = Unanswered(refused=refused)
+        self.share = share or TurnShare(self.reactor)
+        self.unanswered = PendingRequests(refused=refused)
 
     def buildProtocol(self, addr: IAddress | None) -> BoundedChannel:  # type: ignore[override]
         channel: BoundedChannel = super().buildProtocol(addr)  # type: ignore[no-untyped-call]

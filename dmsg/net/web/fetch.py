@@ -55,7 +55,7 @@ class HeadTooLong(DmsgError):
     """The headers of a response exceed the limit."""
 
 
-class _Bounded(HTTP11ClientProtocol):
+class _BoundedConnection(HTTP11ClientProtocol):
     """Connection that is dropped if its response has too many headers.
 
     :ivar kept: whether an earlier request was answered over this connection.
@@ -94,7 +94,7 @@ class BoundedFactory(_HTTP11ClientFactory):
     noisy = False
 
     def buildProtocol(self, addr: IAddress | None) -> HTTP11ClientProtocol:
-        return _Bounded(self._quiescentCallback)  # type: ignore[no-untyped-call]
+        return _BoundedConnection(self._quiescentCallback)  # type: ignore[no-untyped-call]
 
 
 @implementer(IBodyProducer)
@@ -119,10 +119,10 @@ class Body:
         """Do nothing: everything was written at once."""
 
 
-class _Kept:
+class _KeptConnection:
     """Kept connection for one request. If the server has meanwhile closed it, the request goes over a new one."""
 
-    def __init__(self, connection: _Bounded, connect: Callable[[], Deferred[Any]]) -> None:
+    def __init__(self, connection: _BoundedConnection, connect: Callable[[], Deferred[Any]]) -> None:
         self._connection = connection
         self._connect = connect
 
@@ -159,7 +159,7 @@ class _Pool(HTTPConnectionPool):
         def wrapped(connection: Any) -> Any:
             if not connection.kept:
                 return connection
-            return _Kept(connection, lambda: self._newConnection(key, endpoint))
+            return _KeptConnection(connection, lambda: self._newConnection(key, endpoint))
 
         getting: Deferred[Any] = super().getConnection(key, endpoint)
         return getting.addCallback(wrapped)
@@ -192,7 +192,7 @@ def make_pool(reactor: IReactorTime, *, persistent: bool = True, most: int = 2) 
 
 
 @implementer(IAgent)
-class _AsItComes:
+class _UndecodedClient:
     """Agent that asks for uncompressed bodies, and hides Content-Encoding so that treq does not decompress."""
 
     def __init__(self, agent: IAgent) -> None:
@@ -212,10 +212,10 @@ class _AsItComes:
         return asking.addCallback(came)
 
 
-class _Literal(EncodedURL):
+class _LiteralURL(EncodedURL):
     """URL with an IPv6 address. hyperlink would encode the address as a name, and refuse its colons."""
 
-    def to_uri(self) -> _Literal:
+    def to_uri(self) -> _LiteralURL:
         """Return the URL itself, which is a URI already."""
         return self
 
@@ -226,12 +226,12 @@ class WebClient(HTTPClient):
     def __init__(self, reactor: IReactorTime, pool: HTTPConnectionPool, connect_timeout: float) -> None:
         """:param connect_timeout: seconds for TCP and TLS."""
         agent = Agent(reactor, connectTimeout=connect_timeout, pool=pool)
-        super().__init__(_AsItComes(agent), data_to_body_producer=Body)
+        super().__init__(_UndecodedClient(agent), data_to_body_producer=Body)
 
     def request(self, method: str, url: _SomeURL, **options: Any) -> Deferred[_Response]:
         """Send a request as treq does; the host may also be an IPv6 address."""
         if isinstance(url, str) and "[" in url:
-            url = _Literal.from_text(url)
+            url = _LiteralURL.from_text(url)
         return super().request(method, url, **{**options, "allow_redirects": False})
 
 

@@ -39,7 +39,7 @@ def _possible() -> int:
     return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit - RESERVE))
 
 
-class Guarded:
+class GuardedConnection:
     """Connection with the state that the guard needs.
 
     :ivar block: block of the client's address.
@@ -120,13 +120,13 @@ class Guard:
         self._most = _possible() if most is None else most
         self._most_of_block = most_of_block
         self._by_place = by_place
-        self._open: dict[Guarded, None] = {}
+        self._open: dict[GuardedConnection, None] = {}
         self._of = BlockCounts()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def came(self, one: Guarded) -> None:
+    def came(self, one: GuardedConnection) -> None:
         """Add a connection, and close another one if there are too many."""
         one.guard = self
         one.since = self.clock.seconds()
@@ -145,7 +145,7 @@ class Guard:
             self.went(victim)
             victim.drop()
 
-    def _victim(self, block: str, new: Guarded) -> Guarded:
+    def _victim(self, block: str, new: GuardedConnection) -> GuardedConnection:
         """Choose the connection of ``block`` to close: the oldest that is not waiting for a response.
 
         Behind a proxy, where all are in one block, connections younger than ``TIME_TO_ASK`` are spared as well. If
@@ -163,14 +163,14 @@ class Guard:
         for one in list(self._open):
             one.drop()
 
-    def went(self, one: Guarded) -> None:
+    def went(self, one: GuardedConnection) -> None:
         """Remove a connection that has ended or is no longer the site's."""
         if one in self._open:
             del self._open[one]
             self._of.remove(one.block)
 
 
-class _Wrapped(Guarded, ProtocolWrapper):
+class _GuardedProtocol(GuardedConnection, ProtocolWrapper):
     factory: GuardedFactory
 
     def connectionMade(self) -> None:
@@ -193,7 +193,7 @@ class _Wrapped(Guarded, ProtocolWrapper):
 class GuardedFactory(WrappingFactory):
     """Factory that guards a site; its arguments are those of :class:`Guard`."""
 
-    protocol = _Wrapped
+    protocol = _GuardedProtocol
     noisy = False
 
     def __init__(self, site: Site, clock: IReactorTime, **of_guard: Unpack[GuardOptions]) -> None:

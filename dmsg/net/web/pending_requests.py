@@ -11,7 +11,7 @@ MAX_HELD = 64 * 1024 * 1024
 """Maximum number of bytes that all connections of a site may hold."""
 
 
-class Holder(Protocol):
+class MemoryHolder(Protocol):
     """Interface of a connection that holds memory.
 
     :ivar block: block of the client's address.
@@ -20,12 +20,12 @@ class Holder(Protocol):
     block: str
 
     def give_up(self) -> None:
-        """Close the connection and free what it holds. The account calls :meth:`Unanswered.let_go` if the connection
-        did not.
+        """Close the connection and free what it holds. The account calls :meth:`PendingRequests.let_go` if the
+        connection did not.
         """
 
 
-class Unanswered:
+class PendingRequests:
     """Account of the memory held by connections.
 
     When the limit is exceeded, the block of addresses with most for its width loses the connection that has held
@@ -41,9 +41,9 @@ class Unanswered:
         self.refused = refused
         self.held = 0
         self._of = BlockCounts()
-        self._holders: dict[str, dict[Holder, int]] = {}
+        self._holders: dict[str, dict[MemoryHolder, int]] = {}
 
-    def book(self, one: Holder, size: int) -> None:
+    def book(self, one: MemoryHolder, size: int) -> None:
         """Add ``size`` bytes to a connection's account; ``size`` may be negative."""
         holders = self._holders.setdefault(one.block, {})
         holders[one] = holders.get(one, 0) + size
@@ -55,7 +55,7 @@ class Unanswered:
         elif size < 0:
             self._of.remove(one.block, -size)
 
-    def settle(self, one: Holder, size: int) -> None:
+    def settle(self, one: MemoryHolder, size: int) -> None:
         """Set the number of bytes that a connection holds."""
         before = self._holders.get(one.block, {}).get(one, 0)
         if size != before:
@@ -63,7 +63,7 @@ class Unanswered:
         if not size:
             self.let_go(one)
 
-    def let_go(self, one: Holder) -> None:
+    def let_go(self, one: MemoryHolder) -> None:
         """Remove a connection from the account."""
         holders = self._holders.get(one.block)
         if holders is None or one not in holders:

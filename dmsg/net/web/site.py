@@ -19,8 +19,8 @@ from dmsg.base.buckets import RateLimit
 from dmsg.net.addresses import forwarded_client
 from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.reactor import cancel_call
-from dmsg.net.turn_share import Share
-from dmsg.net.turns import TakesTurns
+from dmsg.net.turn_share import TurnShare
+from dmsg.net.turns import TurnTaker
 from dmsg.net.web.channel import BoundedSite, PlainRequest, SiteOptions
 from dmsg.net.web.routes import finish_with
 
@@ -73,7 +73,7 @@ def close_after(request: Request) -> None:
     request.channel.persistent = False
 
 
-class BoundedRequest(TakesTurns, PlainRequest):
+class BoundedRequest(TurnTaker, PlainRequest):
     """Request that answers 413 to a long body without reading it, and 503 when others need its memory.
 
     Pipelined requests take turns with the requests of other connections.
@@ -83,7 +83,7 @@ class BoundedRequest(TakesTurns, PlainRequest):
     """
 
     max_body: int
-    share: Share
+    share: TurnShare
     count_refusal: Callable[[str], None]
     refused = False
     received = 0
@@ -166,17 +166,19 @@ class BoundedOptions(SiteOptions):
     """Arguments of :class:`~dmsg.net.web.channel.BoundedSite`."""
 
     requestFactory: type[BoundedRequest]
-    share: Share
+    share: TurnShare
     refused: Callable[[str], None]
 
 
-def bounded(reactor: IReactorTime, max_body: int, refused: Callable[[str], None], timeout: float) -> BoundedOptions:
+def bounded_arguments(
+    reactor: IReactorTime, max_body: int, refused: Callable[[str], None], timeout: float
+) -> BoundedOptions:
     """Return the arguments of a :class:`~dmsg.net.web.channel.BoundedSite` of :class:`BoundedRequest`.
 
     :param refused: called with ``too_long`` or ``busy``.
     :param timeout: seconds that a connection may be silent.
     """
-    share = Share(reactor)
+    share = TurnShare(reactor)
     of_site = {"max_body": max_body, "share": share, "count_refusal": staticmethod(refused)}
     return {
         "requestFactory": type("Bounded", (BoundedRequest,), of_site),
@@ -370,7 +372,7 @@ def gated_site(
     :param of_gate: arguments of :class:`Gate`, which is the site's ``resource``.
     """
     gate = Gate(root, reactor, requesters, refused, **of_gate)
-    site = BoundedSite(gate, **bounded(reactor, max_body, refused, IDLE_TIMEOUT))
+    site = BoundedSite(gate, **bounded_arguments(reactor, max_body, refused, IDLE_TIMEOUT))
     # The log gets no line for each request.
     site.log = gate.log  # type: ignore[method-assign,assignment]  # All requests are of the class above.
     return site

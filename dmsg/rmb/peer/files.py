@@ -34,7 +34,7 @@ from dmsg.rmb.envelope.wire import JSON
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.peer.local_json import LocalRequest, incoming_request, incoming_response, may_be_called
 from dmsg.rmb.peer.store import REPLY, PeerStore
-from dmsg.rmb.session.seal import Received
+from dmsg.rmb.session.seal import ReceivedMessage
 
 FILE = "file"
 CHUNK = 512 * 1024
@@ -85,7 +85,7 @@ class _Incoming:
         self.spans: list[tuple[int, int]] = []
         self.written = 0
         self.seen: deque[bytes] = deque(maxlen=SEEN_WRITES)
-        self.close: tuple[Received, Answer] | None = None
+        self.close: tuple[ReceivedMessage, Answer] | None = None
         self.timer: IDelayedCall | None = None
 
     def write(self, offset: int | None, data: bytes, signature: bytes) -> None:
@@ -259,7 +259,7 @@ class FileUploads:
 
     # --- receiving ---
 
-    async def requested(self, received: Received, command: str, answer: Answer) -> None:
+    async def requested(self, received: ReceivedMessage, command: str, answer: Answer) -> None:
         """Handle ``file.negotiate``, ``file.write`` or ``file.close`` of another peer."""
         key = (received.source.twin, received.envelope.uid)
         try:
@@ -330,7 +330,7 @@ class FileUploads:
         with contextlib.suppress(OSError):  # Errors in writing were reported by fsync.
             os.close(incoming.file)
 
-    def _write(self, key: tuple[int, str], received: Received) -> None:
+    def _write(self, key: tuple[int, str], received: ReceivedMessage) -> None:
         incoming = self._incoming.get(key)
         if incoming is None:
             return  # The answer to the close reports it.
@@ -340,7 +340,7 @@ class FileUploads:
         if incoming.close is not None and incoming.complete:
             self._finish(key, incoming, incoming.close)
 
-    async def _close(self, key: tuple[int, str], received: Received, answer: Answer) -> None:
+    async def _close(self, key: tuple[int, str], received: ReceivedMessage, answer: Answer) -> None:
         incoming = self._incoming.get(key)
         if incoming is None:
             if key not in self._over:
@@ -355,7 +355,7 @@ class FileUploads:
             incoming.close = (received, answer)
             self._touch(key)
 
-    def _finish(self, key: tuple[int, str], incoming: _Incoming, close: tuple[Received, Answer]) -> None:
+    def _finish(self, key: tuple[int, str], incoming: _Incoming, close: tuple[ReceivedMessage, Answer]) -> None:
         received, answer = close
         # If one of these calls fails, the upload is given up like any other.
         os.fsync(incoming.file)

@@ -38,7 +38,7 @@ from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.session.participant import Participant, Profile, encryption_of
-from dmsg.rmb.session.seal import E2E, OTHER, UNKNOWN_TWIN, VALIDATION, Received, Rejected
+from dmsg.rmb.session.seal import E2E, OTHER, UNKNOWN_TWIN, VALIDATION, MessageRejected, ReceivedMessage
 from dmsg.rmb.session.uplink import MessageTooLarge, Uplink
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity
@@ -342,13 +342,13 @@ class RmbPeer(Service):
 
     # --- the network ---
 
-    async def _rejected(self, rejected: Rejected) -> None:
+    async def _rejected(self, rejected: MessageRejected) -> None:
         self._say(rejected.drop, f"dropped: {rejected}")
         if rejected.wants_answer is not None:
             code, request = rejected.wants_answer
             self._answer(request, b"", (code, str(rejected)))
 
-    async def _taken(self, received: Received) -> None:
+    async def _taken(self, received: ReceivedMessage) -> None:
         """Hand a message to a service or client; return once it is in Redis."""
         if received.kind == "request":
             await self._requested(received)
@@ -368,7 +368,7 @@ class RmbPeer(Service):
         answer = LocalResponse(request.uid, data, source_of(request), JSON if error is None else None, 0, error)
         self.bus.run(self._send_answer(answer, int(self._now()), tags))
 
-    async def _requested(self, received: Received) -> None:
+    async def _requested(self, received: ReceivedMessage) -> None:
         envelope = received.envelope
         command = envelope.request.command
         plugin, dot, rest = command.partition(".")
@@ -416,7 +416,7 @@ class RmbPeer(Service):
             self._commands.pop(next(iter(self._commands)))
         return True
 
-    async def _once(self, received: Received, key: str, message: bytes) -> None:
+    async def _once(self, received: ReceivedMessage, key: str, message: bytes) -> None:
         envelope = received.envelope
         ttl_left = max(1, envelope.timestamp + envelope.expiration - int(self._now()) + 1)
         same = (str(received.source.twin), envelope.uid, received.kind)
@@ -433,7 +433,7 @@ class RmbPeer(Service):
         if not new:
             self.drops[Drop.REPLAYED] += 1
 
-    async def _answered(self, received: Received) -> None:
+    async def _answered(self, received: ReceivedMessage) -> None:
         envelope = received.envelope
         backlog = await self._there.store.recall(envelope.uid)
         if backlog is None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dmsg.base.options import FLAG, KEY, NETWORK, STORAGE, Option, Text, checked_by, needed, option
+from dmsg.base.options import FLAG, KEY, NETWORK, STORAGE, Option, Text, checked_by, option, required_field
 from dmsg.net.redis import redis_address
 
 
@@ -28,7 +28,7 @@ class PeerSettings:
     secret: str = field(repr=False)
     registry: str
     relays: Sequence[str] = field(
-        metadata=needed(
+        metadata=required_field(
             Option(
                 name="relay",
                 help="URL of a relay, wss:// or ws://; repeatable, at most four",

@@ -17,7 +17,7 @@ from zope.interface import implementer
 from dmsg.base.printable import without_userinfo
 from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.net.retry import retry_delay
 from dmsg.net.web.body import read_body
 from dmsg.net.web.fetch import WebClient, cancellable, make_pool, parse_json
@@ -164,7 +164,7 @@ class HTTPRegistry:
                         await deferLater(self._reactor, 0)  # Each entry costs the verification of a signature.
                     twin = self._checked(one)
                     for changed in self._watchers:
-                        isolated(changed, twin)
+                        call_isolated(changed, twin)
                 # A service that lost its database counts from 0 again, so its number is taken even when it is lower.
                 since = following
                 failures = 0

@@ -16,7 +16,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry, follow
 from dmsg.rmb.twins.twin import Twin
@@ -69,7 +69,7 @@ class FileRegistry:
         for twin in twins.values():
             if before.get(twin.id) != twin:
                 for changed in self._watchers:
-                    isolated(changed, twin)
+                    call_isolated(changed, twin)
 
     def _parse(self, content: bytes) -> dict[int, Twin]:
         if len(content) > MAX_FILE:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry, follow
 from dmsg.rmb.twins.address import MAX_TWIN
@@ -66,7 +66,7 @@ class TableRegistry:
         except sqlite3.Error as error:
             return fail(RegistryUnavailable(str(error)))
         for changed in self._watchers:
-            isolated(changed, stored)
+            call_isolated(changed, stored)
         return succeed(stored)
 
     def _put(self, statement: Twin) -> Twin:

@@ -24,7 +24,7 @@ from itertools import islice
 from twisted.python.failure import Failure
 
 from dmsg.rmb.relay.ports import Carrier, Store
-from dmsg.rmb.relay.queue.interface import Queued, QueueId
+from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId
 from dmsg.rmb.socket.confirm import Message
 from dmsg.rmb.socket.held_messages import HeldMessages
 from dmsg.rmb.twins.address import Session
@@ -405,7 +405,7 @@ class Delivery:
         finally:
             self._inside = False
 
-    def _got(self, batch: list[Queued]) -> None:
+    def _got(self, batch: list[QueuedMessage]) -> None:
         self._reading = False
         if self.closed:
             return

@@ -8,7 +8,7 @@ from functools import partial
 from twisted.internet.interfaces import IReactorTime
 
 from dmsg.base.memory import Holding, Memory
-from dmsg.net.memory_watch import Looks
+from dmsg.net.memory_watch import MemoryWatch
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.relay.switch import Switch
@@ -18,7 +18,7 @@ SMALL = 16 * 1024
 """Bytes held for a session below which it is left out of the memory account."""
 
 
-class SessionHoldings(Looks[RelaySession]):
+class SessionHoldings(MemoryWatch[RelaySession]):
     """Memory of a relay by twin: messages that wait for receivers, for the registry or for other relays, messages of
     held senders, and incomplete messages.
 

@@ -17,7 +17,7 @@ LIMITED_NAMED = 10
 _log = Logger()
 
 
-class Limited:
+class LimitLog:
     """Counter of refused messages that logs them.
 
     :ivar of_twin: number of refused messages by twin; twins beyond ``MAX_LIMITED`` are counted as twin 0.

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.base.bounded_tables import uncount
-from dmsg.net.isolate import isolated
-from dmsg.net.turns import Hold
+from dmsg.base.bounded_tables import decrement
+from dmsg.net.isolate import call_isolated
+from dmsg.net.turns import HoldReason
 from dmsg.rmb.errors import RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay.mail import Mail
@@ -30,7 +30,7 @@ LOOKUP_PATIENCE, LOOKUP_RETRY = 5.0, 0.5
 """Seconds for which a look-up is repeated while the registry is unavailable, and seconds between attempts."""
 
 
-class Waiting(NamedTuple):
+class WaitingMail(NamedTuple):
     """Message that waits for the registry."""
 
     session: RelaySession
@@ -50,12 +50,12 @@ class LookupLines:
         self,
         clock: IReactorTime,
         registry: CachedRegistry,
-        answered: Callable[[Waiting, Twin | Failure | None], None],
+        answered: Callable[[WaitingMail, Twin | Failure | None], None],
     ) -> None:
         self._clock = clock
         self._registry = registry
         self._answered = answered
-        self._lines: dict[int, deque[Waiting]] = {}
+        self._lines: dict[int, deque[WaitingMail]] = {}
         self.size = 0
         """Bytes of all waiting messages."""
         self.looking: Counter[RelaySession] = Counter()
@@ -66,7 +66,7 @@ class LookupLines:
         """Whether messages to a twin wait."""
         return twin in self._lines
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: WaitingMail) -> None:
         """Let a message wait, and ask the registry unless the twin is being looked up already."""
         session, twin = waiting.session, waiting.mail.destination.twin
         self._count(session, len(waiting.mail.data))
@@ -77,7 +77,7 @@ class LookupLines:
         self._lines[twin] = deque([waiting])
         session.lookups += 1
         if session.lookups >= MAX_LOOKUPS and session.socket is not None:
-            session.socket.hold(Hold.LOOKUPS)
+            session.socket.hold(HoldReason.LOOKUPS)
         began = self._clock.seconds()
 
         def ask() -> None:
@@ -92,13 +92,13 @@ class LookupLines:
             said = None if isinstance(result, Failure) and result.check(TwinNotFound) else result
             session.lookups -= 1
             if session.lookups <= MAX_LOOKUPS // 2 and session.socket is not None:
-                session.socket.release(Hold.LOOKUPS)
+                session.socket.release(HoldReason.LOOKUPS)
             for one in self._lines.pop(twin):
-                isolated(self._over, one, said)
+                call_isolated(self._over, one, said)
 
         ask()
 
-    def _over(self, waiting: Waiting, said: Twin | Failure | None) -> None:
+    def _over(self, waiting: WaitingMail, said: Twin | Failure | None) -> None:
         self._count(waiting.session, -len(waiting.mail.data))
         self._answered(waiting, said)
 
@@ -120,12 +120,12 @@ class LookupLines:
         if size > 0:
             self.looking[session] += size
         else:
-            uncount(self.looking, session, -size)
+            decrement(self.looking, session, -size)
         if size > 0 and self.size > MAX_LOOKING_SIZE and session.socket is not None:
             self._held[session] = None
-            session.socket.hold(Hold.REGISTRY)
+            session.socket.hold(HoldReason.REGISTRY)
         elif self.size <= MAX_LOOKING_SIZE // 2 and self._held:
             held, self._held = self._held, {}
             for one in held:
                 if one.socket is not None:
-                    one.socket.release(Hold.REGISTRY)
+                    one.socket.release(HoldReason.REGISTRY)

@@ -96,7 +96,7 @@ class Mail(Message):
         return self.header.is_answer
 
 
-def answer(header: Header, text: str, to: Session | None, now: float) -> Message:
+def error_answer(header: Header, text: str, to: Session | None, now: float) -> Message:
     """Build a relay's error about a request.
 
     :param to: the session that the error names as its destination.

@@ -30,7 +30,7 @@ POLLED = 1000
 _log = Logger()
 
 
-class Rounds:
+class PeriodicChecks:
     """Periodic checks of one switch."""
 
     def __init__(self, clock: IReactorTime, switch: Switch) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from dmsg.rmb.relay.queue.interface import Queued, QueueId
+from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId
 from dmsg.rmb.socket.confirm import Message
 from dmsg.rmb.twins.address import Session
 
@@ -33,13 +33,13 @@ class Store(Protocol[_Delivery_contra]):
     def keep(self, session: Session, message: Message) -> Deferred[QueueId]:
         """Put a message into the session's queue; fires with its id."""
 
-    def read(self, session: Session, after: QueueId | None) -> Deferred[list[Queued]]:
+    def read(self, session: Session, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
         """Return the oldest messages of the session's queue with ids above ``after``."""
 
     def remove(self, session: Session, ids: list[QueueId]) -> None:
         """Delete delivered messages from the session's queue."""
 
-    def until(self, queued: Queued) -> float | None:
+    def until(self, queued: QueuedMessage) -> float | None:
         """Return when the life of a queued message ends; None when it has ended, after telling the sender."""
 
     def busy(self, delivery: _Delivery_contra) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.base.bounded_tables import uncount
+from dmsg.base.bounded_tables import decrement
 from dmsg.base.priority_queue import PriorityQueue
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.twins.address import Session
@@ -84,7 +84,7 @@ class Presence:
         if self.sessions.get(session.session) is not session:
             return False
         del self.sessions[session.session]
-        uncount(self.of_twin, session.owner)
+        decrement(self.of_twin, session.owner)
         self._newest[session.owner].pop(session.session, None)
         self._count(session.owner)
         return True

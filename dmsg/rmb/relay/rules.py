@@ -44,7 +44,7 @@ class Decision:
     drop: Drop | None = None
 
 
-class Refused(Exception):
+class MessageRefused(Exception):
     """A message is not carried.
 
     :ivar drop: the reason; ``TEXTS`` has the text for the sender.
@@ -77,13 +77,13 @@ class Rules:
         :raises Refused: the message is not carried.
         """
         if self.limiter is not None and not self.limiter.measure(session.twin, size, now, is_answer=header.is_answer):
-            raise Refused(Drop.RATE_LIMITED)
+            raise MessageRefused(Drop.RATE_LIMITED)
         if header.source != session:
-            raise Refused(Drop.WRONG_SOURCE)
+            raise MessageRefused(Drop.WRONG_SOURCE)
         if header.kind == "ping":
             return True
         if not header.destination.twin:
-            raise Refused(Drop.NO_DESTINATION)
+            raise MessageRefused(Drop.NO_DESTINATION)
         self.check_message(header, now)
         return False
 
@@ -104,11 +104,11 @@ class Rules:
         :raises Refused: its destination session is malformed, its life is over, or its timestamp is too far ahead.
         """
         if len(header.destination.sid or "") > MAX_SID:
-            raise Refused(Drop.BAD_REQUEST)
+            raise MessageRefused(Drop.BAD_REQUEST)
         if header.is_over(now):
-            raise Refused(Drop.EXPIRED)
+            raise MessageRefused(Drop.EXPIRED)
         if header.timestamp > now + MAX_SKEW:
-            raise Refused(Drop.BAD_TIMES)
+            raise MessageRefused(Drop.BAD_TIMES)
 
     def route(self, header: Header, twin: Twin | None) -> Decision:
         """Decide about a message for a session that is not connected here.

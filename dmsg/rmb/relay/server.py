@@ -14,7 +14,7 @@ from twisted.logger import Logger
 
 from dmsg.base.memory import Memory
 from dmsg.net.flush import TurnFlush
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.pages.port import StatusPort
@@ -28,7 +28,7 @@ from dmsg.rmb.relay.federation.post import Poster
 from dmsg.rmb.relay.holdings import SessionHoldings
 from dmsg.rmb.relay.limiter import FixedWindow
 from dmsg.rmb.relay.metrics import RelayMetrics
-from dmsg.rmb.relay.periodic import ROUND, Rounds
+from dmsg.rmb.relay.periodic import ROUND, PeriodicChecks
 from dmsg.rmb.relay.queue.interface import QueueLimits, RelayQueue
 from dmsg.rmb.relay.queue.redis import RedisQueue
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
@@ -36,7 +36,7 @@ from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.relay.rules import Rules
 from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.relay.site import RelaySite
-from dmsg.rmb.relay.status_page import RmbRelayShown
+from dmsg.rmb.relay.status_page import RmbRelayStatus
 from dmsg.rmb.relay.switch import MAX_UNFINISHED, Switch
 from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER
@@ -123,7 +123,7 @@ class RmbRelay(ListeningService):
             raise
         running.holdings.start()
         metrics = RelayMetrics(running.switch, self.memory).render
-        shown = RmbRelayShown(self, running.switch)
+        shown = RmbRelayStatus(self, running.switch)
         token = self.settings.page_token
         self._status = StatusPort(self._reactor, self.settings.metrics, token, shown, metrics, self.health)
         await self._status.start()
@@ -174,7 +174,12 @@ class RmbRelay(ListeningService):
         )
         holdings = SessionHoldings(self._reactor, switch, self.memory)
         return _Running(
-            queue, registry, switch.federation, switch, holdings, LoopingCall(Rounds(self._reactor, switch).round)
+            queue,
+            registry,
+            switch.federation,
+            switch,
+            holdings,
+            LoopingCall(PeriodicChecks(self._reactor, switch).round),
         )
 
     @property
@@ -256,7 +261,7 @@ class RmbRelay(ListeningService):
         running.switch.limited.tell(last=True)
         running.switch.presence.stop()
         for session in list(running.switch.sessions.values()):
-            isolated(session.end, Drop.DRAINING, GOING_AWAY, "the relay is shutting down")
+            call_isolated(session.end, Drop.DRAINING, GOING_AWAY, "the relay is shutting down")
         await deferLater(self._reactor, 0.05)
         await running.federation.stop()
         await running.queue.close()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from dmsg.net.turns import Hold
+from dmsg.net.turns import HoldReason
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.delivery import Delivery
 from dmsg.rmb.relay.ports import Store
@@ -25,7 +25,7 @@ SMALL = 64 * 1024
 """Bytes of an incomplete message below which it is not counted as growing."""
 
 
-class Home(Store[Delivery], Protocol):
+class SessionHost(Store[Delivery], Protocol):
     """Interface of the relay around a session.
 
     :ivar durable: whether messages of sessions that do not resend are stored before delivery.
@@ -86,7 +86,7 @@ class RelaySession:
         "unfinished_since",
     )
 
-    def __init__(self, switch: Home, session: Session, *, asks: bool = True) -> None:
+    def __init__(self, switch: SessionHost, session: Session, *, asks: bool = True) -> None:
         """Make a session whose socket is not open yet.
 
         :param asks: whether the session pings behind its messages, and sends unconfirmed messages again.
@@ -100,8 +100,8 @@ class RelaySession:
             self._receive,
             self.ledger.ping,
             switch.later,
-            lambda: self._hold(Hold.PARKED),
-            lambda: self._release(Hold.PARKED),
+            lambda: self._hold(HoldReason.PARKED),
+            lambda: self._release(HoldReason.PARKED),
             lambda: len(self.delivery) > 0,
         )
         self.ledger.holder = self.parking
@@ -160,11 +160,11 @@ class RelaySession:
         """Whether the relay holds the session because of receivers of its messages."""
         return self.parking.closed
 
-    def _hold(self, why: Hold) -> None:
+    def _hold(self, why: HoldReason) -> None:
         if self.socket is not None:
             self.socket.hold(why)
 
-    def _release(self, why: Hold) -> None:
+    def _release(self, why: HoldReason) -> None:
         if self.socket is not None:
             self.socket.release(why)
 
@@ -183,7 +183,7 @@ class RelaySession:
             ledger = self.ledger
             if ledger.relaxed is None and (len(ledger) >= MAX_UNSETTLED or ledger.size >= MAX_UNSETTLED_SIZE):
                 ledger.relaxed = self._resume
-                self.socket.hold(Hold.UNSETTLED)  # type: ignore[union-attr]
+                self.socket.hold(HoldReason.UNSETTLED)  # type: ignore[union-attr]
 
     def ping_received(self, payload: bytes) -> None:
         if self.delivery.lazy and len(payload) == ASKING_PING:
@@ -206,7 +206,7 @@ class RelaySession:
 
     def _resume(self) -> None:
         if self.socket is not None:
-            self.socket.release(Hold.UNSETTLED)
+            self.socket.release(HoldReason.UNSETTLED)
 
     def _broken(self) -> None:
         """End the session because a message of it was lost here, so that it connects again and resends."""

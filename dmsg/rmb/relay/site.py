@@ -19,17 +19,17 @@ from dmsg.net.blocks import blocks_of
 from dmsg.net.web.channel import BoundedSite
 from dmsg.net.web.guard import Guard
 from dmsg.net.web.routes import finish_with
-from dmsg.net.web.site import bounded, close_after, without_body
+from dmsg.net.web.site import bounded_arguments, close_after, without_body
 from dmsg.pages.access import HERE, NOT_PUBLIC
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, EnvelopeError, TokenError, TwinNotFound
 from dmsg.rmb.relay.federation import batch
 from dmsg.rmb.relay.federation.post import ONLY_CONNECTED
-from dmsg.rmb.relay.inbound.verify import TAKEN, Bringing, Verdict
+from dmsg.rmb.relay.inbound.verify import TAKEN, InboundVerifier, Verdict
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.relay.switch import Switch
-from dmsg.rmb.socket.plain_upgrade import DoorFactory, SocketTransport, Upgrade
+from dmsg.rmb.socket.plain_upgrade import PlainUpgradeFactory, SocketTransport, Upgrade
 from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
@@ -76,7 +76,7 @@ class RelaySite(Resource):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._switch = switch
-        self._bringing = Bringing(switch)
+        self._bringing = InboundVerifier(switch)
         self._upgrade = upgrade
         self._reactor = reactor
         self._metrics = metrics
@@ -88,7 +88,7 @@ class RelaySite(Resource):
         self._others = RateLimit(OTHER_RATE, OTHER_BURST, blocks_of)
         self._used = None if settings.token_reuse else token.UsedTokens(MAX_USED_TOKENS)
 
-    def make_site(self) -> DoorFactory:
+    def make_site(self) -> PlainUpgradeFactory:
         """Return the factory to listen with."""
 
         def refused(reason: str) -> None:
@@ -97,12 +97,12 @@ class RelaySite(Resource):
         def unguarded(why: str) -> None:
             self._switch.rules.drops[Drop(why)] += 1
 
-        site = BoundedSite(self, **bounded(self._reactor, MAX_MESSAGE, refused, IDLE_TIMEOUT))
+        site = BoundedSite(self, **bounded_arguments(self._reactor, MAX_MESSAGE, refused, IDLE_TIMEOUT))
         site.displayTracebacks = False
         # The URL contains the token, so requests are not logged.
         site.log = lambda request: None  # type: ignore[method-assign]
         guard = Guard(self._reactor, by_place=not self._settings.proxied, refused=unguarded)
-        return DoorFactory(site, self._reactor, self._take, IDLE_TIMEOUT, guard)
+        return PlainUpgradeFactory(site, self._reactor, self._take, IDLE_TIMEOUT, guard)
 
     # --- routes ---
 
@@ -332,7 +332,7 @@ class RelaySite(Resource):
 class BatchAnswer:
     """Answer to one request with several messages, written as each outcome becomes known."""
 
-    def __init__(self, bringing: Bringing, request: Request, address: str, reactor: IReactorTime) -> None:
+    def __init__(self, bringing: InboundVerifier, request: Request, address: str, reactor: IReactorTime) -> None:
         self._bringing = bringing
         self._request = request
         self._address = address
@@ -369,7 +369,7 @@ class BatchAnswer:
     def _known(self, number: int, status: int) -> None:
         self._taking.pop(number, None)
         self._left -= 1
-        self._lines.append(batch.line(number, status))
+        self._lines.append(batch.encode_answer(number, status))
         if not self._soon:
             # Outcomes of one reactor turn are written together.
             self._soon = True

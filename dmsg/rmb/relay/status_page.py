@@ -10,7 +10,7 @@ from typing import Protocol
 from dmsg.base.memory import Memory
 from dmsg.base.units import human_count, human_size
 from dmsg.pages.history import Growth
-from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import of_process
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.settings import RelaySettings
@@ -23,7 +23,7 @@ NEARLY_FULL = 0.9
 """Fraction of a limit from which on the page warns."""
 
 
-class Looked(Protocol):
+class WatchedRelay(Protocol):
     """Interface that a relay implements for its status page."""
 
     settings: RelaySettings
@@ -34,8 +34,8 @@ class Looked(Protocol):
         """Return the content of ``/health``."""
 
 
-class RmbRelayShown(Shown):
-    """Content of a relay's status page, a :class:`~dmsg.pages.model.Shown`."""
+class RmbRelayStatus(StatusSource):
+    """Content of a relay's status page, a :class:`~dmsg.pages.model.StatusSource`."""
 
     kind = "rmb relay"
     charts = (
@@ -55,7 +55,7 @@ class RmbRelayShown(Shown):
         Chart("Held in memory", "bytes", (Line("held", "held"),)),
     )
 
-    def __init__(self, relay: Looked, switch: Switch) -> None:
+    def __init__(self, relay: WatchedRelay, switch: Switch) -> None:
         self._relay = relay
         self._switch = switch
         self._growth: Growth[str] = Growth()

@@ -19,20 +19,20 @@ from twisted.python.failure import Failure
 
 from dmsg.base.buckets import RateLimit
 from dmsg.errors import DmsgError
-from dmsg.net.isolate import isolated
+from dmsg.net.isolate import call_isolated
 from dmsg.rmb.envelope import texts
 from dmsg.rmb.envelope.wire import decode, to_pong
 from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay.delivery import LINE_MESSAGES, Delivery
-from dmsg.rmb.relay.federation.attempts import Outcome
+from dmsg.rmb.relay.federation.attempts import AttemptOutcome
 from dmsg.rmb.relay.federation.forward import FULL, Federation
-from dmsg.rmb.relay.limit_log import Limited
-from dmsg.rmb.relay.lookups import LookupLines, Waiting
-from dmsg.rmb.relay.mail import Header, Mail, answer
+from dmsg.rmb.relay.limit_log import LimitLog
+from dmsg.rmb.relay.lookups import LookupLines, WaitingMail
+from dmsg.rmb.relay.mail import Header, Mail, error_answer
 from dmsg.rmb.relay.presence import Presence
-from dmsg.rmb.relay.queue.interface import FEDERATION, Queued, QueueId, RelayQueue
-from dmsg.rmb.relay.rules import Action, Refused, Rules
+from dmsg.rmb.relay.queue.interface import FEDERATION, QueuedMessage, QueueId, RelayQueue
+from dmsg.rmb.relay.rules import Action, MessageRefused, Rules
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.socket.confirm import Message
 from dmsg.rmb.socket.websocket import BAD_DATA, GOING_AWAY, TOO_MUCH, TRY_LATER
@@ -90,7 +90,7 @@ class Switch:
         self._max_unfinished = max_unfinished
         self._to_ping: dict[Delivery, float] = {}
         self._to_hand: list[tuple[Delivery, float]] = []
-        self.limited = Limited(clock)
+        self.limited = LimitLog(clock)
         self._fragments = RateLimit(FRAGMENT_RATE, FRAGMENT_BURST)
         self._clock = clock
         self.rules = rules
@@ -124,7 +124,7 @@ class Switch:
         before = self.presence.add(session)
         if before is not None:
             # Unconfirmed messages go into the queue, which the new connection reads to its end.
-            isolated(before.end, Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
+            call_isolated(before.end, Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
         session.heard_at = self._clock.seconds()
         self.queue.connected_here(str(session.session))
         session.delivery.start()
@@ -144,7 +144,7 @@ class Switch:
         session.parking.clear()
         self.parked.pop(session, None)
         for message in session.delivery.close():
-            isolated(partial(self._enqueue, session.session, message, answers=False))
+            call_isolated(partial(self._enqueue, session.session, message, answers=False))
 
     def busy(self, delivery: Delivery) -> None:
         """Note that a delivery waits for a confirmation; part of :class:`~dmsg.rmb.relay.ports.Store`."""
@@ -224,7 +224,7 @@ class Switch:
         if twin is not None and number not in self.lookups:
             self._route(session, mail, twin)
         else:
-            self.lookups.add(Waiting(session, mail))
+            self.lookups.add(WaitingMail(session, mail))
 
     def _admitted(self, session: RelaySession, data: bytes) -> Mail | None:
         """Return the message, or for a ping its answer; None when it is refused or no envelope."""
@@ -237,7 +237,7 @@ class Switch:
         header = Header(envelope)
         try:
             is_ping = self.rules.admit(session.session, header, len(data), now)
-        except Refused as refused:
+        except MessageRefused as refused:
             if refused.drop is Drop.RATE_LIMITED:
                 self.limited.count(session.session.twin)
             self._refuse(header, refused.drop, session.session)
@@ -263,7 +263,7 @@ class Switch:
         self.counters["message_rx"] += 1
         self.counters["message_rx_bytes"] += len(mail.data)
 
-    def _looked_up(self, waiting: Waiting, result: Twin | Failure | None) -> None:
+    def _looked_up(self, waiting: WaitingMail, result: Twin | Failure | None) -> None:
         """Route a message after the registry has answered or failed.
 
         When the registry failed, the sender of a request is told; any other message counts as lost, so that it is sent
@@ -328,14 +328,14 @@ class Switch:
     def _probe(self, mail: Mail, relays: frozenset[str]) -> None:
         """Offer a message to the receiver's other relays, where the session may be connected."""
 
-        def probed(outcome: Outcome) -> None:
-            if outcome is Outcome.TAKEN:
+        def probed(outcome: AttemptOutcome) -> None:
+            if outcome is AttemptOutcome.TAKEN:
                 mail.settle()
             else:
                 self._offline(mail)
 
         offering = self.federation.asking.offer(mail.data, relays, mail.sender)
-        offering.addErrback(lambda _: Outcome.FAILED).addCallback(probed)
+        offering.addErrback(lambda _: AttemptOutcome.FAILED).addCallback(probed)
 
     def _forwarded(self, mail: Mail, error: str | None) -> None:
         """Settle a message for another relay that was accepted there, or failed for good."""
@@ -362,7 +362,7 @@ class Switch:
         to = header.source if to is None else to
         if not to.twin:
             return
-        said = answer(header, text, to if addressed else None, self.now())
+        said = error_answer(header, text, to if addressed else None, self.now())
         self.count_in(said)
         receiver = self.sessions.get(to)
         if receiver is None or not receiver.delivery.offer(said):
@@ -420,7 +420,7 @@ class Switch:
             # The receiver has connected meanwhile, or is slow.
             receiver.delivery.poke()
         elif others:
-            self.federation.offers.add(str(session), Queued(number, mail.data), others, mail.until)
+            self.federation.offers.add(str(session), QueuedMessage(number, mail.data), others, mail.until)
 
     def _not_kept(self, session: Session, mail: Message, failure: Failure, *, answers: bool) -> None:
         self.rules.drops[Drop.QUEUE_FAILED] += 1
@@ -432,7 +432,7 @@ class Switch:
             sender = self.sessions.get(mail.header.source)
             if sender is not None:
                 text = texts.NOT_ROUTED.format(peer=session, why=why)
-                sender.delivery.offer(answer(mail.header, text, mail.header.source, self.now()))
+                sender.delivery.offer(error_answer(mail.header, text, mail.header.source, self.now()))
             mail.settle()
         else:
             mail.lose()
@@ -441,7 +441,7 @@ class Switch:
         """Append to a session's queue; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         return self.queue.append(str(session), message.data, message.until, message.sender)
 
-    def read(self, session: Session, after: QueueId | None) -> Deferred[list[Queued]]:
+    def read(self, session: Session, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
         """Read a session's queue; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         return self.queue.read(str(session), after)
 
@@ -449,7 +449,7 @@ class Switch:
         """Delete from a session's queue; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         self.queue.remove(str(session), ids)
 
-    def until(self, queued: Queued) -> float | None:
+    def until(self, queued: QueuedMessage) -> float | None:
         """Return when a message's life ends, or tell its sender and return None; part of
         :class:`~dmsg.rmb.relay.ports.Store`."""
         try:

@@ -14,7 +14,7 @@ from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.wire import JSON, SENT_EXPIRATION, source_of
 from dmsg.rmb.errors import Drop, RmbError
 from dmsg.rmb.session.participant import Participant
-from dmsg.rmb.session.seal import Received, Seen
+from dmsg.rmb.session.seal import ReceivedMessage, ReplayWindow
 from dmsg.rmb.session.uplink import MessageTooLarge
 from dmsg.rmb.twins.address import Session
 
@@ -66,7 +66,7 @@ class Handlers:
     def __init__(self, bus: Participant) -> None:
         self._bus = bus
         self._handlers: dict[str, Handler] = {}
-        self._seen = Seen()
+        self._seen = ReplayWindow()
         self._handling = 0
 
     def add(self, command: str, handler: Handler) -> None:
@@ -80,7 +80,7 @@ class Handlers:
             found = self._handlers.get(f"{command}.*")
         return found
 
-    def requested(self, received: Received) -> None:
+    def requested(self, received: ReceivedMessage) -> None:
         """Start the handler of a request, unless the request is a duplicate or one too many."""
         now = int(self._bus.now())
         envelope = received.envelope
@@ -94,7 +94,7 @@ class Handlers:
         else:
             self._bus.drops[Drop.REPLAYED] += 1
 
-    def _begin(self, received: Received, now: int) -> None:
+    def _begin(self, received: ReceivedMessage, now: int) -> None:
         envelope = received.envelope
         handler = self._find(envelope.request.command)
         if self._handling >= MAX_HANDLING:

@@ -20,8 +20,8 @@ from dmsg.rmb.envelope.cipher import Encryption
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, IdentityError
 from dmsg.rmb.registry.cache import CachedRegistry
-from dmsg.rmb.session.seal import Received, Rejected, Seal
-from dmsg.rmb.session.setup import find_twin, patiently, publish
+from dmsg.rmb.session.seal import MessageRejected, ReceivedMessage, Seal
+from dmsg.rmb.session.setup import find_twin, publish, retry_registry
 from dmsg.rmb.session.uplink import Uplink, dealt_with
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
@@ -77,8 +77,8 @@ class Participant:
         random: Random,
         *,
         drops: Counter[Drop],
-        taken: Callable[[Received], Coroutine[Deferred[object], object, None]],
-        rejected: Callable[[Rejected], Coroutine[Deferred[object], object, None]],
+        taken: Callable[[ReceivedMessage], Coroutine[Deferred[object], object, None]],
+        rejected: Callable[[MessageRejected], Coroutine[Deferred[object], object, None]],
     ) -> None:
         self._reactor = reactor
         self._profile = profile
@@ -172,7 +172,7 @@ class Participant:
         :param until: seconds since 1970, after which its unavailability is an error.
         :raises RegistryUnavailable: the registry is unavailable and the time is over.
         """
-        return patiently(self._reactor, self._random, question, until=until, now=self.now)
+        return retry_registry(self._reactor, self._random, question, until=until, now=self.now)
 
     # --- out ---
 
@@ -203,7 +203,7 @@ class Participant:
         while True:
             try:
                 received = await self.seal.open(data, int(self.now()))
-            except Rejected as rejected:
+            except MessageRejected as rejected:
                 if rejected.drop is not Drop.REGISTRY_DOWN:
                     self.drops[rejected.drop] += 1
                     await self._rejected(rejected)

@@ -55,7 +55,7 @@ MAX_SEEN_OF_TWIN = 200_000
 """Number of messages of one twin in the replay window, so that it cannot evict those of others."""
 
 
-class Rejected(RmbError):
+class MessageRejected(RmbError):
     """A message is not accepted.
 
     :ivar code: error code for the sender, if the message is a request; None sends no answer.
@@ -77,7 +77,7 @@ class Rejected(RmbError):
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedMessage:
     """Message that passed all checks.
 
     :ivar payload: the decrypted payload.
@@ -92,7 +92,7 @@ class Received:
     by_relay: bool = False
 
 
-class Seen:
+class ReplayWindow:
     """Replay window: the messages received before, by source, uid and kind, until their life ends.
 
     Each twin has a share. When the window is full, the twin with most messages loses the one that expires first. So a
@@ -195,7 +195,7 @@ class Seal:
 
     # --- inbound ---
 
-    async def open(self, data: bytes, now: int) -> Received:
+    async def open(self, data: bytes, now: int) -> ReceivedMessage:
         """Check and decrypt a message that came; the caller checks whether it is new.
 
         :raises Rejected: the message is not accepted.
@@ -203,39 +203,39 @@ class Seal:
         try:
             envelope = decode(data)
         except EnvelopeError as error:
-            raise Rejected(Drop.BAD_FRAME, str(error)) from None
+            raise MessageRejected(Drop.BAD_FRAME, str(error)) from None
         kind, source = kind_of(envelope), source_of(envelope)
         if not kind:
-            raise Rejected(Drop.BAD_PAYLOAD, "a message without a kind")
+            raise MessageRejected(Drop.BAD_PAYLOAD, "a message without a kind")
         if len(envelope.uid) > MAX_UID or not envelope.uid:
-            raise Rejected(Drop.BAD_PAYLOAD, f"uid has no, or more than {MAX_UID}, characters")
+            raise MessageRejected(Drop.BAD_PAYLOAD, f"uid has no, or more than {MAX_UID}, characters")
         if not source.twin:
             # Only relays leave the source out, and only in errors and pongs.
             if kind == "error":
-                return Received(envelope, kind, source, b"", by_relay=True)
+                return ReceivedMessage(envelope, kind, source, b"", by_relay=True)
             if kind == "pong" and destination_of(envelope) == self.session:
-                return Received(envelope, kind, source, envelope.plain, by_relay=True)
-            raise Rejected(Drop.NOT_SIGNED, f"a {kind} without a source", None, envelope)
+                return ReceivedMessage(envelope, kind, source, envelope.plain, by_relay=True)
+            raise MessageRejected(Drop.NOT_SIGNED, f"a {kind} without a source", None, envelope)
         if destination_of(envelope) != self.session:
-            raise Rejected(Drop.NOT_FOR_US, f"a {kind} for {destination_of(envelope)}", None, envelope)
+            raise MessageRejected(Drop.NOT_FOR_US, f"a {kind} for {destination_of(envelope)}", None, envelope)
         wrong = times_error(envelope, now)
         if wrong is not None:
-            raise Rejected(Drop.BAD_TIMES, f"envelope validation error: {wrong}", VALIDATION, envelope)
+            raise MessageRejected(Drop.BAD_TIMES, f"envelope validation error: {wrong}", VALIDATION, envelope)
         sender = await self._sender(envelope, source.twin)
         try:
             self._check(envelope, sender, now)
         except SignatureInvalid as error:
             text = f"invalid envelope signature: {error}"
-            raise Rejected(Drop.BAD_SIGNATURE, text, BAD_SIGNATURE, envelope) from None
-        return Received(envelope, kind, source, self._payload(envelope, sender))
+            raise MessageRejected(Drop.BAD_SIGNATURE, text, BAD_SIGNATURE, envelope) from None
+        return ReceivedMessage(envelope, kind, source, self._payload(envelope, sender))
 
     async def _sender(self, envelope: Envelope, number: int) -> Twin:
         try:
             twin: Twin = await self._registry.get(number)
         except TwinNotFound:
-            raise Rejected(Drop.UNKNOWN_TWIN, f"unknown twin id '{number}'", UNKNOWN_TWIN, envelope) from None
+            raise MessageRejected(Drop.UNKNOWN_TWIN, f"unknown twin id '{number}'", UNKNOWN_TWIN, envelope) from None
         except RmbError as error:
-            raise Rejected(Drop.REGISTRY_DOWN, f"other: {error}", OTHER, envelope) from None
+            raise MessageRejected(Drop.REGISTRY_DOWN, f"other: {error}", OTHER, envelope) from None
         return twin
 
     def _check(self, envelope: Envelope, sender: Twin, now: int) -> None:
@@ -255,7 +255,7 @@ class Seal:
         if which is None or which == "plain":
             return bytes(envelope.plain)
         if sender.pk is None:
-            raise Rejected(Drop.BAD_PAYLOAD, "sender twin has no public key", NO_KEY, envelope)
+            raise MessageRejected(Drop.BAD_PAYLOAD, "sender twin has no public key", NO_KEY, envelope)
         try:
             if self._encryption is None:
                 raise CipherError("this twin has no encryption key")
@@ -263,4 +263,4 @@ class Seal:
                 return self._encryption.decrypt_bound(envelope.bound, sender.pk, frame_of_payload(envelope))
             return self._encryption.decrypt(envelope.cipher, sender.pk)
         except CipherError as error:
-            raise Rejected(Drop.BAD_PAYLOAD, f"e2e error: {error}", E2E, envelope) from None
+            raise MessageRejected(Drop.BAD_PAYLOAD, f"e2e error: {error}", E2E, envelope) from None

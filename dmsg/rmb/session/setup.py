@@ -77,7 +77,7 @@ async def publish(
     raise RegistryRefused("another program changes this twin all the time")
 
 
-async def patiently(
+async def retry_registry(
     reactor: IReactorTime,
     random: Random,
     ask: Callable[[], Awaitable[Twin]],

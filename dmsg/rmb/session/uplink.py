@@ -23,7 +23,7 @@ from dmsg.errors import DmsgError, DmsgTimeout
 from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import cancel_call
 from dmsg.net.retry import retry_delay
-from dmsg.net.turns import Hold
+from dmsg.net.turns import HoldReason
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import CallTimeout, Drop, RmbError
 from dmsg.rmb.socket.confirm import Ledger, Message
@@ -199,8 +199,8 @@ class RelayLink:
         ledger, socket = self._ledger, self._socket
         full = len(ledger) >= MAX_UNHANDLED or ledger.size >= MAX_UNHANDLED_SIZE
         if full and ledger.relaxed is None and socket is not None:
-            socket.hold(Hold.UNHANDLED)
-            ledger.relaxed = lambda: socket.release(Hold.UNHANDLED)
+            socket.hold(HoldReason.UNHANDLED)
+            ledger.relaxed = lambda: socket.release(HoldReason.UNHANDLED)
 
         def done(taken: bool) -> None:
             if taken:

@@ -7,7 +7,7 @@ much work as one of 4 KiB. So the number of a message's fragments is limited, an
 from __future__ import annotations
 
 from dmsg.errors import DmsgError
-from dmsg.rmb.socket.frames import BEGINNING, ENDING, FrameTooLarge, Pieces
+from dmsg.rmb.socket.frames import BEGINNING, ENDING, FrameTooLarge, PieceBuffer
 
 MAX_FRAGMENTS = 16_384
 """Number of fragments of one message: four times what a Go client makes of the largest message."""
@@ -32,7 +32,7 @@ class Fragments:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._pieces = Pieces()
+        self._pieces = PieceBuffer()
         self._count = 0
         self.small = 0
 

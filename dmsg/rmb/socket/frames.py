@@ -54,7 +54,7 @@ def encode(first: int, data: bytes, key: bytes | None = None) -> bytes:
     return head + data if key is None else head + key + mask(data, key)
 
 
-class Pieces:
+class PieceBuffer:
     """Buffer for bytes that come in pieces and are needed as a whole.
 
     The pieces are kept as they came: a buffer that grows to the length of a message would be copied a dozen times.
@@ -104,7 +104,7 @@ class Frames:
     def __init__(self, masked: bool, most: int) -> None:
         self._masked = 0x80 if masked else 0
         self._most = most
-        self._pieces = Pieces()
+        self._pieces = PieceBuffer()
         self._want = 0
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable
 
-from dmsg.net.turns import TakesTurns, Turns
+from dmsg.net.turns import TurnAccount, TurnTaker
 
 PARKED_SIZE = 4 * 1024 * 1024
 """Bytes stored here at which the relay stops reading from the session."""
@@ -22,7 +22,7 @@ AT_ONCE = 1000
 """Number of messages processed in one reactor turn, if the twin's share of the turn lasts that long."""
 
 
-class HeldMessages(TakesTurns):
+class HeldMessages(TurnTaker):
     """Stored messages of one held session.
 
     :param message: processes a stored message.
@@ -67,10 +67,10 @@ class HeldMessages(TakesTurns):
         self.size = 0
         self.come = 0
         self._waits = False
-        self.share: Turns | None = None
+        self.share: TurnAccount | None = None
         self.owner: Hashable = None
 
-    def take_turns(self, share: Turns | None, owner: Hashable) -> None:
+    def take_turns(self, share: TurnAccount | None, owner: Hashable) -> None:
         """Charge the processing of stored messages to ``owner``, like that of messages from its socket."""
         self.share, self.owner = share, owner
 

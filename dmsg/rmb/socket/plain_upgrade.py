@@ -27,7 +27,7 @@ from twisted.python.failure import Failure
 from twisted.web.server import Site
 from zope.interface import Attribute
 
-from dmsg.net.web.guard import Guard, Guarded
+from dmsg.net.web.guard import Guard, GuardedConnection
 
 MAX_HEAD = 8192
 """Bytes of a request that is checked here."""
@@ -89,7 +89,7 @@ def plain_upgrade(data: bytes) -> Upgrade | None:
     return Upgrade(whole[1], key, headers, rest)
 
 
-class Door(Guarded, Protocol):
+class PlainUpgradeProtocol(GuardedConnection, Protocol):
     """Protocol of a new connection until its first read shows what the connection is for.
 
     A connection that becomes a session no longer belongs to the site.
@@ -98,7 +98,7 @@ class Door(Guarded, Protocol):
     _behind: IProtocol | None = None
     _silence: IDelayedCall | None = None
 
-    def __init__(self, factory: DoorFactory, address: IAddress | None) -> None:
+    def __init__(self, factory: PlainUpgradeFactory, address: IAddress | None) -> None:
         self._door = factory
         self._address = address
 
@@ -158,7 +158,7 @@ class Door(Guarded, Protocol):
             self._behind.connectionLost(reason)
 
 
-class DoorFactory(Factory):
+class PlainUpgradeFactory(Factory):
     """Factory in front of a site.
 
     :param take: makes a websocket of an upgrade on this transport; returning False leaves the upgrade to the site.
@@ -193,5 +193,5 @@ class DoorFactory(Factory):
         super().doStop()  # type: ignore[no-untyped-call]
         self.site.doStop()
 
-    def buildProtocol(self, addr: IAddress | None) -> Door:
-        return Door(self, addr)
+    def buildProtocol(self, addr: IAddress | None) -> PlainUpgradeProtocol:
+        return PlainUpgradeProtocol(self, addr)

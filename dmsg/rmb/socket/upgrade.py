@@ -19,7 +19,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 
 from dmsg.net.flush import TurnFlush
 from dmsg.net.socketopts import tune, write_now
-from dmsg.net.turn_share import Share
+from dmsg.net.turn_share import TurnShare
 from dmsg.net.web.channel import BoundedChannel
 from dmsg.rmb.socket.plain_upgrade import SocketTransport, is_key
 from dmsg.rmb.socket.websocket import OPTIONS, Receiver, Socket
@@ -115,7 +115,7 @@ class UpgradeResource:
         self._quick: type[_QuickSocket] = type("_Socket", (_QuickSocket,), options)
         self._turn = turn
         self._reactor = reactor
-        self._share = Share(reactor)
+        self._share = TurnShare(reactor)
 
     def upgrade(self, request: Request, receiver: Receiver) -> bytes | int:
         """Answer ``request`` with 101; ``receiver`` gets the events of the socket.

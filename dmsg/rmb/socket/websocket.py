@@ -21,9 +21,9 @@ from zope.interface import implementer
 
 from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import cancel_call
-from dmsg.net.socketopts import forget_unsent, queued, tune, write_now
+from dmsg.net.socketopts import forget_unsent, queued_bytes, tune, write_now
 from dmsg.net.turn_share import STEPS
-from dmsg.net.turns import HeldReading, Hold, TakesTurns, Turns
+from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.socket import frames
 from dmsg.rmb.socket.fragments import FragmentError, Fragments
@@ -85,7 +85,7 @@ class _Silence:
 
 
 @implementer(IPushProducer)
-class Socket(HeldReading, TakesTurns):
+class Socket(HeldReading, TurnTaker):
     """Common part of both ends of a connection; mixed into autobahn's protocols.
 
     :ivar heard: whether something came since this was set to False.
@@ -110,7 +110,7 @@ class Socket(HeldReading, TakesTurns):
     _told = False
     _left = 0
     _timer: IDelayedCall | None = None
-    share: Turns | None = None
+    share: TurnAccount | None = None
     _feeding: Iterator[tuple[int, bytes]] | None = None
     _waits = False
     _behind: deque[bytes]
@@ -140,7 +140,7 @@ class Socket(HeldReading, TakesTurns):
         if self._frames is None:
             super().dataReceived(data)  # type: ignore[misc]
             return
-        if Hold.OVER in self.held_by:
+        if HoldReason.OVER in self.held_by:
             return
         if self._feeding is not None or not self._may_work():
             self._behind.append(data)
@@ -215,7 +215,7 @@ class Socket(HeldReading, TakesTurns):
 
     def _turn_is_over(self) -> None:
         if self._lost is None:
-            self.hold(Hold.TURN)
+            self.hold(HoldReason.TURN)
 
     def _later(self, call: Callable[[], None]) -> None:
         self.reactor.callLater(0, call)
@@ -230,7 +230,7 @@ class Socket(HeldReading, TakesTurns):
         elif self._lost is not None:
             self._ended(self._lost)
         else:
-            self.release(Hold.TURN)
+            self.release(HoldReason.TURN)
 
     def _feed_next(self) -> None:
         if self._feeding is not None:
@@ -266,7 +266,7 @@ class Socket(HeldReading, TakesTurns):
         if self._told:
             return self._left
         waiting = sum(map(len, self._out)) if self._out else 0
-        return waiting + ((queued(self.transport) or 0) if self.transport is not None else 0)
+        return waiting + ((queued_bytes(self.transport) or 0) if self.transport is not None else 0)
 
     def onOpen(self) -> None:
         self._opened = True
@@ -307,11 +307,11 @@ class Socket(HeldReading, TakesTurns):
 
     def pauseProducing(self) -> None:
         """Stop reading, because the other end does not read: neither messages nor pings are then accepted."""
-        self.hold(Hold.UNSENT)
+        self.hold(HoldReason.UNSENT)
 
     def resumeProducing(self) -> None:
         """Resume reading, because the other end reads again."""
-        self.release(Hold.UNSENT)
+        self.release(HoldReason.UNSENT)
 
     def stopProducing(self) -> None:
         """Do nothing; ``connectionLost`` follows."""
@@ -365,7 +365,7 @@ class Socket(HeldReading, TakesTurns):
 
     def pong(self, payload: bytes) -> None:
         """Answer a ping, unless the other end leaves too many answers unread."""
-        if not self._bounded and self.transport is not None and (queued(self.transport) or 0) > MAX_UNREAD_PONGS:
+        if not self._bounded and self.transport is not None and (queued_bytes(self.transport) or 0) > MAX_UNREAD_PONGS:
             return
         self._write(frames.PONG, payload)
 
@@ -381,7 +381,7 @@ class Socket(HeldReading, TakesTurns):
 
     def forget(self) -> None:
         """Read nothing more, and free what has come of a message."""
-        self.hold(Hold.OVER)
+        self.hold(HoldReason.OVER)
         self._feeding = None
         self._drop_data()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dmsg.base.bounded_tables import uncount
+from dmsg.base.bounded_tables import decrement
 
 WINDOW_BUDGET = 256 * 1024 * 1024
 """Bytes by which all receive windows of a process together may grow beyond their initial size."""
@@ -34,7 +34,7 @@ class Budget:
     def give_back(self, peer: bytes, size: int) -> None:
         """Return ``size`` bytes of ``peer`` to the budget."""
         self.left += size
-        uncount(self._of, peer, size)
+        decrement(self._of, peer, size)
 
 
 BUDGET = Budget()

@@ -119,10 +119,10 @@ class Answer(NamedTuple):
 
     def is_confirmed_by(self, frame_type: int, payload: bytes | memoryview) -> bool:
         """Whether the frame is the initiator's first authentic one, which proves that it holds the keys."""
-        return opens(ChaCha20Poly1305(self.result.receive_key).decrypt, 0, frame_type, payload)
+        return is_authentic(ChaCha20Poly1305(self.result.receive_key).decrypt, 0, frame_type, payload)
 
 
-def opens(decrypt: Callable[..., bytes], nonce: int, frame_type: int, payload: bytes | memoryview) -> bool:
+def is_authentic(decrypt: Callable[..., bytes], nonce: int, frame_type: int, payload: bytes | memoryview) -> bool:
     """Whether a FWD, ACK or CLOSE with this nonce is authentic."""
     sealed = payload[1:] if frame_type == CLOSE else payload
     for associated in (bytes((frame_type,)), END_DATA) if frame_type == FWD else (bytes((frame_type,)),):
@@ -399,7 +399,7 @@ class ResumableEnd:
 
     def is_authentic(self, frame_type: int, payload: bytes | memoryview) -> bool:
         """Whether the frame is the other end's next authentic one; changes nothing."""
-        return opens(self._decrypt, self._open_nonce, frame_type, payload)
+        return is_authentic(self._decrypt, self._open_nonce, frame_type, payload)
 
     def prove(self) -> Unsent:
         """Complete the move of the initiator after an authentic frame has proved that the responder has moved."""

@@ -100,7 +100,7 @@ class AcknowledgedAll:
     tickets: list[object]
 
 
-class By(Enum):
+class EndedBy(Enum):
     """Party that ended a transport."""
 
     REMOTE = auto()
@@ -122,7 +122,7 @@ class Closed:
     transport: ClientTransport
     reason: int
     refused: bool
-    by: By
+    by: EndedBy
     end: SecureEnd | None = None
 
     @property
@@ -132,9 +132,9 @@ class Closed:
         The end of an open transport is final unless it came in a CLOSE that a server may have forged.  A refusal is
         final only if the remote authenticated it, or if the two ends disagree on the history of the stream.
         """
-        if self.by is By.HERE and self.refused:
+        if self.by is EndedBy.HERE and self.refused:
             return self.reason == CloseReason.HASH_MISMATCH
-        return self.by is not By.ANYBODY
+        return self.by is not EndedBy.ANYBODY
 
 
 @dataclass(slots=True)

@@ -20,11 +20,11 @@ from dmsg.streams.core.secure import SecureEnd
 from dmsg.v2019.core.events import (
     Accepted,
     AcknowledgedAll,
-    By,
     Closed,
     Confirmed,
     DataEnded,
     DataReceived,
+    EndedBy,
     Event,
     Requested,
     Resumed,
@@ -237,7 +237,7 @@ class SecureTable(TransportTable):
             result, hello = proposal.accepted(payload)
             if hello.ended is not None:
                 self.close(transport)
-                events.append(Closed(transport, hello.ended, refused=True, by=By.REMOTE, end=end))
+                events.append(Closed(transport, hello.ended, refused=True, by=EndedBy.REMOTE, end=end))
                 return
             if end is None:
                 token = hello.token if hello.token == proposal.hello.token else None
@@ -306,4 +306,4 @@ class SecureTable(TransportTable):
     def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:
         refused = transport.state is not State.OPEN
         self.close(transport, reason)
-        events.append(Closed(transport, reason, refused, By.HERE, transport.secure))
+        events.append(Closed(transport, reason, refused, EndedBy.HERE, transport.secure))

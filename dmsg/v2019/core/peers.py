@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dmsg.base.fair_rate import FairRate
-from dmsg.base.policing import Provoked
+from dmsg.base.policing import ProvokedFrames
 from dmsg.base.ports import Port
 from dmsg.keys import PubKey
-from dmsg.telemetry.transports import Carried
-from dmsg.v2019.core.policing import Police
+from dmsg.telemetry.transports import TransportRecord
+from dmsg.v2019.core.policing import Policer
 from dmsg.v2019.core.wire import FWD, HEADER_SIZE, SECURE_OVERHEAD, SEQUENCE_SIZE, unpack_header
 
 
@@ -37,7 +37,7 @@ class Route:
     back: Route = field(init=False)
     accepted: bool = False
     """Whether the responder has sent ACCEPT."""
-    carried: Carried | None = None
+    carried: TransportRecord | None = None
     """Observer's record of the transport; None without an observer."""
     frames: int = 0
     """Number of FWD and ACK frames over this route; ``wire`` counts their bytes, headers included."""
@@ -89,8 +89,8 @@ class RelayPeer:
     closing: bool = False
     frames_in: int = 0
     bytes_in: int = 0
-    police: Police = field(default_factory=Police)
-    provoked: Provoked = field(default_factory=Provoked)
+    police: Policer = field(default_factory=Policer)
+    provoked: ProvokedFrames = field(default_factory=ProvokedFrames)
     """Allowance for the frames that other clients have provoked from the peer."""
     requests: FairRate = field(default_factory=FairRate)
     """Rate limit of the REQUESTs to the peer, shared fairly by their sources."""

@@ -5,7 +5,7 @@ REQUEST is refused with a reason, a PING or a stray frame gets no answer, and a 
 continues regardless loses its connection.
 
 Answers are free.  Whoever opened a transport has paid for its first ACCEPT and its CLOSE, and frames that others
-provoke are forgiven (:class:`~dmsg.base.policing.Provoked`).
+provoke are forgiven (:class:`~dmsg.base.policing.ProvokedFrames`).
 
 REQUESTs to one destination have a rate of their own, so that no client is asked for more than it can answer.  Sources
 share that rate (:mod:`dmsg.base.fair_rate`).  A REQUEST above it is refused and counts as flooding by the requester.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dmsg.base.options import LIMITS, Number, option
-from dmsg.base.policing import ANSWER_FACTOR, ClientLimits, Police as Counting
+from dmsg.base.policing import ANSWER_FACTOR, ClientLimits, Policer as Counting
 from dmsg.v2019.core.wire import IDS_PER_SIDE
 
 PING_RATE = 20.0
@@ -87,7 +87,7 @@ class Limits(ClientLimits):
         return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR
 
 
-class Police(Counting):
+class Policer(Counting):
     """Token buckets of one client."""
 
     __slots__ = ()

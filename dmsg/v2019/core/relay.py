@@ -13,7 +13,7 @@ from random import Random
 from typing import ClassVar
 
 from dmsg.base.buffers import count_equal
-from dmsg.base.fair_rate import Crowds
+from dmsg.base.fair_rate import CrowdedRates
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE
 from dmsg.telemetry.receipts import RECEIPT_SIZE
@@ -73,7 +73,7 @@ class Relay(RouteTable):
     ) -> None:
         """See :class:`~dmsg.v2019.core.routes.RouteTable`."""
         super().__init__(limits=limits, now=now, random=random, on_congested=on_congested, observer=observer)
-        self._crowds = Crowds()
+        self._crowds = CrowdedRates()
         self.tick = 0
         """Counter that the observer increments to learn of each route's next frames."""
         self.steps = 0

@@ -36,11 +36,11 @@ from dmsg.streams.core.secure import MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.events import (
     Accepted,
     Acknowledged,
-    By,
     Closed,
     Confirmed,
     DataReceived,
     Draining,
+    EndedBy,
     Established,
     Event,
     Noticed,
@@ -363,7 +363,7 @@ class ClientConnection(SecureTable):
         self._move(transport, Input.RECV_CLOSE)
         self._remove(transport, was_open=not refused)
         reason = close_reason(payload) if said is None else said
-        events.append(Closed(transport, reason, refused, By.ANYBODY if said is None else By.REMOTE, end))
+        events.append(Closed(transport, reason, refused, EndedBy.ANYBODY if said is None else EndedBy.REMOTE, end))
 
     def _on_answer(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
         if frame_type == ACCEPT and transport.proposal is not None and not transport.upgrade:

@@ -12,7 +12,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.apps.codes.pairing import PAIR_TIMEOUT, Pairing, PairingError, signed
+from dmsg.apps.codes.pairing import PAIR_TIMEOUT, Pairing, PairingError, signed_bytes
 from dmsg.apps.codes.pake import Role
 from dmsg.keys import SecKey
 
@@ -79,9 +79,9 @@ class PairingTests(SynchronousTestCase):
         """Eve cannot give Bob's key for hers, nor repeat what he has signed elsewhere, nor send back Alice's own."""
         key = BOB.public.hex()
         for signature in (
-            EVE.sign(signed(Role.RECEIVER, BINDING, BOB.public)),
-            BOB.sign(signed(Role.RECEIVER, bytes(32), BOB.public)),
-            BOB.sign(signed(Role.SENDER, BINDING, BOB.public)),
+            EVE.sign(signed_bytes(Role.RECEIVER, BINDING, BOB.public)),
+            BOB.sign(signed_bytes(Role.RECEIVER, bytes(32), BOB.public)),
+            BOB.sign(signed_bytes(Role.SENDER, BINDING, BOB.public)),
         ):
             alice = End(Role.SENDER, ALICE)
             alice.hears_json(key=key, signature=signature.hex())

@@ -19,7 +19,7 @@ from termios import TIOCSWINSZ
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.cli.fleet.entity_metrics import Seen, read, row
+from dmsg.cli.fleet.entity_metrics import Snapshot, read, row
 from tests.cli.test_commands import CommandCase
 from tests.forking import COMMAND
 from tests.net.support import LOOPBACK
@@ -42,7 +42,7 @@ dmsg_server_relay_seconds_bucket{{le="+Inf"}} {slow}
 NUMBERS = dict(clients=10, free=90, held=1, registered=1, frames=0, bytes=0, drops=0, quick=0, slow=0)
 
 
-def seen(at: float, health: dict[str, object] | None = None, **numbers: float) -> Seen:
+def seen(at: float, health: dict[str, object] | None = None, **numbers: float) -> Snapshot:
     """A look at a server."""
     return read(at, SERVER.format(**{**NUMBERS, **numbers}), json.dumps(health or {"status": "ok"}))
 
@@ -71,7 +71,7 @@ class NumbersTests(SynchronousTestCase):
             (seen(0, clients=95, free=5), "nearly full"),
             (seen(0, held=950), "memory 95%"),
             (seen(0, {"status": "full"}, clients=100, free=0), "full, nearly full"),
-            (Seen(0, error="nothing listens there"), "nothing listens there"),
+            (Snapshot(0, error="nothing listens there"), "nothing listens there"),
         ):
             one = row("a", look, None)
             self.assertEqual(one.why, why)

@@ -12,11 +12,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.discovery.checks import limits
 from dmsg.discovery.checks.limits import (
     RESOLVING_OF_PLACE,
-    Names,
-    Postponed,
+    CheckPostponed,
+    NameResolver,
 )
 from dmsg.discovery.checks.schedule import (
-    may_look,
+    may_check,
 )
 
 
@@ -48,12 +48,12 @@ class MayLookTests(SynchronousTestCase):
             ("[fd00::1]:1", "fd00::/64", True),
             ("[fd00::1]:1", "2600::/64", False),
         ):
-            self.assertEqual(may_look(address, poster), may, (address, poster))
+            self.assertEqual(may_check(address, poster), may, (address, poster))
 
     def test_anywhere(self) -> None:
         """An option for discoveries of private networks."""
         for address, may in (("10.0.0.1:1", True), ("127.0.0.1:1", True), ("169.254.169.254:80", False)):
-            self.assertEqual(may_look(address, "1.1.1.1", anywhere=True), may, address)
+            self.assertEqual(may_check(address, "1.1.1.1", anywhere=True), may, address)
 
 
 class NamesTests(SynchronousTestCase):
@@ -63,7 +63,7 @@ class NamesTests(SynchronousTestCase):
         self.clock: Any = Clock()
         self.asked: list[tuple[Any, str]] = []
         cast(Any, self.clock).nameResolver = self
-        self.names = Names(self.clock)
+        self.names = NameResolver(self.clock)
 
     def resolveHostName(self, receiver: Any, host: str) -> None:
         self.asked.append((receiver, host))
@@ -82,11 +82,11 @@ class NamesTests(SynchronousTestCase):
         slow = [self.resolve(f"{number}.slow", "1.1.1.1") for number in range(50)]
         self.assertEqual(len(self.asked), RESOLVING_OF_PLACE)
         for one in slow[RESOLVING_OF_PLACE:]:
-            self.failureResultOf(one, Postponed)
+            self.failureResultOf(one, CheckPostponed)
         self.clock.advance(limits.NAME_TIMEOUT)
         for one in slow[:RESOLVING_OF_PLACE]:
-            self.failureResultOf(one, Postponed)
-        self.failureResultOf(self.resolve("more.slow", "1.1.1.1"), Postponed)
+            self.failureResultOf(one, CheckPostponed)
+        self.failureResultOf(self.resolve("more.slow", "1.1.1.1"), CheckPostponed)
         honest = self.resolve("honest.example", "2.2.2.2")
         self.assertEqual(self.asked[-1][1], "honest.example")
         self.asked = self.asked[-1:] + self.asked[:-1]
@@ -104,7 +104,7 @@ class NamesTests(SynchronousTestCase):
         for number in range(limits.RESOLVING):
             self.assertNoResult(self.resolve(f"{number}.slow", f"1.1.{number}.1"))
         self.assertEqual(self.successResultOf(self.resolve("honest.example", "2.2.2.2")), addresses)
-        self.failureResultOf(self.resolve("other.example", "2.2.2.2"), Postponed)
+        self.failureResultOf(self.resolve("other.example", "2.2.2.2"), CheckPostponed)
 
     def test_there_is_no_such_name(self) -> None:
         none = self.resolve("none.example", "2.2.2.2")

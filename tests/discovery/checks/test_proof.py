@@ -12,7 +12,7 @@ from twisted.trial.unittest import TestCase
 from dmsg.discovery.checks import proof
 from dmsg.discovery.checks.proof import reach
 from dmsg.discovery.checks.schedule import (
-    Looks,
+    ServerChecks,
 )
 from dmsg.discovery.entries.entry import Entry, ServerMeta
 from dmsg.discovery.store.sqlite import SQLiteStore
@@ -30,8 +30,8 @@ TTL = 120.0
 class ProofTests(TestCase):
     """To real ports."""
 
-    def looks(self, **options: Any) -> Looks:
-        return Looks(reactor, SQLiteStore(":memory:"), lambda: 0.0, TTL, openings=OPENINGS, **options)
+    def looks(self, **options: Any) -> ServerChecks:
+        return ServerChecks(reactor, SQLiteStore(":memory:"), lambda: 0.0, TTL, openings=OPENINGS, **options)
 
     def start(self, kind: Any, key: SecKey) -> Any:
         server = kind(reactor, key, ["tcp:0:interface=127.0.0.1"])

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.checks import schedule as looks_module
 from dmsg.discovery.checks.limits import (
-    OWN_LOOKS,
+    OWN_CHECKS,
     PORTS,
     PORTS_OF_PLACE,
     PROOFS_OF_PLACE,
@@ -22,14 +22,14 @@ from dmsg.discovery.checks.schedule import (
     AT_ONCE_OF_PLACE,
     AT_ONCE_OF_WIDE,
     AT_ONCE_SILENT,
+    CHECK_INTERVAL,
     LONGEST_REFRESHING,
-    LOOK_EVERY,
     POSTPONED_FOR,
     PROVED_FOR,
     SOON,
     TRIES,
     UNLISTED_AFTER,
-    Looks,
+    ServerChecks,
 )
 from dmsg.discovery.entries.entry import Entry, ServerMeta
 from dmsg.discovery.entries.rules import Terms
@@ -55,7 +55,7 @@ class LooksTests(SynchronousTestCase):
         self.proves = True
         self.reached: list[tuple[str, int]] = []
         self.proofs = 0
-        self.looks = Looks(self.clock, self.store, self.clock.seconds, TTL, reach=self.reach, lasts=1000.0)
+        self.looks = ServerChecks(self.clock, self.store, self.clock.seconds, TTL, reach=self.reach, lasts=1000.0)
         self.looks.start()
         self.addCleanup(lambda: self.successResultOf(Deferred.fromCoroutine(self.looks.stop())))
 
@@ -81,7 +81,7 @@ class LooksTests(SynchronousTestCase):
         return len(self.successResultOf(self.store.available(1000, self.clock.seconds() - TTL)))
 
     def advance(self, seconds: float) -> None:
-        self.clock.pump([LOOK_EVERY] * int(seconds / LOOK_EVERY))
+        self.clock.pump([CHECK_INTERVAL] * int(seconds / CHECK_INTERVAL))
 
     def test_it_stays_as_long_as_it_is_there(self) -> None:
         self.post(server(1))
@@ -183,7 +183,7 @@ class LooksTests(SynchronousTestCase):
         for number in range(600, 700):
             self.post(server(number, "8.8.8.8:7777"), place="8.8.8.8")
         self.advance(5.0)
-        self.assertLessEqual(self.reached.count(("8.8.8.8", 7777)), OWN_LOOKS + PROOFS_OF_PLACE)
+        self.assertLessEqual(self.reached.count(("8.8.8.8", 7777)), OWN_CHECKS + PROOFS_OF_PLACE)
 
     def test_what_is_listed_is_not_unlisted_by_what_others_say(self) -> None:
         """Ports that somebody names at its host; its looks are postponed, which says nothing of it."""
@@ -327,7 +327,7 @@ class LooksTests(SynchronousTestCase):
         """Nobody has discovery look for open ones."""
         for number in range(50):
             self.post(server(number, f"8.8.8.8:{number + 1}"))
-        self.advance(LOOK_EVERY)
+        self.advance(CHECK_INTERVAL)
         self.assertEqual(len(self.reached), PORTS_OF_PLACE)
 
     def test_spellings_of_one_address_are_one(self) -> None:
@@ -335,7 +335,7 @@ class LooksTests(SynchronousTestCase):
         for number, text in enumerate(("8.8.8.8:1", "[::ffff:8.8.8.8]:1", "[::ffff:808:808]:1")):
             self.post(server(number, text))
         self.post(server(9, "8.8.8.8%x.example:1"))
-        self.advance(LOOK_EVERY)
+        self.advance(CHECK_INTERVAL)
         self.assertEqual(self.reached, [("8.8.8.8", 1)])
 
     def test_what_is_private_is_looked_at_for_who_is_there_too(self) -> None:
@@ -362,5 +362,5 @@ class LooksTests(SynchronousTestCase):
         self.post(server(1))
         self.advance(TTL)
         self.store.due = due  # type: ignore[method-assign]
-        self.advance(LOOK_EVERY * 2)
+        self.advance(CHECK_INTERVAL * 2)
         self.assertEqual(len(self.reached), 1)

@@ -16,10 +16,10 @@ from dmsg.discovery.entries.nameplates import (
     NONE_FREE,
     TOO_MANY,
     TRIED,
-    Kept,
     Release,
+    StoredNameplate,
     candidates,
-    check_kept,
+    check_stored,
     decide_claim,
     decode_claim,
     decode_release,
@@ -91,7 +91,7 @@ class RuleTests(SynchronousTestCase):
             self.assertRaises((EntryDecodeError, EntryInvalid), decode_claim, body)
 
     def test_who_gets_which(self) -> None:
-        here, elsewhere = Kept(7, ONE, "p", 9.0), Kept(7, ONE, "q", 9.0)
+        here, elsewhere = StoredNameplate(7, ONE, "p", 9.0), StoredNameplate(7, ONE, "q", 9.0)
         for known, held, free, number in (
             (None, 0, [3, 4], 3),
             (None, 0, [], NONE_FREE),
@@ -105,12 +105,12 @@ class RuleTests(SynchronousTestCase):
             self.assertEqual(decide_claim(known, "p", held, 2, free), number, (known, held, free))
 
     @given(
-        st.none() | st.builds(Kept, st.integers(1, 9), st.just(ONE), st.sampled_from("pq"), st.just(9.0)),
+        st.none() | st.builds(StoredNameplate, st.integers(1, 9), st.just(ONE), st.sampled_from("pq"), st.just(9.0)),
         st.integers(0, 4),
         st.integers(0, 4),
         st.lists(st.integers(1, 9), max_size=3),
     )
-    def test_any_claim(self, known: Kept | None, held: int, most: int, free: list[int]) -> None:
+    def test_any_claim(self, known: StoredNameplate | None, held: int, most: int, free: list[int]) -> None:
         """A place that keeps to its limit keeps within it, and no candidate is asked for in vain."""
         asked = iter(free)
         number = decide_claim(known, "p", held, most, asked)
@@ -122,8 +122,8 @@ class RuleTests(SynchronousTestCase):
             self.assertEqual(number, known.number if known is not None else next(iter(free), NONE_FREE))
 
     def test_when_one_leads_nowhere(self) -> None:
-        kept = Kept(7, ONE, "p", 9.0)
-        self.assertEqual(check_kept(kept, 8.9), kept)
-        self.assertEqual(check_kept(kept, 8.9, ONE), kept)
+        kept = StoredNameplate(7, ONE, "p", 9.0)
+        self.assertEqual(check_stored(kept, 8.9), kept)
+        self.assertEqual(check_stored(kept, 8.9, ONE), kept)
         for gone in ((None, 0.0), (kept, 9.0), (kept, 8.9, TWO), (kept, 9.0, ONE), (kept, 9.1)):
-            self.assertRaises(EntryNotFound, check_kept, *gone)
+            self.assertRaises(EntryNotFound, check_stored, *gone)

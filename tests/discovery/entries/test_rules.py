@@ -17,7 +17,7 @@ from dmsg.discovery.entries.rules import (
     WRONG_TIME,
     DeletedLater,
     Head,
-    Present,
+    PresentState,
     Replacement,
     Terms,
     check_iteration,
@@ -34,7 +34,7 @@ TIMES = st.one_of(st.integers(-2, 2), st.sampled_from([-(2**63), 2**63 - 1, 2**6
 ADDRESSES = st.sampled_from(["", "h:1", "h:2"])
 TERMS = st.builds(Terms, refreshes=st.booleans(), checked=st.booleans())
 PRESENT = st.none() | st.builds(
-    Present,
+    PresentState,
     st.builds(Head, NUMBERS, TIMES.map(time_order), st.booleans()),
     st.none() | ADDRESSES,
     st.booleans(),
@@ -47,8 +47,8 @@ def entry(sequence: int, timestamp: int = 9, address: str = "h:1") -> Entry:
     return Entry("0.0.1", sequence, timestamp, STATIC, server=ServerMeta(address, 5))
 
 
-def present(sequence: int = 0, timestamp: int = 1, address: str = "h:1", checked: bool = True) -> Present:
-    return Present(Head(sequence, time_order(timestamp)), address, checked)
+def present(sequence: int = 0, timestamp: int = 1, address: str = "h:1", checked: bool = True) -> PresentState:
+    return PresentState(Head(sequence, time_order(timestamp)), address, checked)
 
 
 class SignedTests(SynchronousTestCase):
@@ -79,7 +79,7 @@ class PostTests(SynchronousTestCase):
     """One decision for every store."""
 
     def test_table(self) -> None:
-        deleted = Present(Head(3, time_order(5), deleted=True), "h:1", True)
+        deleted = PresentState(Head(3, time_order(5), deleted=True), "h:1", True)
         for before, new, terms, expected in (
             # a first entry is listed after a look, unless nobody looks
             (None, entry(0), UNCHECKED, Replacement(True, False, 7.0, False)),
@@ -96,7 +96,7 @@ class PostTests(SynchronousTestCase):
             self.assertEqual(decide_post(before, new, 7.0, terms), expected, (before, new, terms))
 
     def test_refusals(self) -> None:
-        deleted = Present(Head(3, time_order(5), deleted=True), "h:1", True)
+        deleted = PresentState(Head(3, time_order(5), deleted=True), "h:1", True)
         for before, new, text in (
             (None, entry(1), WRONG_FIRST_SEQUENCE),
             (deleted, entry(4), WRONG_FIRST_SEQUENCE),
@@ -112,7 +112,7 @@ class PostTests(SynchronousTestCase):
         self.assertRaises(DeletedLater, decide_post, deleted, entry(0, 5), 7.0, UNCHECKED)
 
     @given(PRESENT, st.builds(entry, NUMBERS, TIMES, ADDRESSES), TERMS)
-    def test_any_state(self, before: Present | None, new: Entry, terms: Terms) -> None:
+    def test_any_state(self, before: PresentState | None, new: Entry, terms: Terms) -> None:
         """What holds whatever is there."""
         there = None if before is None or before.head.deleted else before
         try:

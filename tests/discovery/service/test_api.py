@@ -261,7 +261,7 @@ class SeedPathTests(APICase):
             self.store,
             lambda: self.now,
             self.metrics,
-            looks=lambda: told.append(None),
+            checks=lambda: told.append(None),
         )
         self.http = StubTreq(api.resource())
         self.request("POST", "/discovery/entries", self.client_entry().to_json())

@@ -11,7 +11,7 @@ from twisted.logger import formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.entries.rules import Terms
-from dmsg.discovery.service.expiry import FIRST_SWEEP, SLICE, SWEEP_EVERY, TOLD_EVERY, Drops, Sweep
+from dmsg.discovery.service.expiry import FIRST_SWEEP, SLICE, SWEEP_EVERY, TOLD_EVERY, DropLog, ExpirySweep
 from dmsg.discovery.service.service import Discovery
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.telemetry.metrics import Metrics
@@ -24,8 +24,8 @@ class SweepTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.metrics = Metrics()
-        self.store = SQLiteStore(":memory:", dropped=Drops(self.clock.seconds, self.metrics).tell)
-        self.sweep = Sweep(self.clock, self.store, self.clock.seconds)
+        self.store = SQLiteStore(":memory:", dropped=DropLog(self.clock.seconds, self.metrics).tell)
+        self.sweep = ExpirySweep(self.clock, self.store, self.clock.seconds)
         self.sweep.start()
         self.addCleanup(self.sweep.stop)
 
@@ -66,7 +66,7 @@ class SweepTests(SynchronousTestCase):
         running = discovery._running = discovery._make(self.store, self.clock.seconds, moves=True)
         self.addCleanup(running.watch.stopService)
         self.addCleanup(running.sweep.stop)
-        self.addCleanup(running.looks._again.stop)
+        self.addCleanup(running.checks._again.stop)
         self.clock.advance(FIRST_SWEEP)
         self.post(1, Terms(lasts=10.0))
         discovery._clock_was_set(+7200.0, self.clock.seconds() + 7200.0)

@@ -15,7 +15,7 @@ from dmsg.discovery.entries.rules import (
     Deletion,
     Terms,
 )
-from dmsg.discovery.store.base import OVERHEAD, ROOM_AT_ONCE, TOMBSTONE_TTL, Due, IEntryStore
+from dmsg.discovery.store.base import OVERHEAD, ROOM_AT_ONCE, TOMBSTONE_TTL, DueServer, IEntryStore
 from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey
 from tests.support import asynchronous, vectors
@@ -222,7 +222,7 @@ class StoreMixin:
         first = await self.store.due(2, 10.0, 1000.0)
         second = await self.store.due(2, 10.0, 1000.0)
         self.assertEqual((len(first), len(second)), (2, 1))
-        expected = {Due(server_entry(number).to_json(), f"place {number}", True) for number in range(3)}
+        expected = {DueServer(server_entry(number).to_json(), f"place {number}", True) for number in range(3)}
         self.assertEqual(set(first + second), expected)
         self.assertEqual(await self.store.due(10, 10.0, 1000.0), [])
         self.assertEqual(len(await self.store.due(10, 1000.0, 2000.0)), 3)
@@ -265,7 +265,7 @@ class StoreMixin:
         await self.store.seen(one.static, "h:1", 70.0, 1000.0)
         await self.store.seen(one.static, "h:1", None, 1000.0)
         self.assertEqual(await self.store.available(10, 0.0), [])
-        self.assertEqual(await self.store.due(10, 70.0, 100.0), [Due(moved.to_json(), "", True)])
+        self.assertEqual(await self.store.due(10, 70.0, 100.0), [DueServer(moved.to_json(), "", True)])
 
     @asynchronous
     async def test_a_quiet_server_is_listed_when_it_was_seen(self) -> None:
@@ -273,7 +273,7 @@ class StoreMixin:
         await self.store.post(one, 10.0, Terms(refreshes=False, checked=False))
         self.assertEqual(await self.store.quiet(10, 0.0), [])
         await self.store.seen(one.static, "h:1", 12.0, 100.0)
-        self.assertEqual(await self.store.due(10, 100.0, 100.0), [Due(one.to_json(), "", False, True)])
+        self.assertEqual(await self.store.due(10, 100.0, 100.0), [DueServer(one.to_json(), "", False, True)])
         self.assertEqual(await self.store.quiet(10, 12.0), [one.to_json()])
         self.assertEqual(await self.store.available(10, 0.0), [])
         await self.store.seen(one.static, "h:1", None, 100.0, listed=False)

@@ -13,7 +13,7 @@ from dmsg.discovery.entries.entry import Entry, EntryInvalid, ServerMeta
 from dmsg.discovery.entries.rules import (
     Deletion,
     Head,
-    Present,
+    PresentState,
     Terms,
     check_deletion,
     decide_post,
@@ -51,7 +51,7 @@ class RedisStoreTests(StoreMixin, TestCase):
         await self.refused(self.store.post(client_entry(1, 3), 0.0), EntryInvalid, "sequence")
         await other.close()
 
-    async def write(self, static: str, present: Present | None, planned: float | None) -> None:
+    async def write(self, static: str, present: PresentState | None, planned: float | None) -> None:
         """Make a key look as if it had been posted or deleted before."""
         if present is None:
             return
@@ -72,7 +72,7 @@ class RedisStoreTests(StoreMixin, TestCase):
             for sequence, timestamp, deleted in itertools.product((0, 2**64 - 1), (0, 5, 9), (False, True))
         ]
         places = itertools.product(heads, ("h:1", "h:2"), (False, True), (None, 50.0))
-        states = [(None, None), *((Present(head, at, checked), planned) for head, at, checked, planned in places)]
+        states = [(None, None), *((PresentState(head, at, checked), planned) for head, at, checked, planned in places)]
         terms = [Terms(refreshes, checked) for refreshes, checked in itertools.product((False, True), repeat=2)]
         wrong: list[Any] = []
         # zscore of txredisapi cannot read 1e+18
@@ -111,7 +111,7 @@ class RedisStoreTests(StoreMixin, TestCase):
     async def test_deletions_are_decided_as_by_the_rule(self) -> None:
         """The same of ``check_deletion``."""
         states = [None] + [
-            Present(Head(sequence, time_order(timestamp), deleted), "", True)
+            PresentState(Head(sequence, time_order(timestamp), deleted), "", True)
             for sequence, timestamp, deleted in itertools.product((0, 1, 2**64 - 1), (0, 5, 9), (False, True))
         ]
         for number, (present, sequence) in enumerate(itertools.product(states, (0, 1, 2**64 - 1))):

@@ -19,7 +19,7 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import CLOSE_LIMIT, CLOSE_TIMEOUT
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.links.records import RecordLink
-from dmsg.net.socketopts import forget_unsent, held, queued, shed
+from dmsg.net.socketopts import forget_unsent, held_bytes, queued_bytes, shed_sent_bytes
 from dmsg.noise.records import OVERHEAD
 from dmsg.noise.xk import XKHandshake
 from tests.messaging.support import KEYS
@@ -204,20 +204,20 @@ class HoldingTests(TestCase):
         deaf = await theirs
         size = 32 << 20
         mine.transport.write(bytes(size))
-        while not queued(mine.transport) or queued(mine.transport) == size:
+        while not queued_bytes(mine.transport) or queued_bytes(mine.transport) == size:
             await deferLater(reactor, 0.01)
-        unsent = queued(mine.transport)
+        unsent = queued_bytes(mine.transport)
         assert unsent is not None
-        self.assertLess(unsent, held(mine.transport))
-        self.assertEqual(held(mine.transport), size)
+        self.assertLess(unsent, held_bytes(mine.transport))
+        self.assertEqual(held_bytes(mine.transport), size)
         if mine.transport.offset > size // 2:
-            shed(mine.transport)
-            self.assertEqual(held(mine.transport), unsent)
+            shed_sent_bytes(mine.transport)
+            self.assertEqual(held_bytes(mine.transport), unsent)
         mine.transport.dataBuffer, mine.transport.offset = bytes(1 << 20), 900_000
-        shed(mine.transport)
-        self.assertEqual((held(mine.transport), queued(mine.transport)), ((1 << 20) - 900_000,) * 2)
+        shed_sent_bytes(mine.transport)
+        self.assertEqual((held_bytes(mine.transport), queued_bytes(mine.transport)), ((1 << 20) - 900_000,) * 2)
         forget_unsent(mine.transport)
-        self.assertEqual(held(mine.transport), 0)
+        self.assertEqual(held_bytes(mine.transport), 0)
         lost: list[Deferred[None]] = [Deferred(), Deferred()]
         for one, done in zip((mine, deaf), lost, strict=True):
             one.connectionLost = lambda reason, done=done: done.callback(None)

@@ -12,7 +12,7 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_kept
-from dmsg.net.socketopts import SEND_SIZE, queued, send_more, write_now
+from dmsg.net.socketopts import SEND_SIZE, queued_bytes, send_more, write_now
 
 
 class Noting(Protocol):
@@ -168,20 +168,20 @@ class WriteTests(SocketCase):
         send_more(self.transport)
         self.assertEqual(self.transport.SEND_LIMIT, SEND_SIZE)
         write_now(self.transport, bytes(300_000))
-        self.assertEqual((len(self.received()), queued(self.transport), self.reactor.writing), (300_000, 0, 0))
+        self.assertEqual((len(self.received()), queued_bytes(self.transport), self.reactor.writing), (300_000, 0, 0))
 
     def test_a_socket_that_is_full(self) -> None:
         """What does not fit waits, in a copy: the buffer is used again."""
         self.here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         data = bytearray(b"abc" * 1_000_000)
         write_now(self.transport, memoryview(data))
-        waiting = queued(self.transport)
+        waiting = queued_bytes(self.transport)
         assert waiting
         data[:] = bytes(len(data))
         got = b""
         for _ in range(10_000):
             got += self.received()
-            if not queued(self.transport):
+            if not queued_bytes(self.transport):
                 break
             self.transport.doWrite()
         self.assertEqual(got + self.received(), b"abc" * 1_000_000)

@@ -11,11 +11,11 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.turn_share import MOST, Share
+from dmsg.net.turn_share import MOST, TurnShare
 from dmsg.rmb.errors import CallTimeout, QueueUnavailable
 from dmsg.rmb.relay import delivery
 from dmsg.rmb.relay.delivery import Delivery
-from dmsg.rmb.relay.queue.interface import FEDERATION, Queued, QueueLimits
+from dmsg.rmb.relay.queue.interface import FEDERATION, QueuedMessage, QueueLimits
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.session import uplink
 from dmsg.rmb.session.uplink import OutboxFull, Uplink
@@ -101,7 +101,7 @@ class ParkingTests(SynchronousTestCase):
     def test_no_more_than_its_part_of_a_turn(self) -> None:
         clock = Clock()
         taken: list[bytes] = []
-        share = Share(clock)
+        share = TurnShare(clock)
         share.now = lambda: 0.001 * len(taken)  # what each costs
         parking = HeldMessages(taken.append, taken.append, lambda call: None, lambda: None, lambda: None, lambda: False)
         parking.take_turns(share, 1)
@@ -138,8 +138,8 @@ class QueueStore:
         self.next = 1
         self.waiting: list[tuple[Deferred[int], int]] = []
         self.slow = False
-        self.reads: list[tuple[Deferred[list[Queued]], Any]] = []
-        self.old_reads: list[tuple[Deferred[list[Queued]], Any]] = []
+        self.reads: list[tuple[Deferred[list[QueuedMessage]], Any]] = []
+        self.old_reads: list[tuple[Deferred[list[QueuedMessage]], Any]] = []
         """Of connections that are gone."""
         self.slow_reads = False
         self.failing = 0
@@ -164,16 +164,16 @@ class QueueStore:
         for deferred, number in waiting:
             deferred.callback(number)
 
-    def read(self, session: Session, after: Any) -> Deferred[list[Queued]]:
+    def read(self, session: Session, after: Any) -> Deferred[list[QueuedMessage]]:
         if not self.slow_reads:
             return succeed(self.found(after))
         assert not self.reads, "two reads at once"
-        deferred: Deferred[list[Queued]] = Deferred()
+        deferred: Deferred[list[QueuedMessage]] = Deferred()
         self.reads.append((deferred, after))
         return deferred
 
-    def found(self, after: Any) -> list[Queued]:
-        return [Queued(number, data) for number, data in sorted(self.kept.items()) if number > (after or 0)][:5]
+    def found(self, after: Any) -> list[QueuedMessage]:
+        return [QueuedMessage(number, data) for number, data in sorted(self.kept.items()) if number > (after or 0)][:5]
 
     def answer_reads(self, *, well: bool = True) -> None:
         reads, self.reads, self.old_reads = self.old_reads + self.reads, [], []
@@ -188,7 +188,7 @@ class QueueStore:
             # as the real ones: what was confirmed while it was being kept may go a second time, on the next connection
             self.kept.pop(number, None)
 
-    def until(self, queued: Queued) -> float | None:
+    def until(self, queued: QueuedMessage) -> float | None:
         return 1e9
 
     def busy(self, delivery: Delivery) -> None:
@@ -613,7 +613,7 @@ class KeepingTests(SynchronousTestCase):
         self.current._behind = 3
         self.current.closed = False
         self.patch(Delivery, "_read", lambda current: None)
-        self.current._got([Queued(99, b"one")])
+        self.current._got([QueuedMessage(99, b"one")])
         self.assertEqual(self.current._behind, 2)
 
     def test_what_is_over_is_taken_out_and_not_sent(self) -> None:

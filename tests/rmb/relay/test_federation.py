@@ -17,12 +17,12 @@ from dmsg.rmb.errors import Drop
 from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.relay import delivery, limit_log, presence, switch
 from dmsg.rmb.relay.federation import attempts, forward as federation, post as poster
-from dmsg.rmb.relay.federation.attempts import Outcome
+from dmsg.rmb.relay.federation.attempts import AttemptOutcome
 from dmsg.rmb.relay.federation.forward import Federation
 from dmsg.rmb.relay.federation.post import Poster
 from dmsg.rmb.relay.mail import Header, Mail
 from dmsg.rmb.relay.metrics import RelayMetrics
-from dmsg.rmb.relay.queue.interface import Queued
+from dmsg.rmb.relay.queue.interface import QueuedMessage
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.socket.confirm import Message
@@ -645,7 +645,7 @@ class PassTests(SynchronousTestCase):
         """The best first."""
         answers = Answers(r1=[404], r2=[202])
         outcome = self.successResultOf(self.federation(answers).asking.offer(b"x", ["r1", "r2"], 1))
-        self.assertIs(Outcome.TAKEN, outcome)
+        self.assertIs(AttemptOutcome.TAKEN, outcome)
         self.assertEqual("r2", answers.asked[-1])
 
     def test_a_sender_has_its_part(self) -> None:
@@ -692,15 +692,15 @@ class PassTests(SynchronousTestCase):
                 return asked[-1]
 
         one = self.federation(Slow())
-        self.assertIs(self.successResultOf(one.asking.offer(b"x", ["good"], 1)), Outcome.TAKEN)
+        self.assertIs(self.successResultOf(one.asking.offer(b"x", ["good"], 1)), AttemptOutcome.TAKEN)
         slow = [one.asking.offer(b"x", [f"slow {number}"], number) for number in range(4)]
         self.assertEqual(len(asked), 2)
-        self.assertIs(self.successResultOf(one.asking.offer(b"x", ["good"], 9)), Outcome.TAKEN)
+        self.assertIs(self.successResultOf(one.asking.offer(b"x", ["good"], 9)), AttemptOutcome.TAKEN)
         asked[0].callback(404)
         self.clock.advance(attempts.OFFER_RETRY)
         self.assertEqual(len(asked), 3)
         self.clock.pump([attempts.OFFER_RETRY] * 30)
-        self.assertIs(self.successResultOf(slow[3]), Outcome.FAILED)
+        self.assertIs(self.successResultOf(slow[3]), AttemptOutcome.FAILED)
         self.assertEqual((one.asking.not_offered, one.asking._waiting), (1, 0))
 
     def test_what_is_offered_has_a_size(self) -> None:
@@ -708,7 +708,7 @@ class PassTests(SynchronousTestCase):
         one = self.federation(answers)
         one.offers._max_size = 1000
         for number in range(20):
-            one.offers.add("5:s", Queued(number, bytes(300)), frozenset({"slow"}), 1000.0)
+            one.offers.add("5:s", QueuedMessage(number, bytes(300)), frozenset({"slow"}), 1000.0)
         self.assertEqual((one.offers.count, one.offers.size), (3, 900))
         self.here.add("5:s")
         self.clock.advance(60)

@@ -18,14 +18,14 @@ from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay import presence
 from dmsg.rmb.relay.delivery import LINE_MESSAGES
 from dmsg.rmb.relay.federation.forward import Federation
-from dmsg.rmb.relay.inbound.accept import Intake
+from dmsg.rmb.relay.inbound.accept import InboundAcceptor
 from dmsg.rmb.relay.lookups import LOOKUP_PATIENCE, LOOKUP_RETRY
 from dmsg.rmb.relay.mail import Header
-from dmsg.rmb.relay.periodic import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, Rounds
+from dmsg.rmb.relay.periodic import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, PeriodicChecks
 from dmsg.rmb.relay.queue.interface import PART
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
-from dmsg.rmb.relay.rules import Refused, Rules
+from dmsg.rmb.relay.rules import MessageRefused, Rules
 from dmsg.rmb.relay.sessions import SMALL, RelaySession
 from dmsg.rmb.relay.switch import HAND_AGAIN, PING_BEHIND, Switch
 from dmsg.rmb.twins.address import Session
@@ -130,8 +130,8 @@ class SwitchCase(SynchronousTestCase):
         now = self.clock.seconds
         federation = partial(Federation, self.clock, self.elsewhere, Ranker(), registry, self.queue, now, domains)
         self.switch = Switch(self.clock, Rules(domains), registry, self.queue, federation, now)
-        self.rounds = Rounds(self.clock, self.switch)
-        self.intake = Intake(self.switch)
+        self.rounds = PeriodicChecks(self.clock, self.switch)
+        self.intake = InboundAcceptor(self.switch)
         self.clock.advance(presence.START_GRACE)
 
     def connect(self, twin: int, sid: str | None = None) -> tuple[RelaySession, Wire]:
@@ -440,7 +440,7 @@ class IntakeTests(SwitchCase):
             (B, {"only_connected": True}, Drop.OFFLINE),
             (B, {"tags": "fail-fast"}, Drop.OFFLINE),
         ):
-            failure = self.failureResultOf(self.bring(destination, **cast(Any, options)), Refused)
+            failure = self.failureResultOf(self.bring(destination, **cast(Any, options)), MessageRefused)
             self.assertIs(failure.value.drop, drop)
         self.assertEqual(len(self.queue), 0)
 
@@ -467,7 +467,7 @@ class TextTests(SynchronousTestCase):
         raised = set()
         for path in Path(dmsg.rmb.relay.__path__[0]).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                named = isinstance(node, ast.Call) and ast.unparse(node.func) in ("Refused", "Decision")
+                named = isinstance(node, ast.Call) and ast.unparse(node.func) in ("MessageRefused", "Decision")
                 for argument in [*node.args, *(one.value for one in node.keywords)] if named else ():  # type: ignore[attr-defined]
                     text = ast.unparse(argument)
                     if text.startswith("Drop."):
@@ -475,4 +475,4 @@ class TextTests(SynchronousTestCase):
         self.assertGreater(len(raised), 6)
         self.assertEqual(raised - set(TEXTS), set())
         for drop in raised:
-            self.assertEqual(Refused(drop).drop, drop)
+            self.assertEqual(MessageRefused(drop).drop, drop)

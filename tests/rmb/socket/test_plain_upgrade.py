@@ -26,7 +26,7 @@ from dmsg.base.buckets import RateLimit
 from dmsg.net.web.guard import WHOLE_WITHIN, Guard
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.socket import frames
-from dmsg.rmb.socket.plain_upgrade import DoorFactory, Upgrade, plain_upgrade
+from dmsg.rmb.socket.plain_upgrade import PlainUpgradeFactory, Upgrade, plain_upgrade
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from tests.rmb.test_relay import Lines, SocketPairCase
@@ -130,7 +130,9 @@ class DoorTests(SynchronousTestCase):
         self.taken: list[Upgrade] = []
         self.willing = True
         resource: Any = type("R", (), {"isLeaf": True, "render": lambda _, request: request.uri})()
-        self.factory = DoorFactory(Site(resource, reactor=self.clock), self.clock, self.take, 60, Guard(self.clock))
+        self.factory = PlainUpgradeFactory(
+            Site(resource, reactor=self.clock), self.clock, self.take, 60, Guard(self.clock)
+        )
         self.door = self.factory.buildProtocol(None)
         self.transport = StringTransportWithDisconnection()
         self.transport.protocol = self.door

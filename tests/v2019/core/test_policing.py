@@ -17,7 +17,7 @@ from dmsg.base.policing import BURST_SECONDS, FLOOD_FACTOR
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.net.links.acceptor import FLOOD_BURST, FLOOD_RATE, TOLD_PER_ADDRESS
 from dmsg.servers.admission import HOOK_CACHE_TIME, LOOK_INTERVAL, Admission, Hook, KeyList, ListError
-from dmsg.v2019.core.policing import Kind, Limits, Police
+from dmsg.v2019.core.policing import Kind, Limits, Policer
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, DRAIN, FWD, PING, PONG, REQUEST, Frame, parse_drain
 from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient
 
@@ -35,7 +35,7 @@ class PoliceTests(SynchronousTestCase):
     def test_over_the_rate_is_refused_and_far_over_it_is_the_end(self) -> None:
         limits = Limits(request_rate=10)
         for kind in (Kind.REQUEST, Kind.ACCEPT, Kind.CLOSE, Kind.PING):
-            police = Police()
+            police = Policer()
             allowed = int(limits.rate(kind) * BURST_SECONDS)
             answers = [police.allows(kind, limits, 0) for _ in range(allowed + 5)]
             self.assertEqual(answers, [True] * allowed + [False] * 5)
@@ -43,15 +43,15 @@ class PoliceTests(SynchronousTestCase):
                 for _ in range(int(10 * FLOOD_FACTOR * BURST_SECONDS)):
                     police.allows(kind, limits, 0)
             self.assertEqual(caught.exception.reason, DropReason.FLOOD)
-            self.assertTrue(Police().allows(kind, limits, 0))
+            self.assertTrue(Policer().allows(kind, limits, 0))
 
     def test_what_is_on_its_way_when_a_remote_is_lost_is_no_flood(self) -> None:
-        police, limits = Police(), Limits(request_rate=10)
+        police, limits = Policer(), Limits(request_rate=10)
         answers = [police.allows(Kind.STRAY, limits, 0) for _ in range(20_000)]
         self.assertLess(sum(answers), 100)
 
     def test_no_limit(self) -> None:
-        police = Police()
+        police = Policer()
         self.assertTrue(all(police.allows(Kind.REQUEST, Limits(request_rate=0), 0) for _ in range(10_000)))
 
 

@@ -16,10 +16,10 @@ from dmsg.v2019.core import table as client_module
 from dmsg.v2019.core.events import (
     Accepted,
     Acknowledged,
-    By,
     Closed,
     Confirmed,
     DataReceived,
+    EndedBy,
     Event,
     Noticed,
     Ponged,
@@ -72,18 +72,18 @@ class ClosedTests(SynchronousTestCase):
     def test_whose_word_is_final(self) -> None:
         final = {
             (by, refused, reason): Closed(cast(Any, None), reason, refused, by).final
-            for by in By
+            for by in EndedBy
             for refused in (False, True)
             for reason in (CloseReason.UNSPECIFIED, CloseReason.HASH_MISMATCH)
         }
         self.assertEqual(
             {key for key, value in final.items() if not value},
             {
-                (By.ANYBODY, False, CloseReason.UNSPECIFIED),
-                (By.ANYBODY, False, CloseReason.HASH_MISMATCH),
-                (By.ANYBODY, True, CloseReason.UNSPECIFIED),
-                (By.ANYBODY, True, CloseReason.HASH_MISMATCH),
-                (By.HERE, True, CloseReason.UNSPECIFIED),
+                (EndedBy.ANYBODY, False, CloseReason.UNSPECIFIED),
+                (EndedBy.ANYBODY, False, CloseReason.HASH_MISMATCH),
+                (EndedBy.ANYBODY, True, CloseReason.UNSPECIFIED),
+                (EndedBy.ANYBODY, True, CloseReason.HASH_MISMATCH),
+                (EndedBy.HERE, True, CloseReason.UNSPECIFIED),
             },
         )
 
@@ -249,7 +249,7 @@ class ReceiveTests(ClientCase):
             events = self._fwd(sequence & 0xFFFF, 60_000)
             sequence += 1
             self.assertLess(sequence * 60_000, 2 * RECEIVE_LIMIT)
-        self.assertEqual(events[-1], Closed(self.transport, CloseReason.BUFFER_FULL, refused=False, by=By.HERE))
+        self.assertEqual(events[-1], Closed(self.transport, CloseReason.BUFFER_FULL, refused=False, by=EndedBy.HERE))
         self.assertEqual(sent(self.core)[-1], Frame(CLOSE, 1, bytes([CloseReason.BUFFER_FULL])))
 
     def test_tiny_frames_count_for_more_than_their_bytes(self) -> None:
@@ -449,7 +449,9 @@ class SecureTests(SynchronousTestCase):
             self.assertEqual([type(event) for event in events], [Confirmed, Closed] if authentic else [Closed])
             closed = events[-1]
             assert isinstance(closed, Closed)
-            self.assertEqual((closed.refused, closed.by), (not authentic, By.REMOTE if authentic else By.ANYBODY))
+            self.assertEqual(
+                (closed.refused, closed.by), (not authentic, EndedBy.REMOTE if authentic else EndedBy.ANYBODY)
+            )
 
     def test_both_have_to_know_half_closes(self) -> None:
         for asks, answers in ((False, True), (True, False), (True, True)):

@@ -11,10 +11,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
-from dmsg.base.bounded_tables import uncount
+from dmsg.base.bounded_tables import decrement
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.relay.federation.slots import Slots
-from dmsg.rmb.relay.federation.unverified import Doubts
+from dmsg.rmb.relay.federation.unverified import UnverifiedTwins
 from dmsg.rmb.relay.ranker import Ranker
 
 RETRY_FIRST, RETRY_MOST = 2.0, 30.0
@@ -33,7 +33,7 @@ MAX_WAITING = 10_000
 _T = TypeVar("_T")
 
 
-class Outcome(Enum):
+class AttemptOutcome(Enum):
     """Result of asking one or several relays."""
 
     TAKEN = auto()
@@ -56,7 +56,7 @@ class RelayPoster(Protocol):
         """Close the connections that are kept."""
 
 
-class Asking:
+class RelayRequests:
     """Requests of one relay to other relays.
 
     :ivar success: number of messages that each relay accepted.
@@ -71,7 +71,7 @@ class Asking:
         self._poster = poster
         self._ranker = ranker
         self._slots = slots
-        self._doubts = Doubts(reactor.seconds, registry)
+        self._doubts = UnverifiedTwins(reactor.seconds, registry)
         self._offering: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
         self._waiting = 0
         self._under_way: set[Deferred[Any]] = set()
@@ -91,7 +91,7 @@ class Asking:
 
         return running.addBoth(done)
 
-    def offer(self, data: bytes, relays: Iterable[str], whose: int) -> Deferred[Outcome]:
+    def offer(self, data: bytes, relays: Iterable[str], whose: int) -> Deferred[AttemptOutcome]:
         """Ask each relay once, the best first, whether it has the session connected.
 
         An offer above the limit waits for ``OFFER_PATIENCE`` seconds; after that it fails as if no relay had answered.
@@ -100,14 +100,14 @@ class Asking:
         """
         return self.run(self._offer(data, frozenset(relays), whose))
 
-    async def _offer(self, data: bytes, relays: frozenset[str], whose: int) -> Outcome:
+    async def _offer(self, data: bytes, relays: frozenset[str], whose: int) -> AttemptOutcome:
         # Relays that answer quickly have a limit of their own, which slow relays cannot use up.
         offering = self._offering[self._slots.is_quick(relays)]
         until = self._reactor.seconds() + OFFER_PATIENCE
         while offering.total() >= MAX_OFFERS or offering[whose] >= MAX_OFFERS_OF_TWIN:
             if self._reactor.seconds() >= until or self._waiting >= MAX_WAITING:
                 self.not_offered += 1
-                return Outcome.FAILED
+                return AttemptOutcome.FAILED
             self._waiting += 1
             try:
                 await deferLater(self._reactor, OFFER_RETRY)
@@ -117,11 +117,11 @@ class Asking:
         try:
             began = self._reactor.seconds()
             outcome = await self.ask_all(data, relays, only_connected=True)
-            failed = outcome is Outcome.FAILED
+            failed = outcome is AttemptOutcome.FAILED
             self._slots.learn(relays, None if failed else self._reactor.seconds() - began)
             return outcome
         finally:
-            uncount(offering, whose)
+            decrement(offering, whose)
 
     async def ask_all(
         self,
@@ -130,7 +130,7 @@ class Asking:
         *,
         only_connected: bool,
         answered: Callable[[float], None] = lambda seconds: None,
-    ) -> Outcome:
+    ) -> AttemptOutcome:
         """Ask one relay after the other until one accepts the message.
 
         :param answered: called with the seconds that a relay took to answer, whatever it answered: the relay is
@@ -138,10 +138,10 @@ class Asking:
         """
         failed = False
         if await self._doubts.refuses(data):
-            return Outcome.REFUSED
+            return AttemptOutcome.REFUSED
         for relay in self._ranker.order(relays, self._reactor.seconds()):
             if self.stopped:
-                return Outcome.FAILED
+                return AttemptOutcome.FAILED
             began = self._reactor.seconds()
             code = await self._poster.post(relay, data, only_connected=only_connected)
             if code:
@@ -149,13 +149,13 @@ class Asking:
             self._doubts.answered(data, code)
             if code == 202:
                 self._count(self.success, relay)
-                return Outcome.TAKEN
+                return AttemptOutcome.TAKEN
             self._count(self.error, relay)
             # 408, 425 and 429 come from proxies and rate limits, so a later attempt may succeed.
             if not 400 <= code < 500 or code in (408, 425, 429):
                 failed = True
                 self._ranker.downvote(relay, self._reactor.seconds())
-        return Outcome.FAILED if failed else Outcome.REFUSED
+        return AttemptOutcome.FAILED if failed else AttemptOutcome.REFUSED
 
     def _count(self, counter: Counter[str], relay: str) -> None:
         """Count by relay, up to a limit: twins can list any number of relays, and each would be a line of metrics."""

@@ -68,12 +68,12 @@ def decode(body: bytes) -> list[tuple[bytes, bool]]:
     return found
 
 
-def line(number: int, status: int) -> bytes:
+def encode_answer(number: int, status: int) -> bytes:
     """Encode the answer to one message."""
     return b"%d %d\n" % (number, status)
 
 
-class Lines:
+class AnswerParser:
     """Parser of an answer that arrives in pieces."""
 
     def __init__(self) -> None:

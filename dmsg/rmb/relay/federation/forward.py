@@ -1,9 +1,9 @@
 """Forwarding of messages to the relays of their receivers: attempts, retries, and a refusal when all fail.
 
 There are three ways in. :meth:`Federation.forward` takes messages that belong to another relay.
-:meth:`~dmsg.rmb.relay.federation.attempts.Asking.offer` tries once whether another relay has the session connected.
-:meth:`~dmsg.rmb.relay.federation.offers.Offers.add` offers messages that are kept here to the other relays of their
-receiver.
+:meth:`~dmsg.rmb.relay.federation.attempts.RelayRequests.offer` tries once whether another relay has the session
+connected. :meth:`~dmsg.rmb.relay.federation.offers.Offers.add` offers messages that are kept here to the other relays
+of their receiver.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.base.bounded_tables import uncount
+from dmsg.base.bounded_tables import decrement
 from dmsg.rmb.envelope.texts import EXPIRED, NO_RELAY, OFFLINE, REMOTE
 from dmsg.rmb.errors import EnvelopeError, TwinNotFound
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.relay.delivery import SPILL_AFTER
-from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, RETRY_MOST, Asking, Outcome, RelayPoster
+from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, RETRY_MOST, AttemptOutcome, RelayPoster, RelayRequests
 from dmsg.rmb.relay.federation.offers import Offers
 from dmsg.rmb.relay.federation.slots import Slots
 from dmsg.rmb.relay.mail import Header, Mail
-from dmsg.rmb.relay.queue.interface import BATCH, FEDERATION, Queued, QueueId, RelayQueue
+from dmsg.rmb.relay.queue.interface import BATCH, FEDERATION, QueuedMessage, QueueId, RelayQueue
 from dmsg.rmb.relay.ranker import Ranker
 
 PASSES = 3
@@ -108,7 +108,7 @@ class Federation:
         self._finished = finished
         self._random = random or Random()
         self._slots: Slots[_Item] = Slots(poster.takes_many)
-        self.asking = Asking(reactor, poster, ranker, self._slots, registry)
+        self.asking = RelayRequests(reactor, poster, ranker, self._slots, registry)
         self.offers = Offers(reactor, self.asking, queue, wall_clock, max_size // PART, is_connected)
         self._size = 0
         self._items_of: Counter[int] = Counter()
@@ -244,8 +244,8 @@ class Federation:
                 return
             item.asked = True
             outcome = await self.asking.ask_all(item.mail.data, item.relays, only_connected=False, answered=item.told)
-            if outcome is not Outcome.FAILED:
-                self._finish(item, None if outcome is Outcome.TAKEN else REMOTE + OFFLINE)
+            if outcome is not AttemptOutcome.FAILED:
+                self._finish(item, None if outcome is AttemptOutcome.TAKEN else REMOTE + OFFLINE)
                 return
         self._later(item)
 
@@ -254,8 +254,8 @@ class Federation:
             return
         self._size -= len(item.mail.data)
         sender = item.mail.sender
-        uncount(self._items_of, sender)
-        uncount(self._size_of, sender, len(item.mail.data))
+        decrement(self._items_of, sender)
+        decrement(self._size_of, sender, len(item.mail.data))
         if item.kept is not None:
             self._kept.pop(item.kept, None)
             # A read of the queue that began earlier may still return this message.
@@ -325,7 +325,7 @@ class Federation:
             return
         self._make_ready(item)
 
-    def _taken(self, batch: list[Queued]) -> None:
+    def _taken(self, batch: list[QueuedMessage]) -> None:
         self._behind = bool(batch)
         for queued in batch:
             if queued.id in self._kept or queued.id in self._finished_ids:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, RETRY_MOST, Asking, Outcome
-from dmsg.rmb.relay.queue.interface import Queued, QueueId, RelayQueue
+from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, RETRY_MOST, AttemptOutcome, RelayRequests
+from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId, RelayQueue
 from dmsg.rmb.twins.address import Session
 
 MAX_OFFERED = 10_000
@@ -38,7 +38,7 @@ class Offers:
     def __init__(
         self,
         reactor: IReactorTime,
-        asking: Asking,
+        asking: RelayRequests,
         queue: RelayQueue,
         wall_clock: Callable[[], float],
         max_size: int,
@@ -61,7 +61,7 @@ class Offers:
         for session in list(self._offers):
             self._offer_next(session, now)
 
-    def add(self, session: str, queued: Queued, relays: frozenset[str], until: float) -> None:
+    def add(self, session: str, queued: QueuedMessage, relays: frozenset[str], until: float) -> None:
         """Offer a kept message to other relays, until one accepts it or the session connects here."""
         offers = self._offers.get(session)
         of_session = len(offers.items) if offers is not None else 0
@@ -94,9 +94,9 @@ class Offers:
         number, (data, _) = next(iter(offers.items.items()))
         offers.running = True
 
-        def done(outcome: Outcome | Failure) -> None:
+        def done(outcome: AttemptOutcome | Failure) -> None:
             offers.running = False
-            if outcome is Outcome.TAKEN:
+            if outcome is AttemptOutcome.TAKEN:
                 self._forget_offer(offers, number)
                 self._queue.remove(session, [number])
                 offers.delay, offers.next = RETRY_FIRST, 0.0

@@ -75,7 +75,7 @@ class _Statuses(Protocol):
 
     def __init__(self, posted: list[_Posted]) -> None:
         self._posted = posted
-        self._lines = batch.Lines()
+        self._lines = batch.AnswerParser()
         self.over: Deferred[None] = Deferred(lambda _: drop(self.transport))
 
     def dataReceived(self, data: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from attrs import define
 
-from dmsg.base.bounded_tables import remember, uncount
+from dmsg.base.bounded_tables import decrement, remember
 
 MAX_POSTS = 256
 """Number of concurrent attempts, each for one message."""
@@ -181,9 +181,9 @@ class Slots(Generic[Item]):
         """Free the attempt of an item, without any knowledge about its relays."""
         attempt = self._attempts.pop(item)
         part = attempt.sender, attempt.kind
-        uncount(self._of_kind, attempt.kind)
-        uncount(self._of_relays, attempt.relays)
-        uncount(self._of_sender, part)
+        decrement(self._of_kind, attempt.kind)
+        decrement(self._of_relays, attempt.relays)
+        decrement(self._of_sender, part)
         # The limit depends on what is known of the relays now.
         kind = self._kind(attempt.relays)
         self._unblock(attempt.relays, self._most(attempt.relays, kind) - self._of_relays[attempt.relays])

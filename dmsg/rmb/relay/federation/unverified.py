@@ -25,7 +25,7 @@ MAX_DOUBTED = 10_000
 """Number of twins that are doubted at a time."""
 
 
-class Doubts:
+class UnverifiedTwins:
     """Table of the twins that are doubted.
 
     :param registry: registry with the keys of twins.

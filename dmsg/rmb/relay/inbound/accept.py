@@ -8,13 +8,13 @@ from twisted.python.failure import Failure
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.mail import Header, Mail
 from dmsg.rmb.relay.queue.interface import QueueId
-from dmsg.rmb.relay.rules import Action, Decision, Refused
+from dmsg.rmb.relay.rules import Action, Decision, MessageRefused
 from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.confirm import Ledger
 from dmsg.rmb.twins.twin import Twin
 
 
-class Intake:
+class InboundAcceptor:
     """Entry of other relays' messages into a switch."""
 
     def __init__(self, switch: Switch) -> None:
@@ -23,7 +23,7 @@ class Intake:
     def take(self, header: Header, data: bytes, twin: Twin | None, *, only_connected: bool) -> Deferred[None]:
         """Accept a verified message that another relay brings; fires when it is confirmed or stored.
 
-        Fails with :class:`~dmsg.rmb.relay.rules.Refused`, or QueueUnavailable.
+        Fails with :class:`~dmsg.rmb.relay.rules.MessageRefused`, or QueueUnavailable.
 
         :param twin: the twin of the destination; None when the registry has none.
         :param only_connected: whether to refuse the message when the session is not connected.
@@ -37,7 +37,7 @@ class Intake:
         receiver = switch.sessions.get(header.destination)
         if receiver is not None and receiver.delivery.crowded and not mail.is_answer:
             # A sender of this relay would be held; another relay tries again later.
-            taken.errback(Refused(Drop.BUSY))
+            taken.errback(MessageRefused(Drop.BUSY))
             return taken
         if receiver is not None and receiver.delivery.offer(mail):
             switch.count_in(mail)
@@ -50,7 +50,7 @@ class Intake:
         elif decision.drop is Drop.OFFLINE:
             self._find(mail, taken)
         else:
-            taken.errback(Refused(decision.drop))
+            taken.errback(MessageRefused(decision.drop))
         return taken
 
     def _find(self, mail: Mail, taken: Deferred[None]) -> None:
@@ -66,7 +66,7 @@ class Intake:
         def back(is_back: bool) -> None:
             receiver = switch.sessions.get(mail.destination)
             if not is_back or receiver is None:
-                taken.errback(Refused(Drop.OFFLINE))
+                taken.errback(MessageRefused(Drop.OFFLINE))
             elif receiver.delivery.offer(mail):
                 switch.count_in(mail)
             else:

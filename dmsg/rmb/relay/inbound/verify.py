@@ -13,10 +13,10 @@ from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.texts import OFFLINE
 from dmsg.rmb.envelope.wire import challenge, decode
 from dmsg.rmb.errors import Drop, EnvelopeError, SignatureInvalid, TwinNotFound
-from dmsg.rmb.relay.inbound.accept import Intake
+from dmsg.rmb.relay.inbound.accept import InboundAcceptor
 from dmsg.rmb.relay.limiter import FixedWindow
 from dmsg.rmb.relay.mail import Header
-from dmsg.rmb.relay.rules import Refused
+from dmsg.rmb.relay.rules import MessageRefused
 from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.twins.identity import verify
 from dmsg.rmb.twins.twin import Twin
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
 TAKEN = Verdict(202)
 
 
-class Bringing:
+class InboundVerifier:
     """Entry of other relays' messages into this relay.
 
     :ivar under_way: number of messages without an answer so far.
@@ -57,7 +57,7 @@ class Bringing:
 
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
-        self._intake = Intake(switch)
+        self._intake = InboundAcceptor(switch)
         self._rate = RateLimit(INTAKE_RATE, INTAKE_BURST, blocks_of)
         self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
         switch.rules.windows.append(self._of_twins)
@@ -106,7 +106,7 @@ class Bringing:
             return self._refuse(Drop.BAD_INTAKE, 400, "bad request: without source or destination"), True
         try:
             switch.rules.check_message(header, switch.now())
-        except Refused as refused:
+        except MessageRefused as refused:
             if refused.drop is Drop.BAD_TIMES:  # The timestamp is ahead of this relay's clock and may be right soon.
                 return self._later(refused.drop, f"bad request: {refused}", 10), False
             return self._refuse(refused.drop, 400, f"bad request: {refused}"), False
@@ -140,7 +140,7 @@ class Bringing:
             if receiver is not None:
                 switch.rules.carried(header, now)
             await self._intake.take(header, data, receiver, only_connected=only_connected)
-        except Refused as refused:
+        except MessageRefused as refused:
             if refused.drop is Drop.OFFLINE:
                 return self._refuse(refused.drop, 404, OFFLINE)
             # The entry may be changed soon, and the other relay may know that before this one.

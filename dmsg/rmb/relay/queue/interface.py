@@ -66,7 +66,7 @@ QueueId: TypeAlias = int | bytes
 """Id of a message in a queue: a number in SQLite, an id of a stream in Redis."""
 
 
-class Queued(NamedTuple):
+class QueuedMessage(NamedTuple):
     """Message in a queue, with its id; ids grow along a queue."""
 
     id: QueueId
@@ -101,7 +101,7 @@ class RelayQueue(Interface):
         :param sender: the twin that sent it; 0 for the relay.
         """
 
-    def read(session: str, after: QueueId | None) -> Deferred[list[Queued]]:
+    def read(session: str, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
         """Return the oldest messages with ids above ``after``; None means from the beginning."""
 
     def poll(sessions: Sequence[str]) -> Deferred[list[str]]:
@@ -125,7 +125,7 @@ class RelayQueue(Interface):
     def connected_here(session: str) -> None:
         """Note that this session has connected to this process, so that other processes end their connections of it."""
 
-    def take_federation() -> Deferred[list[Queued]]:
+    def take_federation() -> Deferred[list[QueuedMessage]]:
         """Take some messages for other relays that no process has taken yet."""
 
     def federation_again() -> None:

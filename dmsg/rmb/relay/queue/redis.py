@@ -23,15 +23,15 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.net.isolate import isolated
-from dmsg.net.redis import open_redis, patience, subscribe, without_password
+from dmsg.net.isolate import call_isolated
+from dmsg.net.redis import open_redis, subscribe, with_timeout, without_password
 from dmsg.rmb.errors import QueueUnavailable
 from dmsg.rmb.relay.queue.interface import (
     BATCH,
     BATCH_BYTES,
     FEDERATION,
     REFUSALS,
-    Queued,
+    QueuedMessage,
     QueueId,
     QueueLimits,
     QueueWatcher,
@@ -291,7 +291,7 @@ class RedisQueue:
             try:
                 # A call that waits for Redis is never cancelled, because replies are matched to calls by their order.
                 appending = self._redis.eval(_APPEND, keys, arguments)
-                results = await patience(self._reactor, appending, max(0.0, deadline - self._reactor.seconds()))
+                results = await with_timeout(self._reactor, appending, max(0.0, deadline - self._reactor.seconds()))
                 self._works()
                 break
             except CancelledError:
@@ -305,29 +305,29 @@ class RedisQueue:
                 one.appended.errback(QueueUnavailable(REFUSALS[int(dropped)].format(sender=one.sender)))
                 continue
             if int(dropped) > 0 and self._watcher is not None:
-                isolated(self._watcher.dropped, one.session, int(dropped))
+                call_isolated(self._watcher.dropped, one.session, int(dropped))
             one.appended.callback(bytes(number))
 
-    def read(self, session: str, after: QueueId | None) -> Deferred[list[Queued]]:
+    def read(self, session: str, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
         return Deferred.fromCoroutine(self._read(session, after))
 
-    async def _read(self, session: str, after: QueueId | None) -> list[Queued]:
+    async def _read(self, session: str, after: QueueId | None) -> list[QueuedMessage]:
         while True:
             start = b"(" + after if isinstance(after, bytes) else b"-"
             try:
                 entries = await self._redis.eval(_READ, [self._key(session)], [start, str(BATCH), str(BATCH_BYTES)])
             except Exception as error:
                 raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
-            batch = [Queued(bytes(number), bytes(fields[1])) for number, fields in entries or ()]
+            batch = [QueuedMessage(bytes(number), bytes(fields[1])) for number, fields in entries or ()]
             left = self._removals.left(session, batch)
             if left or not batch:
                 return left
             after = batch[-1].id
 
-    def take_federation(self) -> Deferred[list[Queued]]:
+    def take_federation(self) -> Deferred[list[QueuedMessage]]:
         return Deferred.fromCoroutine(self._take_federation())
 
-    async def _take_federation(self) -> list[Queued]:
+    async def _take_federation(self) -> list[QueuedMessage]:
         """Take messages that no process has taken, and those that a dead process left."""
         run = self._redis.execute_command
         try:
@@ -348,7 +348,7 @@ class RedisQueue:
             self._grouped = False
             raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
         entries = [*left[1], *(read[0][1] if read else ())]
-        batch = [Queued(bytes(number), bytes(fields[1])) for number, fields in entries if fields]
+        batch = [QueuedMessage(bytes(number), bytes(fields[1])) for number, fields in entries if fields]
         return self._removals.left(FEDERATION, batch)
 
     def poll(self, sessions: Sequence[str]) -> Deferred[list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dmsg.rmb.relay.queue.interface import Queued, QueueId
+from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId
 
 MAX_REMOVALS = 200_000
 """Number of ids that are remembered; beyond it the oldest are forgotten, and their messages delivered again."""
@@ -49,6 +49,6 @@ class Removals:
             found.setdefault(session, []).append(number)
         return found
 
-    def left(self, session: str, batch: list[Queued]) -> list[Queued]:
+    def left(self, session: str, batch: list[QueuedMessage]) -> list[QueuedMessage]:
         """Return the messages of a batch that are not to be deleted."""
         return [one for one in batch if (session, one.id) not in self._ids] if self._ids else batch

@@ -13,8 +13,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from dmsg.base.bounded_tables import uncount
-from dmsg.net.isolate import isolated
+from dmsg.base.bounded_tables import decrement
+from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
 from dmsg.rmb.errors import QueueUnavailable
 from dmsg.rmb.relay.queue.interface import (
@@ -22,7 +22,7 @@ from dmsg.rmb.relay.queue.interface import (
     BATCH_BYTES,
     FEDERATION,
     REFUSALS,
-    Queued,
+    QueuedMessage,
     QueueId,
     QueueLimits,
     QueueWatcher,
@@ -251,7 +251,7 @@ class SQLiteQueue:
         self._waiting.append((deferred, cursor.lastrowid or 0))
         if session != FEDERATION and (sizes[0] > self.limits.messages or sizes[1] > self.limits.size):
             # The message is stored, even if evicting older ones fails.
-            isolated(self._drop_oldest, session, sizes)
+            call_isolated(self._drop_oldest, session, sizes)
         return deferred
 
     def _drop_oldest(self, session: str, sizes: list[int]) -> None:
@@ -278,7 +278,7 @@ class SQLiteQueue:
     def _forget(self, session: str, length: int, sender: int) -> None:
         self.total -= length
         if sender:
-            uncount(self._from, sender, length)
+            decrement(self._from, sender, length)
         sizes = self._sizes.get(session)
         if sizes is None:
             return
@@ -287,7 +287,7 @@ class SQLiteQueue:
         if not sizes[0]:
             del self._sizes[session]
 
-    def read(self, session: str, after: QueueId | None) -> Deferred[list[Queued]]:
+    def read(self, session: str, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
         if session not in self._sizes:
             return succeed([])
         try:
@@ -296,7 +296,7 @@ class SQLiteQueue:
                     "SELECT id, data FROM messages WHERE session = ? AND id > ? ORDER BY id LIMIT ?",
                     (session, after or 0, BATCH),
                 )
-                batch = [Queued(*row) for row in _some(cursor, 1)]
+                batch = [QueuedMessage(*row) for row in _some(cursor, 1)]
                 left = self._removals.left(session, batch)
                 if left or not batch:
                     return succeed(left)
@@ -342,8 +342,8 @@ class SQLiteQueue:
     def connected_here(self, session: str) -> None:
         """Do nothing: no other process uses the file."""
 
-    def take_federation(self) -> Deferred[list[Queued]]:
-        def taken(batch: list[Queued]) -> list[Queued]:
+    def take_federation(self) -> Deferred[list[QueuedMessage]]:
+        def taken(batch: list[QueuedMessage]) -> list[QueuedMessage]:
             if batch:
                 self._taken = batch[-1].id
             return batch
@@ -364,7 +364,7 @@ class SQLiteQueue:
             self._retry()
             self._cancel_retry()
         self._cancel_retry()
-        isolated(self._db.close)
+        call_isolated(self._db.close)
         if self._reserve is not None:
             self._reserve.remove()
         return succeed(None)

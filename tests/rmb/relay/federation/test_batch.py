@@ -42,7 +42,7 @@ class WireTests(SynchronousTestCase):
     def test_as_documented(self) -> None:
         body = bytes.fromhex("00 00000003 616263  01 00000001 64")
         self.assertEqual(batch.decode(body), [(b"abc", False), (b"d", True)])
-        self.assertEqual(batch.line(7, 202), b"7 202\n")
+        self.assertEqual(batch.encode_answer(7, 202), b"7 202\n")
 
     def test_what_is_refused(self) -> None:
         one = batch.encode([(b"abc", False)])
@@ -51,8 +51,8 @@ class WireTests(SynchronousTestCase):
 
     @given(st.lists(st.tuples(st.integers(0, 31), st.integers(0, 599)), max_size=20), st.data())
     def test_answers_in_any_pieces(self, known: list[tuple[int, int]], data: st.DataObject) -> None:
-        text = b"".join(batch.line(*one) for one in known)
-        lines, found = batch.Lines(), []
+        text = b"".join(batch.encode_answer(*one) for one in known)
+        lines, found = batch.AnswerParser(), []
         while text:
             size = data.draw(st.integers(1, len(text)))
             found += list(lines.feed(text[:size]))
@@ -61,7 +61,7 @@ class WireTests(SynchronousTestCase):
 
     def test_lines_that_are_none(self) -> None:
         for text in (b"x 202\n", b"1\n", b"1 2 3\n", b"-1 202\n", b"1" * 100):
-            self.assertRaises(ValueError, list, batch.Lines().feed(text))
+            self.assertRaises(ValueError, list, batch.AnswerParser().feed(text))
 
 
 class SlotsTests(SynchronousTestCase):
@@ -111,7 +111,7 @@ class Peer(Resource):
         self.batches.append(batch.decode(body))
         request.setResponseCode(self.status)
         if self.lines is None:
-            return b"".join(batch.line(number, 202) for number in range(len(self.batches[-1])))
+            return b"".join(batch.encode_answer(number, 202) for number in range(len(self.batches[-1])))
         request.write(self.lines)
         return NOT_DONE_YET
 

@@ -11,10 +11,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.relay.federation import offers as offers_module
-from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, Outcome
+from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, AttemptOutcome
 from dmsg.rmb.relay.federation.offers import MAX_OFFERED, Offers
-from dmsg.rmb.relay.federation.unverified import DOUBT_FOR, UNSIGNED, Doubts
-from dmsg.rmb.relay.queue.interface import Queued
+from dmsg.rmb.relay.federation.unverified import DOUBT_FOR, UNSIGNED, UnverifiedTwins
+from dmsg.rmb.relay.queue.interface import QueuedMessage
 from dmsg.rmb.relay.rules import Action, Decision, Rules
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
@@ -31,9 +31,9 @@ class Elsewhere:
     def __init__(self) -> None:
         self.offered: list[bytes] = []
         self.removed: list[Any] = []
-        self.answers: list[Deferred[Outcome]] = []
+        self.answers: list[Deferred[AttemptOutcome]] = []
 
-    def offer(self, data: bytes, relays: frozenset[str], twin: int) -> Deferred[Outcome]:
+    def offer(self, data: bytes, relays: frozenset[str], twin: int) -> Deferred[AttemptOutcome]:
         self.offered.append(data)
         self.answers.append(Deferred())
         return self.answers[-1]
@@ -49,15 +49,15 @@ class OfferTests(SynchronousTestCase):
         self.offers = Offers(self.clock, there, there, self.clock.seconds, 100, lambda session: self.here)
 
     def add(self, number: int, data: bytes, session: str = SESSION) -> None:
-        self.offers.add(session, cast(Any, Queued(cast(Any, number), data)), RELAYS, 60.0)
+        self.offers.add(session, cast(Any, QueuedMessage(cast(Any, number), data)), RELAYS, 60.0)
 
     def test_one_after_the_other(self) -> None:
         for number in range(3):
             self.add(number, b"%d" % number)
         self.assertEqual((self.there.offered, self.offers.count, self.offers.size), ([b"0"], 3, 3))
-        self.there.answers[0].callback(Outcome.TAKEN)
+        self.there.answers[0].callback(AttemptOutcome.TAKEN)
         self.assertEqual((self.there.offered, self.there.removed, self.offers.count), ([b"0", b"1"], [0], 2))
-        others = [one for one in Outcome if one is not Outcome.TAKEN]
+        others = [one for one in AttemptOutcome if one is not AttemptOutcome.TAKEN]
         self.there.answers[1].callback(others[0])
         self.offers.round()
         self.assertEqual((len(self.there.offered), self.there.removed), (2, [0]))
@@ -75,7 +75,7 @@ class OfferTests(SynchronousTestCase):
         self.add(1, b"1")
         self.add(2, b"2")
         self.here = True
-        self.there.answers[0].callback(Outcome.TAKEN)
+        self.there.answers[0].callback(AttemptOutcome.TAKEN)
         self.assertEqual((self.there.offered, self.offers.count, self.offers.size), ([b"1"], 0, 0))
 
     def test_limits(self) -> None:
@@ -96,12 +96,12 @@ class OfferTests(SynchronousTestCase):
         self.add(1, b"1")
         self.add(2, b"2")
         self.clock.advance(60.0)
-        self.there.answers[0].callback(Outcome.TAKEN)
+        self.there.answers[0].callback(AttemptOutcome.TAKEN)
         self.assertEqual((self.there.offered, self.offers.count), ([b"1"], 0))
 
 
 class DoubtTests(SynchronousTestCase):
-    def refuses(self, doubts: Doubts, twin: int) -> bool:
+    def refuses(self, doubts: UnverifiedTwins, twin: int) -> bool:
         envelope = Envelope()
         envelope.source.twin = twin
         return self.successResultOf(Deferred.fromCoroutine(doubts.refuses(envelope.SerializeToString())))
@@ -114,7 +114,7 @@ class DoubtTests(SynchronousTestCase):
                 return succeed(Twin(twin, bytes(32), "here"))
 
         clock = Clock()
-        doubts = Doubts(clock.seconds, cast(Any, Registry()))
+        doubts = UnverifiedTwins(clock.seconds, cast(Any, Registry()))
         self.assertFalse(self.refuses(doubts, 7))
         envelope = Envelope()
         envelope.source.twin = 7
