@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.task import CooperativeTask, cooperate
+from twisted.internet.task import CooperativeTask
 from twisted.python.failure import Failure
 
 from dmsg.apps.chunks import ChunkReader, digest_of
@@ -31,6 +31,7 @@ from dmsg.apps.parcels.wire import (
 from dmsg.apps.partial_files import PART_SUFFIX
 from dmsg.apps.transfer import TransferError
 from dmsg.base.units import human_size
+from dmsg.net.background import work, work_for_strangers
 from dmsg.net.streams.transports import transport_of
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class ParcelReceiver(ParcelEnd):
             while not self._waits and not self.done.called and self._step():
                 if time.monotonic() > until and not self._waits and not self.done.called:
                     self._pausing = True
-                    self._wait(cooperate(iter((None,))).whenDone(), lambda _: None)
+                    self._wait(work(iter((None,))).whenDone(), lambda _: None)
         except TransferError as error:
             self._fail(error)
         except OSError as error:
@@ -283,8 +284,8 @@ class ParcelReceiver(ParcelEnd):
         return item if self._name is None else item.below(self._name)
 
     def _work(self, steps: Iterator[object], then: Callable[[], None]) -> None:
-        """Do what takes long in steps, as many in a turn of the reactor as others can wait for."""
-        task = self._task = cooperate(steps)
+        """Do what takes long in steps. A short list of many directories costs its sender next to nothing."""
+        task = self._task = work_for_strangers(steps)
         self._wait(task.whenDone(), lambda _: then())
 
     def _look_at_place(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IPushProducer
-from twisted.internet.task import TaskFinished, cooperate
+from twisted.internet.task import TaskFinished
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -23,6 +23,7 @@ from dmsg.apps.parcels.wire import CHANGED_LIMIT, GAVE_UP, MESSAGE_FULL, ParcelE
 from dmsg.apps.sources import SourceChanged, resized_error
 from dmsg.apps.transfer import TransferError, TransferRefused
 from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten
+from dmsg.net.background import work as do_work
 from dmsg.net.streams.transports import transport_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _FlowControl:
     """Lets a piece of work wait while the stream has enough."""
 
     def __init__(self, work: Iterator[object]) -> None:
-        self.task = cooperate(work)
+        self.task = do_work(work)
         self._paused = False
 
     def pauseProducing(self) -> None:
