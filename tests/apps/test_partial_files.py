@@ -24,9 +24,9 @@ LOCKS = """
 import os
 import sys
 from pathlib import Path
-from dmsg.apps.partial_files import hold, part_of
+from dmsg.apps.partial_files import hold_part, part_of
 target = Path(sys.argv[1])
-hold(target.name, os.open(target.parent, os.O_RDONLY))
+hold_part(target.name, os.open(target.parent, os.O_RDONLY))
 part_of(target).write_bytes(b"theirs")
 print("held", flush=True)
 sys.stdin.read()

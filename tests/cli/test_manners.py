@@ -96,7 +96,7 @@ class KeyInUseTests(ToolCase):
         path = self.directory / "x.key"
         write_key_file(path, SecKey.generate())
         code = (
-            "import sys\nfrom dmsg.keylock import hold\nlock = hold(sys.argv[1], 'other')\n"
+            "import sys\nfrom dmsg.keylock import hold_key\nlock = hold_key(sys.argv[1], 'other')\n"
             "print('held', flush=True)\nsys.stdin.read()"
         )
         other = subprocess.Popen(
