@@ -1,10 +1,15 @@
 """State machine of a client: whether it has a server and can be reached.
 
-::
+The inputs are calls of the client: the service starts or stops, the first session is up, the last one is lost.  The
+output is the result of :attr:`LifecycleCore.waiting`.  A Deferred in that list fires once the client is online, and
+fails if the client stops first.  An input that changes nothing, such as a second server, is accepted in every state, so
+that callers need not know the state::
 
-    stopped --start--> searching --server_up--> online
-    online --no_server--> searching
-    any --stop--> stopped
+    stopped   -- start ------> searching
+    searching -- server_up --> online
+              -- stop -------> stopped
+    online    -- no_server --> searching
+              -- stop -------> stopped
 """
 
 from __future__ import annotations

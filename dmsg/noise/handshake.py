@@ -1,9 +1,24 @@
 """Noise handshake without I/O: messages in and out, and two keys at the end.
 
+A :class:`Handshake` decides whose turn it is and whether a message is authentic.  It takes the static keys, writes and
+reads one message at a time, and ends with a :class:`HandshakeResult`: both sides then have the same two keys and the
+same hash.  Any error makes the object useless.  Message 1 of KK can be recorded and replayed.  So the responder of KK
+knows that the initiator is live only from the initiator's first message under the new keys.
+
 ``noiseprotocol`` implements the two patterns of the reference (Noise specification, revision 34, sections 5 and 7)
-with the functions of ``dmsg.noise.suite``. This module adds the order of turns, the errors of dmsg, and the assignment
-of keys that the reference uses. Length prefixes are added by :mod:`dmsg.noise.xk`, records by
-:mod:`dmsg.noise.records`.
+with the functions of ``dmsg.noise.suite``.  ``->`` is sent by the initiator; without payloads the messages are::
+
+    XK  <- s          known before
+        -> e, es      49 bytes
+        <- e, ee      49 bytes
+        -> s, se      65 bytes
+    KK  -> s          known before
+        <- s          known before
+        -> e, es, ss  49 bytes
+        <- e, ee, se  49 bytes
+
+This module adds the order of turns, the errors of dmsg, and the assignment of keys that the reference uses. Length
+prefixes are added by :mod:`dmsg.noise.xk`, records by :mod:`dmsg.noise.records`.
 
 The 2019 reference gives the *writer of the last message* its two keys in the reverse order of the Noise specification.
 In ``noise/noise.go`` this is ``res, ns.dec, ns.enc, err = ns.hs.WriteMessage(...)``. In XK, with three messages, the

@@ -1,8 +1,6 @@
-"""What is made from the code and stands in a file is current."""
+"""Texts that are made from the code and stored in files are current."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -11,12 +9,13 @@ from tests.docs import message_catalogue, state_drawings
 
 
 class DrawingTests(SynchronousTestCase):
-    """Drawings of states."""
+    """Drawings of states and of handshake messages."""
 
     def test_each_is_current(self) -> None:
-        for module in state_drawings.MODULES:
-            text = Path(module.__file__).read_text()
-            self.assertIn(state_drawings.drawing(module.TRANSITIONS), text, module.__name__)
+        for module, make in state_drawings.DRAWINGS.items():
+            text = state_drawings.path_of(module).read_text()
+            current = state_drawings.with_drawing(text, make()) == text and make() in text
+            self.assertTrue(current, f"{module.__name__}: say: python -m tests.docs.state_drawings")
 
     def test_a_table_that_changes_changes_its_drawing(self) -> None:
         other = {**TRANSITIONS, (State.OPEN, Input.RECV_CLOSE): State.ANSWERED}

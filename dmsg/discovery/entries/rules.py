@@ -1,7 +1,13 @@
 """Rules for replacing and deleting entries. No I/O.
 
-The rules for replacing are the reference's (seed document, "Iteration rules"); those for deleting are our own. Every
-store decides by :func:`decide_post` and :func:`check_deletion`.
+Every store decides by :func:`decide_post` and :func:`check_deletion`. They take the state that the store has of the
+key, the posted entry or deletion, and the time. They return the state to write, or raise the reason for a refusal;
+nothing is written then.
+
+Sequences of a key grow by one and its timestamps grow, so a recorded entry can never replace a newer one. A deletion
+leaves a tombstone (:class:`Head`), because otherwise anybody could post a deleted entry again.
+
+The rules for replacing are the reference's (seed document, "Iteration rules"); those for deleting are our own.
 """
 
 from __future__ import annotations

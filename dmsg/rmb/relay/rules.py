@@ -1,5 +1,12 @@
 """Rules by which a relay decides about a message. No I/O.
 
+The inputs are the header of a message, the session or relay that brings it, the receiver's registry entry, and the
+time. The output is a :class:`Decision`, or :exc:`Refused` with the reason for the sender. The relay itself carries the
+decision out (:mod:`dmsg.rmb.relay.switch`).
+
+A message comes only from the session that its source names. A message that another relay brings is never forwarded a
+second time, so messages cannot circulate. Each refusal has one reason, which is counted by whoever catches it.
+
 The order of the rules and the texts of the errors are those of the reference (docs/rmb/protocol.md); clients match on
 the texts.
 """

@@ -1,1 +1,1 @@
-"""The part of secure streams that does no I/O: handshake, ciphers, windows, resumption."""
+"""Rules of secure streams without I/O: handshake, ciphers, windows, resumption."""

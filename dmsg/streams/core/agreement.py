@@ -2,7 +2,14 @@
 
 REQUEST is ``initiator pk(33) || responder pk(33) || KK message 1``, ACCEPT the same two keys and KK message 2 (seed
 document, TODO list).  The encrypted payloads of the two messages, :class:`Hello`, have what servers need not know.
-``docs/protocol/secure-transport.md`` is the specification.
+
+:class:`Proposal` is the initiator's side and :class:`Offer` the responder's.  Each takes the other's payload and
+returns the keys and the other's hello, or raises :exc:`~dmsg.errors.HandshakeError` and is useless from then on.  The
+prologue names both keys in the order of their roles, so a message is valid for this pair in these roles only.  An
+unknown option is ignored, except a critical one, which ends the handshake.  So later versions can add options.
+
+An authentic REQUEST may be a replay.  Whoever accepts an offer waits for the initiator's first frame
+(:mod:`dmsg.v2019.core.handshakes`).  ``docs/protocol/secure-transport.md`` is the specification.
 """
 
 from __future__ import annotations

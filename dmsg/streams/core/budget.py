@@ -1,4 +1,8 @@
-"""Memory budget from which the receive windows of a process grow, shared among its peers.  No I/O."""
+"""Memory budget from which the receive windows of a process grow, shared among its peers.  No I/O.
+
+The budget decides whether a window may grow, by what its peer already has.  Initial windows are not counted, so a new
+stream always begins, and a refused growth only makes a stream slower.
+"""
 
 from __future__ import annotations
 

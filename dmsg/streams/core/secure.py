@@ -1,7 +1,16 @@
 """Encryption and flow control of a secure stream: ciphers, sequences, rolling hashes, windows.  No I/O, no clock.
 
-A :class:`SecureEnd` outlives the transports that carry it (:mod:`dmsg.streams.core.resumption`).  The hashes are over
-the tags of the frames instead of their data if both ends support that.
+The methods ``seal_*`` turn data into payloads of FWD, ACK and CLOSE, and the methods ``open_*`` do the reverse.  A
+payload that is not authentic, repeated, missing or out of order raises :exc:`~dmsg.streams.core.resumption.SecureError`
+and ends the transport, because an honest server neither loses nor reorders frames.  Nonces are counted and never sent,
+so no two frames of a direction have the same nonce.
+
+An ACK carries the rolling hash of all data so far.  So each end proves to the other that it has the same bytes, and a
+resumed stream can be compared.  The hashes are over the tags of the frames instead of their data if both ends support
+that, which saves a pass over the data.
+
+Two windows limit the sender: the receive window that the other end announces, and a congestion window of its own.  A
+:class:`SecureEnd` outlives the transports that carry it (:mod:`dmsg.streams.core.resumption`).
 ``docs/protocol/secure-transport.md`` is the specification.
 """
 
@@ -248,6 +257,8 @@ class SecureEnd(ResumableEnd):
                 tickets.append(ticket)
         self.in_flight_bytes -= size
         self.acknowledged += size
+        # At first the window grows by three times the acknowledged bytes, which quadruples it in each round trip.
+        # After a server's queue was full once, it grows by an eighth of them, so that the queue fills slowly.
         if self.limit < MAX_WINDOW:
             self.limit = min(MAX_WINDOW, self.limit + (3 * size if self._opening else max(1, size // 8)))
         if self._digest(sent_hash, self.acknowledged)[:ACK_HASH_SIZE] != digest:

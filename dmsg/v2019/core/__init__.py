@@ -1,1 +1,1 @@
-"""The protocol of 2019 without I/O: bytes in, bytes and events out."""
+"""Rules of the protocol of 2019 without I/O: modules take bytes, and return events and bytes to send."""

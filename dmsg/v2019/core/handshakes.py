@@ -1,7 +1,12 @@
 """Handshakes of secure transports on one connection: REQUEST, ACCEPT, and the initiator's confirmation.
 
-When a stream is resumed, the responder changes nothing before the confirmation, and the initiator changes nothing
-before an authentic frame of the responder (:mod:`dmsg.streams.core.resumption`).  No I/O, no clock.
+This part of the client's table decides whether a handshake message is authentic, whether it begins or resumes a stream,
+and when the stream may carry data.  Its results are events and frames to send.  The steps are those of
+:mod:`dmsg.v2019.core.state`, and the messages those of :mod:`dmsg.streams.core.agreement`.
+
+A server can record and replay a REQUEST.  So the responder delivers nothing and, if a stream is resumed, changes
+nothing before an authentic frame of the initiator.  The initiator of a resumed stream changes nothing before an
+authentic frame of the responder (:mod:`dmsg.streams.core.resumption`).  No I/O, no clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The connections of a server and the transports that each has.  No I/O."""
+"""Connections of a server, and the routes of the transports that each connection has.  No I/O.
+
+These are plain records; the rules are in :mod:`dmsg.v2019.core.relay`.  A transport is a pair of :class:`Route`
+objects, one in the table of each connection, by the id that the transport has there.
+"""
 
 from __future__ import annotations
 

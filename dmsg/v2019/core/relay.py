@@ -1,8 +1,14 @@
 """Relay of a server: forwards frames by transport id and refuses what it does not accept.  No I/O.
 
-The protocol class feeds plaintext to :meth:`Relay.receive_frames`, which returns only how many bytes it took.  A
-protocol error is an exception that ends the connection of that peer only.  The tables of connections and routes are
-in :mod:`dmsg.v2019.core.routes`.
+The protocol class feeds plaintext to :meth:`Relay.receive_frames`, which returns only how many bytes it took.  Output
+goes to the port of the receiving connection.  A protocol error is an exception that ends the connection of that peer
+only.  The tables of connections and routes, and their invariants, are in :mod:`dmsg.v2019.core.routes`.
+
+Frames of one transport stay in order, and a control frame never overtakes data of its transport.  The relay forwards
+payloads as they are and cannot read those of secure transports.  Every frame that it drops is counted under a
+:class:`~dmsg.errors.DropReason`.
+
+Source: the seed document, sections on frames and servers.  Where the reference of 2019 differs, a comment says so.
 """
 
 from __future__ import annotations
@@ -85,7 +91,9 @@ class Relay(RouteTable):
 
     # --- frames ---
 
-    # Hot loop: a call would cost more than what a frame needs.
+    # This loop sees every frame of the server.  It is one function because a call per frame would cost more than the
+    # rest of the work.  Consecutive frames for one peer form a run.  Their ids are rewritten in place, and the run
+    # leaves as one slice of the buffer, without a copy per frame.
     def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:  # noqa: C901, PLR0912, PLR0915
         """Process the whole frames at the start of ``buffer``; rewrite their ids in place.
 

@@ -3,6 +3,10 @@
 Bytes go in through :meth:`ClientConnection.receive_frames`, which returns events.  Frames to send collect until
 :meth:`~dmsg.v2019.core.transports.TransportTable.data_to_send`.
 
+Events are handled after the whole read, so the transport of an event may be closed already.  A mistake of the server
+ends the connection, and the events before it are returned first (:attr:`ClientConnection.broken`).  A mistake of a
+remote ends its transport only.
+
 Control frames go through ``TRANSITIONS``; FWD and ACK test one attribute.  The 2019 client waits for each ACK; this
 one keeps a window in flight (``WINDOW_BYTES``, ``WINDOW_FRAMES`` of :mod:`dmsg.v2019.core.wire`).  The receiving side
 follows the reference: an ACK goes out on receipt while at most ``UNREAD_LIMIT`` bytes are unread, and later ACKs are
@@ -220,7 +224,8 @@ class ClientConnection(SecureTable):
 
     # --- frames from the server ---
 
-    # Hot loop: a call would cost more than what a frame needs.
+    # This loop sees every frame of the client.  It handles data and ACKs of open transports itself, because a call per
+    # frame would cost more than the rest of the work.
     def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
         """Process the whole frames at the start of ``buffer``.
 
@@ -277,6 +282,8 @@ class ClientConnection(SecureTable):
             except RemoteProtocolError as error:
                 self.broken = error  # The session acts on it after the events of the frames before.
                 break
+            # A handshake takes as long as many frames, so it counts as many.  Otherwise a read full of REQUESTs would
+            # keep the reactor from all other work.
             if self._handshake_cost:
                 most = max(0, most - self._handshake_cost)
                 self._handshake_cost = 0

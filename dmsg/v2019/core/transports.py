@@ -1,6 +1,11 @@
 """Table of the transports of one connection to a server: ids, states, output buffer and receipts.
 
-:class:`~dmsg.v2019.core.table.ClientConnection` adds the handling of frames.
+This base class decides which id a new transport gets, applies ``TRANSITIONS``, and writes CLOSE, PING and receipts.
+Its subclasses add handshakes (:mod:`dmsg.v2019.core.handshakes`) and the handling of frames
+(:class:`~dmsg.v2019.core.table.ClientConnection`).  No I/O, no clock.
+
+Invariants: a transport is in the table from its REQUEST until its CLOSE or the loss of the connection.  Ids that this
+client chooses are even and those that the server assigns are odd, so the two sides never choose the same id.
 """
 
 from __future__ import annotations

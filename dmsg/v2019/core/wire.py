@@ -1,8 +1,11 @@
-"""Frames: ``type(1) || transport id(2) || payload size(2) || payload``, big endian.
+"""Frames: ``type(1) || transport id(2) || payload size(2) || payload``, big endian.  No I/O.
 
 Frames are a byte stream inside records and are not aligned with them: several frames in a record and a frame over
 several records are both legal.  The loops that read frames are in :mod:`dmsg.v2019.core.relay` and
 :mod:`dmsg.v2019.core.table`, for speed; this module has the constants and functions that both share.
+
+Sources: the seed document of 2019 for REQUEST, ACCEPT, CLOSE, FWD and ACK; ``docs/protocol/frames.md`` for the types
+that this package adds, which pass only between programs that both know them.
 """
 
 from __future__ import annotations
