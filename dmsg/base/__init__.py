@@ -1,1 +1,1 @@
-"""Small parts without I/O that anything may use."""
+"""Basic building blocks without I/O that any other package may import."""

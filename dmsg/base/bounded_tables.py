@@ -1,4 +1,4 @@
-"""Tables that strangers fill, and that do not grow for ever.  No I/O."""
+"""Helpers for tables that strangers fill, so that the tables stay bounded.  No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 SPARSE, SPARSE_ENTRY = 64 * 1024, 128
-"""Bytes of a dict, in all and for each entry, from which on the dict is mostly empty."""
+"""Size of a dict in bytes, and bytes per entry, above both of which :func:`compact` replaces the dict."""
 
 
 def compact(table: dict[Key, Value]) -> dict[Key, Value]:
@@ -21,7 +21,7 @@ def compact(table: dict[Key, Value]) -> dict[Key, Value]:
 
 
 def decrement(counter: Counter[Key], key: Key, number: int = 1) -> None:
-    """So much less; what counts nothing has no place any more."""
+    """Subtract from a count, and delete the key when its count reaches 0."""
     counter[key] -= number
     if counter[key] <= 0:
         del counter[key]

@@ -1,4 +1,4 @@
-"""Token buckets: how much of something is left at a time.  No clock."""
+"""Token buckets and rate limits by address.  The caller passes the time in."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 MAX_ADDRESSES = 16_384
-"""Addresses remembered; the one that was silent longest is forgotten first."""
+"""Maximum number of addresses in a rate limit.  Above it, the address whose last request is oldest is forgotten."""
 
 
 class Bucket:
-    """Fills with ``rate`` a second up to ``burst``; ``take`` empties it."""
+    """Token bucket that fills at ``rate`` tokens per second up to ``burst`` tokens."""
 
     __slots__ = ("_at", "level")
 
@@ -19,7 +19,7 @@ class Bucket:
         self._at = now
 
     def take(self, amount: float, rate: float, burst: float, now: float) -> bool:
-        """Whether there was so much.  Nothing is taken if not."""
+        """Take ``amount`` tokens and return True, or return False if fewer are left."""
         self.fill(rate, burst, now)
         if self.level < amount:
             return False
@@ -27,7 +27,7 @@ class Bucket:
         return True
 
     def fill(self, rate: float, burst: float, now: float) -> None:
-        """Time has passed."""
+        """Add the tokens for the time since the last call."""
         self.level = min(burst, self.level + (now - self._at) * rate)
         self._at = now
 
@@ -37,21 +37,24 @@ def _alone(address: str) -> Sequence[tuple[str, int]]:
 
 
 class RateLimit:
-    """``rate`` requests a second and bursts of ``burst``, for each address.
+    """Rate limit that allows each address ``rate`` requests per second and ``burst`` requests at once.
 
-    :param blocks: names of all that a request of an address counts for, each with a factor: how many times the rate and
-        burst it has.  By default the address alone.
+    :param blocks: returns the names that a request of an address counts for, such as address blocks, each with the
+        factor by which its rate and burst are multiplied.  By default, a request counts for its address alone.
     """
 
     def __init__(self, rate: float, burst: float, blocks: Callable[[str], Sequence[tuple[str, int]]] = _alone) -> None:
-        """:param rate: per second; 0 means no limit."""
+        """:param rate: requests per second; 0 means no limit."""
         self._rate = rate
         self._burst = burst
         self._blocks = blocks
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def reserve(self, address: str, now: float, longest: float) -> float | None:
-        """Seconds after which ``address`` may ask, which is counted; None when that is more than ``longest``."""
+        """Count a request of ``address`` in advance.
+
+        :returns: seconds to wait before it may be made; None, without counting it, if that is more than ``longest``.
+        """
         if not self._rate:
             return 0.0
         left = []
@@ -66,9 +69,9 @@ class RateLimit:
         return wait if wait <= longest else None
 
     def charge(self, address: str, requests: float, now: float) -> float:
-        """``address`` has used up so many requests more; it may owe its burst.
+        """Count ``requests`` further requests of ``address``, which may go into debt by up to its burst.
 
-        :returns: seconds until it owes nothing any more.
+        :returns: seconds until the debt is paid.
         """
         if not self._rate:
             return 0.0
@@ -94,8 +97,8 @@ class RateLimit:
             self._buckets.popitem(last=False)
 
     def allow(self, address: str, now: float) -> bool:
-        """Whether ``address`` may ask now; counts the request when it may.
+        """Whether ``address`` may make a request now; counts the request if so.
 
-        :param now: seconds of a clock that does not go back.
+        :param now: seconds of a monotonic clock.
         """
         return self.reserve(address, now, 0.0) is not None

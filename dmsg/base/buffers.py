@@ -1,7 +1,7 @@
-"""Splitting a byte stream: by a length prefix, or where many headers are the same.
+"""Helpers to split a byte stream into messages, and to find many equal headers at once.
 
-:class:`PrefixedBuffer` is for the few messages of a handshake; records and
-frames have loops of their own, because there each microsecond counts.
+:class:`PrefixedBuffer` is for the few messages of a handshake.  Records and frames have loops of their own, where every
+microsecond counts.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from types import MappingProxyType
 from typing import Any, cast
 
 NO_QUEUE: deque[Any] = cast(Any, ())
-"""Stands for a queue without entries until the first one comes: an empty deque takes 760 bytes."""
+"""Placeholder for an empty queue, until its first entry is added: an empty deque takes 760 bytes."""
 NO_TABLE: dict[Any, Any] = cast(Any, MappingProxyType({}))
-"""Stands for a dict without entries until the first one comes: an empty dict takes 64 bytes."""
+"""Placeholder for an empty dict, until its first entry is added: an empty dict takes 64 bytes."""
 
 
 def count_equal(buffer: bytearray, position: int, step: int, most: int, size: int) -> int:
     """Count the pieces, ``step`` bytes apart from ``position`` on, that begin with the same ``size`` bytes.
 
-    Each of those bytes is one strided slice, compared at the speed of C.
+    Each of these bytes is compared for all pieces at once, by a strided slice, which runs at the speed of C.
 
-    :param most: pieces that are there, and the answer at most.
+    :param most: number of pieces to compare, and thus the highest possible result.
     """
     count = most
     limit = position + most * step
@@ -33,12 +33,12 @@ def count_equal(buffer: bytearray, position: int, step: int, most: int, size: in
 
 
 class PrefixedBuffer:
-    """Messages with a 2-byte big-endian length in front, from pieces of any size."""
+    """Parser of messages with a 2-byte big-endian length prefix, from a stream in pieces of any size."""
 
     __slots__ = ("_data", "_limit")
 
     def __init__(self, limit: int) -> None:
-        """:param limit: the longest message that is accepted, in bytes."""
+        """:param limit: maximum bytes of one message."""
         self._data = bytearray()
         self._limit = limit
 
@@ -47,9 +47,9 @@ class PrefixedBuffer:
         self._data += data
 
     def next_message(self) -> bytes | None:
-        """The next whole message without its prefix, or None.
+        """Remove and return the next whole message without its prefix, or None.
 
-        :raises ValueError: the prefix says more than the limit.
+        :raises ValueError: the prefix exceeds the limit.
         """
         data = self._data
         if len(data) < 2:
@@ -64,7 +64,7 @@ class PrefixedBuffer:
         return message
 
     def rest(self) -> bytes:
-        """Return the unparsed rest and forget it."""
+        """Remove and return the bytes that are not parsed yet."""
         data = bytes(self._data)
         self._data = bytearray()
         return data

@@ -1,8 +1,8 @@
-"""A server's connections by the keys at their other ends.
+"""Table of a server's connections by the keys of their clients.
 
-Of a key the newest is the one that gets what is new: who connects again has
-often lost the older one without having noticed.  Older ones keep what they
-have, since it may be another program that works.
+New requests for a key go to its newest connection, because a client that connects again has often lost the older
+connection without the server's having noticed.  Older connections keep what they have, because they may belong to
+another program that works.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dmsg.errors import DropReason
 
 
 class CountedConnection(Protocol):
-    """Connection that can be told apart and counted.
+    """Interface of a connection that the table can count.
 
-    :ivar closing: it ends already.
-    :ivar frames_in: frames that came from it, ``bytes_in``: their bytes.
+    :ivar closing: whether the connection is being closed.
+    :ivar frames_in: number of frames received from it; ``bytes_in`` is the number of their bytes.
     """
 
     closing: bool
@@ -28,15 +28,15 @@ class CountedConnection(Protocol):
 
     @property
     def key(self) -> bytes:
-        """Key of the connection's owner."""
+        """Public key of the client."""
 
 
 class ClosableConnection(CountedConnection, Protocol):
-    """A connection that a relay can end."""
+    """Interface of a connection that a relay can close."""
 
     @property
     def port(self) -> Port:
-        """The other end."""
+        """Output of the connection."""
 
 
 P = TypeVar("P", bound=CountedConnection)
@@ -44,11 +44,11 @@ PeerT = TypeVar("PeerT", bound=ClosableConnection)
 
 
 class Connections(Generic[P]):
-    """All connections of one server.
+    """Table of all connections of one server.
 
-    :param most: connections of one key.
-    :ivar all: in the order in which they came.
-    :ivar newest: key -> its newest connection; names only connections that are here.
+    :param most: maximum number of connections of one key.
+    :ivar all: connections in the order of their arrival.
+    :ivar newest: newest connection of each key; only connections that are in the table.
     """
 
     def __init__(self, most: int) -> None:
@@ -62,7 +62,8 @@ class Connections(Generic[P]):
     def add(self, connection: P) -> P | None:
         """Add a connection, which becomes the newest of its key.
 
-        :returns: one that is to be ended, because its key has too many: the oldest that does not end already.
+        :returns: connection to close, because its key has too many: the oldest that is not being closed already; else
+            None.
         """
         self.all[connection] = None
         self.newest[connection.key] = connection
@@ -73,9 +74,9 @@ class Connections(Generic[P]):
         return next((one for one in same if not one.closing), None)
 
     def remove(self, connection: P) -> None:
-        """Remove a connection; its counters are kept.
+        """Remove a connection; its counters remain in the totals.
 
-        :raises KeyError: it was not here.
+        :raises KeyError: the connection is not in the table.
         """
         del self.all[connection]
         same = self._of_key[connection.key]
@@ -93,16 +94,19 @@ class Connections(Generic[P]):
 
     @property
     def frames(self) -> int:
-        """Frames received since the start."""
+        """Number of frames received since the start."""
         return self._frames_gone + sum(one.frames_in for one in self.all)
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of frames received since the start."""
+        """Number of bytes in the frames received since the start."""
         return self._bytes_gone + sum(one.bytes_in for one in self.all)
 
     def check(self) -> None:
-        """:raises AssertionError: the tables disagree."""
+        """Check the table; for tests.
+
+        :raises AssertionError: its parts disagree.
+        """
         for key, newest in self.newest.items():
             assert newest.key == key and newest in self.all
         assert self.newest.keys() == self._of_key.keys()
@@ -110,12 +114,12 @@ class Connections(Generic[P]):
 
 
 class ConnectionTable(Generic[PeerT]):
-    """Base of the table of a relay.
+    """Base of a relay's table of connections.
 
-    :param most: connections of one key.
-    :ivar peers: all connections, in the order in which they came.
-    :ivar newest: key -> the newest connection of that key.
-    :ivar drops: how often each :class:`DropReason` occurred.
+    :param most: maximum number of connections of one key.
+    :ivar peers: all connections, in the order of their arrival.
+    :ivar newest: newest connection of each key.
+    :ivar drops: number of drops for each :class:`DropReason`.
     """
 
     def __init__(self, most: int) -> None:
@@ -125,16 +129,16 @@ class ConnectionTable(Generic[PeerT]):
 
     @property
     def frames(self) -> int:
-        """Frames received since the start."""
+        """Number of frames received since the start."""
         return self.connections.frames
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of frames received since the start."""
+        """Number of bytes in the frames received since the start."""
         return self.connections.frame_bytes
 
     def _add_peer(self, peer: PeerT) -> None:
-        """Add a connection; the oldest one of its key ends if there are too many."""
+        """Add a connection; the oldest one of its key is closed if there are too many."""
         oldest = self.connections.add(peer)
         if oldest is not None:
             self._end_peer(oldest, DropReason.REPLACED)

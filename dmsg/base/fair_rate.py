@@ -1,10 +1,11 @@
-"""A rate that several sources share: who asks for less than his part is not refused because others ask for more.
+"""Rate limit that several sources share fairly: a source below its part is served, however much others ask for.
 
-A source has a path of names, from the coarsest to the finest: the blocks of addresses that it is in, then its key.
-At each level the siblings share what their parent has, so many keys at one address have no more than one key.  While
-the common bucket is more than half full nobody is counted at all, and one source alone may have the whole rate.  Below
-that, each source has its part and no more; a tenth of the rate and the lower half of the bucket are left for sources
-that have not been seen lately.  No I/O, no clock.
+A source has a path of names, from the coarsest to the finest: the address blocks that contain it, then its key.  At
+each level the siblings share what their parent has.  So many keys at one address get no more than one key there.
+
+While the common bucket is more than half full, sources are not counted, and a single source may use the whole rate.
+Below that, each source gets its part and no more.  A tenth of the rate and the lower half of the bucket are reserved
+for sources that have not asked recently.  No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -15,29 +16,32 @@ from collections.abc import Hashable, Sequence
 from dmsg.base.buckets import Bucket
 
 ASSIGNED = 0.9
-"""Part of a rate that is divided among the sources that are there; the rest is for new ones."""
+"""Part of the rate that is divided among the known sources; the rest is for new ones."""
 UNCOUNTED = 0.5
-"""Part of the common bucket above which sources are not told apart."""
+"""Part of the common bucket above which sources are not counted separately."""
 FIRST = 1.0
-"""Requests that a new source has, whatever the others ask for."""
+"""Minimum number of requests that a new source may make at once, whatever others ask for."""
 FORGET_AFTER = 30.0
 """Seconds without a request after which a source counts as new."""
 MAX_SOURCES = 4096
-"""Sources of one rate that are remembered, of all levels; those that were silent longest are forgotten first."""
+"""Maximum number of sources of one rate, of all levels together; the one whose last request is oldest is forgotten
+first."""
 MAX_CROWDED = 64
-"""Rates of one server that tell their sources apart; the one that was used longest ago forgets them."""
+"""Maximum number of rates of one server that count sources separately; the least recently used rate forgets its
+sources."""
 BURST_SECONDS = 2.0
 """Seconds of its part that a source may use at once."""
 START_SECONDS = 0.1
-"""The same of a source that is new: what lies below a block of addresses need not wait for its first part."""
+"""Seconds of its part with which a new source starts, so that keys of a new address block need not wait for their first
+tokens."""
 
 
 class _Source:
-    """Bucket of one source.
+    """Record of one source.
 
-    :ivar bucket: what is left of its part.
-    :ivar seen: seconds, when it asked last.
-    :ivar below: the sources that share its part.
+    :ivar bucket: tokens left of the source's part.
+    :ivar seen: time of its last request, in seconds.
+    :ivar below: sources that share its part.
     """
 
     __slots__ = ("below", "bucket", "seen")
@@ -48,15 +52,12 @@ class _Source:
         self.below: OrderedDict[Hashable, _Source] | None = None
 
     def count(self) -> int:
-        """Number of sources that this one and those below it are."""
+        """Return the number of sources in this subtree, including this one."""
         return 1 + (sum(one.count() for one in self.below.values()) if self.below else 0)
 
 
 class FairRate:
-    """Token bucket whose users are told apart once it runs low.
-
-    It is full at its first use.
-    """
+    """Token bucket that distinguishes its users once it runs low.  It is full at first use."""
 
     __slots__ = ("_common", "_count", "_sources")
 
@@ -67,24 +68,24 @@ class FairRate:
 
     @property
     def remembered(self) -> int:
-        """Number of sources that are told apart now, of all levels."""
+        """Number of sources that are counted separately now, of all levels."""
         return self._count
 
     def forget(self) -> None:
-        """Count all sources as new; what is left of the rate stays."""
+        """Forget all sources, so that all count as new; the tokens that are left remain."""
         self._sources = None
         self._count = 0
 
     @property
     def sources(self) -> int:
-        """Number of the coarsest sources that are told apart now."""
+        """Number of sources of the coarsest level that are counted separately now."""
         return 0 if self._sources is None else len(self._sources)
 
     def take(self, path: Sequence[Hashable], rate: float, burst: float, now: float) -> bool:
         """Count a request of the source at ``path`` and return whether it is within the rate.
 
-        :param rate: requests a second, of all sources.
-        :param burst: requests at once, of all sources.
+        :param rate: requests per second of all sources together.
+        :param burst: requests at once of all sources together.
         """
         common = self._common
         if common is None:
@@ -92,7 +93,7 @@ class FairRate:
         common.fill(rate, burst, now)
         if common.level >= UNCOUNTED * burst:
             if common.level + 1.0 > burst:
-                self.forget()  # it was quiet for so long that all may count as new
+                self.forget()  # After so long a pause all sources may count as new.
         elif common.level < 1.0 or not self._take_part(path, rate, now):
             return False
         common.level -= 1.0
@@ -134,7 +135,7 @@ class FairRate:
         return True
 
     def _forget_one(self) -> None:
-        """Forget the coarsest source that was silent longest and is not the only one beside those that ask now."""
+        """Forget the source with the oldest last request, at the coarsest level that has more than one source."""
         sources = self._sources
         assert sources is not None
         while len(sources) == 1 and (below := next(iter(sources.values())).below):
@@ -143,7 +144,11 @@ class FairRate:
 
 
 class CrowdedRates:
-    """The rates of one server that tell their sources apart now: others may leave many of them so, and go."""
+    """Set of the rates of one server that count sources separately now.
+
+    Their number is limited, because an attacker could ask for many destinations and make each rate remember many
+    sources.
+    """
 
     __slots__ = ("_rates",)
 

@@ -1,8 +1,8 @@
-"""A set of byte strings that strangers send, of which the oldest are forgotten.  No I/O, no clock.
+"""Set of byte strings that strangers send, of which the oldest are forgotten.  No I/O, no clock.
 
-An entry is 8 bytes in a flat table, and no object: objects that stay for long, made one by one between others that are
-freed, keep the memory around them from going back to the system.  Fingerprints are Python's hashes of bytes, which are
-keyed with a secret of the process: nobody can make two that are alike, and chance makes one in 10**14.
+An entry is 8 bytes in a flat table, and no Python object.  Long-lived objects among short-lived ones would fragment the
+heap, and the system would not get memory back.  A fingerprint is Python's hash of the bytes, which is keyed with a
+secret of the process.  So nobody can construct a collision, and by chance one occurs in 10**14 cases.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from array import array
 
 _SPACE = 4
-"""Slots for each entry of a table: a quarter full at most, so a look takes one or two steps."""
+"""Number of slots per entry.  A table is at most a quarter full, so a lookup takes one or two steps."""
 
 
 class Fingerprints:
-    """The last byte strings that were added.
+    """Set of the byte strings that were added last.
 
-    :param least: how many are remembered at least; twice as many at most.
+    :param least: minimum number of strings to remember; the maximum is twice as many.
     """
 
     __slots__ = ("_before", "_count", "_least", "_mask", "_now")
@@ -46,12 +46,12 @@ class Fingerprints:
         self._now[slot] = mark
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all strings."""
         self._now = self._before = array("q")
         self._count = 0
 
     def _slot(self, table: array[int], mark: int) -> int:
-        """Return where ``mark`` is, or the free slot where it belongs."""
+        """Return the slot of ``mark``, or the free slot where it belongs."""
         slot = mark & self._mask
         while table[slot] not in (0, mark):
             slot = (slot + 1) & self._mask
@@ -59,4 +59,4 @@ class Fingerprints:
 
 
 def _mark(data: object) -> int:
-    return hash(data) or 1  # 0 stands for a free slot
+    return hash(data) or 1  # A free slot contains 0.

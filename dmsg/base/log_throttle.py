@@ -1,4 +1,5 @@
-"""Lines of the log that strangers can provoke: one of a kind in a while, and how many were left out.  No I/O."""
+"""Throttle for log lines that strangers can provoke: one line of a kind per interval, with the number left out.  No
+I/O."""
 
 from __future__ import annotations
 
@@ -6,16 +7,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 EVERY = 10.0
-"""Seconds between lines of one kind."""
+"""Seconds between two lines of one kind."""
 MAX_KINDS = 100
-"""Kinds that are told apart; all others are one."""
+"""Maximum number of kinds that are counted separately; further kinds share one count."""
 
 
 class LogThrottle:
-    """Says whether a line is written now.
+    """Throttle that decides whether to write a log line now.
 
-    :param now: seconds of a monotonic clock.
-    :param every: seconds between lines of one kind.
+    :param now: returns seconds of a monotonic clock.
+    :param every: seconds between two lines of one kind.
     """
 
     def __init__(self, now: Callable[[], float], every: float = EVERY) -> None:

@@ -1,13 +1,13 @@
-"""Account of the memory that a process holds for others, and who loses when it is too much.  No I/O, no clock.
+"""Account of the memory that a process holds for others, and the choice of who loses data under memory pressure.  No
+I/O.
 
-Every queue has a limit of its own; this is the limit of their sum.  Whoever holds
-something for others is a *source*: asked from time to time, it says what it
-holds and for whom.  Nothing is counted on the way of a frame, and the books
-cannot be wrong.
+Every queue has a limit of its own; this is the limit of their sum.  A *source* is anything that holds data for others.
+The account asks all sources from time to time what they hold and for whom.  So nothing is counted on the path of a
+frame, and the account cannot drift from the truth.
 
-When there is too much, what has been held for a while goes before what is younger;
-within each, the largest holding of the owner who has most.  A trickle does not
-help: what counts is the age of the oldest byte.
+Above the limit, old data are dropped before young data, because a live reader would have read old data.  Among data of
+one age group, the owner that has most loses its largest holding first.  The age is that of the oldest byte, so a reader
+that takes a little now and then gains nothing.
 """
 
 from __future__ import annotations
@@ -22,28 +22,27 @@ from pathlib import Path
 from attrs import frozen
 
 LOOK_INTERVAL = 0.25
-"""Seconds between looks at what is held."""
+"""Seconds between two inspections of the sources."""
 OLD = 2.0
-"""Seconds after which what is held is old: who reads has long taken it."""
+"""Age in seconds above which data count as old; a live reader would have read them by then."""
 ENOUGH = 0.8
-"""Part of the limit to which what is old is brought down; others give only what is above it."""
+"""Part of the limit down to which old data are dropped; young data are dropped only down to the limit itself."""
 SHARE = 4
-"""Default limit, as a part of the machine's memory."""
+"""Divisor of the machine's memory that gives the default limit."""
 LEAST = 64 * 1024 * 1024
-"""Bytes of the smallest limit."""
+"""Minimum default limit in bytes."""
 
 
 @frozen
 class Holding:
-    """Something that is held.
+    """Data that a source holds for one owner.
 
-    :ivar owner: for whom: first who is reached at one place (a block of addresses), then a key.
-    :ivar kind: what it is, as a metric names it.
-    :ivar size: bytes.
-    :ivar age: seconds for which the oldest of it has been held.
-    :ivar give: lets go of it, or of what it is for.
-    :ivar around: names of what the first of ``owner`` is a part of (wider blocks of addresses), each with a factor: how
-        many times as much it may have.
+    :ivar owner: owner of the data: first its address block or other place, then its key.
+    :ivar kind: kind of data, as metrics name it.
+    :ivar size: number of bytes.
+    :ivar age: seconds for which the oldest byte has been held.
+    :ivar give: drops the data, or ends the connection or stream that they belong to.
+    :ivar around: wider address blocks around the owner's place, each with the factor by which its share is larger.
     """
 
     owner: tuple[Hashable, ...]
@@ -58,22 +57,22 @@ Source = Callable[[], Iterable[Holding]]
 
 
 UNKNOWN = 1024 * 1024 * 1024
-"""Bytes that a machine is taken to have which does not say it."""
+"""Assumed memory in bytes of a machine whose memory is unknown."""
 
 
 def default_limit() -> int:
-    """A quarter of what this machine, or this container, has."""
+    """Return the default limit: a quarter of the memory of this machine or container."""
     said = []
-    with suppress(OSError, ValueError):  # a system that does not say it, or says -1
+    with suppress(OSError, ValueError):  # Some systems do not have these values, or return -1.
         said.append(max(0, os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
-    with suppress(OSError, ValueError):  # no limit, or no such thing on this machine
+    with suppress(OSError, ValueError):  # The file is absent without cgroups, and says "max" without a limit.
         said.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     have = min((size for size in said if size > 0), default=UNKNOWN)
     return max(LEAST, have // SHARE)
 
 
 def resident() -> int:
-    """Bytes of memory that this process has now; where nobody says that, the most that it ever had."""
+    """Return the bytes of memory that this process uses now, or its maximum so far if the system tells only that."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
@@ -83,38 +82,38 @@ def resident() -> int:
 class Memory:
     """Account of the memory that a process holds for others.
 
-    :ivar limit: bytes.
-    :ivar held: bytes by kind, at the last look.
-    :ivar given: how often something was given, by kind.
+    :ivar limit: maximum bytes of all sources together.
+    :ivar held: bytes by kind, at the last inspection.
+    :ivar given: number of holdings dropped, by kind.
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        """:param limit: bytes; None: see :func:`default_limit`."""
+        """:param limit: maximum bytes; None selects :func:`default_limit`."""
         self.limit = default_limit() if limit is None else limit
         self.held: Counter[str] = Counter()
         self.given: Counter[str] = Counter()
         self._sources: dict[Source, Callable[[Holding], None] | None] = {}
 
     def add(self, source: Source, told: Callable[[Holding], None] | None = None) -> None:
-        """Ask another source, too.
+        """Add a source.
 
-        :param told: called with each holding of the process that is about to be given, whichever source has it.
+        :param told: callback invoked with each holding that is about to be dropped, whichever source has it.
         """
         self._sources[source] = told
 
     def remove(self, source: Source) -> None:
-        """Ask it no more."""
+        """Remove a source."""
         self._sources.pop(source, None)
 
     @property
     def total(self) -> int:
-        """Bytes at the last look."""
+        """Bytes held at the last inspection."""
         return sum(self.held.values())
 
     def look(self) -> int:
-        """See what is held, and let somebody give if it is too much.
+        """Inspect all sources, and drop holdings while the total is above the limit.
 
-        :returns: how many have given.
+        :returns: number of holdings dropped.
         """
         holdings = [one for source in list(self._sources) for one in source()]
         self.held = Counter()
@@ -143,7 +142,7 @@ CLIENTS = Memory()
 
 
 class _Sizes:
-    """Bytes that are held for each owner and for each block of addresses."""
+    """Bytes held for each owner and for each address block."""
 
     def __init__(self, group: list[Holding]) -> None:
         self._sizes: Counter[tuple[Hashable, ...]] = Counter()
@@ -160,14 +159,15 @@ class _Sizes:
             self._wide[name] += size
 
     def rank(self, owner: tuple[Hashable, ...]) -> tuple[float, ...]:
-        """Return the sort key of an owner: the bytes of its block of addresses by width, then its own bytes."""
+        """Return the sort key of an owner: the largest load of an address block around it, then its own bytes by
+        depth."""
         own = [self._sizes[owner[:depth]] for depth in range(1, len(owner) + 1)]
         around = [self._wide[name] / factor for name, factor in self._around[owner[0]]]
         return max([own[0], *around]), *own
 
 
 def _in_order(holdings: list[Holding]) -> Iterator[Holding]:
-    """Return the owners in the order in which they lose memory: largest of the fullest block first."""
+    """Yield the holdings in the order in which to drop them: old ones first, then by the largest owner."""
     for group in ([one for one in holdings if one.age >= OLD], [one for one in holdings if one.age < OLD]):
         left: dict[tuple[Hashable, ...], list[Holding]] = {}
         for one in sorted(group, key=_size):

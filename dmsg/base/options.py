@@ -1,12 +1,12 @@
-"""Rows of options: what an operator may choose of an entity, each option said once.
+"""Declarations of options: each setting of an entity is declared once, with its text, kind and limits.
 
 A field of a settings class is an option when :func:`option` makes it::
 
     max_streams: int = option(64, "streams of one connection", Number(1, 1000, "streams"), reloads=True)
 
-The plugins of ``twistd`` (``dmsg.tap``) take everything else from this row: the line of the usage, the check and its
-message, the value of the field, the name in the configuration file, and whether SIGHUP changes it.  The tables of
-options in the documentation are made from it, too.
+The plugins of ``twistd`` (``dmsg.tap``) derive everything else from this declaration: the usage line, the check and its
+message, the value of the field, the name in the configuration file, and whether SIGHUP changes the value.  The tables
+of options in the documentation are made from it, too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "days": 86400}
-"""Factor between a unit in which people say a value and the unit of the settings, bytes or seconds; others have 1."""
+"""Factors from units in which people state values to bytes or seconds, the units of the settings; other units have
+1."""
 NETWORK, KEY, ACCESS, LIMITS = "Network", "Key", "Who may connect", "Limits"
 STORAGE, TELEMETRY, LOGS, OTHER = "Storage", "Telemetry", "Logs and metrics", "Other"
 GROUPS = (NETWORK, KEY, ACCESS, LIMITS, STORAGE, TELEMETRY, LOGS, OTHER)
-"""Groups in which the usage shows options, in its order."""
+"""Groups of options, in the order in which the usage shows them."""
 _ROW = "option"
-"""Key of a row in the metadata of a field."""
+"""Key of an option in the metadata of its field."""
 _T = TypeVar("_T")
 
 
@@ -33,8 +34,8 @@ _T = TypeVar("_T")
 class Text:
     """Kind of an option whose value is a text.
 
-    :ivar takes: what the text is, for the documentation.
-    :ivar convert: makes the value of the text; raises ValueError, DmsgError or OSError.
+    :ivar takes: description of the text, for the documentation.
+    :ivar convert: converts the text to the value; raises ValueError, DmsgError or OSError.
     """
 
     takes: str = "text"
@@ -43,7 +44,7 @@ class Text:
     def read(self, text: str) -> object:
         """Return the value that ``text`` stands for.
 
-        :raises ValueError: it stands for none, as do DmsgError and OSError; the message is one line.
+        :raises ValueError: the text is invalid, as DmsgError and OSError say as well; the message is one line.
         """
         return self.convert(text)
 
@@ -56,10 +57,11 @@ class Text:
 class Number:
     """Kind of an option whose value is a number within bounds.
 
-    :ivar low: smallest number that is allowed; ``high`` is the largest.
-    :ivar unit: plural noun; the value of the setting is a multiple, see :data:`SIZES`.  Empty: a number that only
-        names something.
-    :ivar whole: no fractions.
+    :ivar low: minimum value.
+    :ivar high: maximum value.
+    :ivar unit: unit as a plural noun; :data:`SIZES` has the factor to the value of the setting.  Empty if the number
+        only names something.
+    :ivar whole: whether only whole numbers are allowed.
     """
 
     low: int
@@ -75,7 +77,7 @@ class Number:
     def read(self, text: str) -> float:
         """Return the value that ``text`` stands for.
 
-        :raises ValueError: it is no number, or not within the bounds.
+        :raises ValueError: the text is no number, or the number is out of bounds.
         """
         try:
             number = int(text) if self.whole else float(text)
@@ -100,7 +102,7 @@ def _alternatives(words: Sequence[str]) -> str:
 class Choice:
     """Kind of an option whose value is one of a few words.
 
-    :ivar values: the value of each word.
+    :ivar values: value of each word.
     """
 
     values: Mapping[str, object]
@@ -113,7 +115,7 @@ class Choice:
     def read(self, text: str) -> object:
         """Return the value that ``text`` stands for.
 
-        :raises ValueError: it is none of the words.
+        :raises ValueError: the text is none of the words.
         """
         if text not in self.values:
             raise ValueError(f"{text!r} is not {_alternatives([*self.values])}")
@@ -126,7 +128,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Kind of an option without a value: saying it turns a setting on, or off if the setting is on by default."""
+    """Kind of an option without a value, which turns a setting on, or off if the setting is on by default."""
 
     takes: str = ""
 
@@ -139,20 +141,20 @@ SECONDS = Number(0, 3600, "seconds", whole=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A row: everything that is said of one option.
+    """Declaration of one option.
 
-    :ivar name: as on the command line, without dashes; empty: that of the field.
-    :ivar help: for the usage and the documentation, without the default.
-    :ivar kind: how its text is read, with unit and bounds.
-    :ivar default: value when nobody says one, in the unit of the settings.
-    :ivar default_text: for people, where the value alone would not tell them.
-    :ivar short: letter.
-    :ivar repeated: it may be said several times; its value is a list.
-    :ivar reloads: SIGHUP changes it in a process that runs.
-    :ivar secret: the file that it names holds a secret.  The field is in no ``repr``.
-    :ivar in_file: it may stand in the configuration file.
+    :ivar name: name on the command line, without dashes; empty if it is that of the field.
+    :ivar help: text for the usage and the documentation, without the default.
+    :ivar kind: rules for reading the text, with unit and bounds.
+    :ivar default: default value, in the unit of the settings.
+    :ivar default_text: default in words, where the value alone would not explain it.
+    :ivar short: one-letter name.
+    :ivar repeated: whether the option may be given several times; its value is then a list.
+    :ivar reloads: whether SIGHUP changes the value in a running process.
+    :ivar secret: whether the file that the option names holds a secret; the field is then in no ``repr``.
+    :ivar in_file: whether the configuration file may contain the option.
     :ivar group: one of :data:`GROUPS`.
-    :ivar field: of the settings class; empty: the option belongs to the plugin.
+    :ivar field: name of the field in the settings class; empty if the option belongs to the plugin.
     """
 
     name: str = ""
@@ -170,7 +172,7 @@ class Option:
 
     @property
     def said_default(self) -> str:
-        """The default, for people; empty: there is none."""
+        """Default in words; empty if there is none."""
         if self.default_text or self.default is None or isinstance(self.kind, Flag):
             return self.default_text
         return ", ".join(map(self.kind.write, self.default)) if self.repeated else self.kind.write(self.default)
@@ -205,7 +207,7 @@ def option(
 
 
 def rate_option(default: float) -> float:
-    """Make the field of ``--rate-limit``, of a service that answers over HTTP."""
+    """Make the field of ``--rate-limit``, for services that answer over HTTP."""
     return option(
         default,
         "Requests per second that one address may send; 0 disables the limit",
@@ -236,7 +238,7 @@ def required_field(row: Option) -> dict[str, Option]:
 
 
 def rows_of(settings: Callable[..., object]) -> tuple[Option, ...]:
-    """Return the rows of the options that a settings class has."""
+    """Return the options of a settings class."""
     return tuple(
         replace(
             row,

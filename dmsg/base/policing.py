@@ -1,7 +1,7 @@
 """Limits on what one client may ask of a server: token buckets for each kind of frame.
 
-A frame over its rate is refused with a reason; a client that goes on regardless loses its connection.  Frames that
-others provoke from a client are not counted against it: see :class:`ProvokedFrames`.
+A frame above its rate is refused with a reason.  A client that continues regardless loses its connection.  Frames that
+other clients provoke are not counted against it (:class:`ProvokedFrames`).
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ BURST_SECONDS = 2.0
 ANSWER_FACTOR = 4.0
 """Factor between the allowed rate of answers and that of requests."""
 FLOOD_FACTOR = 4.0
-"""Refused frames have a bucket of their own, so many times as large: who empties it is disconnected."""
+"""Factor between the bucket of refused frames and the rate of requests; a client that empties the bucket is
+disconnected."""
 PROVOKED_LASTS = 30.0
-"""Seconds that a frame may be late which somebody else provoked; it is forgiven for at most twice as long."""
+"""Seconds for which a frame that others provoked is expected; it is forgiven for at most twice as long."""
 DESTINATION_FACTOR = 1.6
-"""Requests a second to one destination, from all sources, as a multiple of those that one connection may send.
-By default 800: less than a client lets in of initiators that it has not met, so that its own limit is not reached."""
+"""Requests per second to one destination from all sources, as a multiple of those that one connection may send.  The
+default is 800, less than a client accepts from unknown initiators, so that the server's limit takes effect first."""
 DESTINATION_BURST = 4.0
-"""Requests to one destination at once, as a multiple of those that one connection may send in a second."""
+"""Requests to one destination at once, as a multiple of those that one connection may send per second."""
 HEEDLESS = 64.0
-"""Refused frames of one connection after which it counts as going on regardless: where the connections of an address
-flood together, those end that do, and not the one beside them that was refused as well."""
+"""Number of refused frames after which a connection counts as flooding.  If connections of one address flood together,
+only these are closed, and not a connection beside them that was refused because of them."""
 HEEDED = 8.0
-"""Refused frames of one connection that are forgotten in a second."""
+"""Number of refused frames of one connection that are forgotten per second."""
 
 
 class ProvokedFrames:
-    """Number of frames that others may have provoked from a client and that have not come yet.
+    """Allowance of a client for late frames that other clients may have provoked.
 
-    A transport that others end leaves frames on their way, and answers to what was on its way to the client.
+    When another client ends a transport, frames of this client are still on their way.  So are its answers to frames
+    that were on their way to it.
     """
 
     __slots__ = ("_before", "_lately", "_since")
@@ -48,12 +50,12 @@ class ProvokedFrames:
         self._since = 0.0
 
     def add(self, number: int, now: float) -> None:
-        """Expect so many frames more."""
+        """Expect ``number`` more frames."""
         self._lapse(now)
         self._lately += number
 
     def take(self, now: float) -> bool:
-        """Return whether a frame may be one of those that were provoked; it is expected no longer then."""
+        """Use up one expected frame; return False if none is expected."""
         self._lapse(now)
         if self._before:
             self._before -= 1
@@ -72,7 +74,7 @@ class ProvokedFrames:
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits that servers of all families have, and rates that follow from the requests of one connection."""
+    """Limits that servers of all families have, and rates that follow from the request rate of one connection."""
 
     max_connections: int = option(
         10_000,
@@ -91,34 +93,34 @@ class ClientLimits:
 
     @property
     def basic_rate(self) -> float:
-        """Requests a second that one connection may send; 0 means no limit on control frames."""
+        """Requests per second that one connection may send; 0 means no limit on control frames."""
         raise NotImplementedError
 
     def rate(self, kind: IntEnum) -> float:
-        """Frames of that kind a second."""
+        """Return the frames of one kind per second that one connection may send."""
         raise NotImplementedError
 
     @property
     def flood(self) -> float:
-        """Refused frames a second, of all kinds, with which a connection ends."""
+        """Refused frames of all kinds per second above which a connection is closed."""
         return self.basic_rate * FLOOD_FACTOR
 
     @property
     def destination_rate(self) -> float:
-        """Requests a second to one destination, from all others."""
+        """Requests per second to one destination from all other clients together."""
         return self.basic_rate * DESTINATION_FACTOR
 
     @property
     def destination_burst(self) -> float:
-        """Requests to one destination at once."""
+        """Requests at once to one destination from all other clients together."""
         return self.basic_rate * DESTINATION_BURST
 
 
 class Policer:
-    """The buckets of one client.
+    """Token buckets of one client.
 
-    :cvar kinds: kinds of frames that are counted apart.
-    :cvar forgiven: kinds of frames that are not the client's doing when they are over their rate, and end nothing.
+    :cvar kinds: kinds of frames that are counted separately.
+    :cvar forgiven: kinds of frames that never close a connection, because the client may not be to blame for them.
     """
 
     __slots__ = ("_buckets", "_excess", "_patience")
@@ -131,9 +133,9 @@ class Policer:
         self._patience: Bucket | None = None
 
     def allows(self, kind: IntEnum, limits: ClientLimits, now: float) -> bool:
-        """Whether a frame of that kind is within its rate.
+        """Count a frame and return whether it is within the rate of its kind.
 
-        :raises RemoteProtocolError: so many were not that the connection ends.
+        :raises RemoteProtocolError: too many frames were refused, so the connection must end.
         """
         if not limits.basic_rate or self.within(kind, limits.rate(kind), now):
             return True
@@ -142,7 +144,7 @@ class Policer:
         return False
 
     def within(self, kind: IntEnum, rate: float, now: float) -> bool:
-        """Whether a frame of that kind is within its rate; nothing follows if it is not."""
+        """Count a frame and return whether it is within the rate of its kind, without consequences."""
         burst = rate * BURST_SECONDS
         bucket = self._buckets[kind]
         if bucket is None:
@@ -150,9 +152,9 @@ class Policer:
         return bucket.take(1, rate, burst, now)
 
     def refuse(self, kind: IntEnum, flood: float, now: float) -> None:
-        """Count a frame that is refused, whichever rate it was over.
+        """Count a refused frame, whichever rate it exceeded.
 
-        :raises RemoteProtocolError: so many were that the connection ends.
+        :raises RemoteProtocolError: too many frames were refused, so the connection must end.
         """
         burst = flood * BURST_SECONDS
         if self._excess is None or self._patience is None:
@@ -162,7 +164,7 @@ class Policer:
             raise RemoteProtocolError(DropReason.FLOOD, f"flood of {kind.name} frames")
 
     def goes_on(self, now: float) -> bool:
-        """Return whether more than :data:`HEEDLESS` of its frames were refused lately."""
+        """Whether more than :data:`HEEDLESS` frames of the client were refused recently."""
         if self._patience is None:
             return False
         self._patience.fill(HEEDED, HEEDLESS, now)

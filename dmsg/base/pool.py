@@ -1,13 +1,13 @@
-"""Large buffers that are used again: a new one is given by the kernel, which has to zero it."""
+"""Pool of large buffers, which saves the kernel's zeroing of new memory."""
 
 from __future__ import annotations
 
 
 class BufferPool:
-    """Buffers of one size.
+    """Pool of buffers of one size.
 
-    :param size: bytes of each.
-    :param most: how many are kept when nobody uses them; those beyond are let go.
+    :param size: bytes of each buffer.
+    :param most: maximum number of unused buffers to keep; further ones are freed.
     """
 
     __slots__ = ("_kept", "_most", "size")

@@ -14,13 +14,13 @@ class Port(Protocol):
         """Queue whole frames; the data is copied or used before this returns."""
 
     def queued(self) -> int:
-        """Bytes that wait to be sent."""
+        """Return the number of bytes that wait to be sent."""
 
     def pause_reading(self) -> None:
-        """Read no more from this client for now; may be repeated."""
+        """Pause reading from the client; may be repeated."""
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Resume reading from the client."""
 
     def close(self, reason: DropReason) -> None:
-        """End this connection; the relay's ``remove`` follows, never before this returns."""
+        """Close the connection.  The relay's ``remove`` is called later, never before this returns."""

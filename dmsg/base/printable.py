@@ -1,22 +1,22 @@
-"""Text of strangers, before it comes to a terminal or a log."""
+"""Cleaning of texts of strangers before they reach a terminal or a log."""
 
 from __future__ import annotations
 
 import re
 
 MAX_ERROR = 1000
-"""Characters of an error that is repeated in another one: with its advice, which is the end of it."""
+"""Maximum characters of an error that another error repeats, which leaves room for the advice at its end."""
 MAX_WORDS_OF_STRANGERS = 300
-"""Characters of what a peer or a server says in its own words."""
+"""Maximum characters of a text that a peer or a server wrote."""
 _USERINFO = re.compile(r"://[^/?#\s]*@")
 UNPRINTABLE = "\ufffd"
 """Replacement for a character that a terminal might act upon."""
 
 
 def printable(text: str, keep: str = "") -> str:
-    """``text`` without control characters, escape sequences and marks that turn its direction.
+    """Return ``text`` without control characters, escape sequences and marks that change the direction of writing.
 
-    :param keep: characters that are left as they are, as in ``"\\n"``.
+    :param keep: characters to leave as they are, as in ``"\n"``.
     """
     if text.isprintable():
         return text
@@ -24,17 +24,17 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def without_userinfo(text: str) -> str:
-    """Return ``text`` with ``***`` in place of user and password in its URLs: what is shown or logged is no secret."""
+    """Return ``text`` with ``***`` in place of user and password in its URLs, so that it can be shown or logged."""
     return _USERINFO.sub("://***@", text) if "@" in text else text
 
 
 def shorten(text: str, most: int = MAX_ERROR) -> str:
-    """Return ``text`` as one line of at most ``most`` characters, cut between two words, with dots where it is cut."""
+    """Return ``text`` as one line of at most ``most`` characters, cut between two words and ending with dots if cut."""
     line = " ".join(text.split())
     if len(line) <= most:
         return line
     kept = line[: most - 3]
     if not line[most - 3].isspace():
-        # one word that is as long as all of it has no other place to be cut
+        # A single word of this length can only be cut inside.
         kept = kept.rpartition(" ")[0] or kept
     return kept.rstrip() + "..."

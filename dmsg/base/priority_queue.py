@@ -1,4 +1,4 @@
-"""Names in the order of a number that changes: which one has the smallest?  No I/O."""
+"""Priority queue of names whose numbers can change.  No I/O."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Generic, TypeVar
 Name = TypeVar("Name")
 
 SLACK = 64
-"""Places of the heap beyond twice the names before it is made anew: they keep names that are long gone."""
+"""Number of stale heap entries, beyond as many as there are names, above which the heap is rebuilt."""
 
 
 class PriorityQueue(Generic[Name]):
-    """Each name once, with its number.
+    """Priority queue that holds each name once, with its number.
 
-    A number that changed leaves its old place in the heap behind; what is stale is passed over when it comes up, and
-    the heap is made anew before most of it is stale: each change costs the logarithm of the names.
+    A changed number leaves a stale entry in the heap, which is skipped when it comes up.  The heap is rebuilt before
+    most of it is stale, so a change costs the logarithm of the number of names.
 
-    :param slack: places of the heap beyond twice the names before it is made anew; fewer where there are many of these.
+    :param slack: number of stale entries, beyond as many as there are names, above which the heap is rebuilt.  Use a
+        small one if there are many queues.
     """
 
     def __init__(self, slack: int = SLACK) -> None:
@@ -37,7 +38,7 @@ class PriorityQueue(Generic[Name]):
         return name in self._ranks
 
     def put(self, name: Name, rank: float) -> None:
-        """``name`` has this number now."""
+        """Set the number of ``name``."""
         self._ranks[name] = rank
         self._count += 1
         heappush(self._heap, (rank, self._count, name))
@@ -49,11 +50,14 @@ class PriorityQueue(Generic[Name]):
         self._tidy()
 
     def rank(self, name: Name) -> float:
-        """:raises KeyError: it is not there."""
+        """Return the number of ``name``.
+
+        :raises KeyError: the name is not in the queue.
+        """
         return self._ranks[name]
 
     def first(self) -> Name | None:
-        """The name with the smallest number; None: there is none."""
+        """Return the name with the smallest number, or None."""
         heap = self._heap
         while heap:
             rank, _, name = heap[0]

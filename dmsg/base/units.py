@@ -1,4 +1,4 @@
-"""Numbers with their units, for people."""
+"""Formatting of numbers with units, for people."""
 
 from __future__ import annotations
 

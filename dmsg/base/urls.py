@@ -1,4 +1,4 @@
-"""URLs of HTTP services.  No I/O."""
+"""Checks of URLs of HTTP services.  No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmsg.base.printable import without_userinfo
 def check_url(url: str) -> str:
     """Return ``url`` if it is an HTTP URL with a host.
 
-    :raises ValueError: it cannot be one; the text says so in one line.
+    :raises ValueError: it is not; the text says why in one line.
     """
     try:
         parts = urlsplit(url)
