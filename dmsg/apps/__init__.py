@@ -1,1 +1,1 @@
-"""Applications over any stream, without a command line: files, copies, listings, SOCKS."""
+"""Applications over streams, without a command line: file transfer, copies, directory listings, SOCKS."""

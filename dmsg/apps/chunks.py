@@ -1,8 +1,9 @@
-"""The bytes of a file in pieces, between which who sends them can say something: that the file has changed.
+"""Chunks: framing of a file's bytes that lets the sender report between two chunks that the file has changed.
 
-A piece is ``length(4) || bytes``, big endian.  A length of 0 ends the pieces, and a message follows: ``{"sha256": H}``
-of the whole file, with ``"changed": true`` if it was written to meanwhile; or ``{"error": TEXT, "changed": true}``.
-Programs before 0.2 know no pieces: each side says ``"pieces": true`` when the other one may use them.
+A chunk is ``length(4) || bytes``, big endian.  A length of 0 ends the chunks, and a message follows.  The message is
+``{"sha256": H}`` of the whole file, with ``"changed": true`` if the file was written to during the transfer, or
+``{"error": TEXT, "changed": true}``.  Programs before 0.2 do not know chunks.  So each side says ``"pieces": true``
+when the other side may use them.
 """
 
 from __future__ import annotations
@@ -12,36 +13,36 @@ from dmsg.apps.transfer import TransferError, TransferRefused
 from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten
 
 CHUNK_LIMIT = 256 * 1024
-"""Bytes of a piece."""
+"""Maximum bytes of one chunk."""
 END = bytes(4)
 
 
 def encode_chunk(data: bytes) -> bytes:
-    """Bytes of a file, as they travel: one piece."""
+    """Return a chunk with its length prefix."""
     return len(data).to_bytes(4, "big") + data
 
 
 def error_of(message: dict[str, object], before: str) -> TransferError:
     """Return the error that the other side reports at the end of a file.
 
-    :param before: what stands before the reason if the source is not it.
+    :param before: text before the reason, unless the reason is that the file has changed.
     """
     text = shorten(str(message["error"]), MAX_WORDS_OF_STRANGERS)
     return SourceChanged(text) if message.get("changed") is True else TransferRefused(f"{before}: {text}")
 
 
 class ChunkReader:
-    """Takes pieces out of a buffer, however they came."""
+    """Parser that removes chunks from a buffer, which may hold any part of the stream."""
 
     def __init__(self) -> None:
         self._left = 0
 
     def take(self, buffer: bytearray, left: int) -> bytes | None:
-        """Take bytes of the file out of the buffer.
+        """Remove bytes of the file from the buffer and return them.
 
-        :param left: bytes of the file that are still missing.
-        :returns: empty: more has to come first; None: the pieces are over, and a message is next.
-        :raises TransferError: there are more of them.
+        :param left: number of bytes of the file that are still missing.
+        :returns: the bytes; empty if more data are needed; None after the last chunk, when a message follows.
+        :raises TransferError: there are more bytes than the file should have.
         """
         if not self._left:
             if len(buffer) < 4:
@@ -59,10 +60,10 @@ class ChunkReader:
 
 
 def digest_of(message: dict[str, object], left: int) -> bytes:
-    """The SHA-256 that ends the pieces.
+    """Return the SHA-256 in the message that follows the chunks.
 
-    :param left: bytes of the file that are missing.
-    :raises TransferError: it is none, or there are some.
+    :param left: number of bytes of the file that are still missing.
+    :raises TransferError: the message has no SHA-256, or bytes are missing.
     """
     value = message.get("sha256")
     try:

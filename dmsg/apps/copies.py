@@ -5,8 +5,8 @@ Messages are ``length(4) || JSON``, big endian.  The side that connects asks::
     {"op": "put-tree", "path": P}                           offers a parcel of one file or directory for the directory P
     {"op": "get-tree", "path": P, "directories": BOOL}      is offered a parcel of P: a file, or if true a directory
 
-P is relative to the listener's directory; empty, it is that directory itself.  Either side may say ``{"error": TEXT}``
-instead of a message.  A program of dmsg 0.1 asks by ``put`` and ``get``, and is told that its user has to update it.
+P is relative to the listener's directory; an empty P is that directory itself.  Either side may send ``{"error":
+TEXT}`` instead of a message.  A program of dmsg 0.1 asks with ``put`` and ``get``, and is told that it must be updated.
 """
 
 from __future__ import annotations
@@ -33,34 +33,37 @@ from dmsg.errors import CutShort, DmsgError
 
 PUT, GET = "put-tree", "get-tree"
 REFUSED = "refused by the other side"
-"""Text in front of the reason of a peer that does not give or take something."""
+"""Text before the reason for which a peer refuses a copy."""
 OLD_LISTENERS = ("files are not fetched here", "there is no directory")
 """Refusals by which a listener of dmsg 0.1 is recognised."""
 
 Started = Callable[[str, int, int], Callable[[int], None]]
-"""Called with name, size and offset when bytes begin to flow; returns what is called with the number of bytes there."""
+"""Callback invoked with name, size and offset when bytes begin to flow.  It returns a callback for the number of bytes
+transferred so far."""
 
 
 class CopyCut(TransferError, CutShort):
-    """The connection was lost: the copy can go on where it was cut.  No other error is tried again."""
+    """Error: the connection was lost, and the copy can resume where it was cut.  No other error leads to a new
+    attempt."""
 
 
 class CopyBusy(CopyCut):
-    """The other side receives this from another connection, perhaps of a killed program that is soon given up."""
+    """Error: the other side receives this file over another connection, perhaps that of a killed program, which soon
+    ends."""
 
 
 def transfer_result(name: str, result: SentParcel | ReceivedParcel) -> TransferResult:
-    """Return the result of a copy, whichever side this was."""
+    """Return the result of a copy, for either side."""
     return TransferResult(name, result.size, result.seconds, result.sha256, bool(result.changed))
 
 
 class Copy(Protocol):
-    """Side of a copy that asks; ``done`` fires with a :class:`~dmsg.apps.transfer.TransferResult`.
+    """Requesting side of a copy; ``done`` fires with a :class:`~dmsg.apps.transfer.TransferResult`.
 
-    :param name: what the file or directory is called, as results and errors have it.
-    :ivar what: the name, as an error begins with it.
-    :ivar closed: fires when the connection has ended.  Who fetches waits for it before the client is stopped, or the
-        other side may not hear that everything has arrived.
+    :param name: name of the file or directory in results and errors.
+    :ivar what: name as it begins an error.
+    :ivar closed: Deferred that fires when the connection has ended.  A program that fetches waits for it before it
+        stops the client; otherwise the other side may not hear that everything has arrived.
     """
 
     def __init__(self, name: str, started: Started) -> None:
@@ -80,7 +83,7 @@ class Copy(Protocol):
         self._progress(done)
 
     def _become(self, inner: ParcelSender | ParcelReceiver, **message: object) -> None:
-        """Ask, and speak as one side of a parcel from then on."""
+        """Send the request, and then act as one side of a parcel."""
         self.transport.write(encode(**message))  # type: ignore[union-attr]
         self._inner = inner
         inner.done.addCallbacks(self._carried, self._failed)
@@ -94,7 +97,7 @@ class Copy(Protocol):
         if self.done.called:
             return
         error, text = copy_error(failure, self._lost), str(failure.value)
-        if text.startswith(REFUSED) and IS_BUSY in text:  # busy on this side, it stays so
+        if text.startswith(REFUSED) and IS_BUSY in text:  # If this side is busy, another attempt would not help.
             error = CopyBusy(text)
         elif text.startswith(tuple(f"{REFUSED}: {old}" for old in OLD_LISTENERS)):
             error = TransferRefused(
@@ -103,7 +106,7 @@ class Copy(Protocol):
         self.done.errback(Failure(error))
 
     def dataReceived(self, data: bytes) -> None:
-        if self._inner is not None:  # else it speaks before it is asked
+        if self._inner is not None:  # A peer that speaks before it is asked is ignored.
             self._inner.dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
@@ -120,12 +123,15 @@ def cut_error(reason: Failure) -> TransferError:
     """Return the error of a copy whose connection was lost."""
     if reason.check(ConnectionDone, ConnectionLost, ConnectionAborted, DmsgError):
         return CopyCut(lost_text(reason))
-    # our own: the same would happen again
+    # Our own fault would occur again in another attempt.
     return TransferError(f"{type(reason.value).__name__}: {reason.value}")
 
 
 def copy_error(failure: Failure, lost: Failure | None) -> BaseException:
-    """Return why a copy failed, as its parcel says it.  :param lost: why the connection was lost, if it was."""
+    """Return why a copy failed, from the failure of its parcel.
+
+    :param lost: why the connection was lost, or None.
+    """
     if lost is not None and isinstance(failure.value, ParcelCut):
         return cut_error(lost)
     assert failure.value is not None
@@ -133,7 +139,7 @@ def copy_error(failure: Failure, lost: Failure | None) -> BaseException:
 
 
 class Put(Copy):
-    """Sends a file or directory to the path ``target`` of a listener."""
+    """Copy of a file or directory to the path ``target`` of a listener."""
 
     def __init__(
         self,
@@ -144,7 +150,7 @@ class Put(Copy):
         hidden: bool = False,
         left_out: Callable[[WalkResult], object] = lambda walked: None,
     ) -> None:
-        """:param left_out: told what there is and what of it is not sent, before anything is."""
+        """:param left_out: callback invoked before anything is sent, with what was found and what of it is left out."""
         super().__init__(source.resolve().name if source.name in ("", "..") else source.name, started)
         self._hidden = hidden
         self._left_out = left_out
@@ -172,7 +178,7 @@ class Put(Copy):
 
 
 class Get(Copy):
-    """Fetches the file ``source`` of a listener, or the directory, to the path ``target``.
+    """Copy of a listener's file or directory ``source`` to the local path ``target``.
 
     :param directories: whether a directory may be fetched.
     """

@@ -1,4 +1,4 @@
-"""Side of a copy that is asked: see :mod:`dmsg.apps.copies`."""
+"""Listening side of copies; :mod:`dmsg.apps.copies` has the protocol."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from dmsg.apps.paths import path_inside
 from dmsg.apps.transfer import TransferError, TransferResult
 
 LEFT_AFTER = 5.0
-"""Seconds without a way to who sends a file, after which another may send it: a program that was killed, and came
-again without a key of its own."""
+"""Seconds without a transport after which another connection may take over a sender's file.  The sender was then
+probably killed and started again with a new key."""
 OLD_PROGRAM = "this dmsg does not know the copies of dmsg 0.1: update the program that asks"
 
 
 class CopyPeer(Protocol):
     """Connection of a peer to a listener; ``done`` fires with a :class:`~dmsg.apps.transfer.TransferResult`.
 
-    :param root: the directory that peers see.
-    :param writable: whether files may be sent; they may always be fetched.
-    :param hidden: names that begin with a dot, too.
-    :param busy: what each connection of the listener writes.
+    :param root: directory that peers see.
+    :param writable: whether peers may send files; they may always fetch files.
+    :param hidden: whether names that begin with a dot are included.
+    :param busy: path that each connection of the listener writes.
     """
 
     def __init__(
@@ -132,15 +132,15 @@ class CopyPeer(Protocol):
     def _not_walked(self, failure: Failure) -> None:
         if not self.done.called:
             self.transport.resumeProducing()  # type: ignore[union-attr]
-            # where the directory is on this machine is nobody else's business
+            # Peers must not learn where the directory is on this machine.
             self._refuse(TransferError(str(failure.value).replace(f"{self._path.parent}/", "")))
 
     # --- what is sent ---
 
     def _asked(self, offer: Offer) -> None:
-        """See :data:`~dmsg.apps.parcels.receiver.Asked`.
+        """Check an offer; see :data:`~dmsg.apps.parcels.receiver.Asked`.
 
-        :raises TransferError: it is not taken.
+        :raises TransferError: the offer is refused.
         """
         if offer.kind != "files" or len(offer.things) != 1:
             raise TransferError("send one file or directory at a time")
@@ -152,7 +152,7 @@ class CopyPeer(Protocol):
     def _claim(self, path: Path) -> None:
         """Reserve a target for this connection until the connection ends.
 
-        :raises TransferError: another one writes it, and lives.
+        :raises TransferError: another connection writes the target and is alive.
         """
         other = self._busy.get(path)
         if other is not None:
@@ -163,7 +163,11 @@ class CopyPeer(Protocol):
         self._mine = path
 
     def is_left_by(self, other: CopyPeer) -> bool:
-        """Nothing carries this stream, and its peer has come again, or it is so for long: who sent was killed."""
+        """Whether the sender behind this connection was probably killed.
+
+        Its stream then has no transport, and either the same peer has connected again or ``LEFT_AFTER`` seconds have
+        passed.
+        """
         since = getattr(self.transport, "away_since", None)
         if since is None:
             return False
@@ -173,7 +177,8 @@ class CopyPeer(Protocol):
     def give_way(self) -> None:
         """Give the partial file of this connection to a newer connection."""
         self.transport.abortConnection()  # type: ignore[union-attr]
-        self.connectionLost(Failure(ConnectionAborted()))  # at once: the other one begins now
+        # The partial file must be free at once, because the newer connection opens it now.
+        self.connectionLost(Failure(ConnectionAborted()))
 
     def _peer_key(self) -> object:
         return None if self.transport is None else getattr(self.transport.getPeer(), "public_key", None)

@@ -1,7 +1,7 @@
-"""Files and directories by descriptors: what was looked at is what is used, whoever changes names meanwhile.
+"""Access to files and directories by descriptors, so that the object that was checked is the object that is used.
 
-No link is followed below a directory that is open, and nothing of another user is used: in a directory for all, as
-``/tmp``, everybody can make what has the name of a part, and keep it open.
+Below an open directory no link is followed, and nothing that belongs to another user is used.  In a shared directory
+such as ``/tmp`` any user could otherwise create a file with the name of a partial file, and keep it open.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pathlib import Path
 from dmsg.apps.exposure import check_directory, check_target
 
 HELD_DIRECTORIES = 8
-"""Descriptors that a :class:`Descent` keeps of the directories on its way, however deep that is."""
+"""Number of descriptors that a :class:`Descent` keeps of the directories on its path, however deep the path is."""
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class NotOurs(OSError):
-    """A file or directory is another user's."""
+    """Error: a file or directory belongs to another user."""
 
 
 def open_within(base: Path, path: Path, *, make: bool = False) -> int:
-    """Open a directory for looking up names in it; only links on the way to ``base`` are followed.
+    """Open a directory in order to look up names in it; links are followed only on the path to ``base``.
 
     :param path: ``base`` or a directory below it, without links.
-    :param make: directories that are absent are made.
-    :raises OwnFile: dmsg's own files are there.
-    :raises OSError: it is not there, or a part of the path has become a link.
+    :param make: whether to create absent directories.
+    :raises OwnFile: the directory contains dmsg's own files.
+    :raises OSError: the directory is absent, or a part of the path has become a link.
     """
     at = os.open(base, _SEARCH)
     try:
@@ -53,9 +53,9 @@ def open_within(base: Path, path: Path, *, make: bool = False) -> int:
 
 
 class Descent:
-    """Directories below one, each opened in the one above it; the last ones are kept open for what comes next.
+    """Cache of open directories below a top directory, each opened in its parent; the last ones stay open.
 
-    :param top: descriptor of the directory; the caller closes it.
+    :param top: descriptor of the top directory; the caller closes it.
     """
 
     def __init__(self, top: int) -> None:
@@ -65,9 +65,9 @@ class Descent:
         """Descriptors by depth, in order."""
 
     def at(self, parts: Sequence[str]) -> int:
-        """Descriptor of a directory, for looking up names in it; valid until the next call.
+        """Return the descriptor of a directory in order to look up names in it; valid until the next call.
 
-        :raises OSError: it is not there, or a part of the path is a link.
+        :raises OSError: the directory is absent, or a part of the path is a link.
         """
         if len(parts) in self._kept and self._parts == tuple(parts):
             return self._kept[len(parts)]
@@ -90,27 +90,30 @@ class Descent:
         return at
 
     def close(self) -> None:
-        """Close what is kept.  May be repeated."""
+        """Close the descriptors.  May be repeated."""
         kept, self._kept, self._parts = self._kept, {}, ()
         for descriptor in kept.values():
             os.close(descriptor)
 
 
 def new_file(at: int, name: str) -> int:
-    """Descriptor of a new file, for this user alone.  :raises FileExistsError: there is something of that name."""
+    """Create a file for this user alone and return its descriptor.
+
+    :raises FileExistsError: the name is in use.
+    """
     return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=at)
 
 
 def new_name() -> str:
-    """A name that nobody could guess."""
+    """Return a name that nobody can guess."""
     return f".dmsg-{secrets.token_hex(8)}"
 
 
 def is_ours(status: os.stat_result, at: int) -> bool:
-    """Whether this user, and no other, is the owner.
+    """Whether this user owns the file, and nobody else does.
 
-    :param at: the directory that it is in.  On file systems that know no owners, or not ours, all that is made there
-        has the same one: a new file shows which.
+    :param at: descriptor of the directory that contains the file.  Some file systems have no owners, or show others:
+        all files there have the same owner, which a new file reveals.
     """
     if status.st_uid == os.geteuid():
         return True
@@ -127,19 +130,22 @@ def is_ours(status: os.stat_result, at: int) -> bool:
 
 
 def check_ours(status: os.stat_result, at: int, name: str) -> None:
-    """:raises NotOurs: it is another user's."""
+    """Check the owner of a file.
+
+    :raises NotOurs: the file belongs to another user.
+    """
     if not is_ours(status, at):
         text = f"{name} is another user's (uid {status.st_uid}) and not used: remove it, or take another directory"
         raise NotOurs(errno.EPERM, text, name)
 
 
 def open_ours(name: str, at: int, shown: str) -> int:
-    """Open a regular file or a directory that is there, with mode 0600 or 0700 from now on.
+    """Open an existing regular file or directory, which gets mode 0600 or 0700 if this user cannot open it otherwise.
 
-    :param shown: its name, as an error has it.
-    :returns: a descriptor, for reading and writing if it is a file.
-    :raises NotOurs: it is another user's; nothing of it is touched.
-    :raises OSError: it is not there, or is a link, or something else.
+    :param shown: name to use in errors.
+    :returns: descriptor, for reading and writing if it is a file.
+    :raises NotOurs: another user owns it; it is left untouched.
+    :raises OSError: it is absent, a link, or of another kind.
     """
     status = os.stat(name, dir_fd=at, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
@@ -150,11 +156,11 @@ def open_ours(name: str, at: int, shown: str) -> int:
     try:
         descriptor = os.open(name, flags, dir_fd=at)
     except PermissionError:
-        _let_ourselves_in(name, at, status)  # it was whole, and has a mode without reading
+        _let_ourselves_in(name, at, status)  # The file was complete and has a mode that does not allow reading.
         descriptor = os.open(name, flags, dir_fd=at)
     try:
         now = os.fstat(descriptor)
-        if not os.path.samestat(status, now):  # somebody has replaced it since it was looked at
+        if not os.path.samestat(status, now):  # Somebody has replaced the file since it was checked.
             check_ours(now, at, shown)
     except BaseException:
         os.close(descriptor)
@@ -163,9 +169,9 @@ def open_ours(name: str, at: int, shown: str) -> int:
 
 
 def make_private(descriptor: int) -> bool:
-    """Take an open file or directory from all others.
+    """Withdraw the access of all other users to an open file or directory.
 
-    :returns: False: another user may have it open for writing, from when its mode allowed that.
+    :returns: False if another user may have opened the file for writing while its mode allowed that.
     """
     before = os.fstat(descriptor).st_mode
     wanted = 0o700 if stat.S_ISDIR(before) else 0o600
@@ -173,13 +179,13 @@ def make_private(descriptor: int) -> bool:
         return True
     os.fchmod(descriptor, wanted)
     if stat.S_ISDIR(before) or not before & WRITABLE_BY_OTHERS:
-        return True  # in a directory nobody can do anything from now on, whatever he has open
-    # a file system without modes has the same as before, for all files alike
+        return True  # An open descriptor of a directory gives no more access than its present mode.
+    # A file system without modes ignores the change; all its files are equally accessible.
     return stat.S_IMODE(os.fstat(descriptor).st_mode) == stat.S_IMODE(before)
 
 
 def _let_ourselves_in(name: str, at: int, status: os.stat_result) -> None:
-    """Change the mode of exactly that file, which this user may not open."""
+    """Change the mode of exactly the given file, which this user cannot open."""
     descriptor = os.open(name, getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         if os.path.samestat(os.fstat(descriptor), status):

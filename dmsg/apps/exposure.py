@@ -1,10 +1,10 @@
 """Rules for the files that peers may see and write on this machine; both sides of a transfer apply them.
 
-* Names that begin with a dot (``.ssh``, ``.bash_profile``) are neither given nor taken, unless somebody says so.
-* Files of dmsg itself are neither given nor taken, whatever anybody says: key files wherever they are, the directories
-  of settings and of logs, and the agent's socket.  They are known by device and inode, so that no link, hard link or
-  bind mount leads to them under another name.
-* A home directory, or one above it, is offered only to who says so.
+* Names that begin with a dot (``.ssh``, ``.bash_profile``) are neither given nor taken unless an option allows them.
+* Files of dmsg itself are never given or taken: key files wherever they are, the directories of settings and of logs,
+  and the agent's socket.  They are recognised by device and inode, so that no link, hard link or bind mount leads to
+  them under another name.
+* A home directory, or one above it, is offered only if the user confirms it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dmsg.apps.transfer import TransferError
 from dmsg.directories import SOCKET_NAME, config_directory, socket_directory, state_directory
 
 KEY_FILE_LIMIT = 4096
-"""Bytes of a file in which a secret key is looked for; the programs that read key files read no more."""
+"""Maximum bytes of a file in which to look for a secret key; programs that read key files read no more."""
 OWN_FILES_LIMIT = 1000
-"""Entries of dmsg's own directories that are looked through, at most, for the second name of a file with hard links."""
+"""Maximum number of entries of dmsg's own directories to compare with a file that has several hard links."""
 NAMED_FILES = ("DMSG_CONFIG", "DMSG_NAMES", "DMSG_AGENT", "DMSG_KEY_FILE", "RMB_KEY_FILE")
-"""Variables of the environment that name a file of dmsg's own."""
+"""Environment variables that name a file of dmsg's own."""
 OWN_AGE = 1.0
-"""Seconds for which what :func:`own_files` found is taken for true; a directory of many files asks for each."""
+"""Seconds for which the result of :func:`own_files` is cached, because a large directory asks for each file."""
 NEED_HIDDEN = "names that begin with a dot are refused, unless both ends say --hidden"
 """Reason of a refusal, which both sides recognise."""
 _PLACES = (*NAMED_FILES, "HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
@@ -40,12 +40,12 @@ _SECRET = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 _WORDS = re.compile(rb"(?:#[^\n]*\n)*((?:[a-z]{3,8} ){11,23}[a-z]{3,8})\s*")
-"""A whole file that may be the words of a twin, written by hand."""
+"""Pattern of a whole file that may hold the words of a twin, written by hand."""
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC
 
 
 class OwnFile(OSError):
-    """A file or directory is dmsg's own, and is neither given nor written for a peer."""
+    """Error: a file or directory is dmsg's own, and is neither given to a peer nor written for one."""
 
     def __init__(self, name: str) -> None:
         super().__init__(errno.EACCES, "is dmsg's own (a secret key, settings, logs): never given, never written", name)
@@ -55,15 +55,15 @@ class OwnFile(OSError):
 
 
 def has_dot(name: str) -> bool:
-    """Whether a name is one of those that programs and shells read without being told to."""
+    """Whether a name is hidden, so that programs and shells may read the file without being told to."""
     return name.startswith(".") and name not in (".", "..")
 
 
 def check_names(path: str, *, hidden: bool) -> None:
     """Check the names in a path.
 
-    :param hidden: names that begin with a dot are wanted.
-    :raises TransferError: one begins with a dot.
+    :param hidden: whether names that begin with a dot are allowed.
+    :raises TransferError: a name begins with a dot.
     """
     if not hidden and any(has_dot(name) for name in path.split("/")):
         raise TransferError(f"{path}: {NEED_HIDDEN}")
@@ -74,11 +74,11 @@ def check_names(path: str, *, hidden: bool) -> None:
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """dmsg's own files, as they are now.
+    """Set of dmsg's own files at one time.
 
     :ivar directories: device and inode of each directory whose whole content is dmsg's own.
     :ivar files: device and inode of other files.
-    :ivar names: device and inode of a directory, and a name in it, that is or would be dmsg's own.
+    :ivar names: device and inode of a directory, and a name in it that is, or would be, dmsg's own.
     """
 
     directories: dict[tuple[int, int], str]
@@ -86,15 +86,15 @@ class OwnFiles:
     names: frozenset[tuple[int, int, str]]
 
     def has_directory(self, status: os.stat_result) -> bool:
-        """Whether a directory is one of them."""
+        """Whether a directory is in the set."""
         return (status.st_dev, status.st_ino) in self.directories
 
     def is_below(self, real: str) -> bool:
-        """Whether a path without links leads into one of them."""
+        """Whether a path without links leads into a directory of the set."""
         return any(real.startswith(os.path.join(path, "")) for path in self.directories.values())
 
     def has_file(self, status: os.stat_result) -> bool:
-        """Whether a file is one of them, or another name of a file in one of their directories."""
+        """Whether a file is in the set, or is a hard link to a file in one of its directories."""
         identity = status.st_dev, status.st_ino
         if identity in self.files:
             return True
@@ -120,7 +120,11 @@ def own_files() -> OwnFiles:
 
 @lru_cache(maxsize=1)
 def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles:
-    """:param places: what the environment says; this and ``second``, the time, only let it be looked at again."""
+    """Return dmsg's own files.
+
+    :param places: values of the environment variables; like ``second``, only a key of the cache.
+    :param second: number of the present interval of ``OWN_AGE`` seconds.
+    """
     directories: dict[tuple[int, int], str] = {}
     files: set[tuple[int, int]] = set()
     names: set[tuple[int, int, str]] = set()
@@ -130,7 +134,7 @@ def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles
         single.append(Path(f"{os.environ['DMSG_NAMES']}.groups"))
     if os.environ.get("DMSG_CONFIG"):
         beside = Path(os.environ["DMSG_CONFIG"]).absolute().parent
-        single.append(beside / "key")  # the agent's, made there at its first start
+        single.append(beside / "key")  # The agent creates its key there at its first start.
         if beside.name == "dmsg":
             whole.append(beside)
     sockets = socket_directory()
@@ -151,7 +155,7 @@ def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles
 
 
 def _name_of(path: Path) -> Iterator[tuple[int, int, str]]:
-    """The directory that a path is in, and its name there; of a path that is absent the first part that is."""
+    """Yield the nearest existing directory above a path, and the path's next part, which may be absent."""
     path = path.absolute()
     for above in path.parents:
         with suppress(OSError):
@@ -163,8 +167,8 @@ def _name_of(path: Path) -> Iterator[tuple[int, int, str]]:
 def check_directory(descriptor: int, name: str, *, above: bool = False) -> None:
     """Check an open directory.
 
-    :param above: those above it too.
-    :raises OwnFile: it is dmsg's own.
+    :param above: whether to check the directories above it, too.
+    :raises OwnFile: a directory is dmsg's own.
     """
     own = own_files()
     at = os.dup(descriptor)
@@ -182,7 +186,7 @@ def check_directory(descriptor: int, name: str, *, above: bool = False) -> None:
             if os.path.samestat(before, status):
                 return
     except PermissionError:
-        return  # what is above may not be looked at
+        return  # This user may not look at the directories above.
     finally:
         os.close(at)
 
@@ -192,9 +196,9 @@ def check_source(
 ) -> None:
     """Check a regular file that is open for reading, before it is given to a peer.
 
-    :param own: of :func:`own_files`, where many files are checked at once.
-    :param path: where it is, if the directory that it is in has not been checked.
-    :raises OwnFile: it is dmsg's own.
+    :param own: result of :func:`own_files`, for callers that check many files.
+    :param path: path of the file, if its directory has not been checked.
+    :raises OwnFile: the file is dmsg's own.
     """
     status = os.fstat(descriptor)
     if (own or own_files()).has_file(status) or (status.st_size <= KEY_FILE_LIMIT and has_secret(descriptor)):
@@ -208,10 +212,10 @@ def check_source(
 
 
 def check_target(name: str, at: int) -> None:
-    """Check a name that is to be written for a peer.
+    """Check a name before a file is written there for a peer.
 
-    :param at: descriptor of the directory that it is in, which has been checked.
-    :raises OwnFile: it is, or would be, dmsg's own.
+    :param at: descriptor of the directory that contains the name and has been checked.
+    :raises OwnFile: the file is, or would be, dmsg's own.
     """
     directory, own = os.fstat(at), own_files()
     if (directory.st_dev, directory.st_ino, name) in own.names:
@@ -230,7 +234,7 @@ def check_target(name: str, at: int) -> None:
     except OwnFile:
         raise
     except OSError:
-        return  # it is not there; or may not be read, which no key file of this user's is
+        return  # The file is absent, or unreadable, which no key file of this user is.
     try:
         if has_secret(descriptor):
             raise OwnFile(name)
@@ -239,12 +243,12 @@ def check_target(name: str, at: int) -> None:
 
 
 def check_written(path: Path) -> None:
-    """Check a file that is to be written with what a peer sends.
+    """Check the path of a file that a peer's data will be written to.
 
-    :raises OwnFile: it is, or would be, dmsg's own.
-    :raises OSError: its directory is not there.
+    :raises OwnFile: the file is, or would be, dmsg's own.
+    :raises OSError: its directory is absent.
     """
-    real = Path(os.path.realpath(path))  # what a link leads to is written
+    real = Path(os.path.realpath(path))  # Writing follows a link, so its target is checked.
     at = os.open(real.parent, _LOOK | os.O_DIRECTORY)
     try:
         check_directory(at, os.fspath(path), above=True)
@@ -254,7 +258,7 @@ def check_written(path: Path) -> None:
 
 
 def has_secret(descriptor: int) -> bool:
-    """Whether an open file is a key file of dmsg's, or a twin's; the position in the file stays as it is."""
+    """Whether an open file is a key file of dmsg or of a twin; the position in the file is preserved."""
     try:
         data = os.pread(descriptor, KEY_FILE_LIMIT, 0)
         private = not os.fstat(descriptor).st_mode & (stat.S_IRWXG | stat.S_IRWXO)
@@ -262,7 +266,8 @@ def has_secret(descriptor: int) -> bool:
         return False
     if _SECRET.search(data):
         return True
-    words = _WORDS.fullmatch(data) if private else None  # else nobody could use it as one
+    # dmsg accepts words only from a file that other users cannot access.
+    words = _WORDS.fullmatch(data) if private else None
     if words is None:
         return False
     from dmsg.apps.codes.words import word_list
@@ -274,7 +279,7 @@ def has_secret(descriptor: int) -> bool:
 
 
 def is_home_or_above(directory: Path) -> bool:
-    """Whether a directory is a home directory, of this user or of its owner, or holds one."""
+    """Whether a directory is a home directory of this user or of its owner, or contains one."""
     status = os.stat(directory)
     homes = [os.path.expanduser("~")]
     for user in (os.geteuid(), status.st_uid):

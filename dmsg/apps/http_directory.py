@@ -1,4 +1,5 @@
-"""The files of one directory over HTTP: ranges, types, listings; nothing outside, nothing that blocks."""
+"""HTTP site for the files of one directory, with ranges, types and listings; nothing outside it, and nothing that
+blocks."""
 
 from __future__ import annotations
 
@@ -28,24 +29,24 @@ from dmsg.base.units import human_size
 from dmsg.net.threads import giving_way, in_thread
 
 MAX_RANGES = 16
-"""Parts of a file in one answer."""
+"""Maximum number of ranges of a file in one answer."""
 ROWS_LIMIT = 20_000
-"""Files of a listing; of those behind them it is said how many there are."""
+"""Maximum number of files in a listing, which also says how many it leaves out."""
 LISTINGS_AT_ONCE = 1
-"""Listings that are made at the same time, each in a thread of which the reactor's thread has half of the time."""
+"""Number of listings made at the same time, each in a thread that competes with the reactor's thread."""
 LISTINGS_WAITING = 64
-"""Requests for listings that wait for those; the next ones are answered with 503."""
+"""Maximum number of requests that wait for a listing; further ones are answered with 503."""
 SORTS = {"name": "name", "size": "size", "time": "modified"}
 """Columns of a listing and the attribute that orders them."""
 
 
 class ListingThreads:
-    """Makes listings in threads: a few at a time, and the next ones in turn.
+    """Pool of threads that make listings, a few at a time and in the order of the requests.
 
-    Requests for the same listing that wait for their turn get one page.  None joins a page that is being made: it may
-    lack what was put into the directory since.
+    Waiting requests for the same listing get one page.  A request never joins a page that is being made, because that
+    page may lack files that were added since.
 
-    :param reactor: whose threads they are; None: each is made at once.
+    :param reactor: reactor whose threads to use; None makes each listing at once.
     """
 
     def __init__(self, reactor: IReactorTime | None) -> None:
@@ -55,22 +56,23 @@ class ListingThreads:
 
     @property
     def is_full(self) -> bool:
-        """No more may wait."""
+        """Whether no further request may wait."""
         return sum(map(len, self._waiting.values())) >= LISTINGS_WAITING
 
     def run(self, what: Hashable, act: Callable[[], bytes], gone: Deferred[None]) -> Deferred[bytes]:
-        """Call it in a thread when it is its turn.
+        """Call ``act`` in a thread when its turn comes.
 
-        :param what: the same for listings whose page is the same.
-        :param gone: fails when nobody waits for it any more: before its turn it is given up, behind that its thread
-            has to come to its end before the next one begins.
+        :param what: value that is equal for listings with the same page.
+        :param gone: Deferred that fails when the client has disconnected.  A listing that nobody waits for is skipped,
+            but one that has begun must end before the next begins.
         """
         made: Deferred[bytes] = Deferred()
         if what in self._waiting:
             self._waiting[what].append(made)
         else:
             self._waiting[what] = [made]
-            self._places.run(self._make, what, act).addErrback(lambda _: None)  # told to those who wait
+            # The waiting requests have received the error.
+            self._places.run(self._make, what, act).addErrback(lambda _: None)
 
         def left(_: object) -> None:
             if made in self._waiting.get(what, ()):
@@ -83,7 +85,7 @@ class ListingThreads:
     def _make(self, what: Hashable, act: Callable[[], bytes]) -> Deferred[None] | None:
         waiting = self._waiting.pop(what)
         if not waiting:
-            return None  # all of them have left
+            return None  # All clients have disconnected.
 
         def tell(page: bytes | Failure) -> None:
             for one in waiting:
@@ -93,12 +95,12 @@ class ListingThreads:
 
 
 class ContainedFile(File):
-    """Regular files and directories below ``root``; a link that leads out of it is not there."""
+    """File or directory below ``root``; a link that leads outside is treated as absent."""
 
     root = ""
     title = ""
     hidden = False
-    """Names that begin with a dot, and parts of copies under way, are there too."""
+    """Whether to include names that begin with a dot, and partial files of copies."""
     threads: ListingThreads
     _size: int | None = None
 
@@ -122,7 +124,7 @@ class ContainedFile(File):
         return similar
 
     def openForReading(self) -> Source:
-        """The file that is there now; what was one when it was looked at may be a pipe or a link by now."""
+        """Open the file as it is now; since the last check it may have been replaced by a pipe or a link."""
         real = Path(os.path.realpath(self.path))
         try:
             at = open_within(Path(self.root), real.parent)
@@ -141,7 +143,8 @@ class ContainedFile(File):
 
     def makeProducer(self, request: Request, fileForReading: Source) -> StaticProducer:
         if (request.getHeader(b"range") or b"").count(b",") >= MAX_RANGES:
-            request.requestHeaders.removeHeader(b"range")  # as for who does not know ranges: all of it, once
+            # A request with too many ranges gets the whole file once, as from a server without ranges.
+            request.requestHeaders.removeHeader(b"range")
         producer: StaticProducer = super().makeProducer(request, fileForReading)  # type: ignore[no-untyped-call]
         resume = producer.resumeProducing
 
@@ -149,7 +152,7 @@ class ContainedFile(File):
             try:
                 resume()  # type: ignore[no-untyped-call]
             except (SourceChanged, OSError):
-                # fewer bytes than the header says can only be told by an end that is none
+                # The header promised more bytes, so only a connection that breaks can report the error.
                 producer.stopProducing()
                 request.unregisterProducer()
                 request.channel.transport.abortConnection()  # type: ignore[union-attr]
@@ -162,9 +165,9 @@ class ContainedFile(File):
 
 
 def servable(path: str, root: str, *, hidden: bool) -> bool:
-    """A regular file or a directory, inside ``root`` after all links.
+    """Whether a path is a regular file or directory inside ``root`` after all links are resolved.
 
-    :param hidden: also if it, where a link leads, or a directory on the way begins with a dot, or is a part of a copy.
+    :param hidden: whether the path may contain names that begin with a dot, or partial files.
     """
     try:
         real = os.path.realpath(path)
@@ -213,7 +216,7 @@ class Listing(Resource):
         with os.scandir(self._path) as found:
             for one in giving_way(found):
                 try:
-                    one.name.encode()  # what is no text cannot be asked for
+                    one.name.encode()  # A name that is no text cannot be requested.
                     status = one.stat(follow_symlinks=False)
                     if stat.S_ISLNK(status.st_mode):
                         if not servable(one.path, self._root, hidden=self._hidden):
@@ -325,11 +328,11 @@ def file_site(
     hidden: bool = False,
     reactor: IReactorTime | None = None,
 ) -> IResource:
-    """A resource with the files of ``directory``.
+    """Return a resource with the files of ``directory``.
 
-    :param title: whose they are, for listings.
-    :param hidden: with those that begin with a dot.
-    :param reactor: in whose threads listings are made; None: each is made at once.
+    :param title: owner of the files, as listings show it.
+    :param hidden: whether to include names that begin with a dot.
+    :param reactor: reactor whose threads make listings; None makes each at once.
     """
     resource = ContainedFile(os.fspath(directory))
     resource.root = os.path.realpath(directory)

@@ -1,8 +1,8 @@
-"""Two people who know a code tell each other the keys by which they want to be known from then on.
+"""Pairing: two people who know a code exchange the keys by which they will know each other in future.
 
-Both send ``length(4) || {"key": HEX, "signature": HEX}``, big endian; the signature is the lasting key's over
-``dmsg pair 1 `` and ``sender `` or ``receiver ``, the stream's binding (32 bytes) and the key (33 bytes): nobody gives
-somebody else's key for his own.  ``{"ok": true}`` of both ends it.
+Both sides send ``length(4) || {"key": HEX, "signature": HEX}``, big endian.  The lasting key signs ``dmsg pair 1 ``,
+``sender `` or ``receiver ``, the binding of the stream (32 bytes), and itself (33 bytes).  So nobody can pass off
+somebody else's key as their own.  Each side ends with ``{"ok": true}``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from dmsg.net.streams.transports import stream_of
 
 PROTOCOL = b"dmsg pair 1 "
 PAIR_TIMEOUT = 30.0
-"""Seconds for the whole exchange."""
+"""Seconds that the whole exchange may take."""
 
 
 class PairingError(DmsgError):
-    """The keys were not exchanged."""
+    """Error: the keys were not exchanged."""
 
 
 def signed_bytes(role: Role, binding: bytes, key: PubKey) -> bytes:
-    """Return the bytes that a lasting key signs.  :param role: role of the key's owner."""
+    """Return the bytes that a lasting key signs.
+
+    :param role: role of the key's owner.
+    """
     return PROTOCOL + (b"sender " if role is Role.SENDER else b"receiver ") + binding + bytes(key)
 
 
@@ -97,7 +100,7 @@ class Pairing(Protocol):
         return key
 
     def keep(self) -> None:
-        """The other's key is kept here."""
+        """Confirm that this side has stored the other side's key."""
         self._kept = True
         self._say(ok=True)
         self._look()
@@ -112,7 +115,7 @@ class Pairing(Protocol):
     def _look(self) -> None:
         if self._kept and self._is_kept_there and not self.done.called:
             cancel_call(self._timer)
-            # before who waits is told: he may end the program
+            # The connection is closed first, because the callback of ``done`` may end the program.
             self.transport.loseConnection()  # type: ignore[union-attr]
             self.done.callback(None)
 

@@ -1,15 +1,21 @@
-"""Both ends prove that they know the words, and learn nothing else of each other's: SPAKE2 and two confirmations.
+"""Password-authenticated key agreement: both ends prove that they know the words of a code.
 
-Messages are ``type(1) || length(2) || body``, big endian.  The end that looked the code up (the *receiver*) begins::
+The protocol is SPAKE2 over Ed25519 with two confirmations.  Neither end learns anything else: a wrong guess can only be
+made online, one per run, and the sender counts it.  The stream's binding and both keys are part of the agreement, so
+nobody can relay it between two streams.
+
+Messages are ``type(1) || length(2) || body``, big endian.  The end that looked up the code (the *receiver*) begins::
 
     receiver  PAKE     01  version(1) = 1 || element(33)
     sender    PAKE     01  version(1) = 1 || element(33)
     receiver  CONFIRM  02  HMAC(32)
     sender    CONFIRM  02  HMAC(32)        or  WRONG  03  (empty)
 
-Elements are of SPAKE2 over Ed25519 as the package ``spake2`` sends them, one byte for the side before 32.
-The receiver confirms first: a stranger who guesses is found out by the one who made the code.
-No I/O, no clock.
+An element is encoded as the package ``spake2`` does: one byte for the side, then 32 bytes.  The receiver confirms
+first, so that the sender, who made the code, recognises a guess before it reveals anything.
+
+:class:`Agreement` takes bytes and returns bytes to send.  At the end it has a verifier that is the same at both ends,
+or it raises an error and is useless.  No I/O, no clock.  Sources: RFC 9382, and ``docs/protocol/word-codes.md``.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 PROTOCOL = b"dmsg code 1"
-"""Prefix of the purpose of every key that is derived here."""
+"""Prefix of the purpose for which each key is derived."""
 VERSION = 1
 PAKE, CONFIRM, WRONG = 1, 2, 3
 HEAD_SIZE = 3
@@ -35,17 +41,17 @@ ELEMENT_SIZE = 33
 MAC_SIZE = 32
 BINDING_SIZE = 32
 MAX_MESSAGE = 256
-"""Bytes of a message's body; those of a later version may be longer than these."""
+"""Maximum bytes of a message's body; larger than needed, for later versions."""
 VERIFIER_SIZE = 5
-"""Bytes of what people compare: 40 bits."""
+"""Bytes of the verifier that people compare: 40 bits."""
 
 
 class WrongCode(DmsgError):
-    """The other end does not know the words, or is not the one at the other end of the stream."""
+    """Error: the other end does not know the words, or somebody relays the stream."""
 
 
 class CodeProtocolError(DmsgError):
-    """The other end does not speak this protocol, or speaks an unknown version of it."""
+    """Error: the other end does not speak this protocol, or speaks an unknown version of it."""
 
 
 class Role(Enum):
@@ -58,11 +64,12 @@ class Role(Enum):
 class Agreement:
     """End of one key agreement; the side that made the code counts wrong guesses.
 
-    :param password: of :class:`~dmsg.apps.codes.words.Code`.
-    :param local: this end's key, which the stream has proved; ``remote``: the other's.
-    :param binding: 32 bytes, of the stream: what was agreed over another one is good for nothing.
-    :param entropy: gives so many random bytes; for tests.
-    :ivar verifier: when it is done: what both ends may show and compare.
+    :param password: secret of a :class:`~dmsg.apps.codes.words.Code`.
+    :param local: key of this end, which the stream has proved.
+    :param remote: key of the other end, which the stream has proved.
+    :param binding: 32 bytes that are unique to the stream, so that an agreement over another stream is worthless.
+    :param entropy: returns random bytes; for tests.
+    :ivar verifier: digits for people to compare, once the agreement is done; else None.
     """
 
     def __init__(
@@ -89,18 +96,18 @@ class Agreement:
         self._element = self._spake.start()
         self._buffer = bytearray()
         self._key: bytes | None = None
-        # the receiver begins
+        # The receiver begins.
         self._outgoing = b"" if role is Role.SENDER else _message(PAKE, bytes((VERSION,)) + self._element)
         self.verifier: str | None = None
 
     @property
     def done(self) -> bool:
-        """Both ends know the words."""
+        """Whether both ends have proved that they know the words."""
         return self.verifier is not None
 
     @property
     def judges(self) -> bool:
-        """The next message of the other end is its guess."""
+        """Whether the other end's next message is its guess."""
         return self._key is not None and not self.done
 
     def data_to_send(self) -> bytes:
@@ -109,11 +116,11 @@ class Agreement:
         return outgoing
 
     def receive_data(self, data: bytes) -> bytes:
-        """Take bytes of the other end.
+        """Process bytes of the other end.
 
-        :returns: when it is done, those behind its last message.
-        :raises WrongCode: this run is over.
-        :raises CodeProtocolError: as it says.
+        :returns: bytes after its last message, once the agreement is done; else nothing.
+        :raises WrongCode: the other end does not know the words; this run is over.
+        :raises CodeProtocolError: the message is malformed or of another version.
         """
         self._buffer += data
         while not self.done:
@@ -147,7 +154,8 @@ class Agreement:
         try:
             self._key = self._spake.finish(body[1:])
         except Exception as error:
-            # not a point, of the wrong side, or our own sent back: the library has a class of its own for each
+            # The element is not a point, is of the wrong side, or is our own, sent back.  The library has an error for
+            # each.
             raise CodeProtocolError(f"the other side's message is malformed: {type(error).__name__}") from None
         if self._role is Role.SENDER:
             self._outgoing += _message(PAKE, bytes((VERSION,)) + self._element)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dmsg.discovery.lookup.nameplates import Nameplate
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds in which the other side is told how it ended."""
+"""Seconds to wait until the other side has heard the result."""
 FAILURES_TOLD = 2
 """Number of failed renewals in a row after which the program is warned."""
 
@@ -35,7 +35,7 @@ _log = Logger()
 
 
 class CodeClient(StreamOpener, Protocol):
-    """Client of a protocol family, as far as codes need it."""
+    """Interface of a client, as codes need it."""
 
     async def claim_nameplate(self) -> Nameplate:
         """Claim a number that leads to this client's key."""
@@ -100,7 +100,7 @@ class OfferedCode:
         self._nameplate = nameplate
         self._warned = warned
         self._renewing = Deferred.fromCoroutine(self._renew())
-        self._renewing.addErrback(lambda _: None)  # cancelled
+        self._renewing.addErrback(lambda _: None)  # The renewal ends by being cancelled.
         self.code = code
         self.agreed: Deferred[CodeAgreement] = factory.agreed.addErrback(_used_up)
         self.agreed.addBoth(self._ended)
@@ -110,12 +110,12 @@ class OfferedCode:
         return Deferred.fromCoroutine(self._release()).addCallback(lambda _: result)
 
     async def _release(self) -> None:
-        with suppress(DiscoveryError):  # the nameplate ends by itself
+        with suppress(DiscoveryError):  # A nameplate that cannot be released expires.
             await self._nameplate.release()
         await maybeDeferred(self._listening.stopListening)
 
     async def _renew(self) -> None:
-        """Claim the nameplate again and again, until it is lost."""
+        """Renew the claim on the nameplate periodically, until the nameplate is lost."""
         failed = 0
         while True:
             await deferLater(self._reactor, self._nameplate.renew_every)

@@ -1,4 +1,4 @@
-"""The agreement of :mod:`dmsg.apps.codes.pake` over a stream; what follows it is another protocol's."""
+"""Key agreement of :mod:`dmsg.apps.codes.pake` over a stream, which afterwards belongs to another protocol."""
 
 from __future__ import annotations
 
@@ -24,32 +24,36 @@ from dmsg.net.streams.transports import stream_of
 PORT = 25
 """Port on which the side that made a code listens."""
 AGREE_TIMEOUT = 30.0
-"""Seconds for the messages of one run."""
+"""Seconds that one key agreement may take."""
 EARLY_LIMIT = 512 * 1024
-"""Bytes that are kept of what comes before there is a protocol to take it; who sends more is cut off."""
+"""Maximum bytes to buffer from a peer before a protocol takes over the stream; a peer that sends more is
+disconnected."""
 CLOSE_TIMEOUT = 1.0
-"""Seconds in which who guessed wrong is told so."""
+"""Seconds to wait until a peer with a wrong code has heard so."""
 AT_ONCE = 8
-"""Runs at a time of one code; for one more, the oldest goes whose other end has said nothing yet."""
+"""Maximum concurrent key agreements for one code.  For a further one, an agreement whose peer has not spoken is
+ended."""
 SLOW_RUN = 5.0
-"""Seconds after which a run may have to go for another one though its other end has spoken."""
+"""Seconds after which an agreement may be ended to make room, even though its peer has spoken."""
 TRIES = 5
-"""Wrong guesses that end a code: fewer would let strangers who find its number end it, more would help them guess."""
+"""Number of wrong guesses that end a code.  With fewer, strangers who find the number could end it; with more, they
+could guess better."""
 RUNS_BURST, RUNS_RATE = 64.0, 20.0
-"""Runs of one code that begin at once, and in a second; a run takes a millisecond or two of this end's time."""
+"""Key agreements of one code that may begin at once, and per second; each takes one or two milliseconds of
+computation."""
 
 
 class CodeUsedUp(Unwanted):
-    """A code is wrong or used up, and nothing was agreed."""
+    """Error: the code is wrong or used up, and nothing was agreed."""
 
 
 @dataclass(frozen=True)
 class CodeAgreement:
     """Proof that both ends know the code, and the stream over which they proved it.
 
-    :ivar peer: the other end's key, for this stream only.
-    :ivar verifier: 12 digits in three groups, the same at both ends; people may compare them.
-    :ivar go_on: gives the stream to a protocol, with what has come meanwhile; the stream waits until it is called.
+    :ivar peer: key of the other end, for this stream only.
+    :ivar verifier: 12 digits in three groups, the same at both ends, for people to compare.
+    :ivar go_on: gives the stream to a protocol, with the bytes received so far; the stream is paused until then.
     """
 
     peer: PubKey
@@ -60,10 +64,10 @@ class CodeAgreement:
 class CodeEnd(Protocol):
     """Protocol of one end of one key agreement.
 
-    :ivar agreed: fires with :class:`CodeAgreement`; fails with :class:`~dmsg.apps.codes.pake.WrongCode`,
+    :ivar agreed: Deferred that fires with :class:`CodeAgreement`; fails with :class:`~dmsg.apps.codes.pake.WrongCode`,
         :class:`~dmsg.apps.codes.pake.CodeProtocolError` or :class:`CodeUsedUp`.
-    :ivar closed: fires when the connection is gone: what was said last has left then.
-    :ivar has_spoken: whether the other end has said anything.
+    :ivar closed: Deferred that fires when the connection is closed and the last message has been sent.
+    :ivar has_spoken: whether the other end has sent anything.
     """
 
     has_spoken = False
@@ -107,7 +111,7 @@ class CodeEnd(Protocol):
         self.has_spoken = True
         agreement = self._agreement
         if agreement is None or self._given_up:
-            return  # nobody will take it
+            return  # The agreement has failed, so no protocol will take the data.
         if agreement.done:
             self._early.append(data)
             if sum(map(len, self._early)) > EARLY_LIMIT:
@@ -135,7 +139,8 @@ class CodeEnd(Protocol):
     def _go_on(self, protocol: IProtocol) -> None:
         transport = stream_of(self)
         if self._lost is None:
-            transport.resumeProducing()  # before the protocol has a word: it may want to pause
+            # The stream resumes first, because the protocol may pause it in ``connectionMade``.
+            transport.resumeProducing()
         self._next = protocol
         protocol.makeConnection(transport)
         early, self._early = b"".join(self._early), []
@@ -150,7 +155,7 @@ class CodeEnd(Protocol):
         if self._next is not None:
             self._next.connectionLost(reason)
         elif not self.agreed.called and not self._given_up:
-            # this end has said its word, and the other one may have judged it: a guess, if it was a stranger
+            # This end has sent its confirmation, so a peer that hangs up now may have judged the code wrong.
             judged = self._role is Role.RECEIVER and self._agreement is not None and self._agreement.judges
             what = (
                 "instead of an answer: was the code right, and is it still good?"
@@ -171,7 +176,7 @@ class CodeEnd(Protocol):
             self._abort()
         else:
             self.transport.loseConnection()  # type: ignore[union-attr]
-            # who takes nothing is not waited for
+            # A peer that reads nothing must not keep the connection open.
             self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._abort)
         if not self.agreed.called:
             self.agreed.errback(Failure(error))
@@ -187,11 +192,11 @@ class CodeEnd(Protocol):
 
 
 class CodeFactory(Factory):
-    """Waits for the one who knows a code: whoever guesses wrong too often ends it.
+    """Factory that waits for the peer who knows a code; too many wrong guesses end the code.
 
-    :param told_wrong: told of each wrong guess but the last, with how many may follow.
-    :ivar agreed: fires once, with :class:`CodeAgreement`; fails with :class:`~dmsg.apps.codes.pake.WrongCode` after
-        ``TRIES`` wrong guesses.
+    :param told_wrong: callback invoked after each wrong guess but the last, with the number of guesses left.
+    :ivar agreed: Deferred that fires once, with :class:`CodeAgreement`; fails with
+        :class:`~dmsg.apps.codes.pake.WrongCode` after ``TRIES`` wrong guesses.
     """
 
     noisy = False
@@ -228,7 +233,7 @@ class CodeFactory(Factory):
             return
         if isinstance(result, Failure):
             if result.check(WrongCode) is None:
-                return  # nobody has learnt anything: what is compared first is the other end's word
+                return  # The peer has learnt nothing, because its own confirmation is compared first.
             self.tries -= 1
             if self.tries > 0:
                 self._told_wrong(self.tries)
@@ -237,7 +242,7 @@ class CodeFactory(Factory):
         self._over = True
         self._end()
         if isinstance(result, Failure):
-            # who guessed wrong hears of it before this program ends
+            # The peer must hear that its code is wrong before this program ends.
             end.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
             end.closed.addBoth(lambda _: agreed.callback(result))
         else:

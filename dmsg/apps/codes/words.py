@@ -1,9 +1,8 @@
-"""``5274-guitar-alpha-juice``: a nameplate and words of BIP-39's English list, 11 bits each.  No I/O.
+"""Codes such as ``5274-guitar-alpha-juice``: a nameplate and words of BIP-39's English list, 11 bits each.  No I/O.
 
-The words are drawn so that they fit the number: a hash of both begins with
-``CHECK_BITS`` zeros.  So what was mistyped is told before anything is asked, and
-nobody else's code is tried by accident.  Whoever knows the number alone can
-leave out the words that do not fit, so these bits do not count as secret.
+The words are drawn so that they fit the number: a hash of both begins with ``CHECK_BITS`` zeros.  So a mistyped code is
+recognised before anything is sent, and nobody else's code is tried by accident.  An attacker who knows the number can
+skip words that do not fit, so these bits do not count as secret.
 """
 
 from __future__ import annotations
@@ -20,41 +19,42 @@ from unicodedata import category, normalize
 from dmsg.errors import DmsgError
 
 WORDS = 3
-"""Words of a code, by default: 33 bits, of which 26 are secret from who knows the number."""
+"""Default number of words: 33 bits, of which 26 are secret from those who know the number."""
 MIN_WORDS = 3
-"""Words that a code has at least: a code with a word forgotten is none, and not a wrong one."""
+"""Minimum number of words.  A code with a word left out is thus malformed, and not a wrong guess."""
 CHECK_BITS = 7
-"""Bits of the words that follow from the number and the other words: of 128 mistyped codes 127 are told at once."""
+"""Number of bits of the words that follow from the number and the other words: 127 of 128 mistyped codes are
+recognised."""
 CHECK = b"dmsg code check 1 "
-"""Prefix of the hash from which the check digits are taken."""
+"""Prefix of the bytes whose hash checks a code."""
 MAX_DIGITS = 8
-"""Digits of a nameplate at most."""
+"""Maximum number of digits of a nameplate."""
 EXAMPLE = "5274-guitar-alpha-juice"
-"""A code that help and messages show."""
+"""Code to show in help texts and messages."""
 MAX_WORDS = 12
-"""Words of a code at most."""
+"""Maximum number of words."""
 DISTINCT = 4
-"""Letters by which every word of the list differs from all others."""
+"""Number of letters that identify a word of the list."""
 
 
 class CodeError(DmsgError):
-    """The typed text is not a code."""
+    """Error: the typed text is not a code."""
 
 
 @cache
 def word_list() -> tuple[str, ...]:
-    """2048 words of three to eight letters, sorted."""
-    from mnemonic import Mnemonic  # reads a file, which most commands need not
+    """Return the list's 2048 words of three to eight letters, sorted."""
+    from mnemonic import Mnemonic  # This import reads a file, which most commands do not need.
 
     return tuple(Mnemonic("english").wordlist)
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A code that both sides know.
+    """Code that both sides know.
 
-    :ivar nameplate: from 1 on; discovery and everybody may know it.
-    :ivar words: secret until the code is used.
+    :ivar nameplate: number from 1 on; discovery and everybody else may know it.
+    :ivar words: words that must stay secret until the code is used.
     """
 
     nameplate: int
@@ -62,7 +62,10 @@ class Code:
 
     @classmethod
     def make(cls, nameplate: int, words: int = WORDS, draw: Callable[[Sequence[str]], str] = choice) -> Code:
-        """A new one.  :param draw: takes a word of the list; for tests."""
+        """Make a new code.
+
+        :param draw: draws a word from the list; for tests.
+        """
         while True:
             code = cls(nameplate, tuple(draw(word_list()) for _ in range(words)))
             if code.fits:
@@ -72,8 +75,8 @@ class Code:
     def parse(cls, text: str) -> Code:
         """Parse a typed code; blanks, any dashes, capitals, and words cut after four letters are understood.
 
-        :raises CodeError: it is no code; says which word is none, and which was meant perhaps, or that words and number
-            do not fit each other.
+        :raises CodeError: the text is no code, or its words and number do not fit.  The error names an unknown word and
+            the word that was perhaps meant.
         """
         number, *words = _as_typed(text).lower().replace("-", " ").split() or [""]
         if not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and int(number)):
@@ -92,7 +95,7 @@ class Code:
 
     @property
     def fits(self) -> bool:
-        """Whether number and words belong together, as those of every code do that was made."""
+        """Whether number and words fit each other, as they do in every genuine code."""
         found = sha256(CHECK + str(self).encode()).digest()
         return found[0] >> 8 - CHECK_BITS == 0
 
@@ -105,17 +108,18 @@ class Code:
         return "-".join((str(self.nameplate), *self.words))
 
     def __repr__(self) -> str:
-        return f"<Code {self.nameplate}-...>"  # no log shows the words
+        return f"<Code {self.nameplate}-...>"  # Words must not appear in logs.
 
 
 def looks_like_code(text: str) -> bool:
-    """Whether somebody who typed this meant a code, right or not: a number, and something behind a dash or a blank."""
+    """Whether the typed text was meant as a code, valid or not: a number, and something after a dash or a blank."""
     number, _, rest = _as_typed(text).replace(" ", "-").partition("-")
     return number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and bool(rest)
 
 
 def completions(text: str) -> list[str]:
-    """Return what the last word of an unfinished code may become, the whole code each; a dash behind the first ones."""
+    """Return the completions of an unfinished code's last word, each as the whole code, with a dash if more words must
+    follow."""
     before, dash, last = _as_typed(text).rpartition("-")
     if not dash or not looks_like_code(f"{before}-x"):
         return []
@@ -129,14 +133,15 @@ def completions(text: str) -> list[str]:
 
 
 def _as_typed(text: str) -> str:
-    """Return the text with plain hyphens and spaces, of which phones and web pages make dashes and no-break spaces.
+    """Return the text with plain hyphens and spaces, because phones and web pages replace them by other characters.
 
-    U+2212, the minus sign, is of the category of mathematical signs; all other dashes are of ``Pd``.
+    U+2212, the minus sign, is in the category of mathematical signs; all other dashes are in ``Pd``.
     """
     plain = (
         "-" if one == "\u2212" or category(one) == "Pd" else " " if one.isspace() else one
         for one in normalize("NFKC", text)
-        if category(one) != "Cf"  # soft hyphens, zero-width spaces, marks of direction
+        # The category contains soft hyphens, zero-width spaces and marks of writing direction.
+        if category(one) != "Cf"
     )
     return "".join(plain).strip()
 
