@@ -43,6 +43,10 @@ many keys with few streams each, and the peer with most may be honest."""
 CROWD, CROWD_TIME = 1024, 30.0
 """Number of suspended incoming streams that may wait for the whole resume timeout, and the seconds after which further
 ones are closed.  Honest peers return within seconds; attackers fill the table and leave."""
+CROWD_BYTES = 8 * 1024 * 1024
+"""Maximum number of bytes that suspended incoming streams may hold for the whole resume timeout; above it, streams are
+closed after ``CROWD_TIME``, too, but for the last one.  Otherwise an attacker opens large windows, reads nothing, and
+leaves, and the data wait for two minutes for a peer that does not return."""
 
 FINAL = frozenset(
     {
@@ -337,11 +341,16 @@ class Streams:
             self._watch_soon()
 
     def _thin_out(self, now: float) -> None:
-        """Close incoming streams that have been suspended for ``CROWD_TIME``, while there are more than ``CROWD``."""
-        while len(self._awaited) > CROWD:
+        """Close incoming streams that have been suspended for ``CROWD_TIME``, while they are a crowd.
+
+        They are a crowd while there are more than ``CROWD`` of them, or more than one that hold ``CROWD_BYTES``.
+        """
+        held = sum(map(_held_by, self._awaited))
+        while len(self._awaited) > CROWD or (held > CROWD_BYTES and len(self._awaited) > 1):
             oldest = next(iter(self._awaited))
             if oldest.away_since is None or now - oldest.away_since < CROWD_TIME:
                 return
+            held -= _held_by(oldest)
             self._give_up(oldest, CloseReason.TOO_MANY_TRANSPORTS)
 
     def _look_at_quiet(self, stream: ClientStream, now: float) -> None:
@@ -370,3 +379,8 @@ class Streams:
             self._give_up(stream, CloseReason.ABORTED)
         for searching in list(self._searching.values()):
             searching.cancel()
+
+
+def _held_by(stream: ClientStream) -> int:
+    """Return the number of bytes that a stream holds: unread, unsent, and sent without an acknowledgement."""
+    return stream.held + stream.kept.in_flight_bytes

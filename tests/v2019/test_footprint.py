@@ -140,3 +140,30 @@ class WaitingTests(ResumeCase):
         self.find()
         self.assertEqual(self.streams["B"].suspended, 0)
         self.assertEqual([one.lost is not None for one, _ in pairs], [True] * 3 + [False] * 5)
+
+    def test_streams_that_hold_many_bytes_end_if_their_peer_does_not_come_back(self) -> None:
+        self.patch(streams_module, "CROWD_BYTES", 100_000)
+        self.patch(streams_module, "CROWD_TIME", 10.0)
+        pairs = [self.open() for _ in range(4)]
+        self.cut("A")
+        for _, two in pairs:
+            two.transport.write(bytes(40_000))
+        self.network.clock.advance(STALL_CHECK)
+        self.assertEqual(self.streams["B"].suspended, 4)
+        for _ in range(2):
+            self.network.clock.advance(STALL_CHECK)
+        self.assertEqual(self.streams["B"].suspended, 2)
+        self.assertEqual([two.lost is not None for _, two in pairs], [True, True, False, False])
+        self.find()
+        self.assertEqual([len(one.data) for one, _ in pairs[2:]], [40_000] * 2)
+
+    def test_the_only_stream_of_a_peer_that_sleeps_waits_for_the_whole_time_however_large_its_window(self) -> None:
+        self.patch(streams_module, "CROWD_BYTES", 10_000)
+        self.patch(streams_module, "CROWD_TIME", 10.0)
+        one, two = self.open()
+        self.cut("A")
+        two.transport.write(bytes(40_000))
+        for _ in range(3):
+            self.network.clock.advance(STALL_CHECK)
+        self.find()
+        self.assertEqual(len(one.data), 40_000)
