@@ -1,8 +1,9 @@
 """Partial files: names of incomplete files, and a lock that lets only one transfer write each.
 
-``NAME`` is made as ``.NAME.dmsg-part`` beside it.  Who writes a part holds a lock on it, in this process or another:
-a listener's two connections, or two commands in two terminals, would else write one file by turns, or take each
-other's away.  A part of another user is never used: he could read what comes, and change it.
+``NAME`` is written as ``.NAME.dmsg-part`` beside its final place.  A transfer holds a lock on its partial file, against
+other transfers in this process and in others.  Otherwise two connections of a listener, or commands in two terminals,
+would write to one file in turns or remove each other's file.  A partial file of another user is never used, because
+that user could read and change the data.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dmsg.filelock import is_at, lock_if_can
 
 PART_SUFFIX = ".dmsg-part"
 NAME_LIMIT = 255
-"""Bytes of a name."""
+"""Maximum bytes of a name."""
 IS_BUSY = "is being received from another connection"
 """Reason of a refusal that the sender recognises."""
 
@@ -42,9 +43,9 @@ def part_of(path: Path) -> Path:
 
 
 class HeldPart:
-    """A part that this transfer alone writes; see :func:`hold_part`.
+    """Partial file that only this transfer writes; see :func:`hold_part`.
 
-    :ivar size: bytes of a file that were there already.
+    :ivar size: number of bytes of the file that existed already.
     """
 
     def __init__(self, name: str, at: int, descriptor: int, size: int) -> None:
@@ -54,7 +55,7 @@ class HeldPart:
         self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        """Another transfer may go on with it; an empty one is taken away.  May be repeated."""
+        """Unlock the partial file for other transfers, and remove it if it is empty.  May be repeated."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
@@ -65,12 +66,13 @@ class HeldPart:
 
 
 def hold_part(target: str, at: int, *, directory: bool = False) -> HeldPart:
-    """The part of ``target``, made where there is none; what lies there and can be none of it is taken away.
+    """Return the locked partial file of ``target``, which is created if absent; anything unsuitable of its name is
+    removed.
 
-    :param at: descriptor of the directory, which stays open until the part is released.
-    :raises TransferError: another transfer writes it.
-    :raises NotOurs: another user's file has its name.
-    :raises OSError: it cannot be made.
+    :param at: descriptor of the directory, which must stay open until the partial file is released.
+    :raises TransferError: another transfer writes the file.
+    :raises NotOurs: a file of another user has its name.
+    :raises OSError: the file cannot be created.
     """
     part = part_name(target)
     while True:
@@ -83,18 +85,18 @@ def hold_part(target: str, at: int, *, directory: bool = False) -> HeldPart:
                 continue
             descriptor = open_ours(part, at, part)
         except FileNotFoundError:
-            continue  # who wrote it is done with it
+            continue  # Another transfer has just completed or removed the file.
         try:
             if not lock_if_can(descriptor):
                 raise TransferError(f"{target} {IS_BUSY}")
             if not is_at(descriptor, part, at):
-                continue  # it has become whole, or was taken away, before it was locked
+                continue  # The file was completed or removed before it was locked.
             status = os.fstat(descriptor)
             fits = stat.S_ISDIR(status.st_mode) if directory else stat.S_ISREG(status.st_mode) and status.st_nlink == 1
             if not fits or not make_private(descriptor):
                 removed = take_away(part, at)
                 if removed is not None:
-                    removed.addErrback(lambda _: None)  # it is in nobody's way
+                    removed.addErrback(lambda _: None)  # What is left has another name and disturbs nobody.
                 continue
             held = HeldPart(part, at, descriptor, 0 if directory else status.st_size)
             descriptor = -1
@@ -113,15 +115,15 @@ def _make(part: str, at: int, *, directory: bool) -> None:
 
 
 def take_away(name: str, at: int) -> Deferred[None] | None:
-    """Remove a file, or a directory with all that is in it; the name is free at once.
+    """Remove a file, or a directory with everything in it; the name is free at once.
 
-    :returns: of a directory: fires when all is gone, for which a thread sees to it; None: it is.
-    :raises OSError: it cannot be removed.
+    :returns: for a directory, Deferred that fires when a thread has removed the content; None if nothing is left to do.
+    :raises OSError: the file cannot be removed.
     """
     if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=at)
         return None
-    from twisted.internet import reactor  # whose thread it is, as with deferToThread
+    from twisted.internet import reactor  # The thread belongs to the global reactor, as with ``deferToThread``.
 
     aside = f"{new_name()}{PART_SUFFIX}"
     os.rename(name, aside, src_dir_fd=at, dst_dir_fd=at)
@@ -142,6 +144,6 @@ def take_away(name: str, at: int) -> Deferred[None] | None:
 def _take_away_empty(part: str, at: int) -> None:
     status = os.stat(part, dir_fd=at, follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode):
-        os.rmdir(part, dir_fd=at)  # which takes only empty ones
+        os.rmdir(part, dir_fd=at)  # This call removes only an empty directory.
     elif status.st_size == 0:
         os.unlink(part, dir_fd=at)

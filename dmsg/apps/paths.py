@@ -1,4 +1,4 @@
-"""Files that a peer names: what may be one, and what may not."""
+"""Checks of paths that a peer names."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dmsg.apps.partial_files import PART_SUFFIX
 from dmsg.apps.transfer import TransferError
 
 PATH_LIMIT = 4096
-"""Characters of a path."""
+"""Maximum characters of a path."""
 
 
 def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
-    """The file that a peer names, below ``root``.
+    """Return the file that a peer names, below ``root``.
 
-    :param hidden: names that begin with a dot may be on the way, and where links lead.
-    :raises TransferError: it would be elsewhere, or cannot be a name.
+    :param hidden: whether the path, and the targets of links on it, may contain names that begin with a dot.
+    :raises TransferError: the path leads outside ``root``, or is invalid.
     """
     if not isinstance(text, str) or not text or len(text) > PATH_LIMIT or text.endswith("/"):
         raise TransferError("path is malformed")
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
-        # it would be shown on terminals
+        # The path would be shown on terminals, which act upon control characters.
         raise TransferError("path has control characters")
     check_names(text, hidden=hidden)
     base = root.resolve()
@@ -32,14 +32,14 @@ def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
         raise TransferError("the path leads out of the directory")
     if path.name.endswith(PART_SUFFIX):
         raise TransferError("path is malformed")
-    check_names(path.relative_to(base).as_posix(), hidden=hidden)  # where a link leads
+    check_names(path.relative_to(base).as_posix(), hidden=hidden)  # The check covers the target of a link, too.
     return path
 
 
 def regular_size(path: Path) -> int:
-    """Bytes of a file that can be sent.
+    """Return the size in bytes of a file that can be sent.
 
-    :raises TransferError: it is not there, or is no regular file: a pipe would block, a device has no size.
+    :raises TransferError: the file is absent or not regular: a pipe would block, and a device has no size.
     """
     try:
         status = path.stat()
@@ -60,11 +60,11 @@ def umask() -> int:
 
 
 def there_is(name: str, at: int) -> os.stat_result | None:
-    """The file that a copy takes the place of, if there is one.
+    """Return the file that a copy replaces, or None.
 
     :param at: descriptor of the directory.
-    :raises TransferError: it is a device, a directory or the like, or may not be written.
-    :raises OwnFile: it is, or would be, dmsg's own.
+    :raises TransferError: the existing file is a device, a directory or the like, or must not be written.
+    :raises OwnFile: the file is, or would be, dmsg's own.
     """
     check_target(name, at)
     try:

@@ -1,4 +1,4 @@
-"""Round trips to a peer, one after the other."""
+"""Measurement of round trips to a peer, one after the other."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Event(TypedDict, total=False):
 
 
 class ProbingClient(Interface):
-    """A client, as far as it measures."""
+    """Interface of a client that can measure round trips."""
 
     def probe(
         self, remote: PubKey, port: int | None = None, *, timeout: float = ..., via: PubKey | None = None
     ) -> Deferred[IProtocol]:
-        """A stream of which no program of the remote hears."""
+        """Open a stream that no program of the remote sees."""
 
     def connect(
         self,
@@ -46,7 +46,7 @@ class ProbingClient(Interface):
         timeout: float = ...,
         via: PubKey | None = None,
     ) -> Deferred[IProtocol]:
-        """A stream to a program of the remote."""
+        """Open a stream to a program of the remote."""
 
 
 async def open_probe(
@@ -57,9 +57,9 @@ async def open_probe(
     seen: Callable[[str], None],
     via: PubKey | None = None,
 ) -> StreamTransport:
-    """The transport of a stream that measures.
+    """Return the transport of a stream for measuring.
 
-    :param seen: told why, where the peer's program sees it, because the peer cannot do better.
+    :param seen: callback invoked with the reason if the peer's program sees the stream, because the peer is too old.
     """
     try:
         protocol = await client.probe(key, port, timeout=timeout, via=via)
@@ -82,12 +82,12 @@ async def ping(
 ) -> None:
     """Measure ``count`` round trips.
 
-    :param interval: seconds between them.
-    :param timeout: seconds to connect, and for each answer.
-    :param told: of each thing that happened: ``{"connected": KEY, "seconds": S}``, then ``{"number": N, "seconds":
-        S}`` or ``{"number": N, "error": TEXT}`` of each; ``{"notice": TEXT}`` of what a person may want to know.
-
-    Fails as :meth:`dmsg.v2019.client.Client.connect`.
+    :param interval: seconds between two round trips.
+    :param timeout: seconds to wait for the connection, and for each answer.
+    :param told: callback invoked with each event.  The first is ``{"connected": KEY, "seconds": S}``.  One for each
+        round trip follows, ``{"number": N, "seconds": S}`` or ``{"number": N, "error": TEXT}``.  ``{"notice": TEXT}``
+        is for people.
+    :returns: Deferred that fails as that of :meth:`dmsg.v2019.client.Client.connect` does.
     """
     started = reactor.seconds()
     transport = await open_probe(client, key, port, timeout, lambda text: told({"notice": text}))

@@ -1,6 +1,6 @@
-"""The part of SOCKS5 (RFC 1928) that a proxy to named peers needs: CONNECT to a host name, no authentication.
+"""Part of SOCKS5 (RFC 1928) that a proxy to named peers needs: CONNECT to a host name, without authentication.
 
-Sans-IO up to the request; :class:`SocksProtocol` is the Twisted part.
+:class:`SocksRequest` does no I/O; :class:`SocksProtocol` is the Twisted part.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ NO_METHOD = 0xFF
 CONNECT = 0x01
 IPV4, NAME, IPV6 = 0x01, 0x03, 0x04
 REQUEST_LIMIT = 520
-"""Bytes of greeting and request at most; a correct client sends fewer."""
+"""Maximum bytes of greeting and request; a correct client sends fewer."""
 REQUEST_TIMEOUT = 10.0
-"""Seconds for them."""
+"""Seconds that greeting and request may take."""
 
 OK, FAILED, NOT_ALLOWED, UNREACHABLE, REFUSED = 0x00, 0x01, 0x02, 0x04, 0x05
 UNSUPPORTED_COMMAND, UNSUPPORTED_ADDRESS = 0x07, 0x08
 
 
 class SocksError(Exception):
-    """A request that is refused.  :ivar code: of the reply; None: not even SOCKS5, no reply."""
+    """Error: a request is refused.
+
+    :ivar code: code of the reply; None if the client does not speak SOCKS5 and gets no reply.
+    """
 
     def __init__(self, code: int | None) -> None:
         super().__init__(code)
@@ -39,15 +42,15 @@ class SocksError(Exception):
 
 
 def reply(code: int) -> bytes:
-    """A reply without a bound address."""
+    """Return a reply without a bound address."""
     return struct.pack(">BBBB4sH", VERSION, code, 0, IPV4, bytes(4), 0)
 
 
 class SocksRequest:
-    """Greeting and request from a byte stream.
+    """Parser of greeting and request from a byte stream.
 
-    :ivar target: (host, port) when the request is there.
-    :ivar rest: bytes after it.
+    :ivar target: (host, port) once the request is complete.
+    :ivar rest: bytes after the request.
     """
 
     def __init__(self) -> None:
@@ -57,9 +60,9 @@ class SocksRequest:
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes; returns what to answer.
+        """Process bytes and return the bytes to answer.
 
-        :raises SocksError: it is refused.
+        :raises SocksError: the request is refused.
         """
         self._data += data
         answer = b""
@@ -90,7 +93,7 @@ class SocksRequest:
         if command != CONNECT:
             raise SocksError(UNSUPPORTED_COMMAND)
         if kind != NAME:
-            raise SocksError(NOT_ALLOWED)  # peers have names and keys, no addresses
+            raise SocksError(NOT_ALLOWED)  # Peers have names and keys, but no IP addresses.
         host = data[5 : 4 + size].decode("ascii", "replace")
         self.target = host, int.from_bytes(data[4 + size : 6 + size], "big")
         self.rest = data[6 + size :]
@@ -100,7 +103,8 @@ class SocksRequest:
 class SocksProtocol(SplicedConnection):
     """Protocol of a program's connection to the proxy.
 
-    :param dial: gets host, port and the half to connect; fires when it is connected.
+    :param dial: called with host, port and the connection to join; its Deferred fires once the connection to the peer
+        is open.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class SocksProtocol(SplicedConnection):
     def readConnectionLost(self) -> None:
         super().readConnectionLost()
         if self._request is not None and self.transport is not None:
-            self.transport.loseConnection()  # the request is not whole, and never will be
+            self.transport.loseConnection()  # The connection has ended, so the request will never be complete.
 
     def _give_up(self) -> None:
         self._timer = None

@@ -1,7 +1,7 @@
-"""Files that are to be sent: opened, measured, and whether they are still what was offered.
+"""Files to send: opened, measured, and compared with what was offered.
 
-What the system says of a size is a hint.  Files of ``/proc`` have none, those of ``/sys`` have less than they say, and
-others grow or shrink while they are read.
+The size that the system reports is a hint.  Files of ``/proc`` report none, those of ``/sys`` report more than they
+have, and others grow or shrink while they are read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dmsg.apps.exposure import OwnFiles, check_source
 from dmsg.apps.transfer import TransferError
 
 UNMEASURED_LIMIT = 1024 * 1024
-"""Bytes of a file whose size the system does not say, which is read before it is offered."""
+"""Maximum bytes of a file whose size the system does not report; such a file is read before it is offered."""
 _SMALL = 64 * 1024
-"""Bytes that an attribute of ``/sys``, which has no blocks, says at most of its size."""
+"""Maximum size in bytes that an attribute of ``/sys`` reports, which occupies no blocks."""
 
 
 class SourceChanged(TransferError):
-    """A file is not any more what it was when it was offered; the text names it, for both sides."""
+    """Error: a file has changed since it was offered; the text names it, for both sides."""
 
 
 def changed_text(name: str) -> str:
@@ -31,19 +31,19 @@ def changed_text(name: str) -> str:
 
 
 def resized_error(name: str, now: int, then: int) -> SourceChanged:
-    """The error of a file that became shorter, or is another one."""
+    """Return the error for a file that has become shorter or is another one."""
     return SourceChanged(f"{name} changed after it was offered: it has {now:,} bytes now, and had {then:,}")
 
 
 def gone_error(name: str, error: OSError) -> SourceChanged:
-    """The error of a file that cannot be read any more."""
+    """Return the error for a file that can no longer be read."""
     return SourceChanged(f"{name} changed after it was offered: {error.strerror}")
 
 
 def is_pipe(path: str) -> bool:
-    """Whether a name is that of a pipe: of the shell, as ``<(command)``, a named one, or standard input by a name.
+    """Whether a name belongs to a pipe: of the shell, as ``<(command)``, a named pipe, or standard input.
 
-    An open file that has no name any more is as good as one: it can only be read.
+    An open file without a name counts as a pipe, because it can only be read.
     """
     try:
         mode = os.stat(path).st_mode
@@ -55,9 +55,9 @@ def is_pipe(path: str) -> bool:
 
 
 def open_pipe(path: str) -> tuple[int, str]:
-    """A descriptor of a pipe, and what a person calls it.
+    """Open a pipe; return its descriptor and the name to show to people.
 
-    :raises OSError: it cannot be opened.
+    :raises OSError: the pipe cannot be opened.
     """
     number = _descriptor(path)
     if number is None:
@@ -74,8 +74,8 @@ def named_path(path: Path) -> Path:
 
 
 def _descriptor(path: str) -> int | None:
-    """The number of an open file of this process that a path is another name of."""
-    for _ in range(8):  # /dev/stdin -> /proc/self/fd/0; more links than that are something else
+    """Return the number of the open file of this process for which a path is another name, or None."""
+    for _ in range(8):  # For example, /dev/stdin leads to /proc/self/fd/0; a longer chain of links is something else.
         above, name = os.path.split(path)
         if (
             os.path.realpath(above or ".") in (f"/proc/{os.getpid()}/fd", "/dev/fd")
@@ -92,15 +92,15 @@ def _descriptor(path: str) -> int | None:
 def open_regular(
     path: str | Path, name: str, at: int | None = None, *, follow: bool = False, own: OwnFiles | None = None
 ) -> io.FileIO:
-    """Open a regular file to read it; a pipe would wait for somebody to write, a device has no end.
+    """Open a regular file for reading; a pipe would wait for a writer, and a device has no end.
 
-    :param name: its name, as an error has it.
+    :param name: name to use in errors.
     :param at: descriptor of the directory that the path begins in.
-    :param follow: if it is a link, what it leads to.
+    :param follow: whether to follow a link.
     :param own: see :func:`~dmsg.apps.exposure.check_source`.
-    :raises TransferError: it is none.
-    :raises OwnFile: it is dmsg's own.
-    :raises OSError: it cannot be opened.
+    :raises TransferError: the file is not regular.
+    :raises OwnFile: the file is dmsg's own.
+    :raises OSError: the file cannot be opened.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags, dir_fd=at)
@@ -119,7 +119,7 @@ def open_regular(
 def content_of_unmeasured(file: IO[bytes], status: os.stat_result, name: str) -> bytes | None:
     """Read an open file whose size is unknown; return None if its size is known.
 
-    :raises TransferError: that is more than can be read in advance.
+    :raises TransferError: the file is too large to be read in advance.
     """
     if status.st_size and (status.st_blocks or status.st_size > _SMALL):
         return None
@@ -137,7 +137,7 @@ def content_of_unmeasured(file: IO[bytes], status: os.stat_result, name: str) ->
 class Source:
     """File to send, kept open from the offer until it has been sent.
 
-    :ivar size: bytes that are offered, and sent.
+    :ivar size: number of bytes that are offered and sent.
     """
 
     def __init__(self, file: IO[bytes], name: str) -> None:
@@ -158,17 +158,17 @@ class Source:
         self._left = self.size
 
     def go_to(self, offset: int) -> None:
-        """Read on from there."""
+        """Continue reading at a position."""
         self._file.seek(offset)
         self._left = self.size - offset
 
     seek = go_to
-    """Name of :meth:`go_to` in the interface of files."""
+    """Name of :meth:`go_to` in Python's interface of files."""
 
     def read(self, count: int) -> bytes:
-        """The next bytes, no more than were offered; none at the end.
+        """Return the next bytes, within the offered size; empty at the end.
 
-        :raises SourceChanged: there are less.
+        :raises SourceChanged: the file has fewer bytes than were offered.
         """
         data = self._file.read(min(count, self._left))
         if count and self._left and not data:
@@ -177,12 +177,12 @@ class Source:
         return data
 
     def was_written_to(self) -> bool:
-        """Whether somebody has written to it since it was opened."""
+        """Whether somebody has written to the file since it was opened."""
         if not self._measured:
             return False
         now = os.fstat(self._file.fileno())
         return (now.st_size, now.st_mtime_ns) != (self._status.st_size, self._status.st_mtime_ns)
 
     def close(self) -> None:
-        """May be repeated."""
+        """Close the file.  May be repeated."""
         self._file.close()

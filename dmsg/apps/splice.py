@@ -1,9 +1,9 @@
-"""Two connections made one: what comes in at one goes out at the other.
+"""Splicing of two connections: bytes that arrive at one are sent over the other.
 
-Each is the other's producer, so a slow one slows the other.  When one direction
-ends cleanly, so does that direction of the other connection, after what was written has left, and the
-opposite direction goes on.  When a connection is lost the other is aborted, so that nobody takes a cut for an end:
-a program at a TCP connection then sees a reset.
+Each connection is the producer of the other, so back-pressure passes through.  When one direction ends cleanly, its
+data are sent, then the other connection's direction is half-closed, and the opposite direction continues.  When a
+connection is lost, the other one is aborted, so that no program takes a cut for a clean end.  A program at a TCP
+connection then sees a reset.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from dmsg.net.socketopts import send_more, write_now
 from dmsg.net.streams.transports import ApplicationTransport, transport_of
 
 READ_FRAMES = 4
-"""Frames of the stream that one read of the TCP connection beside it fills."""
+"""Number of stream frames that one read of the TCP connection beside the stream fills."""
 MAX_JOINTS = 1024
-"""Pairs of connections of one listener at a time; one more is refused."""
+"""Maximum number of spliced pairs of one listener; further connections are refused."""
 
 _log = Logger()
 
 
 @implementer(IHalfCloseableProtocol)
 class SplicedConnection(Protocol):
-    """Connection that is joined with another; ``other`` is set when both are connected."""
+    """Connection that is spliced with another; ``other`` is set once both are connected."""
 
     other: SplicedConnection | None = None
     reading_ended = False
@@ -57,32 +57,32 @@ class SplicedConnection(Protocol):
     def readConnectionLost(self) -> None:
         """Handle a half-close: pass it on to the other connection, and keep the other direction open."""
         if self.reading_ended:
-            return  # TCP says it again when it is read on
+            return  # TCP reports the end again when reading resumes.
         self.reading_ended = True
         if self.other is not None:
             self.other.end_writing()
         self._close_if_both_ended()
 
     def writeConnectionLost(self) -> None:
-        """Everything that was written has left, and so has its end."""
+        """Note that everything written has left, including the end of data."""
         self._writing_ended = True
         self._close_if_both_ended()
 
     def end_writing(self) -> None:
-        """Write no more after what was written."""
+        """Half-close the connection after the data written so far."""
         transport = transport_of(self)
         transport.unregisterProducer()
         transport.loseWriteConnection()
 
     def _close_if_both_ended(self) -> None:
-        # Twisted leaves a TCP connection open that is shut down both ways; a stream closes by itself
+        # Twisted leaves a TCP connection open that is shut down in both directions; a stream closes itself.
         both = self.reading_ended and self._writing_ended and self.over is None
         if both and self.transport is not None and not hasattr(self.transport, "can_half_close"):
             self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         if reason.check(ConnectionDone) and getattr(self.transport, "unacknowledged", 0):
-            # the other end closed before it had all: who wrote that must not take it for a good end
+            # The other end closed before it had all data, so the writer must not take this for a clean end.
             reason = Failure(ConnectionLost("closed before all that was written had arrived"))
         self.over = reason
         other, self.other = self.other, None
@@ -99,7 +99,8 @@ def _end(transport: ApplicationTransport, reason: Failure) -> None:
         transport.loseConnection()
         read_on = getattr(transport, "startReading", None)
         if read_on is not None and getattr(transport, "connected", False):
-            read_on()  # and throw away: who writes and is not read may not read either, and then nothing leaves
+            # Data are read and discarded; a peer that cannot write may not read either, and then nothing would leave.
+            read_on()
     else:
         transport.abortConnection()
 
@@ -108,8 +109,8 @@ def _end(transport: ApplicationTransport, reason: Failure) -> None:
 class _Source:
     """Producer that feeds one connection from the other.
 
-    When the other can take no more, this one is still read: else who is there
-    waits for ever with what it writes, and takes nothing of what is left for it.
+    When the other connection can take no more and stops its producer, this one is still read.  Otherwise its peer would
+    be blocked in writing for ever, and would not read the data that are left for it.
     """
 
     def __init__(self, transport: ApplicationTransport) -> None:
@@ -122,7 +123,7 @@ class _Source:
 
 
 def join(one: SplicedConnection, two: SplicedConnection) -> None:
-    """Both are connected: let the bytes flow."""
+    """Splice two connected connections."""
     for half, other in ((one, two), (two, one)):
         if other.over is not None:
             _end(transport_of(half), other.over)
@@ -130,7 +131,7 @@ def join(one: SplicedConnection, two: SplicedConnection) -> None:
     for half, other in ((one, two), (two, one)):
         frame = getattr(other.transport, "max_frame", None)
         if frame is not None and isinstance(half.transport, Connection):
-            # what is read at a time fills its frames, and leaves nothing for a small one behind them
+            # A read that fills whole frames leaves no small frame behind them.
             half.transport.bufferSize = READ_FRAMES * frame
             send_more(half.transport)
     one.other, two.other = two, one
@@ -139,17 +140,17 @@ def join(one: SplicedConnection, two: SplicedConnection) -> None:
     first.registerProducer(_Source(second), True)
     second.registerProducer(_Source(first), True)
     for half, other in ((one, two), (two, one)):
-        if half.reading_ended:  # before the other was connected
+        if half.reading_ended:  # The end of data came before the other connection was open.
             other.end_writing()
     if not one.reading_ended:
         first.resumeProducing()
 
 
 class SpliceFactory(Factory):
-    """Each connection that comes in is joined to one that ``connect`` makes for it.
+    """Factory that splices each incoming connection with one that ``connect`` makes for it.
 
-    :param connect: called with a factory; fires when it is connected.
-    :param allowed: says of an address whether it may come in.
+    :param connect: called with a factory; its Deferred fires once the connection is open.
+    :param allowed: returns whether an address may connect.
     """
 
     noisy = False
@@ -185,13 +186,13 @@ class SpliceFactory(Factory):
 
     @property
     def joints(self) -> int:
-        """Connections now."""
+        """Number of connections now."""
         return len(self._halves)
 
     def _make_room(self) -> bool:
         """Close a connection whose stream waits for another transport, to make room for a new connection."""
         away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
-        # or one that is over, and is only not read to its end
+        # A stream that is over, and only not read to its end, is closed first.
         over = next((half for half in self._halves if getattr(half.transport, "over", False)), None)
         if not away and over is None:
             return False
@@ -211,7 +212,7 @@ def dial(
     connect: Callable[[IProtocolFactory], Deferred[IProtocol]],
     failed: Callable[[Failure], None],
 ) -> None:
-    """Make the other half of ``one``, which is paused."""
+    """Open the other connection for ``one``, which is paused, and splice the two."""
     two = SplicedConnection()
     factory = Factory.forProtocol(lambda: two)
     factory.noisy = False

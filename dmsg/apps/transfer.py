@@ -11,19 +11,19 @@ from twisted.python.failure import Failure
 from dmsg.errors import DmsgError, Unwanted
 
 HEADER_LIMIT = 4096
-"""Bytes of a header or an answer."""
+"""Maximum bytes of a header or an answer."""
 
 
 class TransferError(DmsgError):
-    """The file did not arrive."""
+    """Error: the file did not arrive."""
 
 
 class TransferRefused(TransferError, Unwanted):
-    """The other side does not take it, or does not give it."""
+    """Error: the other side does not accept the file, or does not give it."""
 
 
 def lost_text(reason: Failure) -> str:
-    """A connection that ended too soon, in words."""
+    """Return the text for a connection that ended too early."""
     if reason.check(ConnectionDone):
         return "the other side ended the connection"
     if reason.check(ConnectionAborted):
@@ -35,8 +35,8 @@ def lost_text(reason: Failure) -> str:
 class TransferResult:
     """Result of a transfer.
 
-    :ivar seconds: from the first byte to the answer.
-    :ivar changed: the source was written to while it was sent.
+    :ivar seconds: duration from the first byte to the final answer.
+    :ivar changed: whether the source was written to during the transfer.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TransferResult:
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Transfer rate in bytes per second."""
         return self.size / self.seconds if self.seconds else 0.0
 
 
@@ -57,10 +57,10 @@ def _message(value: dict[str, object]) -> bytes:
 
 
 def take_framed(buffer: bytearray, limit: int, what: str) -> bytes | None:
-    """Take a length-prefixed message from the start of the buffer; return None while it is incomplete.
+    """Remove and return a length-prefixed message from the start of the buffer; None while it is incomplete.
 
-    :param what: is spoken, as an error says it.
-    :raises TransferError: it is longer than ``limit``.
+    :param what: name of the protocol, for errors.
+    :raises TransferError: the message is longer than ``limit``.
     """
     if len(buffer) < 4:
         return None
@@ -77,9 +77,9 @@ def take_framed(buffer: bytearray, limit: int, what: str) -> bytes | None:
 def _take_message(
     buffer: bytearray, limit: int = HEADER_LIMIT, what: str = "file transfer"
 ) -> dict[str, object] | None:
-    """The JSON object at the start of the buffer, taken out; None while it is not whole.
+    """Remove and return the JSON object at the start of the buffer; None while it is incomplete.
 
-    :raises TransferError: it is none.
+    :raises TransferError: the bytes are no JSON object.
     """
     body = take_framed(buffer, limit, what)
     if body is None:

@@ -1,5 +1,5 @@
-"""Parcels: files and directories, a text, or whatever a program writes, offered to one peer who may take it.
+"""Parcels: files and directories, a text, or the output of a program, offered to one peer who may accept.
 
-``manifest`` is what a parcel has, ``place`` where it comes to be, ``wire`` what both sides say, ``sender`` and
-``receiver`` are the two sides.  ``docs/protocol/word-codes.md`` describes the messages.
+``manifest`` describes the content of a parcel, ``destination`` the directory that it is written to, and ``wire`` the
+messages.  ``sender`` and ``receiver`` are the two sides.  ``docs/protocol/word-codes.md`` is the specification.
 """

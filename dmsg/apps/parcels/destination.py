@@ -1,8 +1,8 @@
 """Destination of a parcel: files stay inside its directory, and get their names only when they are complete.
 
-A thing ``NAME`` is made as ``.NAME.dmsg-part`` beside it.  What an earlier transfer left there is gone on with; what
-belongs to another one is taken away.  No part of a path is followed where it is a link, and what another user has made
-there, or has put in the place of something that was looked at, is not used: see :mod:`dmsg.apps.descriptors`.
+An item ``NAME`` is written as ``.NAME.dmsg-part`` beside its final place.  What an earlier transfer of the same item
+left there is resumed; what belongs to another item is removed.  No link is followed on any path, and no file of another
+user is used.  A file that somebody replaces after it was checked is not used either (:mod:`dmsg.apps.descriptors`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from dmsg.directories import free_bytes
 
 CHUNK = 256 * 1024
 HELD_PARTS = 64
-"""Things of a parcel that are locked while it comes, which takes a descriptor each.  Who sends the same parcel again
-meets the first of them."""
+"""Maximum number of items of a parcel that are locked during the transfer, each with one descriptor.  Another transfer
+of the same parcel meets the first lock, so the rest need none."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Destination:
-    """A directory into which a parcel is put.
+    """Directory that a parcel is written to.
 
-    :param overwrite: files of the same names are replaced; directories never are.
-    :param hidden: names that begin with a dot are taken.
-    :param base: a directory above it: no link is followed between the two, and directories between are made.
-    :param copies: files are put there as cp(1) does: one that takes the place of another keeps the mode of that one,
-        which has to be writable; one that is there already and is the same counts as received.
+    :param overwrite: whether files of the same names are replaced; directories never are.
+    :param hidden: whether names that begin with a dot are accepted.
+    :param base: directory above it; no link is followed between the two, and absent directories between them are
+        created.
+    :param copies: whether to write files as cp(1) does.  A file that replaces another one keeps the other's mode and
+        needs write permission on it.  A file that exists already with the same content counts as received.
     """
 
     def __init__(
@@ -55,20 +56,20 @@ class Destination:
         self._overwrite = overwrite
         self._copies = copies
         self._same: str | None = None
-        """The name of a file that is there already, as far as the sender has not said otherwise."""
+        """Name of a file that exists already and is the same, unless the sender contradicts."""
         self._mask = ~umask()
-        """Umask of this user, which limits the modes that the sender asks for."""
+        """Permissions that this user's umask allows, which limits the modes that the sender asks for."""
         self._held: list[HeldPart] = []
         self._tops: dict[str, tuple[int, int]] = {}
-        """Device and inode of each part that was made or looked at, by its name."""
+        """Device and inode of each partial file that was created or checked, by name."""
         self._top: int | None = None
         self._descent: Descent | None = None
 
     def check(self, names: Sequence[tuple[str, str]]) -> None:
-        """Whether things of these names and kinds can be put here.
+        """Check that items of these names and kinds can be written here.
 
-        :raises TransferError: one is there already, or its name cannot be one.
-        :raises OwnFile: one is, or would be, dmsg's own.
+        :raises TransferError: an item exists already, or its name is invalid.
+        :raises OwnFile: an item is, or would be, dmsg's own.
         """
         for name, kind in names:
             if "/" in name or name.endswith(PART_SUFFIX):
@@ -80,7 +81,7 @@ class Destination:
             except FileNotFoundError:
                 if self._base is None:
                     raise
-                continue  # nothing is there until the thing is taken
+                continue  # The directory is created when the parcel is accepted.
             check_target(name, at)
             try:
                 there = os.stat(name, dir_fd=at, follow_symlinks=False)
@@ -92,7 +93,7 @@ class Destination:
                 raise _exists(name)
 
     def free(self) -> int | None:
-        """Bytes that still fit; None where the file system does not say."""
+        """Return the number of free bytes; None if the file system does not tell."""
         try:
             return free_bytes(self._directory)
         except FileNotFoundError:
@@ -109,9 +110,9 @@ class Destination:
         return False
 
     def hold(self, names: Sequence[tuple[str, str]]) -> None:
-        """Things of these names and kinds begin to come, or go on; until :meth:`release`.
+        """Lock the items of these names and kinds for this transfer, until :meth:`release`.
 
-        :raises TransferError: another transfer, here or in another process, writes one of them.
+        :raises TransferError: another transfer, in this process or another, writes one of them.
         """
         self._opened(make=self._base is not None)
         try:
@@ -122,7 +123,7 @@ class Destination:
             raise
 
     def release(self) -> None:
-        """The transfer is over; another may go on with what is not whole.  May be repeated."""
+        """Unlock the items, so that another transfer may resume what is incomplete.  May be repeated."""
         held, self._held = self._held, []
         for part in held:
             part.release()
@@ -134,7 +135,7 @@ class Destination:
             os.close(top)
 
     def _opened(self, *, make: bool = False) -> int:
-        """The directory itself, the same until the end, whatever has its name."""
+        """Return the descriptor of the directory, which stays the same even if another directory gets its name."""
         if self._top is None:
             self._top = open_within(self._base or self._directory, self._directory, make=make)
             self._descent = Descent(self._top)
@@ -143,17 +144,18 @@ class Destination:
     # --- one entry each ---
 
     def _parent(self, entry: Item) -> tuple[int, str]:
-        """The directory that an entry is in, which is valid until the next call, and the name in it."""
-        parts = entry.path.split("/")  # which were looked at when they came
+        """Return the descriptor of the directory that contains an entry, valid until the next call, and the name
+        there."""
+        parts = entry.path.split("/")  # The parts of the path were checked when the entry arrived.
         parts[0] = part_name(parts[0])
         self._opened()
         assert self._descent is not None
         return self._descent.at(parts[:-1]), parts[-1]
 
     def clear(self, entry: Item) -> Generator[object, object, int]:
-        """Make way for an entry: what lies there and is of another kind goes, a little at a time.
+        """Make way for an entry in small steps, by removing anything of another kind that has its name.
 
-        :returns: bytes of a file that are there already.
+        :returns: number of bytes of the file that exist already.
         """
         if self._has_same(entry):
             self._same = entry.path
@@ -182,9 +184,9 @@ class Destination:
         return 0
 
     def _has_same(self, entry: Item) -> bool:
-        """Whether a file of that name and size is there, which the sender may say is the same.
+        """Whether a file of that name and size exists, so that the sender is asked whether it is the same.
 
-        :raises TransferError: one of another size is there, and is not to be replaced.
+        :raises TransferError: a file of another size exists and must not be replaced.
         """
         if not self._copies or self._overwrite or entry.kind != FILE or "/" in entry.path:
             return False
@@ -201,7 +203,7 @@ class Destination:
             self._tops[entry.path] = status.st_dev, status.st_ino
 
     def read(self, entry: Item, size: int) -> Iterator[bytes]:
-        """The first ``size`` bytes that are there, in pieces."""
+        """Yield the first ``size`` bytes of the file, in chunks."""
         same = entry.path == self._same
         with open_regular(entry.path, entry.path, self._opened()) if same else self._open(entry, new=False) as file:
             while size and (data := file.read(min(CHUNK, size))):
@@ -209,7 +211,11 @@ class Destination:
                 yield data
 
     def _open(self, entry: Item, *, new: bool) -> FileIO:
-        """:param new: it may be absent.  :raises TransferError: something else has come to be there."""
+        """Open a partial file for writing.
+
+        :param new: whether the file may be absent.
+        :raises TransferError: somebody has replaced the file.
+        """
         at, name = self._parent(entry)
         if new:
             with suppress(FileExistsError):
@@ -230,9 +236,9 @@ class Destination:
         return FileIO(descriptor, "r+b")
 
     def write_from(self, entry: Item, offset: int) -> FileIO:
-        """A file, open behind its first ``offset`` bytes; what is there beyond them is gone.
+        """Return a file that is open for writing at ``offset``, with everything behind the offset cut off.
 
-        :raises TransferError: the file that is there is not the same, and is not to be replaced.
+        :raises TransferError: the file that exists differs, and must not be replaced.
         """
         if entry.path == self._same:
             if offset != entry.size:
@@ -255,7 +261,7 @@ class Destination:
             mode = entry.mode & self._mask
             if self._copies and "/" not in entry.path:
                 before = there_is(entry.path, self._opened())
-                if before is not None:  # who could not read it shall not from now on
+                if before is not None:  # A new mode must not give access to users who had none before.
                     mode = stat.S_IMODE(before.st_mode)
             os.fchmod(file.fileno(), mode)
             os.utime(file.fileno(), ns=(entry.mtime, entry.mtime))
@@ -265,7 +271,8 @@ class Destination:
     # --- the end ---
 
     def finish(self, entries: Sequence[Item]) -> Iterator[object]:
-        """All files are whole: links, modes and times of directories, and then their names; a little at a time.
+        """Complete the parcel in small steps: create links, set modes and times of directories, and then give all items
+        their final names.
 
         :raises TransferError: a name has been taken meanwhile.
         """
@@ -277,7 +284,8 @@ class Destination:
                 os.symlink(entry.target, name, dir_fd=at)
                 os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=at, follow_symlinks=False)
             yield None
-        for entry in reversed(entries):  # those inside first: each changes the time of the one that it is in
+        # Inner directories come first, because each change in a directory sets its time.
+        for entry in reversed(entries):
             if entry.kind == DIRECTORY:
                 with self._inside(entry) as inside:
                     yield from self._take_away_others(entry, inside, known)
@@ -296,12 +304,12 @@ class Destination:
             raise _replaced(entry.path)
         if entry.kind == FILE and not self._overwrite:
             try:
-                # which replaces nothing
+                # A hard link, unlike a rename, never replaces an existing file.
                 os.link(part, target, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
             except FileExistsError:
                 raise _exists(entry.path) from None
             except OSError:
-                os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)  # a file system without hard links
+                os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)  # The file system has no hard links.
             else:
                 os.unlink(part, dir_fd=at)
         else:
@@ -313,7 +321,10 @@ class Destination:
 
     @contextmanager
     def _inside(self, entry: Item) -> Iterator[int]:
-        """A directory of the parcel, open.  :raises TransferError: another one has come to be there."""
+        """Open a directory of the parcel.
+
+        :raises TransferError: somebody has replaced the directory.
+        """
         at, name = self._parent(entry)
         inside = os.open(name, _OPEN_DIRECTORY, dir_fd=at)
         try:
@@ -333,7 +344,7 @@ class Destination:
 
 
 def _is_lone_file(status: os.stat_result) -> bool:
-    """A regular file that has no second name: what is written to it is written nowhere else."""
+    """Whether a file is regular and has only one name, so that writing to it changes no other file."""
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 

@@ -1,7 +1,7 @@
 """Manifest of a parcel, as the sender writes it and the receiver checks it.
 
-A path is relative, with ``/`` between its parts; the first part is the name of one of the things that are sent.  Names
-are bytes on both sides: what is no UTF-8 travels as surrogates (PEP 383).
+A path is relative, with ``/`` between its parts; the first part is the name of a top-level item.  Names are bytes on
+both sides: bytes that are no UTF-8 are transferred as surrogates (PEP 383).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dmsg.apps.transfer import TransferError
 
 FILE, DIRECTORY, LINK = "f", "d", "l"
 ENTRIES_LIMIT = 250_000
-"""Files, directories and links of one parcel."""
+"""Maximum number of files, directories and links of one parcel."""
 NAMES_LIMIT = 32 * 1024 * 1024
-"""Bytes of their paths, and of where links lead, in all."""
+"""Maximum bytes of all paths and link targets together."""
 PATH_LIMIT = 4096
-"""Bytes of one path."""
+"""Maximum bytes of one path."""
 DEPTH_LIMIT = 200
-"""Parts of a path."""
+"""Maximum number of parts of a path."""
 MODE_MASK = 0o777
-"""Bits of a file mode that travel; set-user-id, set-group-id and sticky do not."""
+"""Bits of a file mode that are transferred; set-user-id, set-group-id and sticky are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Item:
     :ivar kind: ``FILE``, ``DIRECTORY`` or ``LINK``.
     :ivar size: bytes of a file, else 0.
     :ivar mode: permissions, nine bits.
-    :ivar mtime: nanoseconds since 1970.
-    :ivar target: where a link leads.
+    :ivar mtime: time of the last change, in nanoseconds since 1970.
+    :ivar target: target of a link.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Item:
     target: str = ""
 
     def below(self, name: str) -> Item:
-        """Return the item as it is where its thing has another name."""
+        """Return the entry with another name for its top-level item."""
         _, slash, rest = self.path.partition("/")
         return replace(self, path=f"{name}{slash}{rest}")
 
@@ -57,9 +57,9 @@ class Item:
 
 
 def parts_of(path: object) -> list[str]:
-    """The parts of a path.
+    """Return the parts of a path.
 
-    :raises TransferError: it would not stay where it belongs.
+    :raises TransferError: the path could lead outside its directory, or is malformed.
     """
     if not isinstance(path, str) or not path or "\0" in path or not _is_name(path):
         raise TransferError("a path is malformed")
@@ -72,10 +72,9 @@ def parts_of(path: object) -> list[str]:
 
 
 def stays_inside(path: str, target: object) -> bool:
-    """Whether a link at ``path`` leads to something of the same tree, whatever other links are in it.
+    """Whether a link at ``path`` leads to something in the same tree, whatever other links the tree has.
 
-    Parts that lead up may only stand before all others: behind the name of another link nobody could tell where
-    they lead.
+    Parts ``..`` may only come first.  Behind the name of another link, nobody could tell where they lead.
     """
     if not isinstance(target, str) or not target or "\0" in target or not _is_name(target):
         return False
@@ -85,14 +84,14 @@ def stays_inside(path: str, target: object) -> bool:
     parts = [part for part in target.split("/") if part not in ("", ".")]
     while up < len(parts) and parts[up] == "..":
         up += 1
-    # from the directory of the link, up to the tree itself
+    # The link may lead up from its own directory to the top of the tree, and no further.
     return ".." not in parts[up:] and up <= path.count("/") - 1
 
 
 def decode_item(value: object) -> Item:
     """Decode an entry that the other side sent.
 
-    :raises TransferError: it is malformed, or not to be had.
+    :raises TransferError: the entry is malformed or not allowed.
     """
     if not isinstance(value, list) or not 5 <= len(value) <= 6:
         raise TransferError("an entry is malformed")
@@ -121,9 +120,9 @@ class TopLevelItem(TypedDict):
 
 
 class CheckedItems:
-    """Entries in the order in which they come: each path once, behind the directory that it is in.
+    """List of entries in the order of their arrival, which checks that each path comes once and after its directory.
 
-    :param hidden: names that begin with a dot may be among them.
+    :param hidden: whether names that begin with a dot are allowed.
     """
 
     def __init__(self, *, hidden: bool = True) -> None:
@@ -136,7 +135,10 @@ class CheckedItems:
         self._names = 0
 
     def add(self, entry: Item) -> None:
-        """:raises TransferError: it does not fit to those before."""
+        """Add an entry.
+
+        :raises TransferError: the entry does not fit those before it, or a limit is exceeded.
+        """
         above, slash, _ = entry.path.rpartition("/")
         if entry.path in self._kinds or (slash and self._kinds.get(above) != DIRECTORY):
             raise TransferError("an entry is out of order")
@@ -161,7 +163,7 @@ class CheckedItems:
 
 
 def _is_name(text: str) -> bool:
-    """Whether a system can have it: surrogates stand for bytes that are no UTF-8, and for nothing else."""
+    """Whether a system can have the name; surrogates may stand only for bytes that are no UTF-8."""
     try:
         return len(os.fsencode(text)) <= PATH_LIMIT
     except UnicodeEncodeError:

@@ -14,11 +14,12 @@ class Offer:
     """Offer of a sender; nothing in it has been verified.
 
     :ivar kind: ``files``, ``text`` or ``pipe``.
-    :ivar things: of files: names and kinds, bytes, files and directories of each.
-    :ivar size: bytes in all; of a pipe nobody knows.
-    :ivar files: how many.
-    :ivar text: the text; the name of a pipe.
-    :ivar of_0_1: the sender is a program of dmsg 0.1: the bytes of its one file follow, whatever the receiver says.
+    :ivar things: name, kind, bytes, number of files and number of directories of each top-level item.
+    :ivar size: bytes of the whole parcel; 0 for a pipe, whose size is unknown.
+    :ivar files: number of files.
+    :ivar text: content of a text, or name of a pipe.
+    :ivar of_0_1: whether the sender is a program of dmsg 0.1, which sends the bytes of its one file without waiting for
+        an answer.
     """
 
     kind: str
@@ -29,9 +30,9 @@ class Offer:
     of_0_1: bool = False
 
     def called(self, name: str) -> Offer:
-        """Return the offer with another name of its one thing.
+        """Return the offer with another name for its only item.
 
-        :raises TransferError: there are several things, or none.
+        :raises TransferError: the offer has several items, or none.
         """
         if len(self.things) != 1:
             raise TransferError("one file or directory was expected")
@@ -39,7 +40,10 @@ class Offer:
 
 
 def offer_of(message: dict[str, object]) -> Offer:
-    """:raises TransferError: it is none."""
+    """Return the offer in a message.
+
+    :raises TransferError: the offer is malformed.
+    """
     kind = message.get("offer")
     if kind == "text" and isinstance(text := message.get("text"), str) and len(text) <= TEXT_LIMIT:
         return Offer("text", text=text, size=len(text.encode("utf-8", "replace")))

@@ -1,4 +1,4 @@
-"""The side that is offered a parcel, may take it, and puts it in its place."""
+"""Receiving side of a parcel, which accepts or refuses the offer and writes the files."""
 
 from __future__ import annotations
 
@@ -41,22 +41,23 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 HELD_LIMIT = 1024 * 1024
-"""Bytes that are kept of what comes while this side is busy with something else, and reads no more."""
+"""Maximum bytes to buffer while this side is busy and does not read."""
 SLICE = 0.01
-"""Seconds of a reactor turn for one parcel: many small files in one read would keep all others waiting."""
+"""Seconds of a reactor turn that one parcel may use, so that many small files in one read do not delay other
+connections."""
 ENTRIES_SLICE = 50
-"""Entries that are looked at at once."""
+"""Maximum number of entries to check at once; longer lists are checked in steps."""
 
 
 @dataclass(frozen=True)
 class ReceivedParcel:
     """Result of a received parcel.
 
-    :ivar size: bytes that came, which is less than there are where some were here already.
-    :ivar paths: of files: what is there now.
-    :ivar seconds: from when it was taken.
-    :ivar changed: files that were written to while they were sent, as far as they are named.
-    :ivar sha256: of the file in hexadecimal, if the parcel is one file; else empty.
+    :ivar size: number of bytes transferred, without those that existed already.
+    :ivar paths: paths of the top-level files and directories.
+    :ivar seconds: duration from acceptance to the end.
+    :ivar changed: names of files that were written to during the transfer; a long list is cut.
+    :ivar sha256: hash of the file in hexadecimal, if the parcel is one file; else empty.
     """
 
     offer: Offer
@@ -68,24 +69,26 @@ class ReceivedParcel:
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Transfer rate in bytes per second."""
         return self.size / self.seconds if self.seconds else 0.0
 
 
 Asked = Callable[[Offer], "Deferred[str | None] | str | None"]
-"""Told of an offer: None, it is taken; else why it is not."""
+"""Callback that decides about an offer; returns None to accept it, or the reason to refuse it."""
 
 
 class ParcelReceiver(ParcelEnd):
-    """``done`` fires with :class:`ReceivedParcel` or fails with :class:`~dmsg.apps.transfer.TransferError`; ``closed``
-    fires when the connection is gone: what was said last has left then.
+    """Protocol of the receiving side of a parcel.
+
+    ``done`` fires with :class:`ReceivedParcel` or fails with :class:`~dmsg.apps.transfer.TransferError`.  ``closed``
+    fires when the connection is closed and the last message has been sent.
 
     :param asked: see :data:`Asked`.
-    :param progress: told how many bytes of all are here.
-    :param pipe: where the bytes of a pipe go.
-    :param most: bytes that are taken of a pipe; of files who is asked knows how many they are.
-    :param name: name that the one thing of the parcel gets here, instead of the name that it is offered under.
-    :param refusal: text in front of the reason that the other side gives for its end.
+    :param progress: callback invoked with the number of bytes present so far.
+    :param pipe: callback invoked with the bytes of a pipe.
+    :param most: maximum bytes of a pipe; for files, ``asked`` sees the size.
+    :param name: name to give to the only item of the parcel instead of the offered one.
+    :param refusal: text before the reason that the other side gives when it ends the transfer.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class ParcelReceiver(ParcelEnd):
         self._file: FileIO | None = None
         self._left = 0
         self._pieces: ChunkReader | None = None
-        """None: the other side does not know pieces."""
+        """Parser of chunks; None if the other side does not know chunks."""
         self._pieces_over = False
         self._changed: list[str] = []
         self._sha256 = ""
@@ -152,7 +155,7 @@ class ParcelReceiver(ParcelEnd):
             self._fail(self._named(error))
 
     def _wait(self, waiting: Deferred[_T], then: Callable[[_T], None]) -> None:
-        """Read no more until something is known here."""
+        """Pause reading until ``waiting`` fires, and then call ``then``."""
         transport = transport_of(self)
         self._waits = True
         transport.pauseProducing()
@@ -206,7 +209,7 @@ class ParcelReceiver(ParcelEnd):
                 self._finished([])
                 return
             if self._offer.kind == "files":
-                # of what has begun to come it is not known yet how much is missing
+                # If the file exists in part, the number of missing bytes is not known yet.
                 if not self._place.has_begun([name for name, *_ in self._offer.things]):
                     self._check_room(0)
                 self._place.hold([(name, kind) for name, kind, *_ in self._offer.things])
@@ -284,7 +287,8 @@ class ParcelReceiver(ParcelEnd):
         return item if self._name is None else item.below(self._name)
 
     def _work(self, steps: Iterator[object], then: Callable[[], None]) -> None:
-        """Do what takes long in steps. A short list of many directories costs its sender next to nothing."""
+        """Run a long task in steps. It needs steps because a short list of many directories costs its sender next to
+        nothing."""
         task = self._task = work_for_strangers(steps)
         self._wait(task.whenDone(), lambda _: then())
 
@@ -322,7 +326,11 @@ class ParcelReceiver(ParcelEnd):
         self._step = self._take_offsets
 
     def _check_room(self, here: int) -> None:
-        """:raises TransferError: what is missing has no room.  :param here: bytes of all that need no more."""
+        """Check that there is room for the missing bytes.
+
+        :param here: number of bytes that need no more room.
+        :raises TransferError: the file system has too little room.
+        """
         free = self._place.free()
         needed = self._offer.size - here
         if free is not None and needed > free:
@@ -401,7 +409,7 @@ class ParcelReceiver(ParcelEnd):
 
     def _store(self, data: bytes) -> None:
         assert self._file is not None
-        # without a buffer a full disk may take a part of it
+        # An unbuffered write may take only a part of the data, for example if the disk is full.
         view = memoryview(data)
         while view:
             view = view[self._file.write(view) :]
@@ -413,7 +421,7 @@ class ParcelReceiver(ParcelEnd):
     def _end_file(self, digest: bytes) -> None:
         assert self._file is not None
         if digest != self._hash.digest():
-            # nothing to go on with
+            # The file must not be resumed, because nobody knows which of its bytes are wrong.
             self._file.truncate(0)
             raise TransferError(f"the SHA-256 of {self._item.path} differs from the sender's")
         if len(self._checked.entries) == 1:
@@ -425,7 +433,7 @@ class ParcelReceiver(ParcelEnd):
     # --- the end ---
 
     def _named(self, error: OSError) -> TransferError:
-        """The error of a file, by the name that a person knows."""
+        """Return the error of a file, with the name that the user knows."""
         name = Path(error.filename).name if isinstance(error.filename, str) else ""
         if not name or name.endswith(PART_SUFFIX):
             name = self._item.path or self._offer.things[0][0] if self._offer.things else ""
@@ -439,7 +447,7 @@ class ParcelReceiver(ParcelEnd):
             self.done.callback(ReceivedParcel(self._offer, self._size, paths, seconds, changed, self._sha256))
 
     def refuse(self, why: str) -> None:
-        """Something here keeps it from arriving: the other side is told, and ``done`` is the caller's to end."""
+        """Give up because of a problem on this side, and tell the other side; the caller ends ``done``."""
         self._given_up = True
         self._say(error=why)
         self._stop()
@@ -453,7 +461,8 @@ class ParcelReceiver(ParcelEnd):
     def _end(self, error: TransferError) -> None:
         self._stop()
         transport = transport_of(self)
-        transport.resumeProducing()  # and throw away: who writes and is not read may not read either
+        # Data are read and discarded, because a peer that cannot write may not read the error either.
+        transport.resumeProducing()
         transport.loseConnection()
         if not self.done.called:
             self.done.errback(Failure(error))

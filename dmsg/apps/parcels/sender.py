@@ -1,4 +1,4 @@
-"""The side that has a parcel: offers it, and sends what the other side takes."""
+"""Sending side of a parcel, which offers the parcel and sends what the other side accepts."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ CHUNK = 256 * 1024
 class SentParcel:
     """Result of a sent parcel.
 
-    :ivar size: bytes that were sent, which is less than there are where it had some of them.
-    :ivar seconds: from when it was taken to the answer.
-    :ivar changed: files that were written to while they were sent.
-    :ivar sha256: of the file in hexadecimal, if the parcel is one file; else empty.
+    :ivar size: number of bytes transferred, without those that the other side had already.
+    :ivar seconds: duration from acceptance to the final answer.
+    :ivar changed: names of files that were written to during the transfer.
+    :ivar sha256: hash of the file in hexadecimal, if the parcel is one file; else empty.
     """
 
     size: int
@@ -51,13 +51,13 @@ class SentParcel:
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Transfer rate in bytes per second."""
         return self.size / self.seconds if self.seconds else 0.0
 
 
 @implementer(IPushProducer)
 class _FlowControl:
-    """Lets a piece of work wait while the stream has enough."""
+    """Producer that pauses a task while the stream's buffer is full."""
 
     def __init__(self, work: Iterator[object]) -> None:
         self.task = do_work(work)
@@ -88,11 +88,11 @@ class SenderOptions(TypedDict, total=False):
 
 
 class ParcelSender(ParcelEnd):
-    """Base class of all senders of parcels; ``done`` fires with :class:`SentParcel`.
+    """Base of all senders of parcels; ``done`` fires with :class:`SentParcel`.
 
-    :param taken: told when the other side has said that it takes it.
-    :param progress: told how many bytes of all are with the other side's stream.
-    :param refusal: text in front of the reason that the other side gives for its end.
+    :param taken: callback invoked when the other side has accepted.
+    :param progress: callback invoked with the number of bytes that the other side has or was sent.
+    :param refusal: text before the reason that the other side gives when it ends the transfer.
     """
 
     _resumes = False
@@ -159,7 +159,7 @@ class ParcelSender(ParcelEnd):
             self.done.callback(SentParcel(self._size, self._files, seconds, tuple(self._changed), self._sha256))
 
     def _send_all(self, work: Iterator[object]) -> None:
-        """Write what ``work`` writes, as fast as the stream takes it."""
+        """Run ``work``, which writes to the stream, as fast as the stream takes the data."""
         flow = self._flow = _FlowControl(work)
         transport = transport_of(self)
         transport.registerProducer(flow, True)
@@ -185,10 +185,11 @@ class ParcelSender(ParcelEnd):
             self.transport.abortConnection()  # type: ignore[union-attr]
 
     def _fail(self, error: TransferError) -> None:
-        self._error = error  # also for connectionLost, which an abort calls at once
+        self._error = error  # An abort calls ``connectionLost`` at once, which needs the error, too.
         self._stop()
         transport = transport_of(self)
-        if self._in_bytes and not self._pieces:  # where a message would be taken for some of them
+        # Without chunks, the other side would take a message for bytes of the file.
+        if self._in_bytes and not self._pieces:
             transport.abortConnection()
         else:
             if self._in_bytes:
@@ -204,7 +205,7 @@ class ParcelSender(ParcelEnd):
         if flow is not None:
             self.transport.unregisterProducer()  # type: ignore[union-attr]
             with suppress(TaskFinished):
-                flow.task.stop()  # which closes the file
+                flow.task.stop()  # Stopping the task closes its file.
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._stop()
@@ -214,7 +215,7 @@ class ParcelSender(ParcelEnd):
 
 
 class TextSender(ParcelSender):
-    """Sends a text."""
+    """Sender of a text."""
 
     def __init__(self, text: str, **options: Unpack[SenderOptions]) -> None:
         super().__init__(**options)
@@ -233,9 +234,9 @@ class TextSender(ParcelSender):
 
 
 class PipeSender(ParcelSender):
-    """Sends what is written to it until it ends: ``source`` is told when to write, as a Twisted producer.
+    """Sender of a pipe, whose size is unknown; ``source`` is told when to write, as a Twisted producer.
 
-    :param source: registers itself with this, which is a consumer's ``write`` and an ``encode_end()``.
+    :param source: called with this consumer, on which it calls ``registerProducer``, ``write`` and ``end()``.
     """
 
     def __init__(self, name: str, source: Callable[[PipeSender], object], **options: Unpack[SenderOptions]) -> None:
@@ -254,7 +255,7 @@ class PipeSender(ParcelSender):
         self._source(self)
 
     def write(self, data: bytes) -> None:
-        """More of it."""
+        """Send more bytes of the pipe."""
         for at in range(0, len(data), CHUNK_LIMIT):
             some = data[at : at + CHUNK_LIMIT]
             self._hash.update(some)
@@ -270,7 +271,7 @@ class PipeSender(ParcelSender):
 
 
 class FilesSender(ParcelSender):
-    """Sends files and directories."""
+    """Sender of files and directories."""
 
     _resumes = True
 
@@ -294,14 +295,14 @@ class FilesSender(ParcelSender):
         size = 0
         for entry in self._entries:
             some.append(entry.to_list())
-            size += 6 * (len(entry.path) + len(entry.target)) + 80  # as JSON, at worst
+            size += 6 * (len(entry.path) + len(entry.target)) + 80  # This is an upper bound of the size as JSON.
             if size >= MESSAGE_FULL:
                 self._say(entries=some)
                 some, size = [], 0
                 yield None
         if some:
             self._say(entries=some)
-        # before that the other side cannot know what it has of it
+        # The other side cannot know which parts it has before it has the whole list.
         self._next = self._had
         self._say(whole=True)
 
@@ -343,7 +344,10 @@ class FilesSender(ParcelSender):
         yield from self._all_contents(digests)
 
     def _all_contents(self, digests: dict[int, HASH]) -> Iterator[None]:
-        """Write what the other side lacks.  :param digests: of what it has, by index."""
+        """Send the bytes that the other side lacks.
+
+        :param digests: hash of what the other side has, by index of the entry.
+        """
         there = sum(self._have[index][0] for index in digests)
         self._progress(there)
         for index, entry in enumerate(self._entries):
@@ -374,7 +378,7 @@ class FilesSender(ParcelSender):
         if len(self._entries) == 1:
             self._sha256 = digest.hexdigest()
         self.transport.write(encode_end(digest.digest(), changed=changed) if self._pieces else digest.digest())  # type: ignore[union-attr]
-        yield None  # also behind an empty one, of which there may be many
+        yield None  # An empty file counts as a step, too, because a parcel may have many of them.
 
     def _stop(self) -> None:
         super()._stop()
@@ -382,7 +386,7 @@ class FilesSender(ParcelSender):
 
 
 class OldFileSender(FilesSender):
-    """Sends one file to a program of dmsg 0.1, which is told its name and size and is asked nothing."""
+    """Sender of one file to a program of dmsg 0.1, which gets name, size and content without being asked."""
 
     _resumes = False
 

@@ -1,7 +1,7 @@
-"""Walk over the files and directories to send; files are opened again when their turn comes.
+"""Walk over the files and directories to send; each file is opened again when its turn comes.
 
-Both by descriptors, so that no link is followed that was put in the place of a directory meanwhile; what a file is
-then, is compared with what was offered.
+Both steps use descriptors, so that a link which replaces a directory meanwhile is not followed.  A file that is opened
+again is compared with what was offered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dmsg.apps.sources import (
 from dmsg.apps.transfer import TransferError
 
 UNMEASURED_IN_ALL = 16 * UNMEASURED_LIMIT
-"""Bytes of all files of a parcel whose sizes the system does not say."""
+"""Maximum bytes of all files of a parcel whose sizes the system does not report."""
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -39,13 +39,13 @@ _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class WalkResult:
     """Result of a walk: the entries to send.
 
-    :ivar tops: where each thing is on this machine, by the name that it is sent under.
-    :ivar inodes: of the entries, in their order.
-    :ivar contents: of files whose sizes the system does not say, by index.
-    :ivar left_out: paths of what is not sent: links that lead out of their tree, devices, sockets and the like.
-    :ivar dotted: paths of what is not sent because its name begins with a dot.
-    :ivar own: paths of what is not sent because it is dmsg's own, as a key file is.
-    :ivar base: directory above all of it, below which no link is followed; None: that which each thing is in.
+    :ivar tops: local path of each top-level item, by the name under which it is sent.
+    :ivar inodes: inodes of the entries, in their order.
+    :ivar contents: contents of files whose sizes the system does not report, by index.
+    :ivar left_out: paths that are not sent, such as links that lead out of their tree, devices and sockets.
+    :ivar dotted: paths that are not sent because the name begins with a dot.
+    :ivar own: paths that are not sent because they are dmsg's own, such as key files.
+    :ivar base: directory above all items, below which no link is followed; None takes the parent of each item.
     """
 
     hidden: bool = False
@@ -62,10 +62,10 @@ class WalkResult:
 
     @contextmanager
     def above(self, name: str) -> Iterator[tuple[int, str]]:
-        """Open the directory that a thing is in.
+        """Open the directory that contains a top-level item.
 
-        :param name: that the thing is sent under.
-        :returns: a descriptor, and the name of the thing in that directory.
+        :param name: name under which the item is sent.
+        :returns: descriptor, and the item's name in that directory.
         :raises OwnFile: the directory is dmsg's own.
         """
         path = self.tops[name]
@@ -81,7 +81,7 @@ class WalkResult:
     def add(self, entry: Item, inode: int, content: bytes | None = None) -> None:
         """Add an entry.
 
-        :raises TransferError: it does not fit to those before, or is too much.
+        :raises TransferError: the entry does not fit those before it, or a limit is exceeded.
         """
         parts_of(entry.path)
         if content is not None:
@@ -96,7 +96,7 @@ class WalkResult:
 
 
 class OfferedFiles:
-    """The files of a parcel, opened one after the other."""
+    """Files of an offered parcel, which are opened one after the other."""
 
     def __init__(self, walked: WalkResult) -> None:
         self._walked = walked
@@ -105,9 +105,9 @@ class OfferedFiles:
         self._descriptor = -1
 
     def open(self, index: int) -> IO[bytes]:
-        """A file as it was offered.
+        """Open a file and check that it is still the one that was offered.
 
-        :raises SourceChanged: it is not that any more.
+        :raises SourceChanged: the file has changed or is another one.
         """
         entry = self._walked.checked.entries[index]
         content = self._walked.contents.get(index)
@@ -147,7 +147,7 @@ class OfferedFiles:
         return open_regular(parts[-1], entry.path, self._descent.at(parts[:-1]))
 
     def close(self) -> None:
-        """May be repeated."""
+        """Close the directories.  May be repeated."""
         descent, self._descent = self._descent, None
         if descent is not None:
             descent.close()
@@ -157,12 +157,12 @@ class OfferedFiles:
 def walk(
     paths: Sequence[Path], *, hidden: bool = False, called: str | None = None, base: Path | None = None
 ) -> WalkResult:
-    """All that is to be sent of some files and directories; blocks as long as the disk takes.
+    """Find everything to send below some files and directories; blocks while the disk works.
 
-    :param hidden: with names that begin with a dot.
-    :param called: name under which one path is sent instead of its own.
-    :param base: directory above all of them: they have no links in them, and none is followed that comes to be there.
-    :raises TransferError: two of them have one name, or one cannot be read, or is not to be sent.
+    :param hidden: whether to include names that begin with a dot.
+    :param called: name under which a single path is sent instead of its own.
+    :param base: directory above all paths, which contain no links below it; a link that appears later is not followed.
+    :raises TransferError: two paths have the same name, or a file cannot be read or must not be sent.
     """
     walked = WalkResult(hidden, base)
     for path in paths:
@@ -177,7 +177,7 @@ def walk(
         real = top
         try:
             if base is None:
-                real = top.resolve()  # a link that is named is what it leads to
+                real = top.resolve()  # A link that the user names stands for its target.
             if name in walked.tops:
                 raise TransferError(f"two of them are called {name}")
             name = called or name
@@ -239,7 +239,10 @@ def _add_directory(walked: WalkResult, source: Path, name: str, at: int) -> None
 
 
 def _add_entry(walked: WalkResult, name: str, path: str, at: int, own: OwnFiles) -> bool:
-    """:returns: it is a directory, which has yet to be added with what is in it."""
+    """Add the entry of one file, directory or link.
+
+    :returns: whether it is a directory whose content has yet to be added.
+    """
     if has_dot(name) and not walked.hidden:
         walked.dotted.append(path)
         return False
@@ -261,7 +264,7 @@ def _add_entry(walked: WalkResult, name: str, path: str, at: int, own: OwnFiles)
 
 
 def _names(walked: WalkResult, at: int, path: str) -> list[str]:
-    """The names in a directory, which becomes an entry itself."""
+    """Add the entry of a directory, and return the names in it."""
     inside = os.open(".", _READ_DIRECTORY, dir_fd=at)
     try:
         status = os.fstat(inside)

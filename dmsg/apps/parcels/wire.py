@@ -1,19 +1,24 @@
 """Messages between the sender and the receiver of a parcel.
 
-Messages are ``length(4) || JSON``, big endian.  The sender offers::
+Messages are ``length(4) || JSON``, big endian.  The sender offers one of::
 
     {"offer": "files", "things": [{"name", "kind", "size", "files", "directories"}, ...], "size": N, "files": N}
     {"offer": "text", "text": T}
     {"offer": "pipe", "name": NAME}
 
-The receiver says ``{"take": true}``, or ``{"take": false, "why": TEXT}``.  A pipe follows as ``length(4) || bytes``,
-the last one of length 0, and the SHA-256 (32 bytes) of all.  Of files the sender says what there is,
-``{"entries": [...]}`` as often as it takes and ``{"whole": true}``; the receiver answers what it has of them,
-``{"have": [[INDEX, BYTES, SHA256], ...]}``, and ``{"whole": true}``; the sender, where each file goes on if its first
-bytes are the same, ``{"from": [[INDEX, OFFSET], ...]}`` and ``{"whole": true}``; and then, file after file, the rest of
-its bytes and the SHA-256 of the whole of it: in pieces, see :mod:`dmsg.apps.chunks`, if the receiver took it with
-``"pieces": true`` and that last message of the sender has the same.  The receiver ends with ``{"ok": true}``.
-Either side may say ``{"error": TEXT}`` instead of a message.
+The receiver answers ``{"take": true}``, or ``{"take": false, "why": TEXT}``.
+
+A pipe follows as pieces ``length(4) || bytes``, of which the last has length 0, and the SHA-256 (32 bytes) of all
+bytes.  Files follow in these steps:
+
+* The sender lists the entries in messages ``{"entries": [...]}``, and ends the list with ``{"whole": true}``.
+* The receiver says which parts it has, ``{"have": [[INDEX, BYTES, SHA256], ...]}``, and ends with ``{"whole": true}``.
+* The sender compares hashes and names the offsets to resume at, ``{"from": [[INDEX, OFFSET], ...]}``, and ends with
+  ``{"whole": true}``.
+* The sender sends the rest of each file, and the SHA-256 of the whole file.  The bytes are in chunks
+  (:mod:`dmsg.apps.chunks`) if the receiver's acceptance and the sender's last message have ``"pieces": true``.
+
+The receiver ends with ``{"ok": true}``.  Either side may send ``{"error": TEXT}`` instead of a message.
 """
 
 from __future__ import annotations
@@ -30,15 +35,15 @@ from dmsg.apps.transfer import TransferError, _take_message, lost_text, take_fra
 from dmsg.errors import CloseReason, CutShort, Unwanted
 
 MESSAGE_LIMIT = 256 * 1024
-"""Bytes of a message."""
+"""Maximum bytes of a message."""
 MESSAGE_FULL = 128 * 1024
-"""Bytes from which entries go into a message of their own."""
+"""Bytes of entries after which a new message begins."""
 TEXT_LIMIT = 32 * 1024
-"""Characters of a text; a longer one is a file."""
+"""Maximum characters of a text; a longer one is sent as a file."""
 THINGS_LIMIT = 1000
-"""Things that are offered in one parcel; what is in directories does not count."""
+"""Maximum number of top-level items of a parcel; the content of directories does not count."""
 CHANGED_LIMIT = 20
-"""Files of a parcel that are named because they were written to while they were sent."""
+"""Maximum number of changed files that are named in the result."""
 DIGEST_SIZE = 32
 GAVE_UP = "the other side gave up"
 WHAT = "parcels"
@@ -46,19 +51,22 @@ WHAT = "parcels"
 
 
 class ParcelCut(TransferError):
-    """The connection was lost before all had arrived."""
+    """Error: the connection was lost before everything had arrived."""
 
 
 class GivenUp(ParcelCut, Unwanted):
-    """The other side ended it before anything had arrived."""
+    """Error: the other side ended the transfer before anything had arrived."""
 
 
 class PartKept(ParcelCut, CutShort):
-    """A part of the parcel has arrived; the same parcel, sent again, resumes there."""
+    """Error: only a part of the parcel has arrived; the same parcel, sent again, resumes there."""
 
 
 def lost_error(reason: Failure, moved: int) -> TransferError:
-    """A connection that ended before everything was said.  :param moved: bytes that have arrived."""
+    """Return the error for a connection that was lost too early.
+
+    :param moved: number of bytes that have arrived.
+    """
     gone = reason.check(ConnectionDone) or getattr(reason.value, "close_reason", None) == CloseReason.ABORTED
     why = GAVE_UP if gone else lost_text(reason)
     if moved:
@@ -67,15 +75,15 @@ def lost_error(reason: Failure, moved: int) -> TransferError:
 
 
 def encode(**message: object) -> bytes:
-    """A message as it travels."""
+    """Return a message with its length prefix."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return len(body).to_bytes(4, "big") + body
 
 
 class Messages:
-    """Messages out of a stream, and the bytes between them.
+    """Parser of messages, and of the bytes between them, from a stream.
 
-    :param refusal: text in front of the reason that the other side gives for its end.
+    :param refusal: text before the reason that the other side gives when it ends the transfer.
     """
 
     def __init__(self, refusal: str = GAVE_UP) -> None:
@@ -84,17 +92,17 @@ class Messages:
 
     @property
     def held(self) -> int:
-        """Bytes that nobody has taken."""
+        """Number of buffered bytes."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
-        """More of the stream."""
+        """Append bytes of the stream."""
         self._buffer += data
 
     def take(self) -> dict[str, object] | None:
-        """The next message; None: it is not whole.
+        """Remove and return the next message; None if it is incomplete.
 
-        :raises TransferError: it is none, or says that the other side has given up.
+        :raises TransferError: the message is malformed, or says that the other side has given up.
         """
         message = _take_message(self._buffer, MESSAGE_LIMIT, WHAT)
         if message is None:
@@ -104,7 +112,10 @@ class Messages:
         return message
 
     def piece(self) -> bytes | None:
-        """The next piece of a pipe; None: it is not whole.  :raises TransferError: it is too long."""
+        """Remove and return the next piece of a pipe; None if it is incomplete.
+
+        :raises TransferError: the piece is too long.
+        """
         return take_framed(self._buffer, CHUNK_LIMIT, WHAT)
 
     def part_of_piece(self, reader: ChunkReader, left: int) -> bytes | None:
@@ -118,14 +129,15 @@ class Messages:
         return data
 
     def exactly(self, size: int) -> bytes | None:
-        """So many bytes; None: there are less."""
+        """Remove and return ``size`` bytes; None if there are fewer."""
         return self.some(size) if len(self._buffer) >= size else None
 
 
 def parse_numbers(message: dict[str, object], name: str, fields: int) -> list[list[Any]]:
-    """A list of lists of so many fields, the first of each a number.
+    """Return a member of a message that is a list of lists, each with ``fields`` items of which the first two are
+    numbers.
 
-    :raises TransferError: it is none.
+    :raises TransferError: the member is malformed.
     """
     found = message.get(name)
     if not isinstance(found, list):
@@ -139,9 +151,9 @@ def parse_numbers(message: dict[str, object], name: str, fields: int) -> list[li
 
 
 class ParcelEnd(Protocol):
-    """Base of both ends of a parcel.
+    """Base of both sides of a parcel.
 
-    :param refusal: text in front of the reason that the other side gives for its end.
+    :param refusal: text before the reason that the other side gives when it ends the transfer.
     """
 
     def __init__(self, refusal: str) -> None:
@@ -152,7 +164,7 @@ class ParcelEnd(Protocol):
         self.transport.write(encode(**message))  # type: ignore[union-attr]
 
     def _stop(self) -> None:
-        """End the work that is under way."""
+        """Stop the current task."""
         raise NotImplementedError
 
     def _give_up(self) -> None:
