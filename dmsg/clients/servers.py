@@ -208,6 +208,7 @@ class ServerSet(Generic[SessionT]):
             candidates = await self._candidates()
             if not self._running:
                 return None
+            # More servers are tried than needed. _drop_surplus ends the race once enough of them are connected.
             wanted = missing + (0 if self._only else RACE)
             added = 0
             if len(good) >= self._min_servers:
@@ -245,6 +246,7 @@ class ServerSet(Generic[SessionT]):
     def _good(self) -> list[ServerLink[SessionT]]:
         """Return the links to keep: they work, or have not failed too often, and are not slow."""
         measured = [s.round_trip for link in self.links.values() if (s := link.session) and s.round_trip is not None]
+        # A server is slow only in comparison with others: on a slow network all are.
         best = min(measured, default=0.0)
         good = []
         for link in self.links.values():
@@ -270,8 +272,10 @@ class ServerSet(Generic[SessionT]):
                 if not entries:
                     self.last_error = "discovery lists no server" + (" that speaks this protocol" if listed else "")
             except DiscoveryError as error:
+                # Known servers are tried all the same, so clients survive an outage of discovery.
                 self.last_error = str(error)
                 self._uses.failed(error)
+            # The order of discovery's list would bring all clients to the same servers.
             self._random.shuffle(entries)
         known = {entry.key: entry for entry in entries}
         hints = self._hints if self._reactor.seconds() < self._hints_until and not self._only else []
@@ -425,6 +429,7 @@ class ServerSet(Generic[SessionT]):
 
     def _close_idle_visits(self) -> None:
         """Close visits without transports at this check and the previous one."""
+        # A visit that was idle only once may have just been opened for a transport that is about to be requested.
         idle = {server for server, session in self._visited.items() if not session.transports}
         for server in idle & self._idle:
             self._visited[server].close()

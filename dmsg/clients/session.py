@@ -156,6 +156,7 @@ class Session:
     def frames_received(self, buffer: bytearray, end: int) -> int:
         core = self.core
         core.accepting = self._accepts
+        # All events of a read are delivered before its error ends the connection, so that no received data are lost.
         taken, events = core.receive_frames(buffer, end, FRAMES)
         self._deliver(events)
         link = self._link
@@ -172,6 +173,7 @@ class Session:
 
     def _deliver(self, events: Sequence[object]) -> None:
         """Call the family's methods for events of the core, and send their output."""
+        # Output is collected during the dispatch and sent once, so that the answers to a read share a record.
         self._receiving = True
         dispatch(events, self._handle, self, self._event_lost)
         self._receiving = False

@@ -51,8 +51,8 @@ HANDSHAKE_FRAMES = 64
 class Pattern(Enum):
     """Handshake patterns of the reference."""
 
-    XK = b"Noise_XK_Secp256k1_ChaChaPoly_SHA256"  # messages of 49, 49, 65 bytes
-    KK = b"Noise_KK_Secp256k1_ChaChaPoly_SHA256"  # messages of 49, 49 bytes
+    XK = b"Noise_XK_Secp256k1_ChaChaPoly_SHA256"
+    KK = b"Noise_KK_Secp256k1_ChaChaPoly_SHA256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,7 @@ class Handshake:
         """
         if len(message) > MAX_HANDSHAKE_MESSAGE:
             raise HandshakeError("handshake message is too long")
+        # The turn is checked before the message: a message at the wrong time is our own mistake, not the peer's.
         self._check_turn(writes=False)
         payload = bytearray()
         try:
@@ -192,6 +193,7 @@ class Handshake:
         """
         if ciphers is None:
             return
+        # The library's state holds the ephemeral key. Dropping it here gives forward secrecy as early as possible.
         state, self._state = self._state, None
         send, receive = (cipher.k for cipher in ciphers)
         # The responder swaps the specification's order, and the reference swaps the order of XK once more.

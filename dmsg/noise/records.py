@@ -64,6 +64,7 @@ class RecordSealer:
         sequence = self.sequence + 1
         if size > MAX_PLAINTEXT or sequence > MAX_SEQUENCE:
             raise LocalProtocolError("record is too long or the connection's nonces are used up")
+        # The sequence is used up even if the encryption fails. Two plaintexts under one nonce would reveal both.
         self.sequence = sequence
         if size <= COPY_LIMIT:
             return _header.pack(size + OVERHEAD, sequence) + self._encrypt(_nonce(sequence), plaintext, None)
@@ -133,6 +134,7 @@ class RecordOpener:
             return at
         if self._held is not None:
             self._held += data
+            # A peer may send a record byte by byte. Without this check each byte would cost an attempt to parse.
             if len(self._held) < self._wanted:
                 return at
             data = self._held
@@ -153,6 +155,7 @@ class RecordOpener:
                 following = position + LENGTH_SIZE + length
                 if following > end:
                     break
+                # The sequence is not yet authentic here, so it is only compared. It is stored after the decryption.
                 if number <= sequence or length < OVERHEAD:
                     self.broken = (
                         _too_short(length)
@@ -165,6 +168,7 @@ class RecordOpener:
                 if length <= COPY_LIMIT:
                     small.append(decrypt(nonce(number), data[position + HEADER_SIZE : following], None))
                 else:
+                    # Small plaintexts before this record come first in the buffer.
                     if small:
                         at = _append(buffer, at, small)
                     size = length - OVERHEAD

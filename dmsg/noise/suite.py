@@ -67,6 +67,7 @@ class Secp256k1(DH):  # type: ignore[misc]
 
     def dh(self, private_key: SecKey, public_key: PubKey) -> bytes:
         # An ephemeral key remembers its secrets, too, but goes with its handshake.
+        # A cache of secrets with all remote ephemeral keys would grow with every handshake of a stranger.
         lasting = type(public_key) is LastingKey
         return (private_key.lasting_ecdh(public_key) if lasting else private_key.ecdh(public_key)) + b"\0"
 

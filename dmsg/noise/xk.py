@@ -72,6 +72,7 @@ class XKHandshake:
                 raise HandshakeError(str(error)) from None
             if message is None:
                 return
+            # The loop stops at the last message: bytes behind it are records, not messages.
             handshake = self._handshake or self._begin()
             handshake.read_message(message)
             if handshake.result is None:

@@ -97,6 +97,7 @@ class KeyList:
         stamp = self._stat()
         if stamp == self._stamp and not force:
             return False
+        # The stamp is stored even if the list is unreadable, so that an error is logged once and the old keys stay.
         self._stamp = stamp
         try:
             keys = read_keys(self.path)
@@ -157,7 +158,7 @@ class Hook:
                 what="admitted" if self._when_down else "refused",
                 problem=problem,
             )
-            return self._when_down
+            return self._when_down  # This decision is not cached, so the hook is asked again at the next connection.
         self._known[key] = (self._reactor.seconds() + HOOK_CACHE_TIME, answer)
         if len(self._known) > HOOK_CACHE_SIZE:
             del self._known[next(iter(self._known))]

@@ -243,9 +243,11 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         :param refused: number of these frames that were refused to protect their destinations.
         :raises RemoteProtocolError: there are more of these than can be an accident.
         """
+        # The address pays, not the connection: an attacker can open many connections, each of them within its limits.
         now = self._reactor.seconds()
         owner = str(link.owner)
         wait = self._frames.charge(owner, steps, now)
+        # A client above the rate is read more slowly. Ending its connection would only make it reconnect.
         if wait > 0.0 and HoldReason.TOO_FAST not in link.held_by:
             self.slowed += 1
             link.hold(HoldReason.TOO_FAST)

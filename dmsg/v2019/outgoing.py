@@ -168,10 +168,13 @@ class Outgoing:
         # The present transport is given up only if this server can be tried at all.
         if not self._session.connected or not self._core.has_free_id:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
+        # The stream is suspended before its old transport is closed, so that the end of the transport is not taken for
+        # the loss of the stream.
         before = end.transport
         streams.suspend(stream, CloseReason.MOVED)
         if before is not None:
             before.carrier.leave(CloseReason.MOVED)
+        # A higher generation makes earlier attempts obsolete, which may still arrive over slower servers.
         end.generation += 1
         window = end.offer_window()
         hello = Hello(0, window, resume=end.position())

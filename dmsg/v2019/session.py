@@ -116,6 +116,7 @@ class ClientSession(Session):
         return self._incoming.make_room(initiator)
 
     def _close_streams(self) -> None:
+        # The table is copied, because callbacks of the streams may open and close transports.
         for transport in list(self.core.transports.values()):
             end = transport.secure
             if transport.state is not State.OPEN or (end is None and transport.is_secure):
@@ -263,6 +264,7 @@ class ClientSession(Session):
 
     def _on_established(self, event: Established) -> None:
         self.connected = True
+        # Receipts of the previous connection come first: this connection may be lost soon, too.
         if self._receipts and self._streams is not None:
             self.core.hand_in(self._streams.kept_receipts.take(self.server))
         self.established.callback(self)
@@ -351,6 +353,7 @@ class ClientSession(Session):
     def consumed(self, carrier: TransportCarrier[ClientTransport], size: int) -> None:
         self.core.consumed(carrier.transport, size)
         end = carrier.stream.end
+        # The window is measured once per window's worth of bytes, because reading the clock each time costs too much.
         if end is not None and end.consumed >= end.measure_at:
             end.measure(self._reactor.seconds())
         self.flush()

@@ -326,11 +326,7 @@ class ParcelReceiver(ParcelEnd):
         self._step = self._take_offsets
 
     def _check_room(self, here: int) -> None:
-        """Check that there is room for the missing bytes.
-
-        :param here: number of bytes that need no more room.
-        :raises TransferError: the file system has too little room.
-        """
+        """Raise TransferError unless there is room for all bytes of the parcel but ``here``, which need none."""
         free = self._place.free()
         needed = self._offer.size - here
         if free is not None and needed > free:

@@ -199,6 +199,7 @@ class Acceptor(Factory):
 
     def _refusal(self, block: str | None) -> DropReason | None:
         # Decided before the handshake, whose Diffie-Hellman is what an attacker could make a server pay for.
+        # No check here stores anything about the stranger.
         if self.draining:
             return DropReason.DRAINING
         if self.full and (block is None or not self._may_come(block)):
@@ -240,11 +241,13 @@ class Acceptor(Factory):
             idle = (self._newest_idle(block) for block in self._searched if self._places.load(block) > least)
             victim = next((one for one in idle if one is not None), None)
         block = self._places.heaviest()
+        # An attacker can keep all its clients busy. Only a block with a large part of all places loses a busy client.
         if victim is None and self._places.load(block) > max(least, self.limits.max_connections / GREEDY_PART):
             victim = next(reversed(self._placed[block]))
         if victim is None:
             return False
         assert victim.link is not None
+        # The place is taken before the victim is told, because its handler may run code that counts places.
         self._refused(DropReason.CROWDED_OUT, victim.link.address)
         self._take_place(victim)
         call_isolated(victim.crowd_out)
@@ -299,6 +302,8 @@ class Acceptor(Factory):
             self._refused(refusal, host)
             if not self._may_be_told(refusal, block):
                 return None
+        # A newcomer evicts an older handshake instead of being refused. Otherwise an attacker with silent connections
+        # would lock everybody out until they time out.
         if len(self._handshakes) >= self._max_handshakes:
             self._make_room()
         link = self._make_link()
@@ -356,6 +361,7 @@ class Acceptor(Factory):
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
         reason = reason or DropReason.HANDSHAKE_FAILED
         self._drops[reason] += 1
+        # Only a wrong message costs a Diffie-Hellman and is charged. Lost or slow connections happen to honest clients.
         if reason is DropReason.HANDSHAKE_FAILED and self.limits.max_per_address:
             self._failures.charge(str(link.owner), 1.0, self._reactor.seconds())
         if reason not in _SILENT:
@@ -416,6 +422,7 @@ class Acceptor(Factory):
             who = "" if remote is None else f"key {remote.short}"
             detail = ": ".join(one for one in (who, session.link.erred) if one)
             self.strangers.tell(session.link.address, reason.value, detail)
+        # The mark is below the limit, so that a server at its limit does not log two lines for each client.
         if self._said_full and len(self._block_of) < ROOM_AGAIN * self.limits.max_connections:
             self._said_full = False
             _log.info("no longer full: {count} clients are connected", count=len(self._block_of))

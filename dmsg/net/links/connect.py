@@ -90,6 +90,7 @@ class LinkClientEndpoint:
 
     @staticmethod
     def _cancel(dialling: Deferred[IProtocol], links: list[Link]) -> None:
+        # The errback comes first: cancel() fires the Deferred at once, and an unhandled error would be logged.
         dialling.addErrback(lambda failure: failure.trap(CancelledError) and None)
         dialling.cancel()
         for link in links:

@@ -37,9 +37,7 @@ from dmsg.net.socketopts import (
 from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds from the TCP connection to the last handshake message; then the link is closed. The reference of 2019 has 10
-s, too.
-"""
+"""Seconds from the TCP connection to the last handshake message; then the link is closed (reference of 2019: 10 s)."""
 CLOSE_TIMEOUT = 3.0
 """Seconds in which a closing link must send some of its queue; otherwise it is cut."""
 CLOSE_LIMIT = 30.0
@@ -176,12 +174,13 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
 
     def _received(self, data: bytes | memoryview) -> None:
         """Handle received bytes. A memoryview is only valid until this method returns."""
+        # Twisted may still deliver data after this side has ended the link; the core must not see them.
         if self._gone or self.ended_for is not None:
             return
         if self.stirred is not None:
             self.stirred.add(self)
         if self._held or self._left or not self._may_work():
-            # Earlier data wait, or the time is used up. The order of the bytes must be kept, and a view must be copied.
+            # Earlier data wait, or the time is used up. The bytes must stay in order, and a view must be copied.
             self._held.append(bytes(data))
             self._next_turn()
         else:
@@ -195,7 +194,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
                 self._receive(data)
             else:
                 for start in range(0, len(data), READ_SIZE):
-                    if self._left:
+                    if self._left:  # The frames left in the buffer come before the rest of this read.
                         self._held.appendleft(bytes(data[start:]))
                         return
                     self._receive(data[start : start + READ_SIZE])
@@ -243,7 +242,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             return
         self._cancel_timer()
         self._handshake = None
-        self._failed = None
+        self._failed = None  # From here on the user is told of the end instead.
         self.remote = handshake.remote
         self._begin(handshake)
         self._up = True
@@ -276,7 +275,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         if self._failed is not None:
             failed, self._failed = self._failed, None
             failed(self, Failure(error))
-        self._abort()
+        self._abort()  # A clean close would first send the queue to a peer that may never read it.
 
     # --- reading ---
 
@@ -290,6 +289,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
 
     def release(self, why: HoldReason) -> None:
         super().release(why)
+        # Kept data are handled in the next turn, not here: the caller may be in the middle of another link's read.
         if (self._held or self._left) and self.held_by == {HoldReason.TURN}:
             self._next_turn()
 
@@ -304,9 +304,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     # --- the next turn ---
 
     def left(self) -> None:
-        """Note that the user left whole frames in the buffer. These frames are offered again in the next turn, before
-        new data.
-        """
+        """Note that the user left whole frames in the buffer, to be offered again in the next turn, before new data."""
         self._left = True
         self._next_turn()
 
@@ -354,7 +352,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         tail, self._tail = self._tail, b""
         if not tail or self._user is None or self._gone or self.ended_for is not None:
             return
-        buffer = bytearray(tail)
+        buffer = bytearray(tail)  # The core rewrites frames in place, so it needs a copy.
         try:
             taken = self._user.frames_received(buffer, len(buffer))
         except RemoteProtocolError as error:
@@ -431,12 +429,12 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             self._user.link_congested()
 
     def pauseProducing(self) -> None:
-        # Twisted calls this at a lower mark than ours, and repeatedly. It only counts where the queue cannot be
-        # measured.
+        # Twisted calls this at a lower mark than ours, and repeatedly. It counts only if the queue cannot be measured.
         if not self._congested and queued_bytes(self.transport) is None:
             self._congest()
 
     def resumeProducing(self) -> None:
+        # Twisted calls this only when the queue is empty, so the user is not stopped and resumed for every chunk.
         if self._congested:
             self._congested = False
             if self._user is not None:

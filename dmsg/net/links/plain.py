@@ -35,6 +35,7 @@ class PlainLink(Link):
             buffer[:start] = tail
             buffer[start:end] = data
             if self._user is not None:
+                # The core may rewrite the buffer in place, so only the unprocessed rest is copied out of it.
                 taken = self._user.frames_received(buffer, end)
                 self._tail = b"" if taken == end else bytes(memoryview(buffer)[taken:end])
         finally:
@@ -52,6 +53,7 @@ class PlainLink(Link):
         pending, size = self._pending, self._pending_size
         self._pending = []
         self._pending_size = 0
+        # Small pieces are joined, because each write may become a system call. Large ones are not worth the copy.
         if len(pending) > 1 and size < len(pending) * DIRECT_SIZE:
             pending = [b"".join(pending)]
         return pending, size

@@ -82,6 +82,7 @@ class RecordLink(Link):
             if end > start and self._user is not None:
                 taken = self._user.frames_received(buffer, end)
                 self._tail = b"" if taken == end else bytes(memoryview(buffer)[taken:end])
+            # The records before the broken one are authentic, so their frames are delivered first.
             if opener.broken is not None:
                 self.fail_behind(opener.broken)
         finally:
@@ -98,10 +99,13 @@ class RecordLink(Link):
             return
         size = len(data)
         if size >= DIRECT_SIZE:
+            # A large piece is sealed at once, without a copy, because the caller may reuse its buffer. Smaller pieces
+            # before it are sealed first, to keep the order.
             if self._pending:
                 self._seal_pending()
             self._seal(data)
         else:
+            # Small pieces share one record: 22 bytes and a cipher call for each would cost more than the copy.
             self._pending.append(bytes(data))
             self._pending_size += size
             # Sealed before another small piece could exceed the size of a record.

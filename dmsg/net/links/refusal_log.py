@@ -37,6 +37,7 @@ class RefusalLog:
 
         :param detail: explanation in words, logged with the first refusal only.
         """
+        # An attacker decides how often this is called, and from how many addresses. Both are bounded per interval.
         who = address, reason
         if who in self._again:
             self._again[who] += 1

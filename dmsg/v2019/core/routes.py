@@ -84,6 +84,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
         """
         if peer in self.peers:
             self._forget(peer)
+        # A connection may have thousands of transports. Closing them all at once would delay every other client.
         for own_id in list(itertools.islice(peer.routes, most)):
             route = peer.routes.get(own_id)
             if route is not None:  # A client's transport to itself has both its ids in this table.
@@ -173,6 +174,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
         """Send a control frame, or end the peer if it provokes too many of them and reads none."""
         if peer not in self.peers:
             return
+        # An attacker that provokes answers and never reads would otherwise fill the server's memory.
         if not peer.congested or self.congestion.takes_answer(peer, len(frame)):
             peer.port.send(frame)
         else:

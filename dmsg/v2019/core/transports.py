@@ -78,6 +78,7 @@ class TransportTable:
         return len(self.transports) - self.incoming < IDS_PER_SIDE
 
     def _free_id(self) -> int:
+        # Ids count up and wrap around, so that an id is reused as late as possible.
         transport_id = self._next_id
         if not self.has_free_id:
             raise LocalProtocolError("all transport ids of this connection are in use")
@@ -162,6 +163,8 @@ class TransportTable:
         if not outgoing:
             return
         self._outgoing = []
+        # Small pieces are joined, and large frames are passed as they are: a copy of them would cost as much as their
+        # encryption.
         small: list[bytes] = []
         for piece in outgoing:
             if not isinstance(piece, tuple):
