@@ -33,7 +33,7 @@ class CloseReason(IntEnum):
     TIMEOUT = 11
     ABORTED = 12
     BUFFER_FULL = 13
-    # from here on said by clients and servers that speak secure transports
+    # The following reasons are only sent by clients and servers that know secure transports.
     ENCRYPTION_REQUIRED = 14
     NOT_AUTHENTIC = 15
     FRAME_MISSING = 16
@@ -46,7 +46,7 @@ class CloseReason(IntEnum):
     STALLED = 23
     FULL = 24
     TOO_MANY_FROM_ADDRESS = 25
-    # never on the wire: what one end alone knows
+    # The following reasons are never sent: only one end knows them.
     ACKS_UNKNOWN = 253
     ACKS_DIFFER = 254
     UNCONFIRMED = 255
@@ -115,14 +115,14 @@ def fit_close_reason(reason: int, size: int = 1) -> int:
 class DropReason(Enum):
     """Why something was refused, dropped or ended; each value is a metric label."""
 
-    # before a connection exists
+    # These end a connection before its handshake is done.
     TOO_MANY_CONNECTIONS = "too_many_connections"
     DRAINING = "draining"
     HANDSHAKE_TIMEOUT = "handshake_timeout"
     HANDSHAKE_FAILED = "handshake_failed"
     HANDSHAKE_EVICTED = "handshake_evicted"
     HANDSHAKE_ABANDONED = "handshake_abandoned"
-    # a connection is ended
+    # These end an established connection.
     BAD_RECORD = "bad_record"
     REPLAYED_RECORD = "replayed_record"
     NONCES_USED_UP = "nonces_used_up"
@@ -132,20 +132,20 @@ class DropReason(Enum):
     STALLED = "stalled"
     NO_OK_FRAME = "no_ok_frame"
     REPLACED = "replaced"
-    # a REQUEST is refused
+    # These refuse a REQUEST.
     BAD_REQUEST = "bad_request"
     NO_SUCH_PEER = "no_such_peer"
     ID_IN_USE = "id_in_use"
     TOO_MANY_TRANSPORTS = "too_many_transports"
     REFUSED = "refused"
-    # a frame is dropped, a transport is ended
+    # These drop a frame or end a transport.
     NO_SUCH_TRANSPORT = "no_such_transport"
     QUEUE_FULL = "queue_full"
     PEER_DISCONNECTED = "peer_disconnected"
     BAD_FRAME = "bad_frame"
     BUFFER_FULL = "buffer_full"
     BAD_RECEIPT = "bad_receipt"
-    # what the operator set
+    # These follow from limits that the operator sets.
     RATE_LIMITED = "rate_limited"
     DESTINATION_RATE = "destination_rate"
     FLOOD = "flood"

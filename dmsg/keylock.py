@@ -50,7 +50,7 @@ class KeyLock:
         if descriptor is None or any(other.descriptor == descriptor for other in holders):
             return
         if self.beside is not None:
-            # still ours, so nobody else's file goes
+            # The lock is still held, so this removes no other program's file.
             with suppress(OSError):
                 os.unlink(self.beside)
         os.close(descriptor)
@@ -86,7 +86,7 @@ def _hold_beside(real: str, program: str, share: bool, advice: str) -> KeyLock |
             return None
         try:
             mine = take_lock(descriptor, share=share)
-        except NoLocks:  # the key is used without one
+        except NoLocks:  # Without locks in the file system, the key is used unlocked.
             os.close(descriptor)
             return KeyLock(real, None, None)
         if not mine:
@@ -95,12 +95,12 @@ def _hold_beside(real: str, program: str, share: bool, advice: str) -> KeyLock |
             if share:
                 return KeyLock(real, None, None)
             raise KeyInUse(_in_use(real, who, advice))
-        # who held it before may have taken the file away just now
+        # The former holder may just have removed the file that was opened.
         if is_at(descriptor, Path(beside)):
             break
         os.close(descriptor)
     os.ftruncate(descriptor, 0)
-    with suppress(OSError):  # a full disk: the lock holds all the same
+    with suppress(OSError):  # The lock works even if a full disk prevents the note about its holder.
         os.pwrite(descriptor, f"{os.getpid()} {time.strftime('%H:%M')} {program}\n".encode()[:_WHO_SIZE], 0)
     return KeyLock(real, descriptor, beside)
 

@@ -52,7 +52,7 @@ def _from_hex(text: str, size: int, what: str) -> bytes:
     if len(text) != size * 2:
         raise KeyFormatError(f"{what} must be {size * 2} hexadecimal characters, not {len(text)}")
     try:
-        # bytes.fromhex() skips white space; a key with a blank in it is no key
+        # The function bytes.fromhex() would accept a key with blanks in it.
         if not text.isalnum():
             raise ValueError
         return bytes.fromhex(text)
@@ -111,7 +111,7 @@ class PubKey(bytes):
         except (binascii.Error, ValueError):
             raise KeyFormatError("public key is not base32") from None
         key = cls(data)
-        # the last character holds a bit more than the key has
+        # The last character has one bit more than the key, so two texts could stand for one key.
         if key.text != text.lower():
             raise KeyFormatError("public key is not base32 as it is written for keys")
         return key
@@ -181,7 +181,7 @@ class Signature(bytes):
         try:
             point = coincurve.PublicKey.from_signature_and_message(bytes(self), digest, hasher=None)
             return bytes.__new__(PubKey, point.format())
-        except Exception:  # coincurve raises a bare Exception for one of the cases
+        except Exception:  # In one case coincurve raises a bare Exception.
             raise SignatureError("no public key can be recovered from the signature") from None
 
     def __str__(self) -> str:
@@ -259,7 +259,7 @@ class SecKey:
     def ecdh(self, public: PubKey) -> bytes:
         """SHA-256 of the compressed product point, 32 bytes (``cipher.ECDH``)."""
         secret = ffi.new("unsigned char [32]")
-        # as coincurve's own ecdh(), which decompresses the point each time
+        # This is coincurve's ecdh() without its decompression of the point at each call.
         lib.secp256k1_ecdh(
             self._key.context.ctx, secret, _point(public).public_key, self._key.secret, ffi.NULL, ffi.NULL
         )
@@ -316,8 +316,8 @@ def write_new(path: str | os.PathLike[str], text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(temporary, target)  # unlike a rename it replaces nothing
-        except PermissionError:  # a file system without links
+            os.link(temporary, target)  # A hard link, unlike a rename, never replaces a file.
+        except PermissionError:  # The file system has no hard links.
             os.rename(temporary, target)
             temporary = None
     except FileExistsError:
@@ -336,7 +336,7 @@ def read_key_file(path: str | os.PathLike[str]) -> SecKey:
         together, or readable by group or others.
     """
     try:
-        # a pipe of that name would wait for somebody to write
+        # Opening a pipe would otherwise block until somebody writes to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -352,7 +352,7 @@ def read_key_file(path: str | os.PathLike[str]) -> SecKey:
         key = SecKey.from_hex(fields["secret"].strip())
     except (KeyError, KeyFormatError):
         raise KeyFileError(f"{path}: not a key file") from None
-    # only of what is a key: nobody is told to change the mode of another file
+    # The mode is checked only now, so that nobody is told to change the mode of a file that is no key.
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise KeyFileError(f"{path}: is accessible by others (mode {mode & 0o777:04o}); do: chmod 600 {path}")
     if "public" in fields and fields["public"].strip().lower() != key.public.hex():

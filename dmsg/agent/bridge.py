@@ -103,7 +103,7 @@ class Bridge(Protocol):
         if self._line is not None:
             self._line.joined(self)
         else:
-            self.transport.pauseProducing()  # until a program takes it
+            self.transport.pauseProducing()  # Reading pauses until a program takes the stream.
 
     def dataReceived(self, data: bytes) -> None:
         self.bytes_in += len(data)

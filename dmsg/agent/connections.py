@@ -193,7 +193,7 @@ class StreamConnection(Protocol):
         if stream.disconnecting and not stream.over:
             self._road.reactor.callLater(CLOSING, self._give_up)
             return
-        # what was not sent yet never will be: that is no clean end
+        # Unsent data will never be sent, so the remote must not take this for a clean end.
         reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
         self._carrier.close(reason)
         stream.carrier_closed(reason)

@@ -107,7 +107,7 @@ class AgentListeningPort:
         try:
             await self._taking.run(self._accept, number, protocol)
         except (DmsgError, *AWAY) as error:
-            # it was gone before this program came for it: its protocol never had a transport
+            # The stream ended before this program accepted it, so its protocol never had a transport.
             _log.info("a stream from {peer} was not accepted: {error}", peer=str(peer)[:16], error=str(error))
 
     def _accept(self, number: int, protocol: IProtocol) -> Deferred[IProtocol]:

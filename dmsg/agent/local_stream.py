@@ -40,7 +40,7 @@ class LocalStream(StreamTransport):
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
-        return True  # the agent closes when its own stream has ended
+        return True  # The agent closes its stream and reports the end.
 
     @property
     def acknowledged_bytes(self) -> int | None:  # type: ignore[override]
@@ -50,7 +50,7 @@ class LocalStream(StreamTransport):
         return self._carrier.bytes_in_flight
 
     def _may_have_all(self) -> bool:
-        # as with streams of the agent's client itself: ACKs of secure ones come as it arrives
+        # The rule is that of the agent's own streams: ACKs of secure ones come as data arrive.
         return not self.secure and super()._may_have_all()
 
     def away(self, seconds: float | None) -> None:
@@ -156,7 +156,7 @@ class OpenedStream:
             self.host = DmsgAddress(PubKey.from_hex(answer["host"]), int(answer["port"]))
             self.server = None if answer["server"] is None else PubKey.from_hex(answer["server"])
             self.secure = bool(answer["secure"])
-            self.half_close = answer.get("half_close") is True  # agents before 0.2 do not say
+            self.half_close = answer.get("half_close") is True  # Agents before 0.2 send no such member.
             self.binding = None if answer["binding"] is None else bytes.fromhex(answer["binding"])
         except (KeyError, TypeError, ValueError):
             raise WireError("an answer that does not describe a stream") from None

@@ -222,7 +222,7 @@ class ProgramConnection(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         if self._finished:
-            return  # what was under way when its stream ended
+            return  # These data were on their way when the stream ended.
         self._reader.feed(data)
         try:
             if not self._asked:
@@ -287,14 +287,16 @@ class ProgramConnection(Protocol):
         self.transport.registerProducer(_ProgramProducer(bridge), True)  # type: ignore[attr-defined]
         bridge.go()
         if self._reader.waiting:
-            self.reactor.callLater(0, self.dataReceived, b"")  # it did not wait for the answer
+            # The program has sent more without waiting for the answer.
+            self.reactor.callLater(0, self.dataReceived, b"")
 
     def write(self, data: bytes) -> None:
         if self.transport is not None:
             self.transport.write(data)
 
     def finish(self) -> None:
-        # the program ends it: if we did, what it writes meanwhile would make it lose what it has not read yet
+        # The program closes the connection. If the agent did, the program's next write would fail before it has read
+        # all data.
         self._part()
         self._late = self.reactor.callLater(END_TIME, self._end)
 

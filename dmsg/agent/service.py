@@ -91,7 +91,7 @@ class Agent(TwistedService):
                     raise AgentError(f"{path}: exists and is not a socket")
                 if (other := find_agent(path)) is not None:
                     raise AgentError(f"{path}: an agent is up there already (process {other.pid})")
-                path.unlink()  # a killed one has left it
+                path.unlink()  # A killed agent has left the socket behind.
             before = os.umask(0o177)
             try:
                 port: IListeningPort = reactor.listenUNIX(os.fspath(path), self._factory, BACKLOG, 0o600)

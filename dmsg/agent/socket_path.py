@@ -77,7 +77,7 @@ def find_agent(path: Path | None = None) -> FoundAgent | None:
     try:
         answer = ask(path, {"do": "hello"})
     except (FileNotFoundError, ConnectionRefusedError):
-        return None  # what a killed agent has left
+        return None  # There is no socket, or a killed agent has left it.
     except OSError as error:
         raise AgentError(f"agent at {path}: {error.strerror or error}") from None
     except DmsgError as error:

@@ -185,7 +185,7 @@ def _down(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
     for row in sorted(gone, key=lambda row: row["last_at"], reverse=True):
         if newest - row["last_at"] <= timedelta(FORGOTTEN_DAYS):
             text = f"{row['role']} is silent since {_when(row['last_at'])}, for "
-            if _seconds(now, newest) > OLD_SECONDS:  # what happened since then is unknown
+            if _seconds(now, newest) > OLD_SECONDS:  # Nothing is known of the time since the newest event.
                 text += f"{_long(_seconds(newest, row['last_at']))} until the newest event"
             else:
                 text += _long(_seconds(now, row["last_at"]))

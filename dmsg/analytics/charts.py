@@ -25,7 +25,7 @@ def human(value: float | None, unit: str = "") -> str:
     if unit == "ms" and abs(value) >= 999.5:
         value, unit = value / 1000, "s"
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 0.9995 * factor:  # these would be rounded up to 1000 of the smaller unit
+        if abs(value) >= 0.9995 * factor:  # Otherwise the value would be rounded up to 1000 of the smaller unit.
             return f"{value / factor:.3g} {prefix}{unit}"
     return f"{value:.3g}{' ' + unit if unit else ''}"
 

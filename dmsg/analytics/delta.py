@@ -117,7 +117,7 @@ def run_query(table: DeltaTable, sql: str) -> pa.Table:
     """
     try:
         batches = QueryBuilder().register("it", table).execute(sql).read_all()
-    except Exception as error:  # delta-rs raises no more specific class
+    except Exception as error:  # The package delta-rs raises no more specific class.
         raise LakeError(f"{table.table_uri} cannot be read: {str(error).splitlines()[0]}") from None
     found = pa.table(batches)
     views = {pa.string_view(): pa.string()}

@@ -198,7 +198,8 @@ class Pipeline:
                     self.lake.held = claim
                     state = self.lake.state()
                     if number <= state.batches.get(origin, -1):
-                        return  # refined already: Spark was killed before it recorded the batch in its checkpoint
+                        # The batch is refined already, but Spark was killed before it recorded that in its checkpoint.
+                        return
                     # Leave out files that a run has read meanwhile, of which the stream's checkpoint does not know.
                     known = self._known(state).withColumnRenamed("file", "known")
                     batch = batch.join(known, bronze.uri(F.col("file")) == F.col("known"), "left_anti")
@@ -422,7 +423,7 @@ class Pipeline:
     def _known(self, state: State) -> DataFrame:
         """Return the files that were read, by finished runs and by killed ones."""
         known = self.lake.read("silver", "files", state).select("file")
-        if state.run == 0:  # no run has finished: records of a killed first run do not count
+        if state.run == 0:  # Without a finished run, the records of a killed first run do not count.
             known = known.limit(0)
         return known.unionByName(bronze.file_names(self.lake.fresh(state.batches)))
 

@@ -231,7 +231,7 @@ class Runs:
 
     def _not_made(self, error: DeltaError) -> LakeError:
         if DeltaTable.is_deltatable(self._uri):
-            return self._busy()  # another run created it first
+            return self._busy()  # Another run created the table first.
         return LakeError(f"there can be no tables in {self._root}: {str(error).splitlines()[0]}")
 
     def _busy(self, more: str = "") -> TablesBusy:
@@ -320,7 +320,8 @@ class Claim:
                 except LakeError as error:
                     self._lost = error
                     return
-                except Exception as error:  # the store may be down for a moment; renewed again later
+                # The store may be unavailable for a moment; the claim is renewed again later.
+                except Exception as error:
                     _log.warning("the store does not answer: %s", error)
 
     def check(self) -> None:

@@ -149,7 +149,7 @@ def make_session(
         session = builder.getOrCreate()
     except (PySparkException, RuntimeError, OSError) as error:
         raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0]}") from None
-    except Exception as error:  # errors of py4j and of grpc have no common base
+    except Exception as error:  # The errors of py4j and of grpc have no common base.
         raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0]}") from None
     if not connect:
         session.sparkContext.setLogLevel("FATAL")

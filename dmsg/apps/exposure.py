@@ -141,7 +141,8 @@ def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles
     if os.environ.get("XDG_RUNTIME_DIR"):
         whole.append(sockets)
     else:
-        single.append(sockets / SOCKET_NAME)  # beside it is what may be made again
+        # The other files of this directory can be made again, so only the socket counts.
+        single.append(sockets / SOCKET_NAME)
     for path in (*whole, *single):
         names.update(_name_of(path))
         with suppress(OSError):

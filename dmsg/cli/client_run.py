@@ -139,15 +139,16 @@ class _Run:
                 if number != signal.SIGINT:
                     self._stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
                 later(self._shut_down)
-            elif times == 2:  # a reactor that is stopped twice says so with a traceback
+            elif times == 2:  # A reactor that is stopped twice prints a traceback.
                 later(self._running.cancel)
             elif times == MOST_SIGNALS:
                 os._exit(self._stopped_with)
 
         signal.signal(signal.SIGTERM, ended)
-        if callable(signal.getsignal(signal.SIGINT)):  # not where it is ignored
+        # A signal that the parent ignores, as for a background job, stays ignored.
+        if callable(signal.getsignal(signal.SIGINT)):
             signal.signal(signal.SIGINT, ended)
-        # the terminal was closed: others are to hear of it as well; not under nohup
+        # SIGHUP means that the terminal was closed, and the peers must hear of the end. Under nohup it stays ignored.
         if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
             signal.signal(signal.SIGHUP, ended)
 

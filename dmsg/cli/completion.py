@@ -55,7 +55,7 @@ def completion(ctx: click.Context, shell: str | None) -> None:
     found = get_completion_class(shell)
     assert found is not None
     source = found(ctx.find_root().command, {}, "dmsg", VARIABLE)
-    # as click's own source(), which asks the bash that is installed how old it is
+    # The method source() of click would also run the installed bash to ask for its version.
     say(_without_blank(shell, source.source_template % source.source_vars()), as_it_is=True)
 
 

@@ -27,7 +27,7 @@ def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
             if name.startswith(incomplete.lower()):
                 found.append(CompletionItem(name + after, help=key.short))
             elif len(incomplete) >= KEY_BEGINS:
-                # a key's own text begins as names do
+                # The text of a key may begin like a name.
                 forms = (str(key), key.text) if len(incomplete) >= KEY_TEXT_BEGINS else (str(key),)
                 found += [CompletionItem(one + after, help=name) for one in forms if one.startswith(incomplete.lower())]
     return found

@@ -120,7 +120,7 @@ def _parsed(text: str) -> object:
 
 def _change(name: str, value: object) -> None:
     """:raises ConfigError: the setting cannot be, or the file cannot be written."""
-    import tomlkit  # keeps the comments and the order of a file that a person wrote
+    import tomlkit  # This package keeps the comments and the order of a file that a person wrote.
 
     *tables, last = name.split(".")
     if value is not None and not tables and last not in (*NETWORK, NAMES):
@@ -129,10 +129,10 @@ def _change(name: str, value: object) -> None:
     file = config_path()
     if value is not None:
         _check(tables, last, value)
-        read_config()  # which says on which line a file is wrong
+        read_config()  # This call reports the line on which a file is wrong.
     try:
         document = tomlkit.parse(file.read_text() if file.exists() else "")
-    except (OSError, ValueError) as error:  # what is wrong in it can be taken out, if it is TOML
+    except (OSError, ValueError) as error:  # An invalid setting can be removed as long as the file is TOML.
         raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
     way: list[MutableMapping[str, Any]] = [document]
     for one in tables:
@@ -163,7 +163,7 @@ def _check(tables: list[str], name: str, value: object) -> None:
             if not isinstance(value, str):
                 raise WrongSetting(f"{NAMES} is a file")
             return
-        tables = ["ping"]  # it has all options of the network
+        tables = ["ping"]  # The command ping has all options of the network.
     for table in tables:
         found = found.get_command(context, table) if isinstance(found, click.Group) else None
         if found is None:
@@ -182,7 +182,7 @@ def _check(tables: list[str], name: str, value: object) -> None:
 
 
 def _write(text: str) -> None:
-    file = config_path().resolve()  # a link stays one
+    file = config_path().resolve()  # If the file is a link, its target is written and the link stays.
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         mode = file.stat().st_mode & 0o777 if file.exists() else 0o600

@@ -180,7 +180,7 @@ async def _time_there(reactor: Reactor, all_: Examination, url: str) -> None:
         await cancellable(read_body(response, ANSWER).addTimeout(PATIENCE, reactor))
     except CancelledError:
         raise
-    except Exception:  # why it does not answer the next question says, in words
+    except Exception:  # The next check reports why discovery does not answer.
         return
     _clock(all_, url, response, wall, took)
 
@@ -192,7 +192,7 @@ def _clock(all_: Examination, url: str, response: IResponse, asked: float, took:
     except (TypeError, ValueError):
         all_.found(Verdict.NOTE, "clock", f"discovery {url} does not say what time it is there")
         return
-    # it was somewhere between asking and answering, and whole seconds are said
+    # The server read its clock at some time between request and answer, and reports whole seconds.
     off = there + 0.5 - (asked + took / 2)
     if abs(off) <= CLOCK_OFF:
         all_.found(Verdict.OK, "clock", f"the clock agrees with that of {url}")

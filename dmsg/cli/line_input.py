@@ -38,7 +38,7 @@ class LineReader:
 
     def doRead(self) -> None:
         try:
-            # a terminal gives one line at a time
+            # A terminal returns one line at a time.
             data = os.read(0, ANSWER_LIMIT)
         except BlockingIOError:
             return
@@ -51,7 +51,7 @@ class LineReader:
             return
         self._end()
         if not data:
-            say(err=True)  # the cursor is behind the question
+            say(err=True)  # At the end of input the cursor is still behind the question.
         self.answered.callback(bool(data) and (text in (b"y", b"yes") or (not text and self._default)))
 
     def connectionLost(self, reason: Failure) -> None:

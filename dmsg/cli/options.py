@@ -49,7 +49,7 @@ def _set_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 
 def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        from importlib.metadata import version  # a tenth of the time in which a command is there
+        from importlib.metadata import version  # This import would be a tenth of the start time of every command.
 
         click.echo(f"dmsg {version('dmsg')}")
         ctx.exit()
@@ -120,7 +120,7 @@ class Command(_Described):
             path.insert(0, parent.info_name or "")
             parent = parent.parent
         if path[0] in UNCONFIGURED or {"-h", "--help", "--help-all"} & set(args):
-            return {}  # these have to work when the file is wrong
+            return {}  # These commands must work even if the file is invalid.
         try:
             content = read_config()
             if parent is not None and isinstance(parent.command, click.Group):
@@ -129,14 +129,15 @@ class Command(_Described):
             return defaults_of(self, path, content)
         except ConfigError as error:
             if path[0] == "doctor":
-                return {}  # which says it, with what to do
+                return {}  # The command doctor reports the error itself, with advice.
             raise click.ClickException(str(error)) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
         network: list[tuple[str, str]] = []
         params = self.get_params(ctx)
-        is_client = any(param.name == "discovery" for param in params)  # others have options of these names, too
+        # Commands that are no clients have options of the same names.
+        is_client = any(param.name == "discovery" for param in params)
         for param in params:
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:

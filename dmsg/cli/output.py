@@ -89,7 +89,7 @@ def mark_output_failed(error: Exception, *, err: bool) -> None:
     is_pipe = isinstance(error, BrokenPipeError | ValueError)
     to_null(sys.stderr if err else sys.stdout, 2 if err else 1)
     if err:
-        return  # what was done goes on: only its notices are lost
+        return  # The command continues; only its notices are lost.
     state.status = EXIT_PIPE if is_pipe else 1
     if not is_pipe:
         say(f"dmsg: standard output: {getattr(error, 'strerror', None) or error}", err=True)
@@ -134,7 +134,8 @@ def open_missing() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_RDWR)  # takes the lowest that is free
+            # The call takes the lowest free descriptor, which is this one.
+            os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_RDWR)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)
     if sys.stdout is None:

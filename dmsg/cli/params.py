@@ -159,7 +159,7 @@ class NoDiscovery(click.UsageError):
         super().__init__(NO_DISCOVERY, ctx)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        # the usage would stand between the person and what to do
+        # The usage would hide the advice.
         say(f"dmsg: {self.message}", err=True)
 
 

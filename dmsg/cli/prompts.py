@@ -36,7 +36,7 @@ def ask_code() -> Code:
     """
     from dmsg.apps.codes.words import Code, CodeError, completions
 
-    edited = sys.stdout.isatty() and not state.json  # else readline would write into results
+    edited = sys.stdout.isatty() and not state.json  # Otherwise readline would write to the results.
     if edited:
         import readline
 
@@ -45,8 +45,8 @@ def ask_code() -> Code:
             return found[number] if number < len(found) else None
 
         readline.set_completer(complete)
-        readline.set_completer_delims("")  # a code is one word
-        readline.set_auto_history(False)  # nothing else is to show it again
+        readline.set_completer_delims("")  # Completion treats the whole code as one word.
+        readline.set_auto_history(False)  # A code is secret and must not come back from the history.
         libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
         with suppress(AttributeError):
@@ -83,8 +83,8 @@ def ask(reactor: Reactor, question: str, *, default: bool) -> Deferred[bool]:
     """
     from dmsg.cli.line_input import LineReader
 
-    with suppress(termios.error, OSError):  # no terminal
-        # what was typed before is no answer to what nobody had seen
+    with suppress(termios.error, OSError):  # The input may be no terminal.
+        # Text that was typed before the question appeared is no answer to it.
         termios.tcflush(0, termios.TCIFLUSH)
     sys.stderr.write(f"{question} [{'Y/n' if default else 'y/N'}] ")
     sys.stderr.flush()

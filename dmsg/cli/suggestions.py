@@ -82,7 +82,7 @@ def arguments_instead(command: str, arguments: Sequence[str]) -> str | None:
 
     :param command: the first command, as in ``nc``.
     """
-    # what stands behind an option may be its value
+    # A word after an option may be the option's value.
     plain = list(takewhile(lambda one: not one.startswith("-"), arguments))
     if command in ("nc", "ping", "iperf", "trace") and len(plain) == 2 and plain[1].isdigit():
         return f"dmsg {command} {plain[0]}:{plain[1]}"

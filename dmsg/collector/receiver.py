@@ -62,7 +62,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         """Size in bytes of the file that is being received; 0 if there is none."""
         return 0 if self._offer is None or self._over else self._offer.size
 
-    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # hook of TimeoutMixin
+    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # TimeoutMixin calls this method.
         return self._factory.reactor.callLater(seconds, call)
 
     # --- received data ---
@@ -209,7 +209,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
     def timeoutConnection(self) -> None:
         """Close the stream after :data:`QUIET_LIMIT` seconds without a byte."""
         if self._offer is None:
-            self.close()  # no file is pending: a normal end
+            self.close()  # Without a pending file this is a normal end.
         else:
             self._end("silent", "nothing came of a file for too long")
 

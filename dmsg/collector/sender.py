@@ -78,7 +78,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         self._file: IO[bytes] | None = None
         self._lost: Failure | None = None
 
-    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # hook of TimeoutMixin
+    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # TimeoutMixin calls this method.
         return self._reactor.callLater(seconds, call)
 
     def offer(self, offer: Offer, file: IO[bytes]) -> Deferred[Answer]:
@@ -222,7 +222,7 @@ class SpoolSender(Service):
         """Send what the entity wrote last, then stop; only if the collector has been accepting files."""
         if self._taking:
             last = Deferred.fromCoroutine(self._last()).addTimeout(LAST_TIMEOUT, self._reactor)
-            await last.addErrback(lambda _: None)  # an unsent file waits for the next start
+            await last.addErrback(lambda _: None)  # An unsent file is sent after the next start.
         await self._stop()
 
     async def _last(self) -> None:
@@ -346,7 +346,7 @@ class SpoolSender(Service):
         try:
             file = open(path, "rb")
         except FileNotFoundError:
-            return None  # the spool made room for newer files, or another process sent this one
+            return None  # The spool has removed the file to make room, or another process has sent it.
         except OSError as error:
             self._put_off(path, f"cannot be read: {error.strerror}")
             return None

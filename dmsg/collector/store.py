@@ -96,7 +96,7 @@ class Store:
         """
         try:
             (self.root / PRODUCERS).mkdir(parents=True, exist_ok=True)
-            lock = open(self.root / ".lock", "wb")  # stays open: it holds the lock
+            lock = open(self.root / ".lock", "wb")  # The file stays open, because it holds the lock.
         except OSError as error:
             raise StoreError(f"{self.root} cannot be used: {error.strerror}") from None
         try:
@@ -182,7 +182,7 @@ class Store:
         with open(received, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != offer.sha256:
                 raise FileRejected("these are not the bytes that were offered")
-        if self.has(origin, offer):  # delivered over another stream meanwhile
+        if self.has(origin, offer):  # The file was delivered over another stream meanwhile.
             self.discard(part)
             return received
         self._claim(origin, self._producer(received), offer.voucher)
@@ -224,7 +224,7 @@ class Store:
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if not torn or not _is_cut(error):
                     raise FileRejected("a line in it is no JSON, or of nobody") from None
-                cut = True  # the last line of a torn file
+                cut = True  # The last line of a torn file may be incomplete.
                 continue
             if not isinstance(producer, str) or not _PRODUCER.fullmatch(producer):
                 raise FileRejected("a producer's name is none")
@@ -329,7 +329,7 @@ def _check_size(file: IO[bytes]) -> tuple[int, bool]:
     except zlib.error:
         if not size:
             raise FileRejected("it is not packed by gzip") from None
-        return size, True  # the part before the tear is used
+        return size, True  # The part before the tear is used.
     return size, False
 
 

@@ -92,5 +92,5 @@ def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
 
     try:
         signal.signal(signal.SIGHUP, hung_up)
-    except ValueError:  # not in the main thread: a program of its own uses this, and has its own way
+    except ValueError:  # Outside the main thread a program of its own uses this module and handles signals itself.
         _log.debug("SIGHUP is not listened to")

@@ -19,7 +19,7 @@ _files: list[BaseLogFile] = []
 
 def log_file_of(observer: ILogObserver) -> BaseLogFile | None:
     """Return the file that an observer of twistd writes to; None: standard output, or syslog."""
-    # the observer is made by twistd, which keeps the file nowhere else
+    # The observer is made by twistd, which keeps the file only in this attribute.
     file = getattr(observer, "_outFile", None)
     return file if isinstance(file, BaseLogFile) else None
 
@@ -40,7 +40,8 @@ def reopen_log_files() -> None:
     """Open all log files by their names.  One that cannot be opened is written to as it was."""
     for file in _files:
         try:
-            # reopening closes first, and an entity without a log cannot say why
+            # A reopen closes the file first. If the new one could not be opened, the entity would have no log to say
+            # so.
             with open(file.path, "ab"):
                 pass
             file.reopen()

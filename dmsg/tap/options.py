@@ -87,7 +87,7 @@ class EntityOptions(UsageOptions):
         cls.optParameters = []
         for row in own:
             if row.repeated:
-                method = _appending(row)  # one for both names, by which twistd shows them in one line
+                method = _appending(row)  # With one method for both names, twistd shows them on one line.
                 for name in filter(None, (row.name.replace("-", "_"), row.short)):
                     setattr(cls, f"opt_{name}", method)
             elif not isinstance(row.kind, Flag):
@@ -223,7 +223,7 @@ def _read(row: Option, said: GivenText) -> object:
 def descriptors() -> int:
     """Raise the soft limit of descriptors and return the number of connections that this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    endless = resource.RLIM_INFINITY  # which is a negative number
+    endless = resource.RLIM_INFINITY  # The constant is a negative number, so it must not be compared by size.
     if soft != endless and (soft < hard or hard == endless):
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -273,7 +273,7 @@ def set_log_format(value: str, *, debug: bool = False) -> None:
             observers = [json_log(output) for output in outputs]
         if not debug:
             level = LogLevelFilterPredicate(LogLevel.info)
-            # that a connection to Redis will be tried again is no news; that Redis is away has a line of its own
+            # Twisted logs each planned connection to Redis. Only the line that Redis is away is of interest.
             level.setLogLevelForNamespace("twisted.application._client_service", LogLevel.warn)
             observers = [FilteringLogObserver(one, [level]) for one in observers]
         begin([printable_log(one) for one in observers], **options)
@@ -333,7 +333,7 @@ class KeyOptions(EntityOptions):
         else:
             self["key-file"] = default_key_file(self.key_name)
             self["key"] = default_key(self["key-file"])
-        # held from the start of the service on, which is after twistd has gone into the background
+        # The lock is taken again when the service starts, after twistd has gone into the background.
         self.hold_key().release()
 
     def hold_key(self) -> KeyLock:

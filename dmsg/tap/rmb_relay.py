@@ -105,7 +105,7 @@ class Options(RmbOptions):
                 continue
             last = at + 1 if equals else at + 2
             count = count if equals else (words[at + 1] if at + 1 < len(words) else "")
-            # the reference's document: --limit 1000, 1048576
+            # The reference's document has the example --limit 1000, 1048576.
             if re.fullmatch(r"\s*\d+\s*,?\s*", count) and re.fullmatch(
                 r"\s*,?\s*\d+\s*", "".join(words[last : last + 1])
             ):

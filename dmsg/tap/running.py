@@ -89,7 +89,7 @@ class StopOnFailure(MultiService):
         :raises CannotStart: the same of a daemon: twistd tells the process that waits for it.
         """
         self._starting = True
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # what rotates logs sends it
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # Programs that rotate logs send this signal.
             on_hangup(self._reactor, lambda: _log.info("SIGHUP: this program has nothing to reload"))
         if self._hold_key is not None:
             try:

@@ -27,7 +27,7 @@ def unpack_gzip(file: IO[bytes]) -> Iterator[bytes]:
     unpack = zlib.decompressobj(31)
     while packed := unpack.unused_data or file.read(READ):
         if unpack.eof:
-            unpack = zlib.decompressobj(31)  # the next member
+            unpack = zlib.decompressobj(31)  # Another member of the gzip file begins.
         # At the end of a member zlib leaves unconsumed_tail as it was, so eof must be checked as well.
         while packed and not unpack.eof:
             yield unpack.decompress(packed, CHUNK)

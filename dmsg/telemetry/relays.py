@@ -82,7 +82,7 @@ class RelayTelemetry:
 
     def accepted(self, carried: TransportRecord, payload: bytes) -> None:
         if carried.request is None:
-            return  # a repeated ACCEPT; the clients deal with it
+            return  # A repeated ACCEPT is left to the clients.
         now = self._now()
         carried.accept(payload, now)
         assert carried.identity is not None

@@ -356,6 +356,6 @@ class Telemetry:
                 _log.failure("writing telemetry failed", result)
 
         writing = in_thread(self._reactor, act, *args, **options).addBoth(finished)
-        if not writing.called:  # under a test clock the work is done synchronously
+        if not writing.called:  # Under a test clock the work is done synchronously.
             self._writing = writing
         return writing

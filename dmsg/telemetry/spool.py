@@ -108,7 +108,7 @@ class Spool:
     def _open(self, now: float) -> IO[bytes]:
         self._number += 1
         path = self._directory / f".{self._stem}-{self._number:06d}{OPEN_SUFFIX}"
-        file = open(path, "xb", buffering=0)  # stays open: it holds the lock
+        file = open(path, "xb", buffering=0)  # The file stays open, because it holds the lock.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._file, self._opened = file, now
         self._size = self._lines = 0
@@ -128,7 +128,8 @@ class Spool:
             except OSError:
                 whole = False
             if not whole:
-                file.truncate(self._size)  # sealed without its last line, so that readers see that it is torn
+                # The file is sealed without its last line, so that readers see that it is torn.
+                file.truncate(self._size)
             self._file = None
             file.close()
             self._unsealed.append(Path(file.name))
@@ -158,7 +159,7 @@ def _stats(paths: Iterable[Path]) -> Iterable[tuple[Path, os.stat_result]]:
         try:
             yield path, path.stat()
         except FileNotFoundError:
-            continue  # a collector took the file
+            continue  # A collector has taken the file.
 
 
 def compress(path: Path) -> Path:
@@ -200,14 +201,14 @@ def recover(directory: Path) -> int:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    continue  # its process is still running
+                    continue  # The process of this file is still running.
                 if not _mend(file):
                     path.unlink()
                     continue
                 compress(path)
                 found += 1
         except FileNotFoundError:
-            continue  # another process recovered it
+            continue  # Another process has recovered the file.
     # Half-compressed files are left by killed processes. A boot with an open file may be compressing right now.
     for path in directory.glob(f".*{SEGMENT_SUFFIX}.part"):
         boot = path.name.removeprefix(".").rpartition("-")[0]
@@ -238,7 +239,7 @@ def _mend(file: IO[bytes]) -> bool:
         envelope = {name: row[name] for name in ("producer", "role", "boot", "ts", "mono")}
         envelope = {"v": SCHEMA_VERSION, **envelope, "seq": row["seq"] + 1}
     except (ValueError, KeyError, TypeError):
-        return True  # not an event of ours; the pipeline puts it in quarantine
+        return True  # The line is no event of ours; the pipeline puts it in quarantine.
     file.seek(size)
     file.write(end_line(envelope, lines, digest.hexdigest(), recovered=True))
     file.flush()

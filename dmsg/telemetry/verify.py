@@ -114,7 +114,7 @@ def _verify(spool: Path, target: Path, names: Pseudonyms, seen: ReceiptsSeen, fo
         try:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
         except FileNotFoundError:
-            continue  # removed to make room for a newer file
+            continue  # The file was removed to make room for a newer one.
         checked = target / f"{RECEIPTS_PREFIX}{digest}{SEGMENT_SUFFIX}"
         if checked.exists():
             continue

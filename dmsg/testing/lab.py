@@ -85,7 +85,7 @@ class Lab:
         """Discovery, as a host reaches it."""
         pool = make_pool(host, persistent=False)
         agent = Agent.usingEndpointFactory(host, _Endpoints(host), pool=pool)
-        # the usual body takes its turns from the global reactor
+        # The default body takes its turns from the global reactor.
         http = HTTPClient(agent, data_to_body_producer=Body)
         address = self.network.host("discovery").address
         return Lookups([Lookup(host, f"http://{address}:{DISCOVERY_PORT}", http=http)])
@@ -98,7 +98,7 @@ class Lab:
             [f"tcp:{DISCOVERY_PORT}:interface={host.address}"],
             "memory:",
             DiscoverySettings(rate=0, max_servers=1000, openings=OPENINGS),
-            random=self.random,  # which servers it names has to follow from the seed too
+            random=self.random,  # The order of the named servers must follow from the seed, too.
         )
         self.discovery.startService()
         return self.discovery

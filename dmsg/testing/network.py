@@ -155,7 +155,7 @@ class Connector:
             return
         there, back = network.both_ways(self.host, target)
         if there.cut_since is not None or back.cut_since is not None:
-            self.host.callLater(1.0, self._try)  # the SYN is sent again
+            self.host.callLater(1.0, self._try)  # A lost SYN is sent again.
             return
         there_at = there.arrival(60) - network.clock.seconds()
         network.clock.callLater(there_at, target.do, lambda: self._arrived(target, there, back))
@@ -273,7 +273,7 @@ class Host:
         self._paused: list[Callable[[], object]] | None = None
         self.life = 0
         self.ports: dict[int, Port] = {}
-        self.ends: dict[End, None] = {}  # in order: chance has no part in it
+        self.ends: dict[End, None] = {}  # The order is that of insertion, so that runs with the same seed are equal.
         self._next_port = 40_000
         self.nameResolver: IHostnameResolver = _Names()
 

@@ -85,7 +85,7 @@ class Talker(Protocol):
         other = self.other
         assert other is not None
         end = getattr(other.transport, "end", None)
-        # what a reader that has stopped did not take yet has arrived all the same
+        # Data have arrived even if a reader that has stopped did not take them.
         arrived = end.received if end is not None and other.lost is None else other.received
         if self.acknowledged > arrived:
             raise PromiseBroken(f"{self.acknowledged} bytes were acknowledged and {arrived} have arrived")

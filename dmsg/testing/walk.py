@@ -78,7 +78,7 @@ class Walk:
             one = self._talkers.pair(self.seed * 10 + number)
             self.lab.result(self.alice.connect(self.bob.public_key, _Fixed(one), port=PORT))
             self._streams += [one, one.other]  # type: ignore[list-item]
-        # the accepting end is built when the connecting one has confirmed
+        # The accepting end is built when the connecting end has confirmed.
         self.lab.network.run_until(lambda: all(talker.transport is not None for talker in self._streams))
         for _ in range(self._steps):
             for talker in self._streams:
@@ -181,7 +181,8 @@ class Walk:
         """A server is stopped politely: it drains."""
         if len(self.lab.servers) > 1:
             name = self.random.choice(list(self.lab.servers))
-            self.lab.network.host(name).resume()  # who is told to stop has to go on, to hear it
+            # A paused server is resumed first, because it must run to hear that it should stop.
+            self.lab.network.host(name).resume()
             self.lab.servers.pop(name).stopService()
 
     def _pause(self) -> None:

@@ -179,7 +179,7 @@ class Wire:
                 try:
                     os.write(tun, data)
                 except OSError:
-                    continue  # the namespace is going away, or its queue is full: packets get lost
+                    continue  # The namespace is being removed, or its queue is full; packets may get lost.
 
 
 def _packed(address: str) -> bytes:

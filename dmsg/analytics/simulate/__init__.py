@@ -79,7 +79,7 @@ class Simulation:
             target.mkdir(parents=True, exist_ok=True)
             for number, part in enumerate(sorted(fresh.glob("part-*.gz"))):
                 stem = f"{RECEIPTS_PREFIX if of_receipts else EVENTS_PREFIX}{name}-{self.network.seed}-{number:06d}"
-                with open(part, "ab") as file:  # the last line, as another member of the gzip file
+                with open(part, "ab") as file:  # The last line is appended as another member of the gzip file.
                     file.write(gzip.compress(self._end(stem)))
                 part.replace(target / f"{stem}{SEGMENT_SUFFIX}")
                 written[target.name] += 1

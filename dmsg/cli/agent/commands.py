@@ -126,7 +126,7 @@ def down() -> None:
     """Stop the agent.  Commands that use the agent wait until it is started again."""
     found = _found()
     try:
-        # the answer comes at once, the end of the connection when it has stopped
+        # The agent answers at once, and closes the connection when it has stopped.
         list(lines(found.path, {"do": "down"}, patience=DOWN_TIME))
     except ConnectionError:
         pass

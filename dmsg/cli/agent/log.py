@@ -62,7 +62,7 @@ class Log:
     def look(self) -> None:
         """Begin a new one if this has become long; where that fails, this one goes on."""
         if os.fstat(2).st_size > LOG_SIZE:
-            with suppress(DmsgError):  # a line about it would only make it longer
+            with suppress(DmsgError):  # A line about the failure would only make the log longer.
                 self._take()
 
     def _take(self) -> None:

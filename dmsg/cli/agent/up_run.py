@@ -54,7 +54,7 @@ def start(path: Path, settings: ClientSettings, log: Path) -> None:
     except DmsgError as error:
         fail(error)
     began = os.fstat(descriptor).st_size
-    # a service has no terminal, and a Ctrl-C at this one is not for it
+    # A service has no terminal, and a Ctrl-C at this terminal must not stop it.
     child = subprocess.Popen(
         [sys.executable, "-m", "dmsg.cli", "up", "--foreground", f"--log={log}", *_arguments(settings)],
         stdin=subprocess.DEVNULL,
@@ -84,7 +84,7 @@ def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> 
         if time.monotonic() > until:
             fail(DmsgError(f"the agent (process {child.pid}) does not answer; it says why in {log}"))
         time.sleep(0.05)
-        with suppress(AgentError):  # it begins, or ends
+        with suppress(AgentError):  # The agent is just starting or ending.
             found = find_agent(path)
     fields = {"up": str(found.key), "pid": found.pid, "log": str(log)}
     try:

@@ -121,11 +121,11 @@ def call(
             registry,
             relay,
             key_file,
-            # so that it is not taken for the twin's own program
+            # A session of its own keeps this command apart from the twin's own program.
             session=f"call-{os.getpid()}-{os.urandom(3).hex()}",
             encryption=not no_encryption,
             update=not no_update,
-            # other programs of the twin may be those of others, which know nothing of it
+            # Other programs of the twin may be of other makers, and know nothing of strict signatures.
             strict=None,
         )
         client.startService()

@@ -200,7 +200,7 @@ def list_twins(registry: str) -> None:
             return
         console = Screen(highlight=False)
         if not console.is_terminal:
-            console.width = 200  # for programs: whole lines
+            console.width = 200  # Programs that read the table need whole lines.
         print_table(console, table)
 
     run(main)

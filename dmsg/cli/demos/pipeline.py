@@ -114,7 +114,7 @@ class PipelineDemo:
         await self._entities.server("S0", url).line("registered in discovery")
         options = {name: self._telemetry(name) for name in ("S1", "S2")}
         await self._start_collector(url)
-        # stopped last first: what carries and keeps the last events goes after those who tell them
+        # Entities stop in reverse order, so that the collector still takes the last events of the others.
         self._entities.children.reverse()
         for name in options:
             await self._start_server(name, url)

@@ -56,7 +56,7 @@ class Child(ProcessProtocol):
     def processEnded(self, reason: Failure) -> None:
         if reason.check(ProcessDone):
             self.status = 0
-        else:  # as a shell says it: 128 and the signal, for one that ended by a signal
+        else:  # As in a shell, the status of a process that a signal ended is 128 plus the signal.
             signal = getattr(reason.value, "signal", None)
             self.status = 128 + signal if signal else getattr(reason.value, "exitCode", None) or 1
         last = self._output.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]

@@ -152,7 +152,7 @@ class Demo:
         self._say(f"registry of twins at {self._registry}")
 
     async def _start_relay(self, name: str, listen: str) -> None:
-        # its name is its address, which it has to know: a port is chosen here
+        # The relay's name is its address, which it must know before it starts, so the port is chosen here.
         if listen.startswith("tcp:0:"):
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 listen = f"tcp:{probe.getsockname()[1]}:interface=127.0.0.1"

@@ -72,7 +72,7 @@ class CopyFactory(Factory):
         def ended(result: TransferResult | Failure) -> None:
             if isinstance(result, Failure):
                 error = f"{whom}: {result.value}"
-                if error != self._said:  # who waits for another one tries again each second
+                if error != self._said:  # A peer that waits for another transfer tries again each second.
                     say(error, err=True)
                 self._said = error
             else:
@@ -115,7 +115,7 @@ def _putter(source: Path, path: str, hidden: bool) -> Make:
     told: list[WalkResult] = []
 
     def left_out(walked: WalkResult) -> None:
-        if not told:  # not again when it goes on
+        if not told:  # A resumed transfer does not repeat the list.
             say_left_out(walked)
         told.append(walked)
 
@@ -202,7 +202,7 @@ def _fetched(
         local /= name
     check_name(os.fspath(local), local.name, hidden=hidden)
     if local.is_symlink() and local.exists():
-        local = local.resolve()  # as cp(1): what it leads to is written
+        local = local.resolve()  # As with cp(1), the target of a link is written.
     if recursive:
         if not Path(target).is_dir():
             raise TransferError(f"{target}: there is no such directory")
@@ -357,7 +357,7 @@ class _CopyProgress:
             return
         gone = now - self._since
         if gone >= self._retry and stream is not None:
-            stream.abortConnection()  # one limit for all ways of waiting
+            stream.abortConnection()  # One limit covers all reasons to wait.
             return
         until = clock_time(self._retry - gone)
         what = "receives it from another connection" if self._busy else f"is away for {gone:.0f} s"
@@ -373,5 +373,5 @@ class _CopyProgress:
             self._say(text)
 
     def _say(self, text: str) -> None:
-        if self._progress.disable:  # else the bar says it
+        if self._progress.disable:  # Otherwise the progress bar shows the text.
             notice(text)

@@ -202,7 +202,7 @@ class InputToSend(ParcelFactory):
         return PipeSender(
             self.what[:NAME_SHOWN],
             lambda pipe: _Input.read(self._reactor, pipe, self._descriptor),
-            # at a terminal the bar would be where one types
+            # At a terminal the progress bar would disturb the typing.
             taken=lambda: None if os.isatty(self._descriptor) else self._begin(self.what, None),
             progress=self._moved,
         )
@@ -337,21 +337,21 @@ class _TransferDialogue:
             if self._output is not None:
                 await self._output.close()
             with suppress(TimeoutError):
-                # the other side hears what became of it before this program ends
+                # The other side must hear the result before this program ends.
                 await receiver.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
         return lambda: self._report(taken)
 
     def _report(self, taken: ReceivedParcel) -> None:
         offer = taken.offer
         if offer.kind == "text":
-            return  # it was shown when it came
+            return  # The text was shown when it arrived.
         names = [str(path) for path in taken.paths]
         what = list_names(names) if names else printable(offer.text)
         text = f"received {what}: {human_size(taken.size)} in {taken.seconds:.2f} s, {human_size(taken.rate)}/s"
         text += _were_there(offer.size - taken.size if names else 0)
         fields = {"bytes": taken.size, "files": offer.files, "seconds": taken.seconds}
         if offer.kind == "pipe":
-            notice(text)  # standard output has what came
+            notice(text)  # Standard output has the received data, so the report goes to standard error.
         else:
             tell(text, received=names, **fields)
             say_changed(taken.changed)
@@ -362,7 +362,7 @@ class _TransferDialogue:
                 tell("", text=offer.text)
             else:
                 say(offer.text, as_it_is=not sys.stdout.isatty())
-            # before the sender is told that it has arrived
+            # The output is checked before the sender is told that the text has arrived.
             return succeed(None if state.status is None else "it could not be written")
         if offer.kind == "pipe" and sys.stdout.isatty():
             notice(f"{describe_offer(offer)}: say where it goes, dmsg receive CODE > FILE")
@@ -384,7 +384,7 @@ class _TransferDialogue:
                 return "the receiver does not want it"
             if offer.kind == "pipe":
                 self._output = _Output(self._reactor, self._receiver)
-            # not before: bars and a question would write over each other
+            # The bar starts only now, because bars and questions would overwrite each other.
             self._bar = self._progress.add_task(describe_offer(offer), total=offer.size or None)
             self._progress.start()
             return None
@@ -449,7 +449,7 @@ def describe_offer(offer: Offer) -> str:
     named = [
         f"{_quoted(name)}{'/' if kind == DIRECTORY else ''}"
         + (f" ({files:,} {'file' if files == 1 else 'files'})" if kind == DIRECTORY else "")
-        # hidden ones first: nobody is to overlook them
+        # Hidden names come first, so that nobody overlooks them.
         for name, kind, _, files, _ in sorted(offer.things, key=lambda thing: thing[0][:1] != ".")[:SHOWN_THINGS]
     ]
     more = len(offer.things) - SHOWN_THINGS

@@ -37,7 +37,7 @@ MEDIUM, WIDE = 60, 90
 def transfer_progress() -> Progress:
     """A bar for each file, on standard error if that is a terminal."""
     console = Console(stderr=True)
-    # a bar is one line: what has no place is left out, and a long name is cut
+    # A bar has one line, so columns without room are left out and a long name is cut.
     name = TextColumn(
         "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
     )
@@ -51,7 +51,7 @@ def transfer_progress() -> Progress:
         console=console,
         expand=console.width < WIDE,
         transient=True,
-        # elsewhere even an empty one leaves a blank line
+        # On other outputs even an empty bar would leave a blank line.
         disable=state.quiet or not console.is_terminal or console.is_dumb_terminal,
     )
 

@@ -47,9 +47,10 @@ def stage(directory: Path | None) -> Iterator[None]:
             yield
         except BaseException as error:
             if isinstance(error, TransferRefused):
-                shutil.rmtree(directory, ignore_errors=True)  # it would be refused again
+                # A refused copy would be refused again, so its files are useless.
+                shutil.rmtree(directory, ignore_errors=True)
             with suppress(OSError):
-                directory.rmdir()  # if nothing has come
+                directory.rmdir()  # Only an empty directory is removed; received data are kept for the next attempt.
             raise
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -66,7 +67,7 @@ def _alone(directory: Path) -> Iterator[None]:
         try:
             if not lock_if_can(descriptor):
                 raise TransferError("the same copy is under way already, by another dmsg cp of yours")
-            if is_at(descriptor, directory):  # else the other has just ended, and taken it away
+            if is_at(descriptor, directory):  # Otherwise the other copy has just ended and removed the directory.
                 yield
                 return
         finally:

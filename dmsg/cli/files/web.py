@@ -171,7 +171,7 @@ def curl(  # noqa: C901
             raise click.UsageError(f"{name} begins with a dot; to write this file, use -o {name}")
         output = Path(name)
     if output is not None:
-        with suppress(FileNotFoundError):  # which is said when it is opened
+        with suppress(FileNotFoundError):  # A missing directory is reported when the file is opened.
             check_written(output)
     if continue_at is not None and output is None:
         raise click.UsageError("--continue-at needs --output or -O")

@@ -251,7 +251,7 @@ async def _arrived(body: _Body, length: int | None) -> None:
     except CancelledError:
         raise  # Ctrl-C
     except Exception as error:
-        reasons = getattr(error, "reasons", None)  # as Twisted's web client wraps them
+        reasons = getattr(error, "reasons", None)  # Twisted's web client wraps errors in a list.
         if reasons:
             error = reasons[0].value
         got = f"{body.size} of {length} bytes" if length is not None else f"{body.size} bytes"

@@ -144,7 +144,7 @@ def _problem(now: Snapshot, clients: float | None, free: float | None, memory: f
     found: list[tuple[int, str]] = []
     if now.status != "ok":
         found.append((90, now.status))
-    # one that wants no entry says so at /health alone
+    # An entity that wants no entry says so only at /health.
     if now.health.get("registered", now.number("registered") != 0) is False:
         found.append((80, "not registered"))
     if now.health.get("shared_with"):

@@ -99,7 +99,7 @@ def _why(error: Exception) -> str:
     cause = reasons[0].value if reasons else error
     if isinstance(cause, ConnectionRefusedError):
         return "nothing listens there"
-    # what the HTTP client makes of a request that it gave up in time
+    # The HTTP client raises one of these for a request that it gave up in time.
     if isinstance(cause, TimeoutError | ResponseNeverReceived | ConnectingCancelledError | CancelledError):
         return "no answer"
     return printable(describe(cause).rstrip("."))[:80]

@@ -252,7 +252,7 @@ class _Measurement:
         for source in self._sources:
             source.finish()
         for transport in self._transports:
-            await transport.send(b"")  # what was written before is acknowledged with it
+            await transport.send(b"")  # Its acknowledgement covers everything written before.
 
     def tell_result(self) -> None:
         """All of it, and close the streams.

@@ -58,7 +58,7 @@ class _Console(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         if not reason.check(ConnectionDone):
-            self._stream.output_lost()  # the stream has ended, and not all that came over it was written
+            self._stream.output_lost()  # The stream has ended before all received data were written.
         self._stream.end_of_input(0)
 
 
@@ -118,7 +118,8 @@ class _Stream(Protocol):
         self.output_ended = True
         self._console.unregisterProducer()
         self._console.loseWriteConnection()  # type: ignore[attr-defined]
-        # where this side has said all, too, no answer is waited for; a person would have to type an end of input
+        # If this side has ended, too, it waits for no answer. A person at a terminal would have to type an end of
+        # input.
         if self._ending or os.isatty(0):
             self._ending = True
             self._close()
@@ -146,7 +147,7 @@ class _Stream(Protocol):
 
     def _close(self) -> None:
         assert self.transport is not None
-        # a stream closes when its producer is done, as TCP does
+        # Like TCP, a stream closes only after its producer is unregistered.
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
         self.transport.loseConnection()
 
@@ -159,7 +160,7 @@ class _Stream(Protocol):
         if self._console is not None:
             self._console.unregisterProducer()
             self._console.loseConnection()
-        # what was printed leaves first
+        # Printed data must leave first.
         self._reactor.callLater(0.05, self._tell, None if reason.check(ConnectionDone) else reason)
 
     def _tell(self, reason: Failure | None) -> None:
@@ -228,6 +229,6 @@ async def open_one(
     reactor: Reactor, client: Client | MessagingClient, remote: PubKey | DmsgAddress, timeout: float, wait: float | None
 ) -> None:
     """Open a stream and join it to standard input and output, to its end."""
-    factory = OneStreamFactory(reactor, wait, Access(()))  # whom it connects to is said
+    factory = OneStreamFactory(reactor, wait, Access(()))  # The user has named the peer, so the access list is empty.
     await client.connect(remote, factory, timeout=timeout)
     await factory.over(client)

@@ -230,7 +230,8 @@ def stream(
     if receipts is None:
         receipts, _ = _check_receipts(spool, out, clear=clear_keys)
     with _one_stream(out), session(master, memory, conf, quick=_is_small(spool)) as spark:
-        for number in (signal.SIGINT, signal.SIGTERM):  # after Spark, which sets handlers of its own
+        # Spark sets handlers of its own at its start, so these come after it.
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
 
         def told(outcome: RunOutcome) -> None:
@@ -329,14 +330,14 @@ def demo(directory: Path | None, seconds: float) -> None:
     from dmsg.cli.client_run import run as run_reactor
     from dmsg.cli.demos.pipeline import PipelineDemo, compute
 
-    find_java()  # before anything is started
+    find_java()  # A missing Java is reported before anything is started.
     place = (directory or Path(tempfile.mkdtemp(prefix="dmsg-pipeline-"))).absolute()
     place.mkdir(parents=True, exist_ok=True)
 
     async def network(reactor: Reactor) -> None:
         shown = PipelineDemo(reactor, place, seconds)
         await shown.run()
-        # after the network: Spark takes this process's place no more than a person's next command would
+        # Spark starts after the network has stopped, as it would for a person who runs one command after the other.
         await deferToThread(compute, shown, place)
 
     run_reactor(network)

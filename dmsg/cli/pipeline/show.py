@@ -96,7 +96,7 @@ def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of:
         return
     for row in shown:
         grid.add_row(*(Text(_shown(row[name])) for name in names))
-    console = screen(10_000)  # for other programs, and for less -S
+    console = screen(10_000)  # The width suits other programs, and less -S.
     if not console.is_terminal:
         grid.expand = False
     elif console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
@@ -165,7 +165,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
         try:
             PubKey.from_hex(row["server"])
         except DmsgError:
-            continue  # an entry that nobody can have posted
+            continue  # Nobody can have posted such an entry.
         servers.append({"static": row["server"], "weight": row["weight"], "reasons": row["reasons"].split(", ")})
     if len(servers) < len(rows):
         click.echo(f"{len(rows) - len(servers)} of {len(rows)} are left out: no keys, or too many", err=True)

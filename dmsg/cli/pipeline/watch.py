@@ -67,7 +67,7 @@ def watch(out: str, every: float) -> None:
     if output.state.json:
         _say_each_run(out, every, state, found)
     shown = _fitting(console, state, found, at)
-    # a file or another program is told of each run once
+    # A file or another program gets each run once.
     with Live(shown, console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         if live is None:
             console.print(shown)
@@ -78,7 +78,8 @@ def watch(out: str, every: float) -> None:
             run, problem = state.run, ""
             try:
                 state, found, at = _look(out, None)
-            except (LakeError, DeltaError, OSError) as error:  # what was read stays; the next look is as planned
+            # The last result stays on the screen, and the next look is as planned.
+            except (LakeError, DeltaError, OSError) as error:
                 problem = str(error).partition("\n")[0]
             shown = _fitting(console, state, found, at, problem)
             if live is not None:
@@ -118,7 +119,7 @@ def _say_each_run(out: str, every: float, state: State, found: list[Finding]) ->
             time.sleep(every)
             if _reader_is_gone():
                 raise SystemExit(output.EXIT_PIPE)
-            with suppress(LakeError, DeltaError, OSError):  # what was read stays; the next look is as planned
+            with suppress(LakeError, DeltaError, OSError):  # The last result stays, and the next look is as planned.
                 state, found, _ = _look(out, None)
 
 

@@ -78,7 +78,7 @@ class Allowance:
         :param known: whether the server has proved its key there before.
         :raises Postponed: the budget of this window is used up.
         """
-        if known:  # few at one address: OF_HOST limits them
+        if known:  # Their number is small, because OF_HOST limits it.
             return
         windows = [(self._window(name, now), factor) for name, factor in blocks_of(number)]
         window, _ = windows[0]
@@ -156,7 +156,7 @@ class NameResolver:
                     found.append(address.host)
 
             def resolutionComplete(self) -> None:
-                over()  # even if nobody waits any more: the thread was busy until now
+                over()  # The thread was busy until now, even if nobody waits for the result any more.
                 if not done.called:
                     done.callback(None)
 

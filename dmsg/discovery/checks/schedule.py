@@ -222,7 +222,7 @@ class ServerChecks:
             now = self._now()
             try:
                 due = await self._store.due(room, now, now + LOST_AFTER)
-            except Exception as error:  # the store is down; its failures are logged where requests hit them
+            except Exception as error:  # The store is down; its failures are logged where requests meet them.
                 _log.info("servers are not checked: {error}", error=str(error))
             for one in due:
                 self._begin(one)
@@ -388,7 +388,8 @@ class ServerChecks:
 
     async def _prove(self, way: _CheckedAddress, entry: Entry) -> str:
         openings = openings_of(entry, self._openings)
-        if len(openings) > 1 and self._is_short(way):  # tried in turn, each would cost a silent server's full timeout
+        # Handshakes that are tried in turn would each cost a silent server's full timeout.
+        if len(openings) > 1 and self._is_short(way):
             tries = [Deferred.fromCoroutine(self._try(way, opening(entry.key))) for opening in openings]
             found = await gatherResults(tries, consumeErrors=True)
             return "" if "" in found else found[0]
@@ -412,7 +413,8 @@ class ServerChecks:
             return NO_ANSWER
         except HandshakeError as error:
             return f"{number}:{port} does not prove its key: {error}"
-        except Exception as error:  # a connection can fail with any error: the server is not there
+        # A connection can fail with any error, and each means that the server is unreachable.
+        except Exception as error:
             _log.debug("{host}:{port} is not there: {error!r}", host=number, port=port, error=error)
             why = f"{number}:{port}: {str(error) or type(error).__name__}"
             if isinstance(error, TimeoutError | ConnectTimeout):

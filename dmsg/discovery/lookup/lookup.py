@@ -257,7 +257,7 @@ class Lookup:
     async def _available_servers(self) -> list[Entry]:
         status, body = await self._request("GET", "/discovery/available_servers")
         if status == 404 and not is_foreign(status, body):
-            return []  # only the status counts; an HTML page is not from a discovery
+            return []  # Only the status counts; an HTML page would not be from a discovery.
         if status != 200:
             raise self._error(status, body)
         try:

@@ -146,7 +146,7 @@ class Lookups:
             place = lookup, key
             before = self._changing.pop(place, None)
             if before is not None:
-                before.cancel()  # superseded by this change
+                before.cancel()  # This change supersedes the one before.
             changing = self._changing[place] = ask(lookup)
 
             def ended(result: T | Failure) -> T | Failure:

@@ -46,7 +46,7 @@ class Nameplate:
         number, self._lasts = await _claim(self._lookup, self._key.public)
         if number == self.number:
             return True
-        await self._release(number)  # a new number is useless: people were told the old one
+        await self._release(number)  # A new number is useless, because people were told the old one.
         return False
 
     async def release(self) -> None:

@@ -83,7 +83,7 @@ class ExpirySweep:
             return early
         try:
             swept = await self._store.sweep(self._now(), SLICE)
-        except Exception as error:  # the store is down; its failures are logged where requests hit them
+        except Exception as error:  # The store is down; its failures are logged where requests meet them.
             _log.info("old entries could not be removed: {error}", error=str(error))
             swept = 0
         return PAUSE if swept == SLICE else SWEEP_EVERY

@@ -143,7 +143,7 @@ class RedisNameplates:
     @property
     def failures(self) -> tuple[type[Exception], ...]:
         """Errors of Redis, including timeouts."""
-        from txredisapi import RedisError  # an optional dependency
+        from txredisapi import RedisError  # The package is an optional dependency.
 
         return (RedisError,)
 

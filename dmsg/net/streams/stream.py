@@ -88,7 +88,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._suspended = False
         self.away_since: float | None = None
         """Time of the reactor's clock since which the stream has no carrier; None while it has one."""
-        # receiving
+        # The following attributes are for received data.
         self._paused = False
         self._delivering = False
         self._unread: deque[bytes] = NO_QUEUE
