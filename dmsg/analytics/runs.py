@@ -193,7 +193,7 @@ class Runs:
     def check_free(self) -> None:
         """Check that no run is writing.
 
-        :raises Busy: another run is writing.
+        :raises TablesBusy: another run is writing.
         """
         self._check_free(self._look()[1])
 
@@ -211,7 +211,7 @@ class Runs:
     def claim(self) -> Claim:
         """Claim the right to write.
 
-        :raises Busy: another run is writing.
+        :raises TablesBusy: another run is writing.
         """
         now = self._clock()
         table, rows = self._look()

@@ -1,1 +1,1 @@
-"""The ``dmsg`` command."""
+"""Command line of dmsg: the ``dmsg`` command and its subcommands."""

@@ -1,4 +1,4 @@
-"""``python -m dmsg.cli`` is the ``dmsg`` program."""
+"""Entry point of ``python -m dmsg.cli``, which is the ``dmsg`` program."""
 
 import sys
 

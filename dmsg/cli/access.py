@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
 
 SHOWN_ALLOWED = 5
-"""Names, keys and groups of ``--allow`` that the line of a command names; of more it is said how many there are."""
+"""Maximum number of ``--allow`` values that a command's line names; of further ones it tells the number."""
 
 
 @dataclass(frozen=True)
 class AllowOption:
     """Value of one ``--allow`` option.
 
-    :ivar text: as it was typed.
-    :ivar keys: whom it stands for; never nobody.
+    :ivar text: text as the user typed it.
+    :ivar keys: keys that the text stands for; never empty.
     """
 
     text: str
@@ -38,7 +38,7 @@ class AllowOption:
 
 
 class AllowedType(click.ParamType[AllowOption]):
-    """A public key, a name of the address book, or ``@`` and a group of it."""
+    """Parameter type of ``--allow``: a public key, a name of the address book, or ``@`` and a group of it."""
 
     name = "peers"
 
@@ -51,7 +51,7 @@ class AllowedType(click.ParamType[AllowOption]):
             self.fail(str(error), param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Names, and groups behind ``@``."""
+        """Return the names that begin with the typed text, or the groups after ``@``."""
         if not incomplete.startswith(MARK):
             return complete_names(incomplete)
         try:
@@ -64,7 +64,7 @@ class AllowedType(click.ParamType[AllowOption]):
 class Access:
     """Predicate that decides whether a peer may reach a service; the service calls it with the peer's address.
 
-    :ivar keys: theirs; None: anyone's.
+    :ivar keys: keys of the peers that may; None if all peers may.
     """
 
     def __init__(self, allow: tuple[AllowOption, ...]) -> None:
@@ -72,14 +72,14 @@ class Access:
         self.keys = frozenset(key for one in allow for key in one.keys) if allow else None
 
     def __call__(self, address: IAddress) -> bool:
-        """Whether a peer may."""
+        """Whether a peer may reach the service."""
         from dmsg.net.streams.address import DmsgAddress
 
         return self.keys is None or (isinstance(address, DmsgAddress) and address.public_key in self.keys)
 
     @property
     def fields(self) -> dict[str, object]:
-        """The same for programs, in the objects of ``--json``."""
+        """Fields that tell programs the same, in the objects of ``--json``."""
         return {"anyone": self.keys is None, "allow": sorted(str(key) for key in self.keys or ())}
 
     def __str__(self) -> str:
@@ -93,12 +93,12 @@ class Access:
         return f"open to {', '.join(shown)}{several}"
 
     def show(self) -> None:
-        """Say who may, in one line, each time that something is offered; with ``--quiet`` too."""
+        """Print one line that says which peers may reach the service, even with ``--quiet``."""
         say(f"dmsg: {self}", err=True)
 
 
 def describe_reach(interface: str) -> dict[str, object]:
-    """Say which machines and programs may connect to a port of this machine, and so act with this client's key.
+    """Print which machines and programs may connect to a local port, and thus act with this client's key.
 
     :returns: the fields of :attr:`Access.fields`.
     """
@@ -115,7 +115,7 @@ def describe_reach(interface: str) -> dict[str, object]:
 
 
 def is_loopback(interface: str) -> bool:
-    """Whether only this machine connects to an address of it."""
+    """Whether only this machine can connect to an address of an interface."""
     try:
         return ip_address(interface).is_loopback
     except ValueError:
@@ -144,10 +144,10 @@ def accepting_options(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def check_takes(access: Access, *, anyone: bool, what: str) -> None:
-    """Check that somebody said from whom files are taken.
+    """Check that the user has said whose files are accepted.
 
-    :param what: takes them.
-    :raises click.UsageError: nobody did, or two things that exclude each other.
+    :param what: name of the service, for the message.
+    :raises click.UsageError: the user has not, or has given two options that exclude each other.
     """
     if access.keys is None and not anyone:
         raise click.UsageError(
@@ -159,9 +159,9 @@ def check_takes(access: Access, *, anyone: bool, what: str) -> None:
 
 
 def check_offered(directory: Path, *, anything: bool) -> None:
-    """Check a directory that peers get to see, or may write to.
+    """Check a directory that peers may see or write to.
 
-    :raises click.UsageError: it holds more than was meant perhaps, or is dmsg's own.
+    :raises click.UsageError: the directory is dmsg's own, or probably contains more than the user wants to offer.
     """
     from dmsg.apps.descriptors import open_within
     from dmsg.apps.exposure import is_home_or_above

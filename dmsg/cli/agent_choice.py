@@ -1,4 +1,4 @@
-"""Whether a command works through the agent: where one is up that has what is asked."""
+"""Choice whether a command works through the agent, which needs a running agent with suitable settings."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSettings:
-    """The settings with the agent that suits them; without one as they are.
+    """Return the settings with the agent if it suits them, else the settings without it.
 
-    :param able: the agent can do what the command needs; else only what it knows of discovery is used, and a key of
-        its own instead of the agent's, which is in use.
+    :param able: whether the agent can do what the command needs.  Otherwise the command takes only the agent's
+        discovery, and a temporary key if its own key is in use by the agent.
     """
     try:
         found = find_agent()
@@ -44,8 +44,8 @@ def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSetti
 def ask_agent(agent: FoundAgent, request: dict[str, object], patience: float) -> Iterator[Answer]:
     """Send a request to the agent and return its answer, without a reactor; Ctrl-C ends the call at once.
 
-    :param patience: seconds without a word of it.
-    :raises SystemExit: it failed; the line that says so is printed.
+    :param patience: seconds to wait for each line of the answer.
+    :raises SystemExit: the request failed; an error line is printed.
     """
     from dmsg.agent.socket_path import lines
     from dmsg.keylock import this_program
@@ -57,7 +57,7 @@ def ask_agent(agent: FoundAgent, request: dict[str, object], patience: float) ->
 
 
 def key_in(path: str | None) -> PubKey | None:
-    """The public key of a key file; None: there is no such file, or it is none."""
+    """Return the public key of a key file, or None if the file is absent or no key file."""
     if path is not None:
         with suppress(DmsgError, OSError):
             return read_key_file(path).public
@@ -65,7 +65,7 @@ def key_in(path: str | None) -> PubKey | None:
 
 
 def _suits(settings: ClientSettings, found: FoundAgent) -> bool:
-    """Nothing is asked of the connection that the agent's may not have."""
+    """Whether the settings ask for nothing that the agent's connections may not have."""
     usual = (ServerChoice(), RESUME_TIMEOUT, False, False)
     asked = (settings.choice, settings.resume_timeout, settings.receipts, settings.share)
     same_network = set(settings.discovery) == set(found.discovery)

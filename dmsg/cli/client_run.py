@@ -1,4 +1,4 @@
-"""Running a command: a reactor, a client, one line for an error."""
+"""Frame of a running command: reactor, client, signals, and one line for an error."""
 
 from __future__ import annotations
 
@@ -38,24 +38,23 @@ Main = Callable[[Reactor], Coroutine[Deferred[Any], Any, object]]
 """Coroutine function of a command, which gets the reactor that it runs in."""
 
 EXIT_TERMINATED = 143
-"""128 and SIGTERM."""
+"""Exit status after SIGTERM: 128 plus the signal."""
 EXIT_HUNG_UP = 129
-"""128 and SIGHUP."""
+"""Exit status after SIGHUP: 128 plus the signal."""
 ONLINE_TIMEOUT = 15.0
-"""Seconds to find a server."""
+"""Seconds to wait until the client has a server."""
 MOST_SIGNALS = 3
-"""Times that Ctrl-C is typed: at the first all is put away, at the second that is cut short, at the third nothing is
-waited for."""
+"""Number of Ctrl-C that end the process at once.  The first one starts an orderly end, and the second cuts it short."""
 NOTICE_AFTER = 1.5
 """Seconds after which a command says what it waits for."""
 
 
 def run(main: Main, *, logs: bool = False) -> NoReturn:
-    """Run ``main(reactor)`` in a reactor; ends the process.
-
-    :param logs: what happens is said on standard error, as by a service; else only with ``--verbose``.
+    """Run ``main(reactor)`` in a reactor, and end the process.
 
     Errors of dmsg and of the system are one line on standard error.
+
+    :param logs: whether to log to standard error, as a service does; otherwise only with ``--verbose``.
     """
     verbose = click.get_current_context().find_root().params.get("verbose", False)
     level = LogLevel.debug if verbose else LogLevel.info if logs else LogLevel.critical
@@ -73,7 +72,7 @@ def run(main: Main, *, logs: bool = False) -> NoReturn:
 class _Run:
     """Run of one command in its reactor.
 
-    :ivar ended: fires when all is put away; fails with the status to end with.
+    :ivar ended: Deferred that fires when everything is closed; fails with the exit status.
     """
 
     def __init__(self, reactor: Reactor, main: Main) -> None:
@@ -112,7 +111,7 @@ class _Run:
         self._reactor.callLater(0, self._running.cancel)
 
     def _interrupted(self) -> Deferred[None] | None:
-        """Ctrl-C, SIGTERM: what is running puts away its things first."""
+        """Handle Ctrl-C or SIGTERM: cancel the command, and wait until it has closed everything."""
         if self._over.called:
             return None
         self._running.cancel()
@@ -128,7 +127,8 @@ class _Run:
         return result
 
     def _tell_signals_apart(self) -> None:
-        """The reactor stops for either in the same way; who started the command sees by which one."""
+        """Install handlers that record the signal, because the reactor stops for all signals alike and the exit status
+        differs."""
         later = cast(IReactorFromThreads, self._reactor).callFromThread
         times = 0
 
@@ -154,7 +154,7 @@ class _Run:
 
 
 class RunnableClient(Protocol):
-    """A client of some family, or of the agent, as far as it is started and stopped."""
+    """Interface of a client that can be started and stopped, of any family or of the agent."""
 
     @property
     def waiting_for(self) -> str:
@@ -167,17 +167,17 @@ class RunnableClient(Protocol):
         """Stop the client."""
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
-        """Fires when it has a server."""
+        """Return a Deferred that fires when the client has a server."""
 
     def when_published(self, timeout: float | None = None) -> Deferred[None]:
-        """Fires when others can find it."""
+        """Return a Deferred that fires when others can find the client."""
 
 
 class Settings(Protocol[C_co]):
-    """Settings of a client of some family, taken from options."""
+    """Interface of a client's settings, taken from options."""
 
     def make(self, reactor: Reactor) -> C_co:
-        """A client, not started."""
+        """Make a client that is not started."""
 
 
 async def with_client(
@@ -187,9 +187,9 @@ async def with_client(
     *,
     published: bool = False,
 ) -> T:
-    """``use`` a client that is online, then stop it.
+    """Start a client, call ``use`` with it once it is online, and stop it afterwards.
 
-    :param published: wait until others can find it.
+    :param published: whether to wait until others can find the client.
     """
     client = settings.make(reactor)
     client.startService()
@@ -211,14 +211,14 @@ def _tell_of_waiting(reactor: Reactor, client: RunnableClient) -> None:
 
 
 class ListeningClient(Protocol):
-    """Client of some family, or of the agent, as far as it takes what peers open."""
+    """Interface of a client that accepts streams, of any family or of the agent."""
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort | Deferred[IListeningPort]:
         """Accept streams."""
 
 
 class _DescribedFactory(Protocol):
-    """Factory that says who may come, and what they get."""
+    """Interface of a factory with an access rule and a description."""
 
     admits: Access
     offers: str
@@ -227,12 +227,12 @@ class _DescribedFactory(Protocol):
 async def listening_at(
     client: ListeningClient, factory: IProtocolFactory, port: int = 0, *, access: Access, offers: str = ""
 ) -> IListeningPort:
-    """Take what peers open: of the command's own client at once, of the agent when it says that the port is free.
+    """Accept streams with ``factory``.  The agent first has to say that the port is free.
 
-    :param access: whose; no transport of others is accepted.
-    :param offers: what they get, as ``dmsg status`` shows it.
-    :raises CannotListenError: another part of the client has it.
-    :raises DmsgError: another program has it.
+    :param access: peers that may connect; streams of others are refused.
+    :param offers: description of the service, as ``dmsg status`` shows it.
+    :raises CannotListenError: another part of the client uses the port.
+    :raises DmsgError: another program uses the port.
     """
     described = cast(_DescribedFactory, factory)
     described.admits, described.offers = access, offers
@@ -240,7 +240,7 @@ async def listening_at(
 
 
 async def serve_until_interrupted(port: IListeningPort, *others: IListeningPort) -> None:
-    """Listen until the command is ended."""
+    """Listen until the command is ended by a signal."""
     try:
         await Deferred()
     finally:

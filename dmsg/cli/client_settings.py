@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 RESUME_OF_NEW_KEYS = 30.0
-"""Seconds for which a stream between keys of one run waits for another way, unless --resume says otherwise."""
+"""Seconds for which a stream between temporary keys may be resumed, unless --resume says otherwise."""
 
 
 def client_key(key_file: str | None, *, create: bool = False, share: bool = False) -> SecKey:
-    """The one in the file, which is in use from now on; without a file one for this run.
+    """Load and lock the key of a file; without a file return a temporary key.
 
-    :param create: make the file if it is absent.
-    :param share: another program on this machine may use it too.
-    :raises KeyFileError: it cannot be used, or another program uses it.
+    :param create: whether to create the file if it is absent.
+    :param share: whether another program on this machine may use the key, too.
+    :raises KeyFileError: the file cannot be used, or another program uses the key.
     """
     if not key_file:
         return SecKey.generate()
@@ -55,21 +55,24 @@ class ClientSettings:
     create: bool = False
     share: bool = False
     agent: FoundAgent | None = None
-    """The agent whose key and connections are used; None: the command has its own."""
+    """Agent whose key and connections are used; None if the command has its own."""
 
     def alone(self) -> ClientSettings:
-        """The same with a key of its own, for this run: who was killed cannot come back with such a key."""
+        """Return the settings with a temporary key.
+
+        A killed program cannot return with such a key, so its streams are resumed for a shorter time.
+        """
         ctx = click.get_current_context(silent=True)
         chosen = ctx is not None and ctx.get_parameter_source("resume_timeout") is not ParameterSource.DEFAULT
         patience = self.resume_timeout if chosen else min(self.resume_timeout, RESUME_OF_NEW_KEYS)
         return replace(self, key_file=None, agent=None, resume_timeout=patience)
 
     def load(self) -> None:
-        """Load what the client needs."""
+        """Import the modules that the client needs."""
         load("dmsg.cli.client_run", "dmsg.v2019.client" if self.agent is None else "dmsg.agent.client")
 
     def make(self, reactor: Reactor) -> Client:
-        """A client, not started: the command's own, or what it has of the agent, which does for it as well."""
+        """Make a client that is not started: one of the command's own, or one that works through the agent."""
         if self.agent is not None:
             from dmsg.agent.client import AgentClient
 

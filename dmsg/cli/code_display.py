@@ -1,4 +1,4 @@
-"""Codes as commands use them: one side makes one and waits, the other types it."""
+"""Codes as commands show and ask for them: one side makes a code and waits, the other side types it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ async def offer_code(
 ) -> CodeAgreement:
     """Make a code, show it, and wait for the peer who knows it.
 
-    :param type_there: the command to which it is given on the other machine.
-    :raises CodeUsedUp: see :class:`~dmsg.apps.codes.rendezvous.OfferedCode`, or the people see different numbers.
+    :param type_there: command to type on the other machine.
+    :raises CodeUsedUp: see :class:`~dmsg.apps.codes.rendezvous.OfferedCode`; or the users saw different numbers.
     """
 
     def told_wrong(left: int) -> None:
@@ -38,15 +38,15 @@ async def offer_code(
 
 
 async def accept_code(reactor: Reactor, client: Client, code: Code, *, verify: bool, timeout: float) -> CodeAgreement:
-    """Prove that this side knows a code to the peer who made it.
+    """Prove to the peer who made a code that this side knows it.
 
-    :raises CodeUsedUp: see :func:`~dmsg.apps.codes.rendezvous.accept_code`, or the people see different numbers.
+    :raises CodeUsedUp: see :func:`~dmsg.apps.codes.rendezvous.accept_code`; or the users saw different numbers.
     """
     return await _compared(reactor, await rendezvous.accept_code(reactor, client, code, timeout=timeout), verify)
 
 
 async def _compared(reactor: Reactor, agreed: CodeAgreement, verify: bool) -> CodeAgreement:
-    """Show what both sides can compare, if that is wanted."""
+    """Ask the user to compare the numbers of both sides, if an option asks for that."""
     if verify:
         say(f"verify: {agreed.verifier}", err=True)
         if not await ask(reactor, "Does the other side show the same?", default=False):

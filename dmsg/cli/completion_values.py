@@ -1,6 +1,6 @@
 """Values that shell completion offers: names, codes, files.
 
-Nothing here is asked of the network, and nothing fails: who presses Tab wants no error.
+Completion makes no request to the network and never fails, because a user who presses Tab wants no error.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from dmsg.clients.address_book import AddressBook
 from dmsg.errors import DmsgError
 
 KEY_BEGINS = 2
-"""Digits of a key in hexadecimal from which on it is completed."""
+"""Minimum number of typed hexadecimal digits of a key that is completed."""
 KEY_TEXT_BEGINS = 4
-"""Characters of a key's own text from which on it is completed."""
+"""Minimum number of typed characters of a key's text form that is completed."""
 
 
 def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
-    """Names of the address book, and its keys where one is begun.  :param after: what stands behind each."""
+    """Return the names of the address book that begin with the typed text, or its keys if a key is begun.
+
+    :param after: text to append to each completion.
+    """
     found = []
     with suppress(DmsgError):
         for name, key in sorted(AddressBook().all().items()):
@@ -34,27 +37,27 @@ def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
 
 
 def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names alone."""
+    """Return matching names."""
     return complete_names(incomplete)
 
 
 def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files."""
+    """Let the shell complete a file name."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def complete_path_or_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names, or files where no name begins so."""
+    """Return matching names, or let the shell complete a file name if there are none."""
     return (incomplete and complete_names(incomplete)) or complete_path(ctx, param, incomplete)
 
 
 def complete_copied(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """``NAME:``, or files."""
+    """Return matching names with a colon, or let the shell complete a file name if there are none."""
     return (incomplete and complete_names(incomplete, ":")) or complete_path(ctx, param, incomplete)
 
 
 def complete_code(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Words of the code that is being typed."""
+    """Return the possible completions of a code that is being typed."""
     from dmsg.apps.codes.words import completions
 
     return [CompletionItem(code) for code in completions(incomplete)]

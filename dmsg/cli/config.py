@@ -21,7 +21,7 @@ class WrongSetting(ConfigError, WrongUse):
 
 
 VARIABLES = {"discovery": "DMSG_DISCOVERY", "key-file": "DMSG_KEY_FILE", NAMES: "DMSG_NAMES"}
-"""The environment's names of settings."""
+"""Environment variables by setting."""
 
 
 @click.group(cls=OneLineGroup, invoke_without_command=True)
@@ -107,7 +107,7 @@ def _plain(value: object) -> object:
 
 
 def _parsed(text: str) -> object:
-    """A number and true and false as TOML has them; everything else is a text."""
+    """Return a number, true or false as TOML reads them; all other values are texts."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -119,7 +119,10 @@ def _parsed(text: str) -> object:
 
 
 def _change(name: str, value: object) -> None:
-    """:raises ConfigError: the setting cannot be, or the file cannot be written."""
+    """Change or remove a setting.
+
+    :raises ConfigError: the setting is invalid, or the file cannot be written.
+    """
     import tomlkit  # This package keeps the comments and the order of a file that a person wrote.
 
     *tables, last = name.split(".")
@@ -155,7 +158,10 @@ def _change(name: str, value: object) -> None:
 
 
 def _check(tables: list[str], name: str, value: object) -> None:
-    """:raises ConfigError: no command has such an option, or it cannot have that value."""
+    """Check a setting.
+
+    :raises ConfigError: no command has such an option, or the value is invalid for it.
+    """
     context = click.get_current_context()
     found: click.Command | None = context.find_root().command
     if not tables:

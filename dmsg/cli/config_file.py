@@ -1,8 +1,8 @@
-"""The configuration file of commands: what stands in it is what an option has that is not given.
+"""Configuration file of commands, which holds default values of options.
 
-``$DMSG_CONFIG``, else ``dmsg/config.toml`` in ``$XDG_CONFIG_HOME`` or ``~/.config``.  At its top are options of the
-network, for every command that has them; a table has those of one command, under its name (``[send]``,
-``[discovery.list]``).  The command line goes before the environment, and that before the file.
+The file is ``$DMSG_CONFIG``, or else ``dmsg/config.toml`` in ``$XDG_CONFIG_HOME`` or ``~/.config``.  At its top are
+options of the network, for all commands that have them.  A table holds the options of the command after which it is
+named (``[send]``, ``[discovery.list]``).  The command line overrides the environment, which overrides the file.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ NETWORK = (
     "receipts",
     "timeout",
 )
-"""Options that may stand at the top."""
+"""Options that may be at the top of the file."""
 NAMES = "names"
-"""The file of the address book, at the top."""
+"""Setting at the top that names the file of the address book."""
 
 
 class ConfigError(DmsgError):
-    """The file cannot be read, or says something that is none."""
+    """Error: the file cannot be read, or has an invalid setting."""
 
 
 def config_path() -> Path:
@@ -50,7 +50,7 @@ def config_path() -> Path:
 def read_config() -> dict[str, object]:
     """Read the configuration file; return an empty dict if it does not exist.
 
-    :raises ConfigError: it cannot be read, is no TOML, or has a setting that is none.
+    :raises ConfigError: the file cannot be read, is no TOML, or has an invalid setting.
     """
     path = config_path()
     try:
@@ -74,7 +74,10 @@ def read_config() -> dict[str, object]:
 
 
 def check_tables(content: dict[str, object], commands: Sequence[str]) -> None:
-    """:raises ConfigError: a table is of no command: what it says would never count."""
+    """Check that each table belongs to a command.
+
+    :raises ConfigError: a table belongs to none, so its settings would have no effect.
+    """
     for name, value in content.items():
         if isinstance(value, dict) and name not in commands:
             path = config_path()
@@ -82,7 +85,7 @@ def check_tables(content: dict[str, object], commands: Sequence[str]) -> None:
 
 
 def use_names(content: dict[str, object]) -> None:
-    """Let the address book be where the file says, unless the environment says otherwise."""
+    """Use the address book that the file names, unless the environment names another."""
     if NAMES in content and not os.environ.get("DMSG_NAMES"):
         os.environ["DMSG_NAMES"] = _expanded(cast(str, content[NAMES]))
 
@@ -90,8 +93,8 @@ def use_names(content: dict[str, object]) -> None:
 def defaults_of(command: click.Command, path: Sequence[str], content: dict[str, object]) -> dict[str, object]:
     """Return the default values of a command's parameters from the configuration file.
 
-    :param path: its name, behind those of the groups that it is in.
-    :raises ConfigError: its table has a setting that the command has not.
+    :param path: name of the command, after those of its groups.
+    :raises ConfigError: the command's table has a setting that is no option of the command.
     """
     options: dict[str, click.Option] = {}
     for param in command.params:
@@ -123,13 +126,16 @@ def _spelled(name: str) -> str:
 def _value_of(option: click.Option, name: str, value: object) -> object:
     """Convert a value to the type of its option; a repeatable option takes a list.
 
-    :raises ConfigError: it is of another shape.
+    :raises ConfigError: the value has the wrong type.
     """
     return _value(name, check_value(option, name, value))
 
 
 def check_value(option: click.Option, name: str, value: object) -> object:
-    """:raises ConfigError: an option has no such value, whatever its words say."""
+    """Check that the type of a value fits an option.
+
+    :raises ConfigError: it does not.
+    """
     if option.multiple or option.nargs != 1:
         value = value if isinstance(value, list) else [value]
     elif isinstance(value, list):

@@ -30,13 +30,13 @@ from dmsg.net.web.fetch import WebClient, cancellable, make_pool
 from dmsg.v2019.client import Client
 
 PATIENCE = 10.0
-"""Seconds for each thing that is asked of somebody."""
+"""Seconds to wait for each answer."""
 CLOCK_OFF = 30.0
-"""Seconds by which the clock may differ from a discovery's."""
+"""Maximum difference in seconds between the local clock and that of a discovery."""
 SLOW = 1.0
-"""Seconds of a round trip from which it is said that a server is far away."""
+"""Round trip in seconds above which a server is reported as far away."""
 ANSWER = 64 * 1024
-"""Bytes of an answer about a discovery's health."""
+"""Maximum bytes of an answer about the health of a discovery."""
 
 
 class Verdict(Enum):
@@ -50,14 +50,17 @@ class Verdict(Enum):
 class Examination:
     """Results of the checks so far.
 
-    :ivar well: nothing is wrong so far.
+    :ivar well: whether no check has failed.
     """
 
     def __init__(self) -> None:
         self.well = True
 
     def found(self, verdict: Verdict, check: str, text: str, advice: str = "") -> None:
-        """Say it.  :param advice: what to do."""
+        """Print the result of a check.
+
+        :param advice: what the user can do about it.
+        """
         self.well = self.well and verdict is not Verdict.WRONG
         text = without_userinfo(text)
         if state.json:
@@ -69,7 +72,7 @@ class Examination:
 
 
 async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, most: int) -> bool:
-    """Ask everything.  :returns: whether nothing is wrong."""
+    """Do all checks, and return whether none has failed."""
     all_ = Examination()
     _versions(all_)
     _config(all_)

@@ -1,4 +1,4 @@
-"""The first lines of the ``dmsg`` program."""
+"""Entry point of the ``dmsg`` program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dmsg.cli.loading import loading
 
 
 def entry() -> None:
-    """Run it."""
+    """Run the command line."""
     with loading():
         from dmsg.cli.main import entry as run
     run()

@@ -1,4 +1,4 @@
-"""The answer to a question at the terminal, read while everything else goes on."""
+"""Reader of an answer at the terminal, without blocking the reactor."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dmsg.cli.output import say
 from dmsg.net.reactor import Reactor
 
 ANSWER_LIMIT = 1024
-"""Bytes of a line that is looked at."""
+"""Maximum bytes of a line."""
 
 
 @implementer(IReadDescriptor)
 class LineReader:
     """Reader of one line of standard input.
 
-    :ivar answered: fires with whether it is a yes.
+    :ivar answered: Deferred that fires with whether the answer is yes.
     """
 
     def __init__(self, reactor: Reactor, default: bool) -> None:

@@ -1,4 +1,4 @@
-"""While a command is being loaded Ctrl-C ends it as it ends any program: there is nothing to put away."""
+"""Import of a command's modules, during which Ctrl-C ends the process at once because there is nothing to close."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def loading() -> Iterator[None]:
 
 
 def load(*modules: str) -> None:
-    """Load what a command needs to run: before there is a reactor, to which Ctrl-C means something else."""
+    """Import modules that a command needs, before there is a reactor that handles Ctrl-C in its own way."""
     with loading():
         for module in modules:
             import_module(module)

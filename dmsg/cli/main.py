@@ -1,4 +1,4 @@
-"""The ``dmsg`` command: its subcommands are imported when they are used."""
+"""The ``dmsg`` command, whose subcommands are imported only when they are used."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 
 
 class _Lazy(Group):
-    """Subcommands by name; starting is quick whatever they need."""
+    """Group that imports subcommands by name when they are used, so that each command starts quickly."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -122,7 +122,7 @@ def main(as_json: bool, quiet: bool, verbose: bool) -> None:
 
 
 def entry() -> None:
-    """The ``dmsg`` program: whatever goes wrong is one line, and Ctrl-C none at any time."""
+    """Run the ``dmsg`` program; every error is one line, and Ctrl-C never prints a traceback."""
     output.open_missing()
     try:
         returned = main(prog_name="dmsg", standalone_mode=False)

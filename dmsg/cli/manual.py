@@ -1,4 +1,4 @@
-"""Manual pages, made of the commands as ``--help`` is."""
+"""Manual pages, generated from the same descriptions as ``--help``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENVIRONMENT = (
 
 
 def pages(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """(file name, page) of a command and of all below it."""
+    """Yield the file name and the page of a command and of all its subcommands."""
     yield f"{'-'.join(path)}.1", page(command, path)
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -45,7 +45,7 @@ def pages(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 def page(command: click.Command, path: tuple[str, ...]) -> str:
-    """A page in section 1, for man(7)."""
+    """Return a page of section 1, in the macros of man(7)."""
     context = click.Context(command, info_name=" ".join(path))
     title = "-".join(path)
     day = time.strftime("%Y-%m-%d")
@@ -84,7 +84,7 @@ def page(command: click.Command, path: tuple[str, ...]) -> str:
 
 
 def _described(text: str) -> Iterator[str]:
-    """Paragraphs, and examples as they stand: those that click is told not to wrap."""
+    """Yield the paragraphs of a description; examples, which click must not wrap, stay as they are."""
     for number, paragraph in enumerate(re.split(r"\n\s*\n", text.strip())):
         lines = paragraph.splitlines()
         as_it_is = lines[0].strip() == "\b"
@@ -110,7 +110,10 @@ def _escaped(text: str) -> str:
 
 
 def write(command: click.Command, directory: Path) -> int:
-    """All pages into a directory; how many.  :raises OSError: it cannot be written."""
+    """Write all pages into a directory, and return their number.
+
+    :raises OSError: a page cannot be written.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     number = 0
     for name, text in pages(command, ("dmsg",)):

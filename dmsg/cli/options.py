@@ -1,8 +1,7 @@
-"""Commands and groups that have what every command has: ``--json``, ``--quiet``, ``--verbose``, ``--version``.
+"""Commands and groups with shared options: ``--json``, ``--quiet``, ``--verbose``, ``--version``.
 
-The help of a command shows its summary, its examples, its description and its
-own options.  The options of the network, which every command that runs a client
-shares, are shown by ``--help-all`` alone.
+The help of a command shows its summary, its examples, its description and its own options.  Options of the network,
+which all commands that run a client share, are shown only by ``--help-all``.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from dmsg.cli.suggestions import arguments_instead, instead_of
 from dmsg.errors import DmsgError
 
 NETWORK_OPTIONS = frozenset(f"--{name}" for name in (*NETWORK, "create", "share", "profile"))
-"""Options that say how a client reaches the network, in the configuration file or only on the command line."""
+"""Options that say how a client reaches the network, whether the configuration file may contain them or not."""
 
 ALL = "dmsg.all"
 """Key of a context's ``meta`` that is set when the help shows the options of the network, too."""
 LONGEST_SUMMARY = 200
-"""Characters of a command's first sentence that a list of commands shows."""
+"""Maximum characters of a command's first sentence in a list of commands."""
 _MARKED = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 UNCONFIGURED = ("config", "completion", "man")
-"""Commands for which nothing stands in the configuration file."""
+"""Commands that have no settings in the configuration file."""
 
 
 def _set_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -156,12 +155,12 @@ class Command(_Described):
 
 
 def _for_terminals(text: str | None) -> str | None:
-    """A docstring as help and manual show it: what stands between backticks is quoted as in a shell."""
+    """Return a docstring as help and manual show it, with shell quotes in place of backticks."""
     return None if text is None else _MARKED.sub(r"'\2'", text)
 
 
 def _with_advice(error: click.UsageError, line: str | None) -> click.UsageError:
-    """Return the error with what to type instead, where that is known."""
+    """Return the error with advice on what to type instead, if there is any."""
     if line is None:
         return error
     return click.UsageError(f"{error.format_message().rstrip('.')}; say: {line}", error.ctx)
@@ -202,7 +201,7 @@ class Group(_Described, click.Group):
 
 
 class OneLineGroup(Group):
-    """Errors of its commands, which need no reactor, are one line."""
+    """Group of commands without a reactor, whose errors are one line."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -216,7 +215,7 @@ class OneLineGroup(Group):
 
 
 class _Directory(click.Path):
-    """A directory for files to come; it is made if its parent is there."""
+    """Parameter type of a directory for received files, which is created if its parent exists."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None

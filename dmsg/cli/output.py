@@ -1,8 +1,7 @@
 """Output of the commands: results on standard output, messages on standard error; either may be closed.
 
-``--json`` makes every result one JSON object a line, ``--quiet`` leaves out
-progress and notices.  A reader that has gone away (``dmsg iperf | head``) ends
-a command quietly, with the status that a shell shows for SIGPIPE.
+With ``--json`` every result is one JSON object per line; ``--quiet`` leaves out progress and notices.  If the reader
+has gone away (``dmsg iperf | head``), a command ends without a message, with the status that a shell shows for SIGPIPE.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ EXIT_USAGE = 2
 EXIT_NOBODY = 3
 """Exit status: the peer does not exist or cannot be reached."""
 EXIT_UNWANTED = 4
-"""The other side was reached and does not want it."""
+"""Exit status: the other side was reached and refused."""
 EXIT_CUT = 5
 """Exit status: the transfer was interrupted; the same command resumes it."""
 STATUSES = ((WrongUse, EXIT_USAGE), (CutShort, EXIT_CUT), (NobodyThere, EXIT_NOBODY), (Unwanted, EXIT_UNWANTED))
 UNBOUNDED = 10_000
-"""Columns of what is no terminal."""
+"""Number of columns if the output is no terminal."""
 EXIT_INTERRUPTED = 130
-"""128 and SIGINT."""
+"""Exit status after SIGINT: 128 plus the signal."""
 EXIT_PIPE = 141
-"""128 and SIGPIPE."""
+"""Exit status after SIGPIPE: 128 plus the signal."""
 
 
 class _Output:
@@ -48,16 +47,16 @@ class _Output:
         self.status: int | None = None
         """Exit status of a command whose output cannot be written."""
         self.ended: Callable[[], None] | None = None
-        """Ends what is running."""
+        """Callback that ends the running command."""
 
 
 state = _Output()
 
 
 def say(text: str = "", *, err: bool = False, as_it_is: bool = False) -> None:
-    """Print a line; never raises, whoever calls it.  What strangers have put into it does nothing to a terminal.
+    """Print a line, without characters that a terminal acts upon.  An error is recorded and never raised.
 
-    :param as_it_is: nothing of it is changed: it goes to a file or a program.
+    :param as_it_is: whether to leave the text unchanged, because it goes to a file or a program.
     """
     try:
         click.echo(text if as_it_is else printable(text, "\n\t"), err=err, color=as_it_is or None)
@@ -66,12 +65,12 @@ def say(text: str = "", *, err: bool = False, as_it_is: bool = False) -> None:
 
 
 def tell(text: str, /, **fields: object) -> None:
-    """A result: the text for a person, or with ``--json`` the fields as one object."""
+    """Print a result: the text, or with ``--json`` the fields as one object."""
     say(json.dumps(fields) if state.json else text)
 
 
 def columns() -> int:
-    """Columns of the terminal that standard output is; as many as are wanted where it is none."""
+    """Return the width of the terminal, or ``UNBOUNDED`` if standard output is none."""
     try:
         return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNBOUNDED
     except (OSError, ValueError):
@@ -79,13 +78,13 @@ def columns() -> int:
 
 
 def notice(text: str) -> None:
-    """Something that a person may want to know; not with ``--quiet``."""
+    """Print a message for people, unless ``--quiet`` is given."""
     if not state.quiet:
         say(f"dmsg: {text}", err=True)
 
 
 def mark_output_failed(error: Exception, *, err: bool) -> None:
-    """Writing failed: there is no such output from now on, and without results there is nothing to do."""
+    """Redirect a failed output to the null device, and end the command if it was standard output."""
     is_pipe = isinstance(error, BrokenPipeError | ValueError)
     to_null(sys.stderr if err else sys.stdout, 2 if err else 1)
     if err:
@@ -99,7 +98,7 @@ def mark_output_failed(error: Exception, *, err: bool) -> None:
 
 @contextmanager
 def writing_output() -> Iterator[None]:
-    """Around what writes to standard output by itself: that it cannot be written ends the command."""
+    """Context for code that writes to standard output itself; a failure ends the command."""
     try:
         yield
         sys.stdout.flush()
@@ -109,7 +108,7 @@ def writing_output() -> Iterator[None]:
 
 
 def cannot_write() -> Exception:
-    """Why standard output takes no more: a pipe's reader has gone, or else a disk is full."""
+    """Return the error for standard output: its reader has gone if it is a pipe, else the disk is probably full."""
     mode = os.fstat(1).st_mode
     is_pipe = not stat.S_ISREG(mode) and not stat.S_ISCHR(mode)
     return BrokenPipeError() if is_pipe else DmsgError("standard output: cannot be written")
@@ -126,9 +125,9 @@ def to_null(stream: TextIO, descriptor: int) -> None:
 
 
 def open_missing() -> None:
-    """Descriptors 0 to 2 that are closed lead nowhere: else the next file or socket would be one of them.
+    """Open those of the descriptors 0 to 2 that are closed; otherwise the next file or socket would get their numbers.
 
-    Results that cannot be written are an error, as on a full disk.
+    Standard output then fails at the first result, as on a full disk.
     """
     for descriptor in range(3):
         try:
@@ -150,7 +149,7 @@ def describe(error: BaseException | None) -> str:
         if isinstance(error.filename, str | bytes | os.PathLike):
             return f"{os.fsdecode(error.filename)}: {error.strerror}"
         return error.strerror
-    cause = getattr(error, "socketError", None)  # Twisted's CannotListenError
+    cause = getattr(error, "socketError", None)  # Twisted's CannotListenError has this attribute.
     if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
         return f"{getattr(error, 'interface', '') or '*'}:{getattr(error, 'port', '')}: address already in use"
     return _with_name(without_userinfo(" ".join(str(error).split())), error) or type(error).__name__
@@ -164,7 +163,10 @@ def fail(error: BaseException) -> NoReturn:
 
 
 def fail_with(text: str, status: int, kind: str) -> NoReturn:
-    """The same, in so many words.  :param kind: what a program tells errors apart by."""
+    """Print an error line, with ``--json`` also an object, and exit.
+
+    :param kind: name by which programs distinguish errors.
+    """
     if state.json:
         say(json.dumps({"error": kind, "text": text, "status": status}))
     say(f"dmsg: {text}", err=True)

@@ -1,6 +1,6 @@
 """Parameters that commands share: keys and addresses, and how a client reaches the network.
 
-What is here is imported for the help of a command, too: nothing of Twisted is needed before a command runs.
+This module is imported for the help of a command, too, so it must not import Twisted.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 class _Peer:
-    """Parameter type that accepts names of the address book."""
+    """Base of parameter types that accept names of the address book."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The names that begin so."""
+        """Return the names that begin with the typed text."""
         return complete_names(incomplete)
 
 
 class PublicKeyType(_Peer, click.ParamType[PubKey]):
-    """66 hexadecimal characters, or a name from the address book."""
+    """Parameter type of a public key: 66 hexadecimal characters, its text form, or a name from the address book."""
 
     name = "public key"
 
@@ -53,12 +53,12 @@ class PublicKeyType(_Peer, click.ParamType[PubKey]):
 
 
 class AddressType(_Peer, click.ParamType["DmsgAddress"]):
-    """A public key or a name, with a port after a colon."""
+    """Parameter type of a public key or a name, with a port after a colon."""
 
     name = "address"
 
     def __init__(self, default_port: int | None = None) -> None:
-        """:param default_port: when none is given; None makes it an error."""
+        """:param default_port: port if none is given; None makes a missing port an error."""
         self._default = default_port
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> DmsgAddress:
@@ -71,9 +71,9 @@ class AddressType(_Peer, click.ParamType["DmsgAddress"]):
 
 
 def parse_target(text: str, default_port: int | None = None) -> DmsgAddress:
-    """``KEY:PORT`` or ``NAME:PORT``, with or without ``dmsg:`` before it.
+    """Parse ``KEY:PORT`` or ``NAME:PORT``, with or without ``dmsg:`` before it.
 
-    :raises ValueError: it is none; the text says so in one line.
+    :raises ValueError: the text is neither; the message is one line.
     """
     from dmsg.net.streams.address import DmsgAddress
 
@@ -86,7 +86,7 @@ def parse_target(text: str, default_port: int | None = None) -> DmsgAddress:
 
 
 class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
-    """A public key or a name, with or without a port after a colon."""
+    """Parameter type of a public key or a name, with or without a port after a colon."""
 
     name = "public key"
 
@@ -105,7 +105,7 @@ class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
 
 
 class Seconds(click.FloatRange):
-    """A number within bounds, which nan is not."""
+    """Parameter type of a number within bounds, which excludes nan."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(cast(float, value), param, ctx)
@@ -115,7 +115,7 @@ class Seconds(click.FloatRange):
 
 
 class URLType(click.ParamType[str]):
-    """A discovery's URL, or several separated by blanks."""
+    """Parameter type of a discovery's URL, or of several, separated by blanks."""
 
     name = "url"
 
@@ -134,7 +134,7 @@ WAYS_TO_A_DISCOVERY = (
     ("for one command", "--discovery URL, or DMSG_DISCOVERY=URL"),
     ("your own", "twistd -n dmsg-discovery --listen tcp:9090"),
 )
-"""Advice to a person who has no discovery."""
+"""Advice for users who have no discovery."""
 NO_DISCOVERY = (
     "no discovery is named. A discovery is the service that knows\n"
     "through which servers a key is reached; who wants to meet, names the same one:\n"
@@ -148,12 +148,12 @@ WHO = WhoType()
 
 
 def split_urls(discovery: tuple[str, ...]) -> tuple[str, ...]:
-    """Each may be several, separated by blanks."""
+    """Return all URLs of a repeated option, each value of which may have several, separated by blanks."""
     return tuple(url for one in discovery for url in one.split())
 
 
 class NoDiscovery(click.UsageError):
-    """No discovery is named, and nothing can be looked up without one."""
+    """Error: no discovery is named, so nothing can be looked up."""
 
     def __init__(self, ctx: click.Context | None = None) -> None:
         super().__init__(NO_DISCOVERY, ctx)
@@ -164,7 +164,7 @@ class NoDiscovery(click.UsageError):
 
 
 class _DiscoveryOption(click.Option):
-    """An option whose absence is explained."""
+    """Option whose absence is explained in the error."""
 
     def process_value(self, ctx: click.Context, value: object) -> object:
         try:
@@ -176,7 +176,7 @@ class _DiscoveryOption(click.Option):
 def make_discovery_option(
     *short: str, required: bool = True
 ) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """``--discovery``, by a short name too."""
+    """Return the option ``--discovery``, with a short name if wanted."""
     return click.option(
         "--discovery",
         *short,
@@ -280,18 +280,18 @@ def port_option(default: int, listener: str) -> Callable[[Callable[..., object]]
 
 
 def client_options(command: Callable[..., object]) -> Callable[..., object]:
-    """The options of every command that runs a client; it gets them as ``settings``."""
+    """Add the options that all commands with a client share; the command gets them as ``settings``."""
     return client_options_of()(command)
 
 
 def client_options_of(
     *, short_discovery: bool = True, by_agent: bool | None = True, loads: bool = True
 ) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """The same.
+    """Return a decorator that adds the options that all commands with a client share.
 
-    :param short_discovery: ``-d`` is discovery's.
-    :param by_agent: the agent can do what the command needs; None: it is not even looked for.
-    :param loads: what a client needs is loaded before the command runs.
+    :param short_discovery: whether ``-d`` is short for ``--discovery``.
+    :param by_agent: whether the agent can do what the command needs; None does not even look for an agent.
+    :param loads: whether to import the client's modules before the command runs.
     """
     return functools.partial(_with_client_options, short_discovery, by_agent, loads)
 

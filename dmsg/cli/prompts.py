@@ -1,4 +1,4 @@
-"""A question to the person at the terminal, while everything else goes on."""
+"""Questions to the user at the terminal, asked without blocking the reactor."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ if TYPE_CHECKING:
 
 
 def can_ask() -> bool:
-    """Whether there is somebody who could answer."""
+    """Whether a user can answer questions."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def check_can_ask() -> None:
-    """:raises click.UsageError: ``--verify`` asks, and nobody could answer."""
+    """Check that a user can answer the question of ``--verify``.
+
+    :raises click.UsageError: nobody can.
+    """
     if not can_ask():
         raise click.UsageError("--verify asks whether two numbers are the same: it needs a terminal")
 
 
 def ask_code() -> Code:
-    """Ask for a code at the terminal, with completion of its words, until it can be one.
+    """Ask for a code at the terminal, with completion of its words, until a valid one is typed.
 
     :raises click.UsageError: the input has ended.
     """
@@ -65,7 +68,10 @@ def ask_code() -> Code:
 
 
 def _line(prompt: str, edited: bool) -> str:
-    """:raises EOFError: the input has ended."""
+    """Read a line.
+
+    :raises EOFError: the input has ended.
+    """
     if edited:
         return input(prompt)
     sys.stderr.write(prompt)
@@ -77,9 +83,9 @@ def _line(prompt: str, edited: bool) -> str:
 
 
 def ask(reactor: Reactor, question: str, *, default: bool) -> Deferred[bool]:
-    """Ask, and wait for a line; an empty one is ``default``, the end of input is a no.
+    """Ask a yes-or-no question and wait for a line; an empty one means ``default``, and the end of input means no.
 
-    Cancelling takes the question back.
+    Cancelling withdraws the question.
     """
     from dmsg.cli.line_input import LineReader
 

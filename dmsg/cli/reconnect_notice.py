@@ -1,4 +1,4 @@
-"""Notices to the person when the connection to the peer is lost for long."""
+"""Notices to the user when the connection to the peer is lost for long."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dmsg.net.reactor import Reactor
 from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 LOOK_INTERVAL = 0.5
-"""Seconds between looks whether the other side is there."""
+"""Seconds between checks of the connection."""
 TELL_AFTER = 2.0
-"""Seconds after which it is said that it is not."""
+"""Seconds of a lost connection after which a notice is printed."""
 
 
 def clock_time(seconds: float) -> str:
-    """The time of day so many seconds from now."""
+    """Return the time of day in ``seconds`` from now."""
     return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
 
 
 def patience_of(client: object) -> float:
-    """Seconds after which a stream of a client that is away ends by itself; of the agent's, those of its default."""
+    """Return the seconds after which a lost stream of a client ends; for the agent's clients its default."""
     streams = getattr(client, "streams", None)
     return float(getattr(streams, "resume_timeout", RESUME_TIMEOUT))
 
@@ -32,9 +32,9 @@ def patience_of(client: object) -> float:
 def watch_connection(
     reactor: Reactor, transport_of: Callable[[], object], patience: float, tell_it: Callable[[str], None]
 ) -> Iterator[None]:
-    """Say when the way to the other side is lost for long, until when it is waited for, and when it is found again.
+    """Print when the connection to the other side has been lost for long, how long to wait for it, and when it is back.
 
-    :param transport_of: gives the stream, or None while there is none.
+    :param transport_of: returns the stream, or None while there is none.
     :param patience: seconds after which the stream ends by itself.
     """
     away = False

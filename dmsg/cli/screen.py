@@ -13,7 +13,7 @@ from dmsg.cli.output import EXIT_PIPE, writing_output
 
 
 class Screen(Console):
-    """Ends as every command does whose reader has gone, or whose output cannot be written."""
+    """Console that ends the command if its output cannot be written or its reader has gone."""
 
     def print(self, *objects: object, **options: Any) -> None:
         """Print as rich's console does."""
@@ -28,13 +28,16 @@ class Screen(Console):
 
 
 def screen(width: int | None = None) -> Console:
-    """Standard output.  :param width: of lines, where it is no terminal."""
+    """Return the console for standard output.
+
+    :param width: number of columns if the output is no terminal.
+    """
     found = Screen()
     return found if found.is_terminal or width is None else Screen(width=width)
 
 
 UNBOUNDED = 10_000
-"""Columns in which any table has room."""
+"""Number of columns in which any table has room."""
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -1,4 +1,4 @@
-"""Suggestions for what people type out of habit: command of another program -> command of dmsg."""
+"""Suggestions for what users type out of habit, by the command of another program."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COMMANDS = {
     "server": "twistd -n dmsg-server --help",
     "version": "dmsg --version",
 }
-"""Commands of other programs."""
+"""Advice by the name of another program's command."""
 BELOW = {
     "rm": "remove",
     "del": "remove",
@@ -59,14 +59,14 @@ BELOW = {
     "generate": "new",
     "gen": "new",
 }
-"""Names that other programs give to subcommands."""
+"""Names of subcommands by the names that other programs give them."""
 
 
 def instead_of(wanted: str, path: str, known: Iterable[str]) -> str | None:
-    """Return what to type in place of a command that is not there; None where nothing is near.
+    """Return what to type in place of an unknown command, or None if nothing is similar.
 
-    :param path: the group in which it was looked for, as in ``dmsg name``.
-    :param known: the commands of that group.
+    :param path: group in which the command was looked for, as in ``dmsg name``.
+    :param known: commands of that group.
     """
     names = list(known)
     if path == "dmsg" and wanted in COMMANDS:
@@ -78,9 +78,9 @@ def instead_of(wanted: str, path: str, known: Iterable[str]) -> str | None:
 
 
 def arguments_instead(command: str, arguments: Sequence[str]) -> str | None:
-    """Return the whole line that means what arguments of another program's fashion mean; None where they are none.
+    """Return the correct line for arguments that follow another program's conventions, or None.
 
-    :param command: the first command, as in ``nc``.
+    :param command: first command, as in ``nc``.
     """
     # A word after an option may be the option's value.
     plain = list(takewhile(lambda one: not one.startswith("-"), arguments))

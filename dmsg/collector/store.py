@@ -130,7 +130,7 @@ class Store:
     def has(self, origin: PubKey, offer: Offer) -> bool:
         """Whether the offered file is stored already.
 
-        :raises Unfit: another file of that name is stored.
+        :raises FileRejected: another file of that name is stored.
         """
         for path in self.root.glob(f"{origin.hex()}/*/{offer.name}"):
             with open(path, "rb") as file:
@@ -175,7 +175,7 @@ class Store:
         """Check a received file and give it its final name. On return the file survives a power failure.
 
         :param now: seconds since 1970.
-        :raises Unfit: the file is rejected.
+        :raises FileRejected: the file is rejected.
         :raises OSError: the file could not be written.
         """
         received = Path(part.name)
@@ -206,7 +206,7 @@ class Store:
     def _producer(self, path: Path) -> str:
         """Return the producer of the events in a file.
 
-        :raises Unfit: the file has no producer, or several.
+        :raises FileRejected: the file has no producer, or several.
         """
         with open(path, "rb") as file:
             size, torn = _check_size(file)
@@ -241,8 +241,8 @@ class Store:
     def _claim(self, origin: PubKey, producer: str, voucher: str) -> None:
         """Record that a producer belongs to a sender.
 
-        :raises Unfit: the producer belongs to another sender or has not signed for this one, or the sender has too
-            many.
+        :raises FileRejected: the producer belongs to another sender or has not signed for this one, or the sender has
+            too many.
         """
         key = _key_of(producer)
         signed = key is not None and (key == origin or is_vouched(key, origin, voucher))
@@ -295,7 +295,7 @@ class Store:
 def _key_of(producer: str) -> PubKey | None:
     """Return the public key that names a producer; None if the producer has another kind of name.
 
-    :raises Unfit: the key is not in lower case; it would count as another producer.
+    :raises FileRejected: the key is not in lower case; it would count as another producer.
     """
     try:
         key = PubKey.from_hex(producer)
@@ -316,7 +316,7 @@ def _is_cut(error: Exception) -> bool:
 def _check_size(file: IO[bytes]) -> tuple[int, bool]:
     """Return the number of unpacked bytes, and whether the file is torn.
 
-    :raises Unfit: the file is not gzip, or has more than :data:`TEXT_LIMIT` bytes unpacked.
+    :raises FileRejected: the file is not gzip, or has more than :data:`TEXT_LIMIT` bytes unpacked.
     """
     size = 0
     try:

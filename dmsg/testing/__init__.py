@@ -1,4 +1,4 @@
-"""A lab for programs that build on dmsg: networks in memory and in network namespaces, and faults by name."""
+"""Lab for programs that build on dmsg: networks in memory or in network namespaces, and faults by name."""
 
 from __future__ import annotations
 

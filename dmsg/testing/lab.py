@@ -78,11 +78,11 @@ class Lab:
         self.start_discovery()
 
     def key(self, name: str) -> SecKey:
-        """The key of an entity of this lab."""
+        """Return the secret key of an entity, which follows from its name and the seed."""
         return SecKey.from_seed(hashlib.sha256(f"{self.seed} {name}".encode()).digest())
 
     def lookups(self, host: Host) -> Lookups:
-        """Discovery, as a host reaches it."""
+        """Return a client of discovery that works from a host of the lab."""
         pool = make_pool(host, persistent=False)
         agent = Agent.usingEndpointFactory(host, _Endpoints(host), pool=pool)
         # The default body takes its turns from the global reactor.
@@ -91,7 +91,7 @@ class Lab:
         return Lookups([Lookup(host, f"http://{address}:{DISCOVERY_PORT}", http=http)])
 
     def start_discovery(self) -> Discovery:
-        """Discovery, with its store in memory."""
+        """Start discovery, with its store in memory."""
         host = self.network.host("discovery")
         self.discovery = Discovery(
             host.reactor,
@@ -104,7 +104,7 @@ class Lab:
         return self.discovery
 
     def add_server(self, name: str, *, limits: Limits | None = None) -> Server:
-        """A server on the host of that name, which may have been killed before."""
+        """Start a server on the host of that name, which may have been killed before."""
         host = self.network.host(name)
         host.revive()
         server = Server(
@@ -121,11 +121,11 @@ class Lab:
         return server
 
     def add_servers(self, count: int) -> list[Server]:
-        """``server-1`` and so on."""
+        """Start servers on the hosts ``server-1`` and so on."""
         return [self.add_server(f"server-{number}") for number in range(1, count + 1)]
 
     def add_client(self, name: str, **options: Unpack[ClientOptions]) -> Client:
-        """A client on the host of that name."""
+        """Start a client on the host of that name."""
         host = self.network.host(name)
         client = Client(host.reactor, self.key(name), self.lookups(host), random=self.random, **options)
         client.startService()
@@ -133,9 +133,9 @@ class Lab:
         return client
 
     def settle(self, patience: float = 60.0) -> None:
-        """Let all clients come online and be found.
+        """Run until all clients are online and published.
 
-        :raises AssertionError: they do not.
+        :raises AssertionError: they are not in time.
         """
         published = [client.when_published() for client in self.clients.values()]
         for deferred in published:
@@ -143,7 +143,7 @@ class Lab:
         self.network.run_until(lambda: all(deferred.called for deferred in published), patience)
 
     def kill(self, name: str) -> None:
-        """``kill -9`` of the entity on that host."""
+        """Kill the entity on a host as ``kill -9`` does."""
         self.network.host(name).kill()
         self.servers.pop(name, None)
         self.clients.pop(name, None)
@@ -159,7 +159,7 @@ class Lab:
         return result
 
     def stop(self) -> None:
-        """Stop everything, politely."""
+        """Stop all services in an orderly way."""
         stopping = [client.stopService() for client in self.clients.values()]
         stopping += [server.stopService() for server in self.servers.values()]
         done = [False] * len(stopping)

@@ -29,15 +29,15 @@ from typing import Self
 from dmsg.errors import DmsgError
 
 START_TIMEOUT = 30.0
-"""Seconds for a process to say what it is waited for."""
+"""Seconds to wait for a line of a process's output."""
 
 
 class LabError(DmsgError):
-    """The lab cannot be made, or something in it did not do what it should."""
+    """Error: the lab cannot be made, or a process in it did not do what it should."""
 
 
 def available() -> str:
-    """Why there can be no such lab here; empty if there can."""
+    """Return the reason why there can be no such lab on this machine; empty if there can."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
@@ -60,7 +60,7 @@ def available() -> str:
 
 
 class Running:
-    """A process in a namespace; its output is in a file."""
+    """Process in a namespace, whose output is written to a file."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
         self.process = process
@@ -68,13 +68,13 @@ class Running:
 
     @property
     def output(self) -> str:
-        """All that it said."""
+        """Output of the process so far."""
         return self._output.read_text(errors="replace")
 
     def line(self, pattern: str, timeout: float = START_TIMEOUT) -> re.Match[str]:
-        """Wait until it says that.
+        """Wait until a line of the output matches.
 
-        :raises LabError: it ended, or the time is up.
+        :raises LabError: the process ended, or the time is up.
         """
         end = time.monotonic() + timeout
         while (match := re.search(pattern, self.output)) is None:
@@ -84,9 +84,9 @@ class Running:
         return match
 
     def wait(self, timeout: float = 60.0) -> int:
-        """The exit status.
+        """Wait for the process to end, and return its exit status.
 
-        :raises LabError: it does not end.
+        :raises LabError: the process does not end.
         """
         try:
             return self.process.wait(timeout)
@@ -94,16 +94,16 @@ class Running:
             raise LabError(f"it does not end: {self.output[-2000:]}") from None
 
     def kill(self) -> None:
-        """``kill -9``."""
+        """Kill the process with SIGKILL."""
         self.process.kill()
         self.process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Pause the process with SIGSTOP."""
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Resume the process with SIGCONT."""
         self.process.send_signal(signal.SIGCONT)
 
 
@@ -194,13 +194,13 @@ class NamespaceLab:
             self._order(**{"from": self.addresses[source], "to": self.addresses[target]}, **settings)
 
     def partition(self, one: str, two: str) -> None:
-        """Nothing passes between two hosts."""
+        """Drop all packets between two hosts."""
         self.path(one, two, cut=1)
 
     def heal(self, one: str, two: str) -> None:
-        """Let traffic pass again."""
+        """Let packets between two hosts pass again."""
         self.path(one, two, cut=0)
 
     def reset(self, host: str, seconds: float = 0.5) -> None:
-        """TCP connections of a host that carry something within ``seconds`` are reset."""
+        """Reset the TCP connections of a host that carry data within ``seconds``."""
         self._order(reset=self.addresses[host], seconds=seconds)

@@ -50,9 +50,9 @@ _Result = TypeVar("_Result")
 
 
 class Network:
-    """All hosts, and the time.
+    """Network of all hosts, with one clock.
 
-    :param seed: of everything that happens by chance.
+    :param seed: seed of everything that happens by chance.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -62,17 +62,17 @@ class Network:
         self._paths: dict[tuple[str, str], Path] = {}
 
     def host(self, name: str) -> Host:
-        """The host of that name, made at first use; its address is 10.0.0.N."""
+        """Return the host of that name, which is created at first use with the address 10.0.0.N."""
         if name not in self.hosts:
             self.hosts[name] = Host(self, name, f"10.0.0.{len(self.hosts) + 1}")
         return self.hosts[name]
 
     def path(self, source: Host, target: Host) -> Path:
-        """The way from one to the other."""
+        """Return the path from one host to another."""
         return self._paths.setdefault((source.name, target.name), Path(self.clock, self.random))
 
     def both_ways(self, one: Host, two: Host) -> tuple[Path, Path]:
-        """The way there and the way back."""
+        """Return the paths from one host to another and back."""
         return self.path(one, two), self.path(two, one)
 
     def by_address(self, address: str) -> Host | None:
@@ -80,7 +80,7 @@ class Network:
         return next((host for host in self.hosts.values() if host.address == address), None)
 
     def run(self, seconds: float, step: float = 0.05) -> None:
-        """Let time pass, from event to event."""
+        """Advance the clock, from event to event."""
         end = self.clock.seconds() + seconds
         while (now := self.clock.seconds()) < end:
             calls = [call.getTime() for call in self.clock.getDelayedCalls()]
@@ -88,9 +88,9 @@ class Network:
             self.clock.advance(max(0.0, min(following, end, now + step) - now) or step)
 
     def run_until(self, condition: Callable[[], _Result], patience: float = 120.0) -> _Result:
-        """Let time pass until something is true.
+        """Advance the clock until a condition is true.
 
-        :raises AssertionError: it is not within ``patience`` seconds of this clock.
+        :raises AssertionError: the condition is not true within ``patience`` seconds of this clock.
         """
         end = self.clock.seconds() + patience
         while not (result := condition()):
@@ -225,7 +225,7 @@ class Connector:
             self.transport.loseConnection()
 
     def lost(self, reason: Failure) -> None:
-        """The connection is over."""
+        """Note that a connection has ended."""
         self.state = "disconnected"
         self._factory.clientConnectionLost(self, reason)
         self._stop()
@@ -233,7 +233,7 @@ class Connector:
 
 @implementer(IHostResolution)
 class _Resolution:
-    """A name that was looked up."""
+    """Result of resolving a name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -244,7 +244,7 @@ class _Resolution:
 
 @implementer(IHostnameResolver)
 class _Names:
-    """Hosts are called by their addresses, which need no looking up."""
+    """Resolver that knows only addresses, by which the hosts are called."""
 
     def resolveHostName(
         self,
@@ -263,7 +263,7 @@ class _Names:
 
 @implementer(IReactorTCP, IReactorTime, IReactorPluggableNameResolver)
 class Host:
-    """The reactor of what runs on one host."""
+    """Host: the reactor of the entities that run on it."""
 
     def __init__(self, network: Network, name: str, address: str) -> None:
         self.network = network
@@ -283,7 +283,7 @@ class Host:
 
     @property
     def reactor(self) -> Reactor:
-        """Itself, as entities take it: its time and its TCP are all that they use of one."""
+        """The host itself, with the type that entities take; they use only its time and its TCP."""
         return cast(Reactor, self)
 
     # --- IReactorTime, and what else is asked of a reactor ---
@@ -301,10 +301,10 @@ class Host:
         self.callLater(0, callable, *args, **kw)
 
     def addSystemEventTrigger(self, *args: object, **kw: object) -> None:
-        """The lab's hosts are killed or have their services stopped."""
+        """Do nothing: hosts are killed, or their services are stopped, without a shutdown of the reactor."""
 
     def do(self, action: Callable[[], object]) -> None:
-        """Run something as this host: later when it is paused."""
+        """Call a function as this host, later if the host is paused."""
         if self._paused is not None:
             self._paused.append(action)
         elif self.alive:
@@ -334,7 +334,7 @@ class Host:
         return connector
 
     def free_port(self) -> int:
-        """A port that was not used before."""
+        """Return a port that was not used before."""
         self._next_port += 1
         return self._next_port
 
@@ -352,7 +352,7 @@ class Host:
             end.other.reset_by_peer()
 
     def revive(self) -> None:
-        """An empty host again, at the same address."""
+        """Replace the killed host by an empty one at the same address."""
         self.alive = True
 
     def pause(self) -> None:
@@ -367,7 +367,7 @@ class Host:
             self.do(action)
 
     def reset(self) -> int:
-        """Every connection of this host is reset, at both ends; how many there were."""
+        """Reset all connections of this host at both ends, and return their number."""
         ends = list(self.ends)
         for end in ends:
             end.reset_by_peer()
@@ -377,10 +377,9 @@ class Host:
 
 @implementer(IDelayedCall)
 class Timer:
-    """A call that a host makes later, if it lives then; one that falls due in a pause is made after it.
+    """Delayed call of a host, which is made only if the host lives then, and after a pause if it falls due in one.
 
-    Until it is made it can be cancelled, as in any reactor: what the host does first, when it
-    goes on, may well do that.
+    Until then it can be cancelled, as with any reactor: other calls after the pause may do so.
     """
 
     def __init__(self, host: Host, delay: float, action: Callable[[], object]) -> None:

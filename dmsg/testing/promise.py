@@ -1,7 +1,7 @@
-"""The promise, and a check of it.
+"""Check of the promise that streams make.
 
-Every byte that an application was told to be acknowledged arrived at the other
-end, exactly once and in order; and nothing arrived that was not sent.
+Every byte that an application was told to be acknowledged has arrived at the other end, exactly once and in order.
+Nothing arrives that was not sent.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from twisted.python.failure import Failure
 from dmsg.net.streams.transports import stream_of
 
 BLOCK = 4096
-"""Bytes of the pattern that are made at a time."""
+"""Bytes of the pattern that are generated at a time."""
 
 
 class PromiseBroken(AssertionError):
-    """The promise was not kept."""
+    """Error: the promise was not kept."""
 
 
 class Pattern:
-    """Bytes by chance that both ends can make: what stands where is known without keeping it."""
+    """Pseudorandom bytes that both ends can generate, so that they need not be stored to be compared."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
@@ -32,7 +32,7 @@ class Pattern:
         self.offset = 0
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         parts = [self._made]
         have = len(self._made)
         while have < size:
@@ -45,10 +45,10 @@ class Pattern:
 
 
 class Talker(Protocol):
-    """End of a stream under test: sends one pattern and checks another.
+    """End of a stream under test, which sends one pattern and checks another.
 
-    :ivar acknowledged: bytes that the transport said had arrived.
-    :ivar received: bytes that came and were right.
+    :ivar acknowledged: number of bytes that the transport reported as acknowledged.
+    :ivar received: number of bytes that arrived and were correct.
     """
 
     def __init__(self, sends: int, expects: int) -> None:
@@ -62,7 +62,7 @@ class Talker(Protocol):
         self.failures: list[Failure] = []
 
     def say(self, size: int) -> Deferred[None]:
-        """Send so many bytes more."""
+        """Send ``size`` more bytes of the pattern; the Deferred fires when they are acknowledged."""
         self.sent += size
 
         def arrived(_: object) -> None:
@@ -81,7 +81,10 @@ class Talker(Protocol):
         self.lost = reason
 
     def check(self) -> None:
-        """:raises Broken: more was acknowledged than arrived, or more arrived than was sent."""
+        """Check the promise for this stream.
+
+        :raises PromiseBroken: more was acknowledged than arrived, or more arrived than was sent.
+        """
         other = self.other
         assert other is not None
         end = getattr(other.transport, "end", None)
@@ -94,7 +97,7 @@ class Talker(Protocol):
 
 
 class Talkers(Factory):
-    """Builds the accepting ends, in the order in which :meth:`pair` was called."""
+    """Factory that builds the accepting ends, in the order in which :meth:`pair` was called."""
 
     noisy = False
 
@@ -103,7 +106,7 @@ class Talkers(Factory):
         self.pairs: list[tuple[Talker, Talker]] = []
 
     def pair(self, seed: int) -> Talker:
-        """The connecting end of a stream whose accepting end is built next."""
+        """Return the connecting end of a stream whose accepting end is built next."""
         one, two = Talker(seed * 2, seed * 2 + 1), Talker(seed * 2 + 1, seed * 2)
         one.other, two.other = two, one
         self._expected.append(two)
@@ -114,7 +117,10 @@ class Talkers(Factory):
         return self._expected.pop(0) if self._expected else None
 
     def check(self) -> None:
-        """:raises Broken: for any stream."""
+        """Check the promise for all streams.
+
+        :raises PromiseBroken: it was not kept for some stream.
+        """
         for pair in self.pairs:
             for talker in pair:
                 talker.check()

@@ -26,13 +26,13 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 SEGMENT = 64 * 1024
-"""Bytes that travel together."""
+"""Maximum bytes of a segment."""
 BUFFER = 256 * 1024
-"""Bytes on their way in one direction of a connection; a writer with more is paused."""
+"""Bytes in flight in one direction of a connection above which its writer is paused."""
 RETRANSMIT = 0.2
-"""Seconds that a lost segment is late."""
+"""Seconds by which a lost segment is delayed."""
 USER_TIMEOUT = 30.0
-"""Seconds of partition that a connection lives through."""
+"""Seconds of partition after which a connection is lost."""
 
 
 class Path:
@@ -69,10 +69,10 @@ class Machine(Protocol):
     ends: dict[End, None]
 
     def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> IDelayedCall:
-        """Call something later, if this host lives then."""
+        """Call a function later, if this host lives then."""
 
     def do(self, action: Callable[[], object]) -> None:
-        """Run something as this host: later when it is paused."""
+        """Call a function as this host, later if the host is paused."""
 
 
 @implementer(ITCPTransport)
@@ -146,7 +146,7 @@ class End:
         clock.callLater(self._last_arrival - clock.seconds(), self._arrive, segment)
 
     def _arrive(self, segment: bytes | None) -> None:
-        """A segment is at the other end, unless the way was cut meanwhile."""
+        """Let a segment arrive at the other end, unless the path was cut meanwhile."""
         clock, cut_since = self._path.clock, self._path.cut_since
         if cut_since is not None:
             if clock.seconds() - cut_since > USER_TIMEOUT:
@@ -161,7 +161,7 @@ class End:
             self._peer.do(self.other.deliver)
 
     def deliver(self) -> None:
-        """Hand what has come to the protocol."""
+        """Deliver the data that have arrived to the protocol."""
         while self.received and self._reading and self.protocol is not None and self.gone is None:
             segment = self.received.popleft()
             if segment is None:
@@ -219,7 +219,7 @@ class End:
             self._path.clock.callLater(self._path.delay, self.other.reset_by_peer)
 
     def reset_by_peer(self, error: Exception | None = None) -> None:
-        """A reset arrives."""
+        """Handle a reset by the other end."""
         if self.gone is None and not self.dead:
             self.host.do(lambda: self._end(error or ConnectionLost()))
 

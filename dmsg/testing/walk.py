@@ -1,7 +1,7 @@
-"""A random walk over faults, with the promise checked at every step.
+"""Random walk over faults, with the promise checked at every step.
 
-``python -m dmsg.testing.walk --seconds 60`` runs one after the other with
-seeds of their own and prints the seed of the first that fails.
+``python -m dmsg.testing.walk --seconds 60`` does one walk after another, each with a seed of its own, and prints the
+seed of the first that fails.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PORT = 7
 SERVERS = 3
 STEPS = 60
 PATIENCE = 400.0
-"""Seconds of the lab's time in which all has to be well again after the last fault."""
+"""Seconds of the lab's time within which everything must recover after the last fault."""
 
 
 class Walk:
     """Random walk of a network under faults.
 
-    :param seed: all that happens follows from it.
-    :ivar faults: what was done, in order.
+    :param seed: seed from which everything that happens follows.
+    :ivar faults: faults so far, in order.
     """
 
     def __init__(self, seed: int, *, steps: int = STEPS) -> None:
@@ -65,10 +65,10 @@ class Walk:
         }
 
     def run(self) -> None:
-        """Walk, heal everything, and look whether every byte is there.
+        """Do the walk, heal everything, and check that every byte has arrived.
 
-        :raises Broken: the promise was not kept.
-        :raises AssertionError: a stream did not come through.
+        :raises PromiseBroken: the promise was not kept.
+        :raises AssertionError: a stream did not recover.
         """
         self.lab.add_servers(SERVERS)
         self.alice, self.bob = (self.lab.add_client(name, resume_timeout=3600.0) for name in ("alice", "bob"))
@@ -178,7 +178,7 @@ class Walk:
             self.lab.add_server(self.random.choice(gone))
 
     def _leave(self) -> None:
-        """A server is stopped politely: it drains."""
+        """Stop a server in an orderly way, so that it drains."""
         if len(self.lab.servers) > 1:
             name = self.random.choice(list(self.lab.servers))
             # A paused server is resumed first, because it must run to hear that it should stop.
@@ -203,19 +203,19 @@ class Walk:
                 talker.transport.resumeProducing()  # type: ignore[attr-defined]
 
     def _poison(self) -> None:
-        """A server puts something malformed behind what it hands on next: its client has to end the connection."""
+        """Let a server append malformed bytes to the next data that it forwards; its client must end the connection."""
         server = self.random.choice(list(self.lab.servers.values()))
         peers = list(server.factory.relay.peers)
         if peers:
             _Poisoner(self.random.choice(peers))
 
     def _clock_jump(self) -> None:
-        """Much time passes at once, as on a machine that slept."""
+        """Let much time pass at once, as on a machine that was suspended."""
         self.lab.clock.advance(self.random.choice((5, 60, 600)))
 
 
 class _Poisoner:
-    """Stand-in for a relay's port until something is sent through it."""
+    """Replacement for a relay's port until data are sent through it."""
 
     def __init__(self, peer: Any) -> None:
         self._peer = peer
@@ -226,7 +226,7 @@ class _Poisoner:
         return getattr(self._port, name)
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Send, and something behind it."""
+        """Send the data, and malformed bytes after them."""
         self._port.send(data)
         self._port.send(Frame(DRAIN, 0, b"malformed").encode())
         if self._peer.port is self:
@@ -234,7 +234,7 @@ class _Poisoner:
 
 
 class _Fixed(Factory):
-    """A factory of one protocol."""
+    """Factory of one given protocol."""
 
     noisy = False
 
@@ -246,7 +246,7 @@ class _Fixed(Factory):
 
 
 def walk(seed: int, *, steps: int = STEPS) -> Walk:
-    """A walk; what goes wrong has the seed and the faults in its text."""
+    """Do one walk; a failure names the seed and the faults."""
     one = Walk(seed, steps=steps)
     errors: list[str] = []
 
@@ -259,7 +259,7 @@ def walk(seed: int, *, steps: int = STEPS) -> Walk:
     try:
         one.run()
         one.lab.stop()
-        gc.collect()  # Deferreds that failed and were let go say so now
+        gc.collect()  # Deferreds that failed and were dropped report their errors at this collection.
         if errors:
             raise AssertionError(f"{len(errors)} errors were logged: {errors[0]}")
     except AssertionError as error:
@@ -270,7 +270,7 @@ def walk(seed: int, *, steps: int = STEPS) -> Walk:
 
 
 def main() -> None:
-    """Walk until the time is up."""
+    """Do walks until the time is up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long")
     parser.add_argument("--seed", type=int, help="only this one")

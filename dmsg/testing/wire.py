@@ -27,12 +27,12 @@ from random import Random
 
 MTU = 1500
 READ_SIZE = 65536 + 64
-"""TCP hands over up to 64 KiB at once, with a note where to cut it (GSO): the wire is a
-program and pays per packet.  Such a packet is lost, late or overtaken as a whole."""
+"""Maximum bytes of one read.  TCP hands over up to 64 KiB at once, with a note where to cut it (GSO), because a program
+pays per packet.  Such a packet is lost, delayed or overtaken as a whole."""
 VNET = 10
-"""Bytes of that note, the virtio_net_hdr before each packet."""
+"""Bytes of that note, the virtio_net_hdr in front of each packet."""
 QUEUE = 32 * 1024 * 1024
-"""Bytes on one path, delayed or waiting for their turn; more are dropped."""
+"""Maximum bytes on one path, delayed or waiting for their turn; further packets are dropped."""
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _TUNSETOFFLOAD = 0x400454D0
@@ -43,7 +43,7 @@ _TCP = 6
 
 
 def open_tun(namespace: str, device: str, address: str) -> int:
-    """A TUN device in that namespace, up and with its address; the descriptor."""
+    """Create a TUN device in a namespace, bring it up with its address, and return its descriptor."""
     libc = ctypes.CDLL(None, use_errno=True)
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
@@ -104,11 +104,11 @@ class Wire:
         self._reset_until: dict[bytes, float] = {}
 
     def path(self, source: bytes, target: bytes) -> Path:
-        """The way from one address to another, both packed."""
+        """Return the path from one address to another, both packed."""
         return self._paths.setdefault((source, target), Path())
 
     def order(self, order: Mapping[str, str | float]) -> None:
-        """Change a path, or let connections of an address be reset."""
+        """Change a path, or reset connections of an address."""
         if "reset" in order:
             self._reset_until[_packed(str(order["reset"]))] = time.monotonic() + float(order.get("seconds", 0.5))
             return
@@ -120,7 +120,7 @@ class Wire:
             path.cut = bool(order["cut"])
 
     def run(self) -> None:
-        """Forward until standard input ends."""
+        """Forward packets until standard input ends."""
         poll = select.epoll()
         poll.register(0, select.EPOLLIN)
         for tun in self._tuns.values():
@@ -196,7 +196,7 @@ def _checksum(data: bytes) -> int:
 
 
 def _as_reset(packet: bytes) -> bytes:
-    """The same packet as a TCP reset, which its receiver takes for the sender's."""
+    """Return the packet as a TCP reset that its receiver takes for the sender's."""
     start = (packet[0] & 15) * 4
     segment = bytearray(packet[start : start + 20])
     segment[12] = 5 << 4

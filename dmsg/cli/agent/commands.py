@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
 
 DOWN_TIME = 15.0
-"""Seconds for an agent to end after it was asked to."""
+"""Seconds to wait until an agent has stopped."""
 
 
 class _NoAgent(NobodyThere):

@@ -1,4 +1,4 @@
-"""The log of an agent in the background: a file, and the one before it."""
+"""Log of an agent in the background: the present file and the previous one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dmsg.directories import UnsafeDirectory, make_directory, state_directory
 from dmsg.errors import DmsgError
 
 LOG_SIZE = 1024 * 1024
-"""Bytes of the log; then it becomes the one before, and a new one begins."""
+"""Maximum bytes of the log; then it becomes the previous one, and a new one begins."""
 LOOK_INTERVAL = 5.0
-"""Seconds between looks at its size."""
+"""Seconds between checks of the log's size."""
 
 
 def log_path() -> Path:
@@ -21,11 +21,11 @@ def log_path() -> Path:
 
 
 def open_log(path: Path) -> int:
-    """A descriptor of the log, behind what is there; its directory is made, for this user alone.
+    """Return a descriptor that appends to the log; its directory is created for this user alone.
 
-    In a directory for all, as /tmp, somebody else may have put something there: that is not written to.
+    In a shared directory such as /tmp another user may have created a file of that name, which is not written to.
 
-    :raises DmsgError: it cannot be written.
+    :raises DmsgError: the log cannot be written.
     """
     try:
         make_directory(path.parent)
@@ -43,16 +43,19 @@ def open_log(path: Path) -> int:
 
 
 def _check_owner(path: Path) -> None:
-    """:raises DmsgError: it, or a link that has its name, is another user's."""
+    """Check the owner of the log.
+
+    :raises DmsgError: the file, or a link of its name, belongs to another user.
+    """
     with suppress(FileNotFoundError):
         if path.lstat().st_uid not in (os.geteuid(), 0):
             raise DmsgError(f"{path}: is another user's")
 
 
 class Log:
-    """Takes all that this process says on standard output and standard error.
+    """Log that receives standard output and standard error of this process.
 
-    :raises DmsgError: it cannot be written.
+    :raises DmsgError: the log cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +63,7 @@ class Log:
         self._take()
 
     def look(self) -> None:
-        """Begin a new one if this has become long; where that fails, this one goes on."""
+        """Start a new log if the present one is too long; if that fails, continue with the present one."""
         if os.fstat(2).st_size > LOG_SIZE:
             with suppress(DmsgError):  # A line about the failure would only make the log longer.
                 self._take()

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 SHOWN_ALLOWED = 3
-"""Peers of ``--allow`` that are named in the row of a service."""
+"""Maximum number of peers of ``--allow`` that the row of a service names."""
 SHORT = 8
-"""Characters of a key that has no name."""
+"""Number of characters of a key that has no name."""
 
 
 def show(told: Answer) -> None:
-    """The agent's answer to ``status``, for a person."""
+    """Print the agent's answer to ``status`` as text."""
     names = AddressBook()
     key = str(told["key"])
     name, text = _name(names, key), PubKey.from_hex(key).text
@@ -72,7 +72,7 @@ def show(told: Answer) -> None:
 
 
 def _reason(name: str) -> str:
-    """Why others did not get what they asked for."""
+    """Return the text that says why requests of peers were refused."""
     if name == "handshakes":
         return "too many handshakes at a time"
     try:
@@ -82,7 +82,8 @@ def _reason(name: str) -> str:
 
 
 def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
-    """Columns as wide as they need, below each other on a narrow terminal; nothing, where there is no row."""
+    """Return a table whose columns are as wide as needed, stacked on a narrow terminal; nothing if there are no
+    rows."""
     rows = list(rows)
     if not rows:
         return

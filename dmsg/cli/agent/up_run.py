@@ -1,4 +1,4 @@
-"""Starting the agent in the background, and waiting until it can be used."""
+"""Start of the agent in the background, and waiting until it can be used."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from dmsg.cli.client_settings import ClientSettings
 
 START_TIME = 20.0
-"""Seconds until the agent answers."""
+"""Seconds to wait until the agent answers."""
 ONLINE_TIME = 15.0
-"""Seconds until it has a server and is found; after them it goes on trying."""
+"""Seconds to wait until the agent has a server and is published; then it keeps trying in the background."""
 TAIL = 2000
-"""Bytes of the log in which its last words are looked for."""
+"""Number of bytes at the end of the log in which to look for an error."""
 
 
 def default_key_file(settings: ClientSettings) -> ClientSettings:
-    """The settings with a key file: that of the directory of settings where none is named, made if it is absent."""
+    """Return the settings with a key file: the one that is named, or else that of the configuration directory."""
     if settings.key_file is not None:
         return settings
     path = config_path().parent / "key"
@@ -45,9 +45,9 @@ def default_key_file(settings: ClientSettings) -> ClientSettings:
 
 
 def start(path: Path, settings: ClientSettings, log: Path) -> None:
-    """Start one that outlives this command, and wait until it is online.
+    """Start an agent that outlives this command, and wait until it is online.
 
-    :raises SystemExit: it has ended; its last words are said.
+    :raises SystemExit: the agent has ended; its last log line is printed.
     """
     try:
         descriptor = open_log(log)
@@ -74,7 +74,7 @@ def start(path: Path, settings: ClientSettings, log: Path) -> None:
 
 
 def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> None:
-    """Until it is online."""
+    """Wait until the agent is online."""
     until = time.monotonic() + START_TIME
     found = None
     while found is None:

@@ -1,4 +1,4 @@
-"""``dmsg rmb``: calling twins of the message bus, and being called."""
+"""``dmsg rmb``: calls to twins of the message bus, and answers to calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _relays(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 
 
 def _text(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Arguments are bytes, and need not be UTF-8."""
+    """Check that an argument is valid UTF-8, which the bytes of a command line need not be."""
     try:
         (value or "").encode()
     except UnicodeEncodeError:

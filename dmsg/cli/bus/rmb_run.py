@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 MAX_PAYLOAD = 8 * 1024 * 1024
-"""Bytes of what is sent from a file."""
+"""Maximum bytes of a payload that is read from a file."""
 SERVE_TIMEOUT = 300.0
-"""Seconds that a program may take for an answer."""
+"""Seconds that a program may take to answer."""
 
 
 def client_for(
     reactor: Reactor, registry: str, relays: tuple[str, ...], key_file: str | None, **options: Any
 ) -> RmbClient:
-    """A client with the key that the options of a command name."""
+    """Return a client with the key that the options of a command name."""
     from dmsg.rmb.client import RmbClient
     from dmsg.rmb.twins.secrets import read_secret
 
@@ -41,7 +41,7 @@ def client_for(
 
 
 def payload_of(text: str | None) -> bytes:
-    """``@FILE`` is a file, ``-`` standard input."""
+    """Return the payload of an argument: the content of ``@FILE``, standard input for ``-``, or the text itself."""
 
     from dmsg.rmb.errors import RmbError
 
@@ -60,7 +60,7 @@ def payload_of(text: str | None) -> bytes:
 
 
 def line_of(number: int, answer: Reply | Exception) -> dict[str, object]:
-    """Return the line of JSON that is printed for one of several answers."""
+    """Return the line of JSON for one of several answers."""
     from dmsg.rmb.client import Reply
 
     if isinstance(answer, Reply):
@@ -121,9 +121,10 @@ class _Program(ProcessProtocol):
 def handler_for(
     reactor: Reactor, shell: str, allow: frozenset[int] = frozenset()
 ) -> Callable[[Request], Deferred[bytes]]:
-    """Runs a program for each request: its input is the payload, its output the answer.
+    """Return a handler that runs a program for each request, with the payload as its input and the answer as its
+    output.
 
-    :param allow: twins whose requests are answered; none: those of all.
+    :param allow: twins whose requests are answered; if empty, all are.
     """
 
     from dmsg.rmb.session.handlers import HandlerError

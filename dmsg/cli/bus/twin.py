@@ -1,4 +1,4 @@
-"""``dmsg twin``: making and showing twins of the message bus."""
+"""``dmsg twin``: creation and display of twins of the message bus."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ key_option = click.option(
 
 
 def relay_name(text: str) -> str:
-    """A relay as the registry names it, of its name or of its websocket's URL.
+    """Return the name of a relay as the registry has it, from that name or from the URL of its websocket.
 
-    :raises ValueError: it is neither.
+    :raises ValueError: the text is neither.
     """
 
     from dmsg.rmb.twins.twin import check_relay, relay_of_websocket

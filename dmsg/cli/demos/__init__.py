@@ -1,1 +1,1 @@
-"""``dmsg demo`` and its like: whole networks on this machine."""
+"""Demos such as ``dmsg demo``, which run whole networks on this machine."""

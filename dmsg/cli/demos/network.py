@@ -1,8 +1,8 @@
 """``dmsg demo``: a whole network on this machine.
 
-Discovery on SQLite and two servers, each a process of its own; three clients
-here, over TCP.  Files go both ways through each server, one server is killed
-in the middle, and the clients go on through the other.
+Discovery on SQLite and two servers run as processes, and three clients run in this process, over TCP.  Files are sent
+in both directions through each server.  One server is killed during a transfer, and the clients continue over the
+other.
 """
 
 from __future__ import annotations

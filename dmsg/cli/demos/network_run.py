@@ -32,7 +32,7 @@ from dmsg.v2019.client import Client
 
 NAMES = ("alice", "bob", "carol")
 STEP_TIMEOUT = 20.0
-"""Seconds for any one step."""
+"""Seconds that each step may take."""
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Demo:
         return times[len(times) // 2]
 
     async def _kill_in_the_middle(self, server: PubKey) -> None:
-        """A server dies under a transfer, which goes on over the other."""
+        """Kill a server during a transfer, which then continues over the other server."""
         name, child = self._servers[server]
         path = self._make_file("carol-to-bob")
         inbox = Path(tempfile.mkdtemp(dir=self._directory, prefix="bob-"))
@@ -195,7 +195,7 @@ class Demo:
 
 
 class _Interrupted(ParcelReceiver):
-    """Calls ``interrupt`` when so many bytes are there, and measures the pause that follows."""
+    """Receiver that calls ``interrupt`` after a number of bytes, and measures the pause that follows."""
 
     def __init__(self, directory: Path, after: int, interrupt: Callable[[], object] | None) -> None:
         super().__init__(Destination(directory), lambda offer: None)
@@ -218,7 +218,7 @@ class _Interrupted(ParcelReceiver):
 
 
 def _factory(protocol: Protocol) -> IProtocolFactory:
-    """A factory of one protocol that exists already."""
+    """Return a factory of one existing protocol."""
     factory = Factory.forProtocol(lambda: protocol)
     factory.noisy = False
     return factory

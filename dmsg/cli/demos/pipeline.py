@@ -1,9 +1,9 @@
-"""``dmsg analytics demo``: real servers under load, then the pipeline over what they wrote.
+"""``dmsg analytics demo``: real servers under load, then the pipeline over the events that they wrote.
 
-Discovery, two servers and a collector to which these send their events, each a
-process of its own, and a third server, over which the last events come when
-the two stop; clients here, which send, get no answers, and sign receipts; one
-server is killed and comes back.  Then what a person would type: run, rank, report.
+Discovery, two servers and a collector run as processes, and the servers send their events to the collector.  The last
+events are sent over a third server, because the two have stopped by then.  Clients in this process send messages, get
+refusals and sign receipts.  One server is killed and restarted.  Then come the commands that a user would type: run,
+rank, report.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from dmsg.v2019.client import Client
 
 CLIENTS = 6
 AT_ONCE = 4
-"""Transports under way."""
+"""Number of concurrent transports."""
 LARGEST = 2 * 1024 * 1024
-"""Bytes of one message."""
+"""Maximum bytes of one message."""
 ONLINE_TIMEOUT = 20.0
 
 
@@ -51,7 +51,7 @@ def _factory(protocol: Callable[[], Protocol]) -> Factory[Protocol]:
 
 
 class PipelineDemo:
-    """The network; :meth:`run` fires when its events are on the disk."""
+    """Network of the demo; :meth:`run` fires when its events are on the disk."""
 
     def __init__(self, reactor: Reactor, directory: Path, seconds: float) -> None:
         self._reactor = reactor
@@ -66,11 +66,11 @@ class PipelineDemo:
         self._sent = self._bytes = self._failed = 0
 
     def say(self, text: str) -> None:
-        """A line of what happens."""
+        """Print a line about the demo's progress."""
         self._console.print(f"[bold]*[/bold] {text}", highlight=False, soft_wrap=True)
 
     async def run(self) -> None:
-        """Start all, send for a while, stop all."""
+        """Start all entities, send messages for a while, and stop all."""
         try:
             url = await self._start()
             until = time.monotonic() + self._seconds
@@ -93,7 +93,7 @@ class PipelineDemo:
         )
 
     def _telemetry(self, name: str) -> tuple[str, ...]:
-        """Options of who writes events; its sender may bring them."""
+        """Return the options of an entity that writes events; its sender may deliver them."""
         place = self._directory / "machines" / name
         place.mkdir(parents=True, exist_ok=True)
         sender = load_or_create_key(place / KEY_FILE)
@@ -160,7 +160,7 @@ class PipelineDemo:
 
 
 def compute(demo: PipelineDemo, directory: Path) -> None:
-    """The jobs, the ranking and the report, as a person types them."""
+    """Run the jobs, the ranking and the report, as a user would."""
     out = ["--out", str(directory / "tables")]
     for arguments in (
         ["run", "--spool", str(directory / "spool"), *out],

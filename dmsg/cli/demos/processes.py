@@ -1,4 +1,4 @@
-"""Child processes of a command: started, watched for a line, ended for sure."""
+"""Child processes of a command, which are started, watched for a line of output, and reliably ended."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor
 
 START_TIMEOUT = 30.0
-"""Seconds that an entity may take to say where it listens."""
+"""Seconds to wait until an entity says where it listens."""
 STOP_TIMEOUT = 12.0
-"""Seconds that it may take to stop; more than a server's drain."""
+"""Seconds to wait until an entity stops; more than a server's drain."""
 KEPT_OUTPUT = 64 * 1024
 """Bytes of output kept to be searched and shown."""
 
@@ -33,7 +33,7 @@ class Child(ProcessProtocol):
         self._wanted: list[tuple[re.Pattern[bytes], Deferred[re.Match[bytes]]]] = []
 
     def line(self, pattern: str) -> Deferred[re.Match[bytes]]:
-        """Fires with the first match in the output."""
+        """Return a Deferred that fires with the first match in the output."""
         found: Deferred[re.Match[bytes]] = Deferred()
         self._wanted.append((re.compile(pattern.encode()), found))
         self._search()
@@ -67,7 +67,7 @@ class Child(ProcessProtocol):
         self.ended.callback(self.status)
 
     def signal(self, name: str) -> None:
-        """Send a signal; one that ended already is left alone."""
+        """Send a signal, unless the process has ended."""
         try:
             assert self.transport is not None
             self.transport.signalProcess(name)
@@ -76,7 +76,7 @@ class Child(ProcessProtocol):
 
 
 def start_twistd(reactor: Reactor, name: str, *arguments: str, directory: str) -> Child:
-    """``twistd -n NAME ARGUMENTS`` with this interpreter."""
+    """Start ``twistd -n NAME ARGUMENTS`` with this interpreter."""
     child = Child(name)
     command = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile=", name]
     reactor.spawnProcess(child, sys.executable, [*command, *arguments], env=None, path=directory)
@@ -84,7 +84,7 @@ def start_twistd(reactor: Reactor, name: str, *arguments: str, directory: str) -
 
 
 async def address_of(reactor: Reactor, child: Child) -> str:
-    """``host:port`` at which an entity says that it listens."""
+    """Return ``host:port`` at which an entity says that it listens."""
 
     def too_late(_: object, seconds: float) -> None:
         raise DmsgError(f"{child.name} did not start within {seconds:g} s")
@@ -97,7 +97,7 @@ async def address_of(reactor: Reactor, child: Child) -> str:
 
 
 async def stop(reactor: Reactor, child: Child) -> int:
-    """SIGTERM, and SIGKILL when that does not help; the exit status."""
+    """Stop the process with SIGTERM, or after a while with SIGKILL, and return its exit status."""
     if child.status is None:
         child.signal("TERM")
         waiting: Deferred[None] = Deferred()
@@ -118,9 +118,9 @@ async def stop(reactor: Reactor, child: Child) -> int:
 
 
 class Entities:
-    """A discovery and servers, each a process of its own on a free port of loopback.
+    """Set of a discovery and servers, each a process of its own on a free port of loopback.
 
-    :ivar children: in the order in which they were started.
+    :ivar children: processes in the order of their start.
     """
 
     def __init__(self, reactor: Reactor, directory: Path) -> None:
@@ -129,7 +129,7 @@ class Entities:
         self.children: list[Child] = []
 
     def start(self, name: str, *options: str) -> Child:
-        """Start any entity."""
+        """Start an entity."""
         child = start_twistd(self._reactor, name, *options, directory=str(self._directory))
         self.children.append(child)
         return child
@@ -138,17 +138,17 @@ class Entities:
         return self.start(name, "--listen=tcp:0:interface=127.0.0.1", *options)
 
     async def discovery(self, *options: str) -> str:
-        """Start one without a limit of requests; its URL."""
+        """Start a discovery without a rate limit, and return its URL."""
         child = self._start("dmsg-discovery", "--rate-limit=0", *options)
         return f"http://{await address_of(self._reactor, child)}"
 
     def server(self, name: str, url: str, *options: str) -> Child:
-        """Start one whose key file has that name."""
+        """Start a server with the key file of that name."""
         return self._start(
             "dmsg-server", f"--discovery={url}", f"--key-file={self._directory / name}.key", "--create", *options
         )
 
     async def stop(self) -> None:
-        """Stop all, the last one first."""
+        """Stop all processes, the last one first."""
         for child in reversed(self.children):
             await stop(self._reactor, child)

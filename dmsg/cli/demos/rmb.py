@@ -1,8 +1,7 @@
 """``dmsg rmb demo``: a whole message bus on this machine.
 
-A registry, two relays that federate, a Redis and three peers, each a process
-of its own; a service that is plain Python over Redis; calls across relays,
-encrypted; and one relay that is stopped and started with nothing lost.
+A registry, two federated relays, a Redis and three peers run as processes.  A service is plain Python over Redis.
+Calls cross relays, encrypted, and one relay is stopped and restarted without losing a message.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from dmsg.rmb.twins.twin import Twin
 NAMES = ("alice", "bob", "carol")
 CALLS = 50
 STEP_TIMEOUT = 30.0
-"""Seconds for any one step."""
+"""Seconds that each step may take."""
 
 SERVICE = '''\
 """A service of the message bus: it knows Redis and JSON, and nothing else."""
@@ -54,9 +54,9 @@ while True:
 
 
 def find_redis() -> str:
-    """The program.
+    """Return the path of redis-server.
 
-    :raises DmsgError: there is none.
+    :raises DmsgError: it is not installed.
     """
     found = shutil.which("redis-server")
     if found:
@@ -109,7 +109,7 @@ class Demo:
     async def _start_redis(self) -> None:
         program = find_redis()
         for _ in range(20):
-            # Redis cannot be asked for any free port: try until one is still free
+            # Redis cannot choose a free port itself, so ports are tried until one is still free.
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 self._redis_port = probe.getsockname()[1]
             child = Child("redis-server")

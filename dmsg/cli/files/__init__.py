@@ -1,1 +1,1 @@
-"""Commands that carry files."""
+"""Commands that transfer files."""

@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 
 RETRY_DELAY = 1.0
-"""Seconds between tries to go on with a copy."""
+"""Seconds between attempts to resume a copy."""
 LOOK_INTERVAL = 0.5
-"""Seconds between looks whether the peer is there."""
+"""Seconds between checks whether the peer is connected."""
 TELL_AFTER = 2.0
-"""Seconds after which it is said that the peer is away."""
+"""Seconds after which a notice says that the peer is away."""
 
 
 class CopyFactory(Factory):
-    """Gives each peer that is allowed an end of a copy."""
+    """Factory that gives each allowed peer its end of a copy."""
 
     noisy = False
 
@@ -87,7 +87,7 @@ class CopyFactory(Factory):
 
 
 def parse_remote(text: str) -> tuple[PubKey, str] | None:
-    """KEY:PATH or NAME:PATH; None for what is of this machine."""
+    """Parse KEY:PATH or NAME:PATH; return None for a local path."""
     who, colon, path = text.partition(":")
     if not colon or "/" in who or not who:
         return None
@@ -95,7 +95,7 @@ def parse_remote(text: str) -> tuple[PubKey, str] | None:
 
 
 Make = Callable[[Started], Copy]
-"""Given what is told of a start: one try of a copy."""
+"""Function that makes one attempt of a copy, given the callback for its start."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ def jobs_of(
 ) -> list[CopyJob]:
     """Return the copies that the arguments ask for.
 
-    :param recursive: directories of this machine, and what is fetched may be directories.
-    :param stage: see :func:`~dmsg.cli.files.staging.stage_of`.
-    :param hidden: with names that begin with a dot.
-    :raises TransferError: it makes no sense.
+    :param recursive: whether local directories are copied, and whether a remote path may be a directory.
+    :param stage: staging directory, see :func:`~dmsg.cli.files.staging.stage_of`.
+    :param hidden: whether to include names that begin with a dot.
+    :raises TransferError: the arguments make no sense together.
     """
     if stage is not None:
         return [
@@ -166,7 +166,10 @@ def jobs_of(
 
 
 def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: bool, hidden: bool) -> tuple[CopyJob, str]:
-    """The copy of something of this machine, and what it is there.  :raises TransferError: it cannot be one."""
+    """Return the copy of a local file or directory, and its remote name.
+
+    :raises TransferError: it cannot be copied.
+    """
     local = Path(source)
     check_name(source, local.name, hidden=hidden)
     into = not path or path.endswith("/")
@@ -185,7 +188,11 @@ def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: boo
 
 
 def check_name(shown: str, name: str, *, hidden: bool) -> None:
-    """:raises TransferError: a name begins with a dot, which nobody has asked for.  :param shown: as it was typed."""
+    """Check that no name in a path begins with a dot, unless the user asked for that.
+
+    :param shown: path as the user typed it.
+    :raises TransferError: a name begins with a dot.
+    """
     if has_dot(name) and not hidden:
         raise TransferError(f"{shown}: its name begins with a dot; --hidden copies it")
 
@@ -193,7 +200,10 @@ def check_name(shown: str, name: str, *, hidden: bool) -> None:
 def _fetched(
     source: str, peer: PubKey, path: str, target: str, *, several: bool, recursive: bool, hidden: bool
 ) -> tuple[CopyJob, str]:
-    """The copy of something of a peer, and what it is here.  :raises TransferError: it cannot be one."""
+    """Return the copy of a remote file or directory, and its local name.
+
+    :raises TransferError: it cannot be copied to that place.
+    """
     name = PurePosixPath(path).name
     if (path.endswith("/") and not recursive) or name in ("", ".", ".."):
         raise TransferError(f"{source}: names no file" + (" and no directory" if recursive else ""))
@@ -293,7 +303,7 @@ async def copy_one(
 
 
 class _CopyProgress:
-    """Shows where a copy is, and when its peer is away for how long and until when it is tried."""
+    """Display of a copy's progress, or for how long its peer has been away and until when attempts go on."""
 
     def __init__(self, reactor: Reactor, progress: Progress, who: str, retry: float) -> None:
         self._reactor = reactor
@@ -308,7 +318,7 @@ class _CopyProgress:
         self.transport: StreamTransport | None = None
 
     def started(self, name: str, size: int, offset: int) -> Callable[[int], None]:
-        """The copy begins, or goes on; what is told of its progress."""
+        """Show that the copy begins or resumes, and return the callback for its progress."""
         if self._bar is None:
             self._bar = self._progress.add_task(name, total=size, completed=offset)
         if offset and self._since is not None:
@@ -330,9 +340,9 @@ class _CopyProgress:
             self._progress.update(self._bar, description=self._name)
 
     def given_up(self, *, busy: bool = False) -> bool:
-        """The connection was lost: whether it was so for too long.
+        """Whether the connection has been lost for too long.
 
-        :param busy: the peer is there, and receives this from somebody else.
+        :param busy: whether the peer is connected but receives the file over another connection.
         """
         if busy != self._busy:
             self._busy, self._told = busy, False
@@ -348,7 +358,7 @@ class _CopyProgress:
         )
 
     def look(self) -> None:
-        """Time has passed."""
+        """Update the display, and end the copy if its peer has been away for too long."""
         stream = self.transport
         now = self._reactor.seconds()
         if stream is not None and stream.away_since is not None and self._since is None:

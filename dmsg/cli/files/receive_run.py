@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 LEAVES = 0.2
-"""Seconds in which the answer to a sender leaves before the command ends."""
+"""Seconds to wait before the command ends, so that the last answer reaches the sender."""
 
 
 async def receive_at_key(
@@ -48,9 +48,9 @@ async def receive_at_key(
     max_size: int | None,
     once: bool,
 ) -> None:
-    """Take what peers send, until the command is ended.
+    """Receive what peers send until the command is ended.
 
-    :param once: until one thing has come, or has not.
+    :param once: whether to end after one transfer, successful or not.
     """
     finished: Deferred[Failure | None] = Deferred()
 
@@ -78,7 +78,7 @@ async def receive_at_key(
 
 
 class _Inbox(Factory):
-    """Takes something from each peer that may send, and says what became of it."""
+    """Factory that receives from each peer that may send, and reports the results."""
 
     noisy = False
 
@@ -130,12 +130,12 @@ class _IncomingTransfer:
         return self.moved
 
     def moved(self, done: int) -> None:
-        """So many bytes are here."""
+        """Show the number of bytes received so far."""
         if self._bar is not None:
             self._progress.update(self._bar, completed=done)
 
     def asked(self, offer: Offer) -> str | None:
-        """See :data:`~dmsg.apps.parcels.receiver.Asked`."""
+        """Decide about an offer; see :data:`~dmsg.apps.parcels.receiver.Asked`."""
         if offer.kind == "pipe":
             return "what a pipe sends is taken by a code, or by dmsg nc -l"
         if self._max_size is not None and offer.size > self._max_size:

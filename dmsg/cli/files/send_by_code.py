@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 
 NAME_SHOWN = 255
-"""Characters of the name of a pipe."""
+"""Maximum number of characters of a pipe's name."""
 OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer")
-"""Refusal by which a receiver of dmsg before 0.2, which takes one file at a time, is recognised."""
+"""Refusals by which a receiver of dmsg before 0.2 is recognised, which takes one file at a time."""
 
 
 # --- the side that makes the code ---
@@ -58,7 +58,7 @@ OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer"
 async def send_by_code(
     reactor: Reactor, client: Client, make: ParcelFactory, words: int, *, verify: bool, show_qr: bool
 ) -> None:
-    """Make a code, wait for who knows it, and give him what ``make`` makes."""
+    """Make a code, wait for the peer who knows it, and send that peer what ``make`` makes."""
     agreed = await offer_code(reactor, client, words, make.type_there, verify=verify, show_qr=show_qr)
     try:
         sender = make()
@@ -72,7 +72,7 @@ async def send_by_code(
 
 
 async def send_to_key(reactor: Reactor, client: Client, make: ParcelFactory, key: PubKey, timeout: float) -> None:
-    """Send what ``make`` makes to a key; one file also to a program of dmsg 0.1.
+    """Send what ``make`` makes to a key; a single file can also go to a program of dmsg 0.1.
 
     :param timeout: seconds that opening a stream may take.
     """
@@ -105,8 +105,9 @@ async def _give(
 class ParcelFactory:
     """Factory of the parcel to send; builds the parcel when a receiver has connected.
 
-    :ivar what: it, for a person; ``fields``: the same with ``--json``.
-    :ivar type_there: the command that takes it, as far as the code.
+    :ivar what: description of the parcel for people.
+    :ivar fields: description of the parcel for ``--json``.
+    :ivar type_there: command that receives the parcel, without the code.
     """
 
     what = ""
@@ -134,15 +135,18 @@ class ParcelFactory:
             self._progress.update(self._bar, completed=done)
 
     def say(self, text: str) -> None:
-        """A notice, beside the bar if there is one."""
+        """Print a notice, above the progress bar if there is one."""
         print_beside_bars(self._progress, lambda: notice(text))
 
     def stop(self) -> None:
-        """No bar is shown any more."""
+        """Remove the progress bar."""
         self._progress.stop()
 
     def report(self, sent: SentParcel, whom: PubKey | None = None) -> None:
-        """Say that it has arrived, when no bar is shown any more.  :param whom: who has it, where that is a key."""
+        """Report that the parcel has arrived, after the progress bar is removed.
+
+        :param whom: key of the receiver, if it was sent to a key.
+        """
         if whom is not None and sent.sha256:
             report("sent", self.fields["sent"][0], sent, whom)
             say_changed(sent.changed)
@@ -156,7 +160,7 @@ class ParcelFactory:
 
 
 class FilesToSend(ParcelFactory):
-    """Files and directories."""
+    """Parcel of files and directories."""
 
     def __init__(self, progress: Progress, walked: WalkResult) -> None:
         super().__init__(progress)
@@ -178,7 +182,7 @@ class FilesToSend(ParcelFactory):
 
 
 class TextToSend(ParcelFactory):
-    """A text."""
+    """Parcel of a text."""
 
     def __init__(self, progress: Progress, text: str) -> None:
         super().__init__(progress)
@@ -190,7 +194,7 @@ class TextToSend(ParcelFactory):
 
 
 class InputToSend(ParcelFactory):
-    """Standard input, or another pipe, to its end."""
+    """Parcel of standard input or another pipe, up to its end."""
 
     def __init__(self, reactor: Reactor, progress: Progress, descriptor: int = 0, name: str = "standard input") -> None:
         super().__init__(progress)
@@ -209,14 +213,14 @@ class InputToSend(ParcelFactory):
 
 
 class _Input(Protocol):
-    """A pipe, read as fast as the other side takes it."""
+    """Reader of a pipe, as fast as the other side takes the data."""
 
     def __init__(self, pipe: PipeSender) -> None:
         self._pipe = pipe
 
     @classmethod
     def read(cls, reactor: Reactor, pipe: PipeSender, descriptor: int) -> None:
-        """Begin."""
+        """Start reading."""
         from twisted.internet.interfaces import IHalfCloseableProtocol
         from twisted.internet.stdio import StandardIO
         from zope.interface import directlyProvides
@@ -239,14 +243,18 @@ class _Input(Protocol):
         self._pipe.end()
 
     def writeConnectionLost(self) -> None:
-        """Standard output is closed; what is read is sent all the same."""
+        """Ignore that standard output is closed; reading continues."""
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         pass
 
 
 async def files_to_send(paths: Sequence[Path], progress: Progress, *, hidden: bool) -> FilesToSend:
-    """:param hidden: with names that begin with a dot.  :raises TransferError: they cannot be sent."""
+    """Return the parcel of files to send.
+
+    :param hidden: whether to include names that begin with a dot.
+    :raises TransferError: a file cannot be sent.
+    """
     walked = await deferToThread(walk, paths, hidden=hidden)
     say_left_out(walked)
     return FilesToSend(progress, walked)
@@ -268,7 +276,7 @@ async def receive_by_code(
     verify: bool,
     timeout: float,
 ) -> None:
-    """Find who made the code, prove it, and take what he offers."""
+    """Find the peer who made the code, prove that this side knows the code, and receive the parcel."""
     agreed = await accept_code(reactor, client, code, verify=verify, timeout=timeout)
     progress = transfer_progress()
     try:
@@ -311,7 +319,10 @@ class _TransferDialogue:
         print_beside_bars(self._progress, lambda: notice(text))
 
     async def take(self, agreed: CodeAgreement) -> Callable[[], None]:
-        """All of it.  :returns: says what has come, when no bar is shown any more."""
+        """Receive the whole parcel.
+
+        :returns: function that reports the result, to be called after the progress bar is removed.
+        """
         receiver = ParcelReceiver(
             self._place,
             self._asked,
@@ -401,7 +412,7 @@ class _TransferDialogue:
 
 
 class _Output(Protocol):
-    """Standard output for a pipe; a slow reader slows the sender."""
+    """Standard output for a pipe; a slow reader slows down the sender."""
 
     def __init__(self, reactor: Reactor, receiver: ParcelReceiver) -> None:
         from twisted.internet.interfaces import IHalfCloseableProtocol
@@ -415,11 +426,11 @@ class _Output(Protocol):
         self._console.registerProducer(receiver.transport, True)
 
     def write(self, data: bytes) -> None:
-        """More of it."""
+        """Write more data."""
         self._console.write(data)
 
     def readConnectionLost(self) -> None:
-        """Nothing is read here."""
+        """Ignore the end of input, because nothing is read."""
 
     def writeConnectionLost(self) -> None:
         """Handle the loss of standard output."""
@@ -459,14 +470,14 @@ def describe_offer(offer: Offer) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A name that could be taken for more than a name stands in quotes."""
+    """Return a name in quotes if it could be taken for more than a name."""
     shown = printable(name)
     shown = shown.replace('"', '\\"')
     return f'"{shown}"' if re.search(r"[,;()?\"]|^\s|\s$|\s\s", shown) else shown
 
 
 def say_changed(paths: Sequence[str]) -> None:
-    """Say which files were written to while they were sent."""
+    """Report which files were written to during the transfer."""
     for path in paths:
         notice(printable(changed_text(path)))
 
@@ -476,7 +487,7 @@ def _were_there(size: int) -> str:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Names in one line; of many the first ones."""
+    """Return names as one line, or the first ones if there are many."""
     more = len(names) - SHOWN_THINGS
     shown = ", ".join(_quoted(name) for name in names[:SHOWN_THINGS])
     return f"{shown} and {more} more" if more > 0 else shown

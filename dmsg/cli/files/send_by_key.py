@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 SHOWN_THINGS = 20
-"""Things of an offer, and of what is left out, that are named; of more it is said how many there are."""
+"""Maximum number of items that are named of an offer, or of what is left out; of further ones the number is shown."""
 MEDIUM, WIDE = 60, 90
-"""Columns of a terminal from which on a bar is drawn, and from which on it has rate and time beside it."""
+"""Widths of a terminal from which a bar is drawn, and from which rate and time are shown beside it."""
 
 
 def transfer_progress() -> Progress:
-    """A bar for each file, on standard error if that is a terminal."""
+    """Return a display with a bar for each file, on standard error if that is a terminal."""
     console = Console(stderr=True)
     # A bar has one line, so columns without room are left out and a long name is cut.
     name = TextColumn(
@@ -57,7 +57,7 @@ def transfer_progress() -> Progress:
 
 
 def say_left_out(walked: WalkResult) -> None:
-    """Say what is not sent, and why."""
+    """Report which files are not sent, and why."""
     reasons = (
         (walked.own, "it is dmsg's own, a secret key perhaps"),
         (walked.dotted, "its name begins with a dot (--hidden sends it)"),
@@ -71,7 +71,7 @@ def say_left_out(walked: WalkResult) -> None:
 
 
 def print_beside_bars(progress: Progress, tell_it: Callable[[], None]) -> None:
-    """Print something while bars are shown: they make way for it."""
+    """Print something without disturbing the bars, which are redrawn below it."""
     shown = progress.live.is_started
     if shown:
         progress.stop()
@@ -81,7 +81,7 @@ def print_beside_bars(progress: Progress, tell_it: Callable[[], None]) -> None:
 
 
 def report(verb: str, name: str, done: SentParcel | ReceivedParcel, peer: PubKey) -> None:
-    """Say that a file has arrived, and how fast."""
+    """Report that a file has arrived, and how fast."""
     whom = f"{'to' if verb == 'sent' else 'from'} {peer.text}"
     tell(
         f"{verb} {printable(name)} {whom}: {human_size(done.size)} in {done.seconds:.2f} s, "

@@ -17,13 +17,13 @@ from dmsg.directories import cache_directory, make_directory
 from dmsg.filelock import is_at, lock_if_can
 
 KEPT = 7 * 86400.0
-"""Seconds for which what a copy left is kept, so that the same command goes on with it."""
+"""Seconds for which the files of an interrupted copy are kept, so that the same command can resume it."""
 
 
 def stage_of(sources: tuple[str, ...], target: str) -> Path | None:
-    """The directory; None: nothing lies anywhere.
+    """Return the staging directory of a copy, or None if it needs none.
 
-    It is the same for the same command, so that what was cut goes on there.
+    The directory is the same for the same command, so that an interrupted copy resumes there.
     """
     if parse_remote(target) is None or any(parse_remote(source) is None for source in sources):
         return None
@@ -32,10 +32,10 @@ def stage_of(sources: tuple[str, ...], target: str) -> Path | None:
 
 @contextmanager
 def stage(directory: Path | None) -> Iterator[None]:
-    """Use it; what it has is gone when all has arrived, and goes on when it has not.
+    """Context in which a staging directory is used; it is removed after success and kept after an interruption.
 
-    :param directory: of :func:`stage_of`.
-    :raises TransferError: the same command runs already.
+    :param directory: result of :func:`stage_of`.
+    :raises TransferError: the same command is already running.
     """
     if directory is None:
         yield
@@ -57,9 +57,9 @@ def stage(directory: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Make it, and keep the same command in another terminal out of it.
+    """Create and lock a staging directory, to keep out the same command in another terminal.
 
-    :raises TransferError: that runs already.
+    :raises TransferError: the same command is already running.
     """
     while True:
         make_directory(directory)
@@ -79,9 +79,9 @@ def _all() -> Path:
 
 
 def _begin_again(directory: Path) -> None:
-    """Turn a complete staged file into a partial one, so that it is compared with the source and not fetched again.
+    """Turn each complete staged file into a partial one, so that it is compared with the source and not fetched again.
 
-    Else a directory that is there would be refused, and a file fetched anew.
+    Otherwise an existing directory would be refused, and a file would be fetched anew.
     """
     for path in list(directory.iterdir()):
         part = directory / part_name(path.name)

@@ -124,9 +124,9 @@ def send(  # noqa: C901
 
 
 def _key_of(what: tuple[str, ...], *, alone: bool) -> PubKey | None:
-    """The key behind what is sent; None: all are files.
+    """Return the key that stands after the files to send, or None if all arguments are files.
 
-    :param alone: what is sent is said by an option, and no files stand before the key.
+    :param alone: whether an option says what to send, so that no files stand before the key.
     """
     if len(what) < (1 if alone else 2):
         return None

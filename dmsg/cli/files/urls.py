@@ -17,9 +17,9 @@ SCHEME = "dmsg"
 
 
 def http_url(url: str) -> bytes:
-    """``dmsg://KEY:PORT/PATH`` as the HTTP client wants it.
+    """Return a URL ``dmsg://KEY:PORT/PATH`` as the HTTP client wants it.
 
-    :raises DmsgError: it is none.
+    :raises DmsgError: the URL is malformed.
     """
     try:
         parts = urlsplit(url if "://" in url else f"{SCHEME}://{url}")

@@ -78,7 +78,7 @@ def serve(
 
 
 def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """``-d`` was discovery here before; curl's is data."""
+    """Return the data of ``-d`` as in curl, but take a URL for the discovery, which the option once named."""
     if value is not None and value.startswith(("http://", "https://")) and not ctx.params.get("discovery"):
         notice("-d means data, as in curl; use --discovery for the discovery")
         ctx.params["discovery"] = (value,)

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 
 IDLE_TIMEOUT = 120
-"""Seconds that a connection may be silent."""
+"""Seconds for which a connection may be silent."""
 
 
 class FileSite(BoundedSite):
-    """Files for some peers, or for all; a line for each request."""
+    """Site with files for some or all peers, which prints a line for each request."""
 
     def __init__(self, reactor: Reactor, resource: IResource, allowed: Callable[[IAddress], bool]) -> None:
         from dmsg.net.web.site import bounded_arguments
@@ -74,7 +74,7 @@ class FileSite(BoundedSite):
 
 
 class _Body(Protocol):
-    """Writes what comes to a file."""
+    """Protocol that writes the body of a response to a file."""
 
     def __init__(self, output: IO[bytes], progress: Callable[[int], object]) -> None:
 
@@ -103,8 +103,8 @@ class _Body(Protocol):
 class FetchRequest:
     """Request that the command line describes.
 
-    :ivar start: from which byte on.
-    :ivar fails: a status of 400 and more is an error.
+    :ivar start: offset of the first byte to fetch.
+    :ivar fails: whether a status of 400 or more is an error.
     """
 
     url: str
@@ -131,7 +131,7 @@ class FetchRequest:
 
 
 async def fetch(reactor: Reactor, settings: ClientSettings, wanted: FetchRequest, timeout: float) -> None:
-    """Ask, and write what is answered."""
+    """Send the request, and write the answer."""
 
     from dmsg.cli.client_run import with_client
     from dmsg.net.web.fetch import make_pool
@@ -177,7 +177,7 @@ def _show_head(response: IResponse) -> None:
 def start_at(continue_at: str | None, output: Path | None) -> int:
     """Return the byte at which to resume.
 
-    :raises click.UsageError: it is no number.
+    :raises click.UsageError: the text is no number.
     """
     if continue_at is None or output is None:
         return 0
@@ -195,7 +195,10 @@ def _written_out(text: str, values: dict[str, str]) -> str:
 
 
 def _body_file(path: str) -> IO[bytes]:
-    """:raises OSError: it cannot be read, or is no regular file, which might never end."""
+    """Open the file with the request's body.
+
+    :raises OSError: the file cannot be read, or is not regular and might never end.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -221,7 +224,7 @@ async def _requested(
 
 
 async def _save(response: IResponse, output: Path | None, *, append: bool) -> int:
-    """Take the body; how many bytes came."""
+    """Save the response's body, and return the number of bytes."""
 
     from dmsg.cli.files.send_by_key import transfer_progress
 
@@ -249,7 +252,7 @@ async def _arrived(body: _Body, length: int | None) -> None:
     except OSError:
         raise
     except CancelledError:
-        raise  # Ctrl-C
+        raise  # Ctrl-C cancels the request.
     except Exception as error:
         reasons = getattr(error, "reasons", None)  # Twisted's web client wraps errors in a list.
         if reasons:

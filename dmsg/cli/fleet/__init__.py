@@ -1,1 +1,1 @@
-"""Commands for who runs a fleet."""
+"""Commands for operators of a fleet."""

@@ -18,7 +18,7 @@ KINDS = {
 }
 """Kind of an entity by the prefix of its metrics."""
 NEARLY_FULL = 0.9
-"""Share of places, or of memory, from which on it is said."""
+"""Share of places or of memory in use above which an entity counts as nearly full."""
 WORST = 100
 """Severity of an entity that does not answer."""
 
@@ -27,8 +27,8 @@ WORST = 100
 class Snapshot:
     """Snapshot of an entity's metrics.
 
-    :ivar at: seconds of any clock.
-    :ivar error: why there are no numbers.
+    :ivar at: time in seconds of any clock.
+    :ivar error: reason why there are no metrics.
     """
 
     at: float
@@ -41,10 +41,10 @@ class Snapshot:
     buckets: dict[float, float] = field(default_factory=dict)
     """Buckets of the histogram of the entity's work."""
     servers: float | None = None
-    """Entries of servers, at a discovery."""
+    """Number of servers' entries at a discovery."""
 
     def number(self, *names: str) -> float | None:
-        """The first that it has, without the beginning of its kind."""
+        """Return the first of the named metrics that the entity has; the names lack the prefix of its kind."""
         for name in names:
             for begin in (*KINDS, ""):
                 if begin + name in self.sums:
@@ -55,7 +55,7 @@ class Snapshot:
 def read(at: float, metrics: str, health: str) -> Snapshot:
     """Parse the answers of an entity.
 
-    :raises ValueError: it is neither metrics of an entity nor health.
+    :raises ValueError: they are neither metrics of an entity nor its health.
     """
     found = Snapshot(at)
     told = json.loads(health)
@@ -85,8 +85,8 @@ def read(at: float, metrics: str, health: str) -> Snapshot:
 class Row:
     """Row of the table for one entity.
 
-    :ivar worse: how much somebody ought to look at it; 0: nothing is wrong.
-    :ivar why: in words.
+    :ivar worse: severity of the worst problem; 0 if there is none.
+    :ivar why: problem in words.
     """
 
     name: str
@@ -104,7 +104,10 @@ class Row:
 
 
 def row(name: str, now: Snapshot, before: Snapshot | None) -> Row:
-    """Compare two looks.  :param before: None: this is the first."""
+    """Compare two snapshots of an entity.
+
+    :param before: previous snapshot; None for the first.
+    """
     if now.error:
         return Row(name, now.kind, "away", *(None,) * 7, WORST, now.error)
 
@@ -140,7 +143,7 @@ def row(name: str, now: Snapshot, before: Snapshot | None) -> Row:
 
 
 def _problem(now: Snapshot, clients: float | None, free: float | None, memory: float | None) -> tuple[int, str]:
-    """The worst of it."""
+    """Return the severity and the words of the worst problem."""
     found: list[tuple[int, str]] = []
     if now.status != "ok":
         found.append((90, now.status))
@@ -162,7 +165,7 @@ def _problem(now: Snapshot, clients: float | None, free: float | None, memory: f
 
 
 def _slowest(now: Snapshot, before: Snapshot | None) -> float | None:
-    """Seconds that 99 of 100 took at most, of what was done between the looks."""
+    """Return the seconds that 99 of 100 operations between two snapshots took at most."""
     if before is None or before.error or not now.buckets:
         return None
     grown = {border: count - before.buckets.get(border, 0.0) for border, count in now.buckets.items()}

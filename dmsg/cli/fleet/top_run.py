@@ -29,10 +29,10 @@ from dmsg.net.web.body import read_body
 from dmsg.net.web.fetch import WebClient, cancellable, make_pool
 
 MAX_METRICS = 4 * 1024 * 1024
-"""Bytes of an entity's metrics."""
+"""Maximum bytes of an entity's metrics."""
 MAX_HEALTH = 256 * 1024
 HEAD_LINES = 6
-"""Lines of a screen that the table needs beside its rows."""
+"""Number of lines on the screen that the table needs besides its rows."""
 ORDERS: dict[str, Callable[[Row], Any]] = {
     "problem": lambda one: (-one.worse, -(one.byte_rate or 0), one.name),
     "name": lambda one: one.name,
@@ -46,9 +46,9 @@ ORDERS: dict[str, Callable[[Row], Any]] = {
 
 
 class Fleet:
-    """The entities that are asked.
+    """Group of entities that are queried.
 
-    :param urls: where each has its ``/metrics``.
+    :param urls: URL of each entity's ``/metrics``.
     """
 
     def __init__(self, reactor: Reactor, urls: list[str], timeout: float) -> None:
@@ -59,7 +59,7 @@ class Fleet:
         self._before: dict[str, Snapshot] = {}
 
     async def look(self) -> list[Row]:
-        """Ask all of them at once."""
+        """Query all entities at the same time."""
         asking = gatherResults([Deferred.fromCoroutine(self._ask(url)) for url in self._urls])
         looks: list[Snapshot] = await cancellable(asking)
         rows = []
@@ -73,7 +73,7 @@ class Fleet:
         try:
             metrics = await self._get(f"{url}/metrics", MAX_METRICS)
             health = await self._get(f"{url}/health", MAX_HEALTH)
-        except Exception as error:  # Twisted's connect errors have no common class
+        except Exception as error:  # Twisted's connection errors have no common class.
             return Snapshot(at, error=_why(error))
         try:
             return read(at, metrics, health)
@@ -83,7 +83,7 @@ class Fleet:
     async def _get(self, url: str, most: int) -> str:
         response = await self._client.request("GET", url, timeout=self._timeout, reactor=self._reactor)
         body = await read_body(response, most)
-        # /health says 503 with its reason
+        # An unhealthy entity answers /health with 503 and the reason.
         if response.code not in (200, 503):
             raise DmsgError(f"status {response.code}")
         return body.decode("utf-8", "replace")
@@ -108,7 +108,7 @@ def _why(error: Exception) -> str:
 async def watch(
     reactor: Reactor, urls: list[str], *, every: float, once: bool, sort: str, wanted: str, timeout: float
 ) -> None:
-    """Show them until Ctrl-C, or once."""
+    """Show the table until Ctrl-C, or once."""
     fleet = Fleet(reactor, urls, timeout)
     console = screen(140)
     rows = await fleet.look()
@@ -156,11 +156,14 @@ COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("99 of 100", 90, lambda one: _number(one.slowest, milliseconds)),
     ("memory", 110, lambda one: _number(one.memory, lambda share: f"{share:.0%}")),
 )
-"""Title, the width of a terminal from which on it is shown, and what it says."""
+"""Columns: title, minimum width of the terminal that shows the column, and function that returns a cell."""
 
 
 def draw_table(rows: list[Row], width: int, height: int | None = None) -> Table:
-    """The table, as wide as the terminal allows, and as long.  :param height: None: as long as it is."""
+    """Return the table, as wide as the terminal allows.
+
+    :param height: maximum number of lines; None sets no limit.
+    """
     wrong = sum(1 for one in rows if one.worse)
     title = Text(f"{time.strftime('%H:%M:%S')}  {len(rows)} watched, ")
     title.append(f"{wrong} to be looked at" if wrong else "nothing wrong", style="bold red" if wrong else "green")

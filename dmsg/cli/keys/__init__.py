@@ -1,1 +1,1 @@
-"""Commands about keys, names and what discovery knows of them."""
+"""Commands about keys, names and their entries in discovery."""

@@ -1,1 +1,1 @@
-"""Commands between two peers: standard input and output, round trips, rates."""
+"""Commands between two peers: standard input and output, round trips, throughput."""

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class DiscardProtocol(Protocol):
-    """Takes what comes."""
+    """Protocol that discards the data that it receives."""
 
     def dataReceived(self, data: bytes) -> None:
         pass
 
 
 def discard_factory(admits: Callable[[IAddress], bool] = lambda address: True) -> Factory:
-    """A factory of :class:`DiscardProtocol` for those whom it admits."""
+    """Return a factory of :class:`DiscardProtocol` for the peers that an access rule admits."""
 
     factory = _DiscardFactory()
     factory.admits = admits
@@ -53,7 +53,7 @@ async def measure(
 ) -> tuple[int, float]:
     """Send messages of ``size`` bytes and count those that were acknowledged.
 
-    :returns: messages, and the seconds that they took.
+    :returns: number of messages, and the seconds that they took.
     """
 
     payload = bytes(size)
@@ -88,7 +88,7 @@ async def measure(
 
 
 async def round_trips(transport: StreamTransport, count: int) -> list[float]:
-    """Seconds of ``count`` round trips of an empty frame, sorted."""
+    """Return the seconds of ``count`` round trips of an empty frame, sorted."""
     times = []
     for _ in range(count):
         start = time.perf_counter()

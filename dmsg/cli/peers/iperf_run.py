@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 BLOCK = bytes(65492)
 HEADER_LIMIT = 256
 AT_ONCE = 16
-"""Blocks written before the transport is asked whether it wants more."""
+"""Number of blocks written before the transport is asked again whether it takes more."""
 
 
 @implementer(IPushProducer)
 class _Source:
-    """Writes as much as the transport takes, until it is told to stop."""
+    """Producer that writes as much as the transport takes, until it is stopped."""
 
     def __init__(self, reactor: Reactor, transport: ApplicationTransport) -> None:
         self._reactor = reactor
@@ -70,13 +70,13 @@ class _Source:
         self._stopped = True
 
     def finish(self) -> None:
-        """No more."""
+        """Stop writing."""
         self._stopped = True
         self._transport.unregisterProducer()
 
 
 class _MeasuredStream(Protocol):
-    """Counts what comes; the first line of the client says what it wants."""
+    """Stream of a measurement; counts the received bytes, and gets the client's wishes in its first line."""
 
     def __init__(self, reactor: Reactor, counted: Callable[[int], None] | None = None, *, longest: float = 0.0) -> None:
         self._reactor = reactor
@@ -85,7 +85,7 @@ class _MeasuredStream(Protocol):
         self._header: bytes | None = b"" if counted is None else None
         self._source: _Source | None = None
         self.lost: Deferred[str] = Deferred()
-        """Fires with why it ended, empty when that was clean."""
+        """Deferred that fires with the reason for the end, which is empty after a clean end."""
 
     def dataReceived(self, data: bytes) -> None:
         if self._header is not None:
@@ -118,12 +118,12 @@ class _MeasuredStream(Protocol):
 
 
 class MeasurementFactory(Factory):
-    """The side that is measured."""
+    """Factory of the side that is measured."""
 
     noisy = False
 
     def __init__(self, reactor: Reactor, allowed: Callable[[IAddress], bool], longest: float) -> None:
-        """:param longest: seconds that one measurement may take."""
+        """:param longest: maximum seconds of one measurement."""
         self._reactor = reactor
         self._longest = longest
         self.admits = self._allowed = allowed
@@ -143,7 +143,7 @@ async def measure(
     reverse: bool,
     timeout: float,
 ) -> None:
-    """Measure for so long, and say how fast it is each second and in all."""
+    """Measure for ``seconds``, and print the throughput of each second and of the whole."""
     from twisted.internet.task import LoopingCall
 
     measuring = _Measurement(reactor, reverse)
@@ -161,7 +161,7 @@ async def measure(
 
 
 class _Measurement:
-    """Streams to one peer, and how much went over them."""
+    """Measurement over parallel streams to one peer."""
 
     def __init__(self, reactor: Reactor, reverse: bool) -> None:
         self._reactor = reactor
@@ -179,7 +179,7 @@ class _Measurement:
         self._counted += size
 
     async def connect(self, client: Client, address: DmsgAddress, parallel: int, timeout: float) -> None:
-        """Open the streams, and say how far the peer is."""
+        """Open the streams, and print the round trip to the peer."""
         factory = Factory.forProtocol(lambda: _MeasuredStream(self._reactor, self._count))
         factory.noisy = False
         self._protocols = [
@@ -200,7 +200,7 @@ class _Measurement:
         )
 
     def begin(self, seconds: float) -> None:
-        """Tell the peer what is measured, and send unless it does."""
+        """Tell the peer what is measured, and start sending unless the peer sends."""
         self._started = self._told_at = time.perf_counter()
         self._acknowledged = [one.acknowledged_bytes or 0 for one in self._transports]
         header = json.dumps({"reverse": self._reverse, "seconds": seconds}).encode() + b"\n"
@@ -210,7 +210,7 @@ class _Measurement:
                 self._sources.append(_Source(self._reactor, transport))
 
     def _total(self) -> int:
-        """Bytes so far: received, or acknowledged."""
+        """Return the number of bytes received or acknowledged so far."""
         acknowledged = [transport.acknowledged_bytes for transport in self._transports]
         known = [size for size in acknowledged if size is not None]
         if self._reverse or len(known) < len(acknowledged):
@@ -218,7 +218,7 @@ class _Measurement:
         return sum(known) - sum(self._acknowledged)
 
     def tell_rate(self) -> None:
-        """Since it was told last."""
+        """Print the throughput since the last call."""
         now, total = time.perf_counter(), self._total()
         rate = (total - self._told) / (now - self._told_at)
         since, until = self._told_at - self._started, now - self._started
@@ -226,7 +226,7 @@ class _Measurement:
         self._told_at, self._told = now, total
 
     async def received(self) -> None:
-        """The peer has sent all of it.
+        """Wait until the peer has sent everything.
 
         :raises DmsgError: a stream was lost before.
         """
@@ -237,7 +237,7 @@ class _Measurement:
             raise DmsgError(f"stream was lost: {broken}")
 
     async def sent(self, seconds: float) -> None:
-        """So long, unless a stream is lost before; and then until all is acknowledged."""
+        """Wait until the time is over or a stream is lost, and then until everything is acknowledged."""
 
         waiting: Deferred[None] = Deferred()
 
@@ -255,7 +255,7 @@ class _Measurement:
             await transport.send(b"")  # Its acknowledgement covers everything written before.
 
     def tell_result(self) -> None:
-        """All of it, and close the streams.
+        """Print the throughput of the whole measurement, and close the streams.
 
         :raises DmsgError: nothing was counted.
         """

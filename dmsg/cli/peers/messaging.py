@@ -54,7 +54,7 @@ class MessagingSettings:
     ids: str = "one"
 
     def make(self, reactor: Reactor) -> Client:
-        """A client, not started."""
+        """Make a client that is not started."""
         from dmsg.messaging.client import Client
 
         return Client(
@@ -98,7 +98,7 @@ ids_option = click.option(
 
 
 def messaging_options(command: Callable[..., object]) -> Callable[..., object]:
-    """The options of every command that runs a client; it gets them as ``settings``."""
+    """Add the options that all commands with a client share; the command gets them as ``settings``."""
 
     @functools.wraps(command)
     def with_settings(

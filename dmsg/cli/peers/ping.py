@@ -34,7 +34,7 @@ port_option = click.option(
 def who_and_port(who: tuple[PubKey, int | None], port: int | None) -> tuple[PubKey, int | None]:
     """Combine ``KEY:PORT`` and ``--port``.
 
-    :raises click.UsageError: two different ports.
+    :raises click.UsageError: they name two different ports.
     """
     key, said = who
     if said is not None and port not in (None, said):
@@ -50,7 +50,7 @@ class _PingPrinter:
         self._times: list[float] = []
 
     def told(self, event: Event) -> None:
-        """Something happened, as :func:`dmsg.apps.pings.ping` tells."""
+        """Print an event of :func:`dmsg.apps.pings.ping`."""
         if "notice" in event:
             notice(event["notice"])
         elif "connected" in event:
@@ -64,7 +64,10 @@ class _PingPrinter:
             tell(f"{event['number']}: {milliseconds(event['seconds'])}", **event)
 
     def end(self) -> None:
-        """All are done.  :raises SystemExit: some were lost."""
+        """Print the summary.
+
+        :raises SystemExit: some round trips were lost.
+        """
         lost = self._count - len(self._times)
         if self._times:
             low, mean, high = min(self._times), sum(self._times) / len(self._times), max(self._times)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _Console(Protocol):
-    """Standard input and output; each side pauses the other."""
+    """Protocol of standard input and output; input and stream pause each other."""
 
     def __init__(self, stream: _Stream, wait: float | None) -> None:
         self._stream = stream
@@ -48,11 +48,11 @@ class _Console(Protocol):
             self._stream.transport.write(data)
 
     def readConnectionLost(self) -> None:
-        """End of input."""
+        """Handle the end of input."""
         self._stream.end_of_input(self._wait)
 
     def writeConnectionLost(self) -> None:
-        """Standard output is closed, or takes nothing."""
+        """Handle that standard output is closed or cannot be written."""
         if not self._stream.output_ended:
             self._stream.output_failed()
 
@@ -64,10 +64,10 @@ class _Console(Protocol):
 
 @implementer(IHalfCloseableProtocol)
 class _Stream(Protocol):
-    """The transport; ``done`` fires when it ended, and fails when not cleanly.
+    """Protocol of the stream; ``done`` fires when it has ended, and fails if the end was not clean.
 
-    :param wait: seconds to go on after the end of input; None: until the other side ends, where it understands
-        half-close, else not at all.
+    :param wait: seconds to continue after the end of input.  With None, the stream continues until the other side ends
+        if it knows half-close, and otherwise ends at once.
     """
 
     def __init__(self, reactor: Reactor, done: Deferred[None], wait: float | None) -> None:
@@ -85,7 +85,8 @@ class _Stream(Protocol):
         from twisted.internet.stdio import StandardIO
 
         class Console(StandardIO):
-            """Says when what was to be written last could not be: half-closing, Twisted's tells nobody."""
+            """Standard input and output that report a failure of the last write, which Twisted's do not when
+            half-closing."""
 
             def childConnectionLost(self, fd: str, reason: Failure) -> None:
                 if fd == "write" and not reason.check(ConnectionDone):
@@ -102,7 +103,7 @@ class _Stream(Protocol):
         self._console.write(data)
 
     def end_of_input(self, wait: float | None) -> None:
-        """Say that no more follows and let the other side finish; or end all after ``wait`` seconds."""
+        """Half-close the stream and let the other side finish, or close it after ``wait`` seconds."""
         if self._ending or self.transport is None:
             return
         self._ending = True
@@ -113,7 +114,7 @@ class _Stream(Protocol):
         self._late = self._reactor.callLater(wait or 0, self._close)
 
     def readConnectionLost(self) -> None:
-        """The other side sends no more: so standard output ends, and at a terminal so does all."""
+        """Close standard output, because the other side sends no more data; at a terminal, end everything."""
         assert self._console is not None
         self.output_ended = True
         self._console.unregisterProducer()
@@ -125,7 +126,7 @@ class _Stream(Protocol):
             self._close()
 
     def writeConnectionLost(self) -> None:
-        """The other side knows that no more follows."""
+        """Do nothing: the other side knows that no more data follow."""
 
     def output_failed(self) -> None:
         """Abort the stream because its data cannot be written; the peer then knows that the data did not arrive."""
@@ -169,7 +170,7 @@ class _Stream(Protocol):
 
 
 def _Half(console: _Console) -> object:
-    """Mark as half-closable, so that end of input is told apart from end of all."""
+    """Mark as half-closable, so that the end of input is distinguished from the end of both directions."""
     from zope.interface import directlyProvides
 
     directlyProvides(console, IHalfCloseableProtocol)
@@ -177,7 +178,7 @@ def _Half(console: _Console) -> object:
 
 
 class OneStreamFactory(Factory):
-    """Builds one protocol and refuses the rest."""
+    """Factory that builds one protocol and refuses further connections."""
 
     noisy = False
 
@@ -199,7 +200,7 @@ class OneStreamFactory(Factory):
         return self._stream
 
     async def over(self, client: object) -> None:
-        """Wait until the stream has ended; whoever is away meanwhile is named."""
+        """Wait until the stream has ended, with notices while the other side is away."""
         with watch_connection(
             self._reactor, lambda: getattr(self._stream, "transport", None), patience_of(client), notice
         ):

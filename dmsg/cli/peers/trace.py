@@ -1,4 +1,4 @@
-"""``dmsg trace``: the ways to a peer, and how fast each is."""
+"""``dmsg trace``: the servers through which a peer is reachable, and their round trips."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 SAMPLES = 5
-"""Round trips measured each way; the shortest is shown."""
+"""Number of round trips measured through each server; the shortest is shown."""
 MAX_CAUSE = 40
-"""Characters of why a way is none, in its cell."""
+"""Maximum characters of an error in a table cell."""
 
 
 @command()
@@ -33,7 +33,7 @@ MAX_CAUSE = 40
 @port_option
 @client_options_of(by_agent=False)
 @timeout_option
-# Ruff counts the coroutines inside.
+# Ruff counts the branches of the inner coroutines.
 def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSettings, timeout: float) -> None:  # noqa: C901
     """Show the servers through which PUBLIC_KEY or KEY:PORT is reachable, and their round-trip times.
 

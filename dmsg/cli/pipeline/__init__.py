@@ -1,1 +1,1 @@
-"""``dmsg analytics``: the pipeline, its tables and its answers."""
+"""Commands ``dmsg analytics``: the pipeline, its tables, and questions to them."""

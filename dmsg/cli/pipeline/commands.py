@@ -37,7 +37,7 @@ from dmsg.errors import DmsgError, WrongUse
 RECEIPTS = "receipts"
 """Directory of verified receipts below the directory of the tables."""
 SMALL_SIMULATION = 300_000
-"""Transports up to which a simulation is short."""
+"""Number of transports up to which a simulation is short."""
 
 receipts_option = directory_option(
     "--receipts", "Directory of verified receipts.  Default: verify the receipts in the spool.", required=False
@@ -60,7 +60,7 @@ def _is_small(spool: str) -> bool:
 
 
 def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Verification]:
-    """Check what is new; where the checked ones are."""
+    """Verify new receipts, and return the directory of the verified ones."""
     from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
     from dmsg.telemetry.verify import Verification, verify_spool
 
@@ -74,7 +74,7 @@ def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, V
 
 
 def _apart(spool: str, out: str) -> None:
-    """Tables within the spool would be read as if entities had written them."""
+    """Check that the tables are not inside the spool, where they would be read as events."""
     source, tables = local_directory(spool), local_directory(out)
     if source is not None and tables is not None and tables.resolve().is_relative_to(source.resolve()):
         raise WrongUse(f"--out {out} lies in --spool {spool}")
@@ -166,7 +166,7 @@ def _said(outcome: RunOutcome) -> str:
 
 @contextlib.contextmanager
 def _one_stream(out: str) -> Iterator[None]:
-    """Spark's checkpoints are for one stream; runs may take turns with it."""
+    """Context that excludes other streams, because Spark's checkpoints are for one; runs may take turns with it."""
     directory = local_directory(out)
     if directory is None:
         yield

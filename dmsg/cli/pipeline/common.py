@@ -42,7 +42,7 @@ def errors_in_one_line(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
-    """Errors of one line, those of tables too; the word for those who have nothing that reads tables."""
+    """Decorate a command that reads tables, so that its errors are one line and a missing package is explained."""
 
     @functools.wraps(command)
     @errors_in_one_line
@@ -65,7 +65,7 @@ def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def needs_spark(command: Callable[..., object]) -> Callable[..., object]:
-    """The same, and Spark's errors."""
+    """Decorate a command that uses Spark, so that the errors of Spark and of tables are one line."""
 
     @functools.wraps(command)
     @needs_tables
@@ -111,14 +111,14 @@ def spark_options(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """An unset variable on the command line is not the present directory."""
+    """Check that a value is not empty, because an unset shell variable must not mean the present directory."""
     if value is not None and not value.strip():
         raise click.BadParameter("is empty")
     return value
 
 
 def directory_option(name: str, text: str, *, required: bool = True) -> Callable[[_Command], _Command]:
-    """A directory, or a URI."""
+    """Return the option for a directory or a URI."""
     return click.option(name, required=required, metavar="DIR", help=text, callback=not_empty)
 
 
@@ -141,7 +141,7 @@ def as_of_option(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def _end_of_day(ctx: click.Context, param: click.Parameter, value: datetime | None) -> datetime | None:
-    """A day without a time is its end."""
+    """Return the end of the day for a time that is only a day."""
     if value is None:
         return None
     if value.time() == datetime.min.time():
@@ -155,7 +155,8 @@ def out_option(text: str = "Directory or URI of the tables.") -> Callable[[_Comm
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar for a person; told what begins, how much is done, and of how much."""
+    """Context with a progress bar, which yields a function to call with a step's name, the amount done, and the whole
+    amount."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -191,7 +192,7 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bo
             spark = make_session(master, memory=memory, settings=settings, quick=quick)
     except SparkFailed as error:
         raise SparkFailed(f"{error}{words.why()}") from None
-    # Spark's own handler asks its Java to stop in the middle of another question
+    # Spark's own handler would ask its Java to stop in the middle of another request.
     signal.signal(signal.SIGINT, _interrupted)
     try:
         yield spark
@@ -201,14 +202,15 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bo
 
 
 def _interrupted(number: int, frame: object) -> None:
-    """Ctrl-C: as kill -9, which the tables survive; Spark's Java ends when it is left alone."""
+    """End the process at once on Ctrl-C.  The tables survive that as they survive kill -9, and Spark's Java ends by
+    itself."""
     os.write(2, (b"\x1b[?25h" if os.isatty(2) else b"") + b"dmsg: interrupted\n")
     os._exit(EXIT_INTERRUPTED)
 
 
 @contextlib.contextmanager
 def silence_java() -> Iterator[_ErrorOutput]:
-    """Java's words at its start and end are nobody's business, unless asked for, or when it does not start."""
+    """Context in which the output of Java is hidden, unless --verbose is given; an error can be taken from it."""
     words = _ErrorOutput()
     if click.get_current_context().find_root().params.get("verbose"):
         yield words
@@ -218,7 +220,7 @@ def silence_java() -> Iterator[_ErrorOutput]:
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
-    # Java has its end of the pipe for as long as it lives, so somebody reads as long
+    # Java holds its end of the pipe for as long as it lives, so the thread must read for as long.
     threading.Thread(target=words.read, args=(reading,), daemon=True).start()
     try:
         yield words
@@ -229,7 +231,7 @@ def silence_java() -> Iterator[_ErrorOutput]:
 
 
 class _ErrorOutput:
-    """The first 64 KiB of what was said at standard error."""
+    """Buffer of the first 64 KiB of standard error."""
 
     LIMIT = 65536
 
@@ -256,5 +258,5 @@ class _ErrorOutput:
 
 
 def local_directory(uri: str) -> Path | None:
-    """The directory, if it is one of this machine."""
+    """Return the path of a directory of this machine, or None for another URI."""
     return Path(uri) if "://" not in uri else None

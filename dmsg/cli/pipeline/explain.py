@@ -15,7 +15,7 @@ from dmsg.errors import DmsgError
 
 
 def _whole(known: list[str], said: str) -> str:
-    """The name that is meant.
+    """Return the full name of the server that a prefix or an address book name means.
 
     :raises DmsgError: there is none, or there are several.
     """

@@ -13,7 +13,7 @@ from dmsg.cli.pipeline.common import needs_tables, out_option
 from dmsg.errors import DmsgError
 
 SMALL_FILES = 2
-"""Number of files of one kind and day from which on ``optimize`` merges them."""
+"""Number of small files of one table and day from which ``optimize`` merges them."""
 
 
 @command()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dmsg.analytics.runs import State
 
 SHOWN = 8
-"""Characters of a key."""
+"""Number of characters shown of a key."""
 
 
 @command()
@@ -107,7 +107,7 @@ def _say_findings(found: list[Finding]) -> None:
 
 
 def _say_each_run(out: str, every: float, state: State, found: list[Finding]) -> NoReturn:
-    """The findings of each run, once."""
+    """Print the findings of each run once."""
     from deltalake.exceptions import DeltaError
 
     from dmsg.analytics.delta import LakeError
@@ -124,7 +124,7 @@ def _say_each_run(out: str, every: float, state: State, found: list[Finding]) ->
 
 
 def _reader_is_gone() -> bool:
-    """Whether standard output is a pipe of which the other end is closed."""
+    """Whether standard output is a pipe whose other end is closed."""
     poll = select.poll()
     poll.register(1, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
@@ -142,7 +142,7 @@ def _look(out: str, as_of: datetime | None) -> tuple[State, list[Finding], datet
 
 
 def _short(name: str) -> str:
-    """Keys and pseudonyms by their beginning, other names whole."""
+    """Return a key or pseudonym shortened, and other names unchanged."""
     return name[:SHOWN] if re.fullmatch("[0-9a-f]{16,}", name) else printable(name)
 
 

@@ -1,1 +1,1 @@
-"""Commands that lead TCP through streams."""
+"""Commands that carry TCP connections through streams."""

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def warn(failure: Failure, target: str = "") -> None:
-    """Print one line about a connection that failed; the others go on.
+    """Print one line about a connection that failed; the others continue.
 
-    :param target: what could not be connected to, where the error does not name it.
+    :param target: destination of the connection, if the error does not name it.
     """
     say(f"dmsg: {f'cannot connect to {target}: ' if target else ''}{describe(failure.value)}", err=True)
 

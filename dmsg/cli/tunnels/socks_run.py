@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 
 class NotAPeer(UnknownName):
-    """A host that is not of this network; the proxy leads nowhere else."""
+    """Error: the host does not belong to this network, and the proxy reaches no other."""
 
 
 def peer_of(host: str, port: int) -> DmsgAddress:
-    """``KEY.dmsg``, ``NAME.dmsg``; see :meth:`~dmsg.clients.address_book.AddressBook.find_host`.
+    """Return the peer that ``KEY.dmsg`` or ``NAME.dmsg`` names; see
+    :meth:`~dmsg.clients.address_book.AddressBook.find_host`.
 
-    :raises UnknownName: no such peer.
+    :raises UnknownName: there is no such peer.
     """
 
     from dmsg.net.streams.address import DmsgAddress
@@ -53,7 +54,7 @@ def _code_of(failure: Failure) -> int:
 
 
 class SocksFactory(Factory):
-    """So many connections at a time."""
+    """Factory of the proxy's connections, whose number is limited."""
 
     noisy = False
 

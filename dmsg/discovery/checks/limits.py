@@ -76,7 +76,7 @@ class Allowance:
 
         :param place: address block of the poster.
         :param known: whether the server has proved its key there before.
-        :raises Postponed: the budget of this window is used up.
+        :raises CheckPostponed: the budget of this window is used up.
         """
         if known:  # Their number is small, because OF_HOST limits it.
             return
@@ -130,7 +130,7 @@ class NameResolver:
 
         If too many resolutions are under way, or this one takes too long, return the addresses that worked before.
 
-        :raises Postponed: no resolution is possible now, and no addresses are known.
+        :raises CheckPostponed: no resolution is possible now, and no addresses are known.
         """
         if self._running >= RESOLVING or self._resolving.crowded(place, RESOLVING_OF_PLACE, RESOLVING // 2):
             known = self._good.get(host)

@@ -289,7 +289,7 @@ class ServerChecks:
     async def _why_not(self, entry: Entry, place: str, refreshes: bool, listed: bool = False) -> str:
         """Check a server; return an empty string if it is there, else the reason why not.
 
-        :raises Postponed: the server cannot be checked now.
+        :raises CheckPostponed: the server cannot be checked now.
         """
         assert entry.server is not None
         found = _read(entry.server.address)
