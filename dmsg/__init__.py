@@ -1,10 +1,9 @@
-"""dmsg: two programs talk when all they know of each other is a public key.
+"""dmsg connects two programs that know only each other's public key.
 
-What all families share: keys, errors, streams and their endpoints, discovery,
-who is admitted, events; and :class:`Client`, that of today's network, which is
-:class:`dmsg.v2019.Client`.  A family's other names are in :mod:`dmsg.v2019`,
-:mod:`dmsg.messaging` and :mod:`dmsg.rmb`, a lab for tests in
-:mod:`dmsg.testing`.  Every other module is private and may move.
+This package has what all families share: keys, errors, streams and their endpoints, discovery, admission, events.
+:class:`Client` is that of today's network, :class:`dmsg.v2019.Client`.  The other names of a family are in
+:mod:`dmsg.v2019`, :mod:`dmsg.messaging` and :mod:`dmsg.rmb`, and a lab for tests is in :mod:`dmsg.testing`.  All other
+modules are private and may change.
 """
 
 from __future__ import annotations

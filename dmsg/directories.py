@@ -1,4 +1,4 @@
-"""Directories that this program keeps things in: where they are, what room they have, who else may write there."""
+"""Directories in which this program stores files: their paths, their free space, and a check of who may write there."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ SOCKET_NAME = "agent.sock"
 
 
 class UnsafeDirectory(OSError):
-    """Another user could take away what is in a directory, and put something else there."""
+    """Error: another user could replace files in a directory."""
 
 
 def config_directory() -> Path:
-    """Return the directory of the user's settings, address book and keys, whether it is there or not."""
+    """Return the path of the user's directory of settings, address book and keys, whether it exists or not."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "dmsg"
 
 
 def state_directory() -> Path:
-    """Return the directory of logs, whether it is there or not."""
+    """Return the path of the directory of logs, whether it exists or not."""
     return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "dmsg"
 
 
 def cache_directory() -> Path:
-    """Return the directory of what may be made again, whether it is there or not."""
+    """Return the path of the directory of files that can be made again, whether it exists or not."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dmsg"
 
 
 def socket_directory() -> Path:
-    """Return the directory of the agent's socket, where no other is named, whether it is there or not."""
+    """Return the path of the default directory of the agent's socket, whether it exists or not."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "dmsg" if runtime else cache_directory()
 
 
 def free_bytes(path: str | Path) -> int | None:
-    """Bytes that this user may still write to the file system of ``path``.
+    """Return the number of bytes that this user may still write to the file system of ``path``.
 
-    :returns: None where the file system does not say: one without block counts, as many in user space are, is not full.
+    :returns: None if the file system does not tell; one without block counts, as many in user space are, is not full.
     """
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
 def check_directory(path: Path) -> None:
-    """Check that no other user can replace what this one keeps in a directory.
+    """Check that no other user can replace the files of this user in a directory.
 
-    It is this user's or root's, and others may write there only under a sticky bit, as in ``/tmp``.  The group of a
-    directory of this user's may: many systems give everybody a group of his own.
+    The directory belongs to this user or to root, and others may write there only under a sticky bit, as in ``/tmp``.
+    The group of a directory of this user may write there, because many systems give each user a group of their own.
 
-    :raises UnsafeDirectory: others may.
-    :raises OSError: it is not there.
+    :raises UnsafeDirectory: others could replace files.
+    :raises OSError: the directory is absent.
     """
     status = os.stat(path)
     mine = status.st_uid == os.geteuid()
@@ -67,10 +67,10 @@ def check_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory for this user alone if it is absent, with those above it, and check it.
+    """Create a directory for this user alone if it is absent, with its parents, and check it.
 
     :raises UnsafeDirectory: see :func:`check_directory`.
-    :raises OSError: it cannot be made.
+    :raises OSError: the directory cannot be created.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_directory(path)

@@ -1,8 +1,7 @@
-"""Every error and every reason that dmsg gives by name.
+"""All errors of dmsg, and the named reasons for refusals, drops and ends.
 
-Two families of protocol error, as in h11: :class:`LocalProtocolError` says
-that *our* program misused an API, :class:`RemoteProtocolError` that the *peer*
-broke a rule.  The first is raised to the caller, the second ends the peer's
+There are two families of protocol errors, as in h11.  :class:`LocalProtocolError` means that *our* program misused an
+API; it is raised to the caller.  :class:`RemoteProtocolError` means that the *peer* broke a rule; it ends the peer's
 connection and nothing else.
 """
 
@@ -12,11 +11,11 @@ from enum import Enum, IntEnum
 
 
 class CloseReason(IntEnum):
-    """Why a stream or a transport is over.
+    """Reason for which a stream or a transport has ended.
 
-    Inside the library a reason is any number from 0 on, listed here or not (see ``close_reason_text``); a family
-    writes what fits on its wire (``fit_close_reason``).  A CLOSE frame of 2019 has one byte for it; the 2019 reference
-    writes only 0 and reads none.
+    Inside the library a reason is any number from 0 on, listed here or not (see ``close_reason_text``).  A family
+    writes what fits into its frames (``fit_close_reason``).  A CLOSE frame of 2019 has one byte for the reason; the
+    2019 reference writes only 0 and does not read it.
     """
 
     UNSPECIFIED = 0
@@ -105,15 +104,15 @@ def as_close_reason(reason: int) -> int:
 
 
 def fit_close_reason(reason: int, size: int = 1) -> int:
-    """Return a close reason that fits into ``size`` bytes: ``ABORTED`` stands for one that does not.
+    """Return a close reason that fits into ``size`` bytes; ``ABORTED`` replaces one that does not.
 
-    Its lower bytes alone would say something else: those of 256 are 0, which is a clean end.
+    Cutting off bytes would change the meaning: the lower byte of 256 is 0, which is a clean end.
     """
     return reason if 0 <= reason < 1 << 8 * size else CloseReason.ABORTED
 
 
 class DropReason(Enum):
-    """Why something was refused, dropped or ended; each value is a metric label."""
+    """Reason for which something was refused, dropped or ended; each value is a metric label."""
 
     # These end a connection before its handshake is done.
     TOO_MANY_CONNECTIONS = "too_many_connections"
@@ -164,41 +163,41 @@ class DmsgError(Exception):
 
 
 class NobodyThere(DmsgError):
-    """The peer does not exist or cannot be reached."""
+    """Error: the peer does not exist or cannot be reached."""
 
 
 class Unwanted(DmsgError):
-    """The other side was reached and does not want it."""
+    """Error: the other side was reached and refused."""
 
 
 class WrongUse(DmsgError):
-    """A person gave an option, an argument or a name that is not valid; nothing was done."""
+    """Error: the user gave an invalid option, argument or name; nothing was done."""
 
 
 class CutShort(DmsgError):
-    """The transfer was interrupted; the same command resumes it."""
+    """Error: the transfer was interrupted; the same command resumes it."""
 
 
 class KeyFormatError(DmsgError, ValueError):
-    """A public key, secret key or signature that cannot be one."""
+    """Error: the text or bytes are no valid public key, secret key or signature."""
 
 
 class SignatureError(DmsgError):
-    """A signature that does not belong to the key and the payload."""
+    """Error: a signature does not belong to the key and the payload."""
 
 
 class KeyFileError(DmsgError):
-    """A key file that is missing, malformed, or readable by others."""
+    """Error: a key file is missing, malformed, or readable by others."""
 
 
 class LocalProtocolError(DmsgError):
-    """The caller asked for something that the protocol does not allow now."""
+    """Error: the caller asked for something that the protocol does not allow now."""
 
 
 class RemoteProtocolError(DmsgError):
-    """The peer broke a rule of the protocol; its connection has to end.
+    """Error: the peer broke a rule of the protocol; its connection has to end.
 
-    :ivar reason: the :class:`DropReason` under which it is counted.
+    :ivar reason: :class:`DropReason` under which the error is counted.
     """
 
     def __init__(self, reason: DropReason, text: str = "") -> None:
@@ -207,16 +206,16 @@ class RemoteProtocolError(DmsgError):
 
 
 class HandshakeError(RemoteProtocolError):
-    """The Noise handshake failed: wrong key, damaged or malformed message."""
+    """Error: the Noise handshake failed, because of a wrong key or a damaged or malformed message."""
 
     def __init__(self, text: str, reason: DropReason = DropReason.HANDSHAKE_FAILED) -> None:
         super().__init__(reason, text)
 
 
 class TransportClosed(DmsgError):
-    """A transport ended before what was asked of it was done.
+    """Error: a transport ended before the requested operation was done.
 
-    :ivar reason: the byte of the CLOSE frame, see :class:`CloseReason`.
+    :ivar reason: reason in the CLOSE frame, see :class:`CloseReason`.
     """
 
     def __init__(self, reason: int, text: str = "") -> None:
@@ -225,9 +224,9 @@ class TransportClosed(DmsgError):
 
 
 class TransportRefused(TransportClosed, Unwanted):
-    """The answer to a REQUEST was CLOSE.
+    """Error: the answer to a REQUEST was CLOSE.
 
-    :ivar final: the remote itself said so, and that no other way leads there.
+    :ivar final: whether the remote itself refused, so that no other server would help.
     """
 
     final = False
@@ -237,25 +236,25 @@ class TransportRefused(TransportClosed, Unwanted):
 
 
 class EncryptionUnavailable(DmsgError):
-    """The client requires secure transports, and the remote or the server does not offer them."""
+    """Error: the client requires secure transports, and the remote or the server does not offer them."""
 
 
 class PingUnavailable(DmsgError):
-    """The remote does not answer pings below its programs: it is of 2019, or of an earlier version."""
+    """Error: the remote's client does not answer pings, because it is of 2019 or of an earlier version of dmsg."""
 
 
 class DmsgTimeout(DmsgError, TimeoutError):
-    """A deadline given by the caller passed."""
+    """Error: a deadline given by the caller passed."""
 
 
 class SendBufferFull(LocalProtocolError):
-    """More was written to a transport than it may hold unsent."""
+    """Error: more was written to a transport than its send buffer may hold."""
 
 
 class ConnectFailed(NobodyThere):
-    """No server of the remote could carry a transport to it.
+    """Error: no server of the remote could carry a transport to it.
 
-    :ivar attempts: the servers that were tried and why each failed, in order.
+    :ivar attempts: servers that were tried and the reason why each failed, in order.
     :ivar key: 66 hexadecimal characters of the remote's public key, if it is known here.
     """
 
@@ -270,13 +269,13 @@ class ConnectFailed(NobodyThere):
 
 
 class ConnectTimeout(ConnectFailed, DmsgTimeout):
-    """The time for ``connect`` passed; ``attempts`` says what was tried until then."""
+    """Error: the time for ``connect`` passed; ``attempts`` lists what was tried until then."""
 
 
 class DiscoveryError(DmsgError):
-    """Discovery answered with an error, or could not be reached.
+    """Error: discovery answered with an error, or could not be reached.
 
-    :ivar status: the HTTP status, 0 when there was no answer.
+    :ivar status: HTTP status; 0 without an answer.
     """
 
     def __init__(self, text: str, status: int = 0) -> None:
@@ -285,11 +284,11 @@ class DiscoveryError(DmsgError):
 
 
 class WrongDiscovery(DiscoveryError):
-    """The discovery at this URL belongs to another network; asking again is useless."""
+    """Error: the discovery at this URL belongs to another network, so asking again is useless."""
 
 
 class EntryNotFound(DiscoveryError, NobodyThere):
-    """Discovery has no entry of that key.
+    """Error: discovery has no entry of the key.
 
     :ivar key: 66 hexadecimal characters of the public key, if it is known here.
     """
@@ -300,7 +299,7 @@ class EntryNotFound(DiscoveryError, NobodyThere):
 
 
 class EntryError(DmsgError, ValueError):
-    """An entry that is malformed or breaks a rule; see :mod:`dmsg.discovery.entries.entry`."""
+    """Error: an entry is malformed or breaks a rule; see :mod:`dmsg.discovery.entries.entry`."""
 
 
 def needs_extra(extra: str) -> str:

@@ -1,4 +1,4 @@
-"""Advisory locks on open files, flock(2): they go with the process that holds them, however that ends."""
+"""Advisory locks on open files, by flock(2); a lock ends with the process that holds it, however the process ends."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS
 
 
 class NoLocks(OSError):
-    """The file system has no locks: who goes on does so without one."""
+    """Error: the file system has no locks, so the caller must continue without one."""
 
 
 def take_lock(descriptor: int, *, share: bool = False) -> bool:
     """Lock an open file, without waiting.
 
-    :param share: others that share the lock are borne.
-    :returns: False: somebody has it.
-    :raises NoLocks: there are none here.
+    :param share: whether other holders that share the lock are accepted.
+    :returns: False if another process holds the lock.
+    :raises NoLocks: the file system has no locks.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if share else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -40,7 +40,7 @@ def lock_if_can(descriptor: int) -> bool:
 
 
 def is_at(descriptor: int, path: str | Path, at: int | None = None) -> bool:
-    """Whether an open file still has this name: who held the lock before may have taken it away.
+    """Whether an open file still has this name; the former holder of its lock may have removed it.
 
     :param at: descriptor of the directory that the path begins in.
     """

@@ -1,9 +1,9 @@
-"""Locks on key files: one program at a time uses a key on this machine; a second one is told which program has it.
+"""Locks on key files: only one program at a time uses a key on this machine, and a second one learns which program it
+is.
 
-Two programs with one key disturb each other: servers hand what comes to the
-newest, and each takes the other's entry out of discovery.  The lock is
-``FILE.lock`` beside the key file, or the key file itself where nothing can be
-written beside it; it goes with the process that holds it, however that ends.
+Two programs with one key disturb each other: servers send new requests to the newest connection, and each program
+replaces the other's entry in discovery.  The lock is ``FILE.lock`` beside the key file, or the key file itself if
+nothing can be written beside it.  It ends with the process that holds it, however the process ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _held: dict[str, list[KeyLock]] = {}
 
 
 class KeyInUse(KeyFileError):
-    """Another program uses this key file."""
+    """Error: another program uses this key file."""
 
 
 class KeyLock:
@@ -40,7 +40,7 @@ class KeyLock:
         self.beside = beside
 
     def release(self) -> None:
-        """The key is not in use any more.  May be repeated."""
+        """Release the lock.  May be repeated."""
         holders = _held.get(self._path, [])
         if self in holders:
             holders.remove(self)
@@ -57,11 +57,11 @@ class KeyLock:
 
 
 def hold_key(path: str | os.PathLike[str], program: str, *, share: bool = False, advice: str = KEY_ADVICE) -> KeyLock:
-    """Say that ``program`` uses the key file, or another file; the same process may do so several times.
+    """Lock a key file, or another file, for ``program``; the same process may do so several times.
 
-    :param share: others that share it are borne.
-    :param advice: what a person can do who finds it in use.
-    :raises KeyInUse: another program has it; says which, and what to do.
+    :param share: whether other holders that share the lock are accepted.
+    :param advice: what a user can do who finds the file in use.
+    :raises KeyInUse: another program holds the lock; the message says which one, and what to do.
     """
     real = os.path.realpath(path)
     if real in _held:
@@ -77,7 +77,7 @@ def hold_key(path: str | os.PathLike[str], program: str, *, share: bool = False,
 
 
 def _hold_beside(real: str, program: str, share: bool, advice: str) -> KeyLock | None:
-    """None: nothing can be written beside it."""
+    """Lock the file beside a key file; return None if nothing can be written there."""
     beside = real + LOCK_SUFFIX
     while True:
         try:

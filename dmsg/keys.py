@@ -30,21 +30,21 @@ from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 
 PUBKEY_SIZE = 33
 PUBKEY_TEXT_SIZE = 53
-"""Characters of a public key in base32: it fits into a label of DNS, which has 63 at most."""
+"""Number of characters of a public key in base32, which fits into a DNS label of at most 63."""
 SECKEY_SIZE = 32
 SIGNATURE_SIZE = 65
 KEY_FILE_MODE = 0o600
 
 POINTS = 64
-"""Keys whose points are remembered, those that were asked for last: those of the handshakes under way.  Most keys are
-good for one handshake, and what is remembered of them for longer lies between what is free again."""
+"""Number of most recently used keys whose points are cached, for the handshakes under way.  Most keys are used for one
+handshake, and cached objects that live longer would fragment the heap."""
 SHARED = 1024
-"""Other keys with which a secret key remembers what it shares, those that were asked for last."""
+"""Number of most recently used keys with which a secret key caches its shared secret."""
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
 def sha256(data: bytes) -> bytes:
-    """SHA-256, 32 bytes."""
+    """Return the SHA-256 of data, 32 bytes."""
     return hashlib.sha256(data).digest()
 
 
@@ -62,15 +62,17 @@ def _from_hex(text: str, size: int, what: str) -> bytes:
 
 @lru_cache(maxsize=POINTS)
 def _point(data: bytes) -> coincurve.PublicKey:
-    """Decompressed, a tenth of what a key agreement costs: a handshake asks two or three times for the same one.
+    """Return the decompressed point of a key, from a cache.
 
-    :raises ValueError: it is none.
+    Decompression is a tenth of a key agreement, and a handshake needs the same point two or three times.
+
+    :raises ValueError: the key is no point of the curve.
     """
     return coincurve.PublicKey(data)
 
 
 class PubKey(bytes):
-    """A public key: 33 bytes, compressed, on the curve."""
+    """Public key: 33 bytes, compressed, on the curve."""
 
     __slots__ = ()
 
@@ -86,20 +88,23 @@ class PubKey(bytes):
 
     @classmethod
     def shared(cls, data: bytes) -> PubKey:
-        """Return the key, as one object for all who ask for one of the keys that were asked for last."""
+        """Return an equal key that all callers share, if it was used recently, to save memory."""
         return _shared_key(data)
 
     @classmethod
     def from_hex(cls, text: str) -> PubKey:
-        """:param text: 66 hexadecimal characters of either case."""
+        """Return the key in a hexadecimal text.
+
+        :param text: 66 hexadecimal characters of either case.
+        """
         return cls(_from_hex(text, PUBKEY_SIZE, "public key"))
 
     @classmethod
     def from_text(cls, text: str) -> PubKey:
-        """Return the key that a person wrote.
+        """Return the key in a text that a person wrote.
 
         :param text: 53 characters of base32 (:attr:`text`) or 66 of hexadecimal, of either case.
-        :raises KeyFormatError: neither; a key has only one form in base32.
+        :raises KeyFormatError: the text is neither, or another base32 text stands for the same key.
         """
         if len(text) != PUBKEY_TEXT_SIZE:
             if len(text) != PUBKEY_SIZE * 2:
@@ -118,20 +123,21 @@ class PubKey(bytes):
 
     @property
     def text(self) -> str:
-        """The key for people and as a host name: 53 lower-case characters of base32 (RFC 4648) without padding."""
+        """Text of the key for people and as a host name: 53 lower-case characters of base32 (RFC 4648) without
+        padding."""
         return base64.b32encode(self).decode("ascii").rstrip("=").lower()
 
     def verify(self, payload: bytes, signature: Signature) -> None:
         """Check a signature over SHA-256 of ``payload``.
 
-        :raises SignatureError: it was not made by this key.
+        :raises SignatureError: the signature was not made with this key.
         """
         if signature.recover(payload) != self:
             raise SignatureError("signature was not made by this key")
 
     @property
     def short(self) -> str:
-        """The first 8 hexadecimal digits: all that belongs into a log."""
+        """First 8 hexadecimal digits of the key, the form for logs."""
         return self[:4].hex()
 
     def __str__(self) -> str:
@@ -147,32 +153,34 @@ def _shared_key(data: bytes) -> PubKey:
 
 
 class Signature(bytes):
-    """A recoverable signature: 65 bytes ``r || s || recid``."""
+    """Recoverable signature: 65 bytes ``r || s || recid``."""
 
     __slots__ = ()
 
     def __new__(cls, data: bytes) -> Signature:
-        """:raises KeyFormatError: not 65 bytes."""
+        """:raises KeyFormatError: the data have not 65 bytes."""
         if len(data) != SIGNATURE_SIZE:
             raise KeyFormatError(f"signature must be {SIGNATURE_SIZE} bytes, not {len(data)}")
         return super().__new__(cls, data)
 
     @classmethod
     def from_hex(cls, text: str) -> Signature:
-        """:param text: 130 hexadecimal characters of either case."""
+        """Return the signature in a hexadecimal text.
+
+        :param text: 130 hexadecimal characters of either case.
+        """
         return cls(_from_hex(text, SIGNATURE_SIZE, "signature"))
 
     def recover(self, payload: bytes) -> PubKey:
-        """The key that made this signature over SHA-256 of ``payload``."""
+        """Return the key that made this signature over SHA-256 of ``payload``."""
         return self.recover_digest(sha256(payload))
 
     def recover_digest(self, digest: bytes) -> PubKey:
-        """The key that made this signature over the 32 bytes ``digest``.
+        """Return the key that made this signature over the 32 bytes ``digest``.
 
-        :raises SignatureError: recid > 3 (27-style ids too), the top bit of s
-            set (Skycoin's rule for a high s, specs of ``cipher``: a flipped
-            signature always has it), r or s out of range, no such point, or a
-            recovery at infinity, which the 2019 reference accepts.
+        :raises SignatureError: recid is above 3 (27-style ids too), the top bit of s is set, r or s is out of range,
+            there is no such point, or recovery gives infinity, which the 2019 reference accepts.  The top bit is
+            Skycoin's rule for a high s (specs of ``cipher``); a flipped signature always has it.
         """
         if self[64] > 3:
             raise SignatureError("recovery id is greater than 3")
@@ -198,15 +206,15 @@ class _PrivateKey(coincurve.PrivateKey):
 
 
 class SecKey:
-    """A secret key.  It has no textual form but :meth:`hex`, so that no log shows it."""
+    """Secret key.  Its only text form is :meth:`hex`, so that no log shows it by accident."""
 
     __slots__ = ("_key", "_shared", "public")
 
     public: PubKey
-    """The public key that belongs to it."""
+    """Public key that belongs to the secret key."""
 
     def __init__(self, data: bytes) -> None:
-        """:raises KeyFormatError: not 32 bytes, zero, or not below the order of the curve."""
+        """:raises KeyFormatError: the data have not 32 bytes, are zero, or not below the order of the curve."""
         if len(data) != SECKEY_SIZE:
             raise KeyFormatError(f"secret key must be {SECKEY_SIZE} bytes, not {len(data)}")
         if not 0 < int.from_bytes(data, "big") < _ORDER:
@@ -217,7 +225,7 @@ class SecKey:
 
     @classmethod
     def generate(cls) -> SecKey:
-        """A new random key."""
+        """Return a new random key."""
         while True:
             try:
                 return cls(os.urandom(SECKEY_SIZE))
@@ -226,12 +234,15 @@ class SecKey:
 
     @classmethod
     def from_hex(cls, text: str) -> SecKey:
-        """:param text: 64 hexadecimal characters of either case."""
+        """Return the key in a hexadecimal text.
+
+        :param text: 64 hexadecimal characters of either case.
+        """
         return cls(_from_hex(text, SECKEY_SIZE, "secret key"))
 
     @classmethod
     def from_seed(cls, seed: bytes) -> SecKey:
-        """Skycoin's deterministic key of a seed (``cipher.GenerateDeterministicKeyPair``).
+        """Return Skycoin's deterministic key of a seed (``cipher.GenerateDeterministicKeyPair``).
 
         :raises KeyFormatError: the seed is empty.
         """
@@ -250,14 +261,14 @@ class SecKey:
         return cls(generate(sha256(seed + sha256(first + product))))
 
     def sign(self, payload: bytes) -> Signature:
-        """A signature over SHA-256 of ``payload``, low s, deterministic (RFC 6979).
+        """Return a signature over SHA-256 of ``payload``, with low s, deterministic (RFC 6979).
 
-        The 2019 reference takes a random nonce; verifiers cannot tell.
+        The 2019 reference takes a random nonce; verifiers cannot tell the difference.
         """
         return Signature(self._key.sign_recoverable(payload))
 
     def ecdh(self, public: PubKey) -> bytes:
-        """SHA-256 of the compressed product point, 32 bytes (``cipher.ECDH``)."""
+        """Return the shared secret: SHA-256 of the compressed product point, 32 bytes (``cipher.ECDH``)."""
         secret = ffi.new("unsigned char [32]")
         # This is coincurve's ecdh() without its decompression of the point at each call.
         lib.secp256k1_ecdh(
@@ -266,7 +277,7 @@ class SecKey:
         return bytes(ffi.buffer(secret, 32))
 
     def lasting_ecdh(self, public: PubKey) -> bytes:
-        """The same, remembered: for two keys that both last, which agree again with each connection."""
+        """Return the same shared secret from a cache, for two lasting keys that agree again with each connection."""
         shared = self._shared.pop(public, None)
         if shared is None:
             shared = self.ecdh(public)
@@ -276,11 +287,11 @@ class SecKey:
         return shared
 
     def hex(self) -> str:
-        """64 hexadecimal characters.  Secret."""
+        """Return the secret key as 64 hexadecimal characters."""
         return self._key.secret.hex()
 
     def to_bytes(self) -> bytes:
-        """32 bytes, big endian.  Secret."""
+        """Return the secret key as 32 bytes, big endian."""
         return self._key.secret
 
     def __repr__(self) -> str:
@@ -300,7 +311,7 @@ def write_key_file(path: str | os.PathLike[str], key: SecKey) -> None:
 def write_new(path: str | os.PathLike[str], text: str) -> None:
     """Write a new file with a secret, mode 0600.
 
-    It is there whole or not at all: a full disk leaves nothing behind.
+    The file appears complete or not at all; a full disk leaves nothing behind.
 
     :raises KeyFileError: the file exists or cannot be written.
     """
@@ -332,8 +343,8 @@ def write_new(path: str | os.PathLike[str], text: str) -> None:
 def read_key_file(path: str | os.PathLike[str]) -> SecKey:
     """Read a key file.
 
-    :raises KeyFileError: missing, malformed, of two keys that do not belong
-        together, or readable by group or others.
+    :raises KeyFileError: the file is missing or malformed, has two keys that do not belong together, or is readable by
+        group or others.
     """
     try:
         # Opening a pipe would otherwise block until somebody writes to it.
@@ -361,10 +372,10 @@ def read_key_file(path: str | os.PathLike[str]) -> SecKey:
 
 
 def load_or_create_key(path: str | os.PathLike[str], *, create: bool = True) -> SecKey:
-    """Read the key file, or make it with a new key when it is absent.
+    """Read the key file, or create it with a new key if it is absent.
 
-    :param create: make it; False: a file that is absent is an error, as when its name was mistyped.
-    :raises KeyFileError: as :func:`read_key_file` and :func:`write_key_file`.
+    :param create: whether to create it; otherwise an absent file is an error, as when its name was mistyped.
+    :raises KeyFileError: as in :func:`read_key_file` and :func:`write_key_file`.
     """
     if os.path.lexists(path):
         return read_key_file(path)
@@ -376,9 +387,9 @@ def load_or_create_key(path: str | os.PathLike[str], *, create: bool = True) -> 
 
 
 def default_key(path: str | os.PathLike[str]) -> SecKey:
-    """The key where nobody named a file: in the directory of settings, which is made with it.
+    """Return the default key, from a file in the directory of settings that is created with its directory if absent.
 
-    :raises KeyFileError: as :func:`load_or_create_key`.
+    :raises KeyFileError: as in :func:`load_or_create_key`.
     """
     try:
         make_directory(Path(path).parent)

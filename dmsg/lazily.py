@@ -1,7 +1,7 @@
-"""Public names of packages, imported when they are first asked for.
+"""Lazy import of the public names of packages.
 
-``import dmsg`` must not import Twisted, HTTP and a database: the command would
-start late, and workers of Spark, which need one module of it, would need all.
+``import dmsg`` must not import Twisted, HTTP and a database.  Otherwise the command would start late, and workers of
+Spark, which need one module of it, would need all of these packages.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from importlib import import_module
 def public(
     package: str, modules: Mapping[str, str]
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package; a shell completes what the last one lists.
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package; interactive shells complete what the last one
+    lists.
 
-    :param modules: of each module, its public names, separated by spaces.
+    :param modules: public names by module, separated by spaces.
     """
     where = {name: module for module, names in modules.items() for name in names.split()}
 

@@ -30,31 +30,31 @@ from dmsg.net.streams.address import DmsgAddress, StreamLost
 from dmsg.net.streams.stream import StreamTransport
 
 MAX_UNREAD = 256 * 1024 * 1024
-"""Bytes that wait for programs, of all streams; beyond, each may have ``SMALL_WINDOW``."""
+"""Bytes buffered for programs on all streams, above which each stream may have only ``SMALL_WINDOW``."""
 SMALL_WINDOW = 64 * 1024
-"""Bytes of a stream that wait for its program, where too much waits for all."""
+"""Bytes that one stream may buffer for its program while ``MAX_UNREAD`` is exceeded."""
 
 
 class ProgramLink(Interface):
-    """The connection of a program, as a bridge needs it."""
+    """Interface of a program's connection that a bridge uses."""
 
     def joined(self, bridge: Bridge) -> None:
-        """The stream is open."""
+        """Note that the stream is open."""
 
     def write(self, data: bytes) -> None:
         """Send bytes to the program."""
 
     def finish(self) -> None:
-        """Nothing more is written: let it go, and the program end it."""
+        """Stop writing and release the stream; the program closes its own end."""
 
     def end(self) -> None:
-        """The program has said its last: end."""
+        """End the connection, because the program has sent its last frame."""
 
 
 class SharedWindow:
     """Account of the bytes that all streams of an agent buffer for programs that do not read.
 
-    :ivar unread: bytes.
+    :ivar unread: number of these bytes.
     """
 
     def __init__(self) -> None:
@@ -62,17 +62,18 @@ class SharedWindow:
 
     @property
     def window(self) -> int:
-        """Bytes that one of them may hold now."""
+        """Number of bytes that one stream may buffer now."""
         return WINDOW if self.unread < MAX_UNREAD else SMALL_WINDOW
 
 
 @implementer(IHalfCloseableProtocol)
 class Bridge(Protocol):
-    """The stream's protocol.
+    """Protocol of a stream, which passes data between the stream and a program.
 
-    :param incoming: the peer has opened it.
-    :ivar bytes_in: received from the peer; ``bytes_out``: acknowledged by it.
-    :ivar rate_in: bytes a second in the last while; ``rate_out`` likewise.
+    :param incoming: whether the peer opened the stream.
+    :ivar bytes_in: number of bytes received from the peer.
+    :ivar bytes_out: number of bytes that the peer has acknowledged.
+    :ivar rate_in: recent rate of received bytes per second; ``rate_out`` is that of acknowledged bytes.
     """
 
     transport: StreamTransport
@@ -116,14 +117,14 @@ class Bridge(Protocol):
             self.transport.pauseProducing()
 
     def readConnectionLost(self) -> None:
-        """The peer sends no more."""
+        """Handle a half-close by the peer."""
         if self._line is not None and self._program_half_closes:
             self._line.write(END_FRAME)
         else:
             self.transport.loseConnection()
 
     def writeConnectionLost(self) -> None:
-        """The peer knows that the program sends no more."""
+        """Do nothing: the peer knows that the program sends no more data."""
 
     def _count_unread(self, size: int) -> None:
         self._unread += size
@@ -148,9 +149,9 @@ class Bridge(Protocol):
         return address
 
     def take(self, line: ProgramLink, *, half_close: bool = False) -> None:
-        """A program takes the stream: before it is connected, or later.
+        """Give the stream to a program, before or after the stream is open.
 
-        :param half_close: it understands END.
+        :param half_close: whether the program understands END.
         """
         self._line = line
         self._program_half_closes = half_close
@@ -158,7 +159,7 @@ class Bridge(Protocol):
             line.joined(self)
 
     def go(self) -> None:
-        """The program knows that it has the stream: what came is for it."""
+        """Start passing data, because the program knows that it has the stream."""
         if self._over is None:
             self.transport.resumeProducing()
         else:
@@ -190,7 +191,10 @@ class Bridge(Protocol):
         }
 
     def received(self, kind: Kind, payload: bytes) -> None:
-        """A frame of the program.  :raises WireError: it may not send that."""
+        """Handle a frame of the program.
+
+        :raises WireError: the program may not send this frame.
+        """
         if kind is Kind.CLOSE:
             reason = parse_close(payload)
             line, self._line, self._closed = self._line, None, True
@@ -217,7 +221,7 @@ class Bridge(Protocol):
             raise WireError(f"a program may not send {kind.name}")
 
     def _send(self, kind: Kind, payload: bytes) -> Deferred[None]:
-        """Send DATA, or END, of the program."""
+        """Send DATA or END of the program to the peer."""
         if kind is Kind.END:
             if not (self.transport.can_half_close and self._program_half_closes) or payload:
                 raise WireError("an END frame that the stream has not negotiated")
@@ -227,14 +231,14 @@ class Bridge(Protocol):
         return self.transport.send(payload)
 
     def gone(self) -> None:
-        """The program has ended without a word: so has its stream."""
+        """Abort the stream, because the program's connection is lost."""
         self._line = None
         self._count_unread(-self._unread)
         if not self._closed and self._over is None and self.transport is not None:
             self.transport.abortConnection()
 
     def stop(self) -> None:
-        """The agent stops: neither end shall think that the other has said all."""
+        """Abort the stream, because the agent stops; neither end must take this for a clean end."""
         self._stopped = True
         if self._over is None and self.transport is not None:
             self.transport.abortConnection()
@@ -248,7 +252,8 @@ class Bridge(Protocol):
         self._taken += 1
 
     def _tell(self) -> None:
-        """All frames of a turn at once; while what was said is not read, those of many."""
+        """Tell the program the number of frames that were acknowledged in this turn, or longer while it does not
+        read."""
         if self._congested:
             return
         count, self._taken = self._taken, 0
@@ -256,14 +261,17 @@ class Bridge(Protocol):
             self._line.write(encode_count(Kind.TAKEN, count))
 
     def congested(self, so: bool) -> None:
-        """Whether the program reads nothing of what it is told, for now."""
+        """Note whether the program currently reads what the agent writes."""
         self._congested = so
         self._tell()
 
     # --- from time to time ---
 
     def look(self, seconds: float) -> None:
-        """So many seconds have passed since the last look: rates, and by which way it goes now."""
+        """Update the rates, and tell the program if the stream has another path now.
+
+        :param seconds: time since the last call.
+        """
         before = self._measured
         self._measured = self.bytes_in, self.bytes_out
         self.rate_in = (self._measured[0] - before[0]) / seconds

@@ -1,4 +1,4 @@
-"""A client whose key and connections the agent has: what a program uses in place of one of its own."""
+"""Client that uses the key and the connections of the agent, in place of a client of its own."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds for the whole of a connect, by default."""
+"""Default number of seconds that a whole connect may take."""
 RETRY_DELAY = 0.25
-"""Seconds until an agent that is away is tried again, for a connect."""
+"""Seconds between attempts of a connect to reach an absent agent."""
 
 _log = Logger()
 
 
 class AgentClient:
-    """Streams over the agent's connections, with its key.
+    """Client that opens streams over the agent's connections, with the agent's key.
 
-    It has of :class:`~dmsg.v2019.client.Client` what programs use to connect and to listen; ``listen`` gives a
-    Deferred, because the agent has to say whether the port is free.
+    The class has those methods of :class:`~dmsg.v2019.client.Client` that programs use to connect and to listen.  But
+    ``listen`` returns a Deferred, because the agent has to say whether the port is free.
 
     :param found: the agent, from :func:`dmsg.agent.find_agent`.
-    :param program: what this program is called in ``dmsg status``.
-    :param warned: told what the person who runs this program ought to know.
+    :param program: name of this program in ``dmsg status``.
+    :param warned: callback invoked with each warning for the program's user.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AgentClient:
 
     @property
     def public_key(self) -> PubKey:
-        """The agent's key, which is the address of its programs."""
+        """Public key of the agent, which is the address of its programs."""
         return self._key
 
     # --- as a service ---
@@ -79,11 +79,11 @@ class AgentClient:
         return Deferred.fromCoroutine(self._stop())
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
-        """Fires when the agent has a server."""
+        """Return a Deferred that fires when the agent has a server."""
         return self._wait(timeout, published=False)
 
     def when_published(self, timeout: float | None = None) -> Deferred[None]:
-        """Fires when others can find the agent's key."""
+        """Return a Deferred that fires when others can find the agent's key."""
         return self._wait(timeout, published=True)
 
     def _wait(self, timeout: float | None, *, published: bool) -> Deferred[None]:
@@ -140,14 +140,14 @@ class AgentClient:
     def listen(self, factory: IProtocolFactory, port: int = 0) -> Deferred[IListeningPort]:
         """Accept streams with ``factory``; fires when the agent has the port for this program.
 
-        Where ``factory`` has ``admits``, which says of an address whether it may come, nobody else comes.  If that has
-        ``keys``, a set or None for anyone, the agent knows them and refuses others itself; ``dmsg status`` shows them,
-        and the text ``factory.offers``.
+        If ``factory`` has ``admits``, it is called with an address and returns whether that address may connect.  If
+        ``admits`` has ``keys``, a set or None for anyone, the agent gets these keys and refuses others itself.  ``dmsg
+        status`` shows the keys, and the text ``factory.offers``.
 
-        When the agent goes away and comes back, so does the service.  Fails with :class:`~dmsg.errors.DmsgError`:
+        The service returns after the agent was restarted.  The Deferred fails with :class:`~dmsg.errors.DmsgError` if
         another program has the port.
 
-        :raises ValueError: not a port.
+        :raises ValueError: ``port`` is not a port.
         """
         if not 0 <= port < 65536:
             raise ValueError("port is 0 to 65535")

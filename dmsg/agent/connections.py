@@ -1,4 +1,4 @@
-"""The way from a program to its agent: connections that carry lines, or one stream each."""
+"""Connections from a program to its agent, each of which carries lines or one stream."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import Reactor
 
 PATIENCE = 10.0
-"""Seconds for an answer that takes an agent no time."""
+"""Seconds to wait for an answer that the agent can give at once."""
 CLOSING = 2.0
-"""Seconds that a program which ends waits for streams that it closes."""
+"""Seconds for which an ending program waits for streams that are being closed."""
 AWAY = (ConnectError, ConnectionDone, OSError)
 """Errors with which a connection to an absent agent fails."""
 
@@ -35,8 +35,8 @@ _T = TypeVar("_T")
 class AgentConnections:
     """Connections of this program to the agent.
 
-    :param program: what it is called in ``dmsg status``.
-    :ivar streams: connections that carry one.
+    :param program: name of this program in ``dmsg status``.
+    :ivar streams: connections that carry a stream.
     """
 
     def __init__(self, reactor: Reactor, path: Path, program: str) -> None:
@@ -47,7 +47,8 @@ class AgentConnections:
         self.streams: set[StreamConnection] = set()
 
     def open(self, protocol: Protocol, request: Mapping[str, object]) -> Deferred[IProtocol]:
-        """A connection with its request sent; fails with one of :data:`AWAY`."""
+        """Return a Deferred that fires with a connection over which the request was sent; fails with one of
+        :data:`AWAY`."""
         text = encode_line({**request, "program": self._program})
         opened: Deferred[IProtocol] = connectProtocol(UNIXClientEndpoint(self.reactor, os.fspath(self.path)), protocol)
 
@@ -59,7 +60,10 @@ class AgentConnections:
         return opened.addCallback(ask)
 
     async def ask(self, request: Mapping[str, object], patience: float = PATIENCE) -> Answer:
-        """Send a request and return its answer.  :raises DmsgError: the agent reports a failure, or no answer came."""
+        """Send a request and return its answer.
+
+        :raises DmsgError: the agent reports a failure, or no answer came.
+        """
         connection = LineConnection()
         try:
             await self.open(connection, request)
@@ -72,7 +76,7 @@ class AgentConnections:
                 connection.transport.loseConnection()
 
     def within(self, answered: Deferred[_T], patience: float = PATIENCE) -> Deferred[_T]:
-        """The same; fails with DmsgTimeout where it does not fire in so many seconds."""
+        """Return the Deferred with a timeout, after which it fails with DmsgTimeout."""
         return answered.addTimeout(patience, self.reactor, _no_answer)
 
 
@@ -83,11 +87,11 @@ def _no_answer(result: _T | Failure, seconds: float) -> _T | Failure:
 
 
 class LineConnection(Protocol):
-    """A connection on which the agent says lines.
+    """Connection over which the agent sends lines.
 
-    :ivar answered: fires with the first, or fails.
-    :ivar ended: fires when the connection is gone.
-    :param said: called with each line behind the first.
+    :ivar answered: Deferred that fires with the first line, or fails.
+    :ivar ended: Deferred that fires when the connection is closed.
+    :param said: callback invoked with each further line.
     """
 
     def __init__(self, said: Callable[[LineConnection, Answer], None] = lambda lines, content: None) -> None:
@@ -126,10 +130,10 @@ class LineConnection(Protocol):
 
 
 class StreamConnection(Protocol):
-    """A connection that carries one stream.
+    """Connection that carries one stream.
 
-    :ivar started: fires with the application's protocol, or fails.
-    :ivar over: fires when the connection is gone.
+    :ivar started: Deferred that fires with the application's protocol, or fails.
+    :ivar over: Deferred that fires when the connection is closed.
     """
 
     def __init__(self, road: AgentConnections, build: Callable[[OpenedStream], IProtocol | None]) -> None:
@@ -185,7 +189,7 @@ class StreamConnection(Protocol):
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def stop(self) -> None:
-        """The program ends: a stream that is being closed says first what was written to it, others are over."""
+        """End the stream, because the program ends; a stream that is being closed sends its data first."""
         if self._carrier is None:
             self._give_up()
             return

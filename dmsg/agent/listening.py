@@ -1,4 +1,4 @@
-"""A service of a program: a port of the agent's key, which comes back when the agent does."""
+"""Service of a program at a port of the agent's key, which returns after a restart of the agent."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.address import DmsgAddress
 
 FIRST_DELAY = 0.25
-"""Seconds until an agent that went away is looked for."""
+"""Seconds until the first attempt to reach an agent that has gone."""
 MAX_TAKING = 64
-"""Streams that a program comes for at a time; the others wait for their turn."""
+"""Maximum number of streams that a program accepts at the same time; further ones wait."""
 MAX_AGENT_DELAY = 5.0
-"""Seconds at most until it is looked for again."""
+"""Maximum seconds between two such attempts."""
 
 _log = Logger()
 
@@ -43,7 +43,7 @@ def describe_service(factory: IProtocolFactory) -> dict[str, object]:
 
 @implementer(IListeningPort)
 class AgentListeningPort:
-    """A service of this program, which the agent has a port for."""
+    """Service of this program, for which the agent holds a port."""
 
     def __init__(
         self,
@@ -67,7 +67,10 @@ class AgentListeningPort:
         self._again = RetryLoop(road.reactor, self._come_back, self._delay, "registering with the agent")
 
     async def register(self) -> None:
-        """Ask the agent for the port.  :raises DmsgError: it is not to be had."""
+        """Ask the agent for the port.
+
+        :raises DmsgError: the port is not available.
+        """
         lines = LineConnection(self._on_line)
         request = {"do": "listen", "port": self._port, "as": str(self._key), **describe_service(self._factory)}
         await self._road.open(lines, request)
@@ -93,7 +96,7 @@ class AgentListeningPort:
         taking.addErrback(lambda failure: _log.failure("accepting a stream failed", failure))
 
     async def _take(self, number: int, peer: DmsgAddress, lines: LineConnection) -> None:
-        """A peer has opened a stream to this program."""
+        """Accept or refuse a stream that a peer has opened."""
         admits = getattr(self._factory, "admits", None)
         try:
             protocol = None if admits is not None and not admits(peer) else self._factory.buildProtocol(peer)

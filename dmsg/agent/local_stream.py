@@ -1,4 +1,4 @@
-"""A stream of the agent, as a program that uses it has it: a transport like any other."""
+"""Stream of the agent as a program sees it: the transport of an application's protocol."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from dmsg.net.streams.outbox import EndOfData, Ticket
 from dmsg.net.streams.stream import StreamTransport
 
 MAX_FRAME = 32768
-"""Bytes of a frame to the agent."""
+"""Maximum bytes of a frame to the agent."""
 
 
 class LocalStream(StreamTransport):
-    """An application's transport, carried by an agent."""
+    """Transport of an application's protocol, carried by an agent."""
 
     _carrier: LocalCarrier
     binding: bytes | None = None
@@ -59,7 +59,7 @@ class LocalStream(StreamTransport):
 
 
 class LocalCarrier:
-    """A stream's place on its connection to the agent."""
+    """Carrier: binds a stream to its connection to the agent."""
 
     confirms = True
 
@@ -102,7 +102,10 @@ class LocalCarrier:
     # --- what the agent says ---
 
     def received(self, kind: Kind, payload: bytes) -> None:
-        """Handle a frame from the agent.  :raises WireError: the agent may not send this frame."""
+        """Handle a frame from the agent.
+
+        :raises WireError: the agent may not send this frame.
+        """
         if kind is Kind.DATA:
             self.stream.data_received(payload)
         elif kind is Kind.TAKEN:
@@ -138,16 +141,16 @@ class LocalCarrier:
         return self._closed
 
     def ended(self, reason: int) -> None:
-        """The stream is over, or the agent is gone."""
+        """End the stream, because it is closed or the agent has gone."""
         self._closed = True
         self._transport.loseConnection()
         self.stream.carrier_closed(reason)
 
 
 class OpenedStream:
-    """A stream as the agent's answer describes it.
+    """Stream that the agent's answer describes.
 
-    :raises WireError: that is no stream.
+    :raises WireError: the answer describes no stream.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -162,7 +165,7 @@ class OpenedStream:
             raise WireError("an answer that does not describe a stream") from None
 
     def start(self, reactor: IReactorTime, connection: Protocol, turn: TurnFlush, protocol: IProtocol) -> LocalCarrier:
-        """Let ``protocol`` have it."""
+        """Make ``protocol`` the user of the stream."""
         assert connection.transport is not None
         carrier = LocalCarrier(connection.transport, turn, self.server)
         stream = carrier.stream = LocalStream(reactor, carrier, self.host, self.peer, MAX_FRAME)

@@ -1,4 +1,4 @@
-"""The agent's end of its socket: one connection of a program, and what is done of what it asks."""
+"""Agent's side of its socket: the connection of each program, and the requests of the program."""
 
 from __future__ import annotations
 
@@ -37,37 +37,37 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
 MAX_PROGRAMS = 4096
-"""Connections of programs at a time; each stream of a program is one."""
+"""Maximum number of connections of programs; each stream of a program has one."""
 RESERVE = 64
-"""Connections beyond the limit that may only ask ``hello``, ``status`` and ``down``."""
+"""Number of connections above that limit, which may only ask ``hello``, ``status`` and ``down``."""
 MAX_OF_SERVICE = 1024
-"""Streams of one service, taken or not; one more is refused."""
+"""Maximum number of streams of one service, accepted by the program or not; further ones are refused."""
 END_TIME = 60.0
-"""Seconds for a program to end its connection when its stream has."""
+"""Seconds that a program may take to close its connection after its stream has ended."""
 REQUEST_TIME = 10.0
-"""Seconds for the request of a connection."""
+"""Seconds to wait for the request of a connection."""
 LAST_TIME = 2.0
-"""Seconds for a program to end its connection when it was told why that ends."""
+"""Seconds that a program may take to close its connection after it was told the reason for the end."""
 TAKE_TIME = 10.0
-"""Seconds for a program to take a stream that a peer has opened to it."""
+"""Seconds that a program may take to accept a stream that a peer has opened."""
 MAX_TIMEOUT = 3600.0
-"""Seconds that a program may let the agent try to connect, or wait between round trips."""
+"""Maximum seconds that a program may let the agent try to connect, or wait between round trips."""
 MAX_COUNT = 10**6
-"""Round trips that one request measures."""
+"""Maximum number of round trips of one request."""
 REQUESTS = frozenset({"hello", "status", "down", "wait", "connect", "ping", "listen", "accept"})
 """Requests that a program may make; each is a method of its connection."""
 RESERVED = frozenset({"hello", "status", "down"})
 """Requests that an agent with too many connections still accepts."""
 STATUS_ALLOW = 8
-"""Keys of those whom a service admits that ``status`` lists; of more it says how many there are."""
+"""Maximum number of keys of allowed peers that ``status`` lists for a service, besides their total."""
 NAME_SIZE = 80
-"""Characters of what a program calls itself."""
+"""Maximum characters of a program's name."""
 
 _log = Logger()
 
 
 class ServingAgent(Interface):
-    """The agent, as its connections need it."""
+    """Interface of the agent that its connections use."""
 
     client: Client
     bridges: set[Bridge]
@@ -83,21 +83,21 @@ class ServingAgent(Interface):
         """Return the description of the agent: its key and its process."""
 
     def status(self) -> Answer:
-        """All that it tells of itself."""
+        """Return the answer to ``status``."""
 
     def down(self) -> None:
-        """Stop, soon."""
+        """Stop the agent, in a later reactor turn."""
 
 
 @dataclass(frozen=True)
 class ServiceOffer:
     """Description of a service, as its program sends it.
 
-    :ivar anyone: whether anyone may come; None: it does not say.
-    :ivar keys: who may come alone; None: the agent does not know all of them.
-    :ivar allowed: how many may come, where that is not anyone.
-    :ivar some: keys of these for ``status``.
-    :ivar offers: what they get.
+    :ivar anyone: whether anyone may connect; None if the program does not tell.
+    :ivar keys: keys of the only peers that may connect; None if the agent does not know all of them.
+    :ivar allowed: number of peers that may connect, unless anyone may.
+    :ivar some: keys of some of these peers, for ``status``.
+    :ivar offers: text about what peers get.
     """
 
     anyone: bool | None = None
@@ -108,7 +108,10 @@ class ServiceOffer:
 
 
 def parse_service_offer(request: dict[str, object]) -> ServiceOffer:
-    """:raises WireError: what a program says of its service is malformed."""
+    """Return the description of a service in a program's request.
+
+    :raises WireError: the description is malformed.
+    """
     anyone, allow, allowed = request.get("anyone"), request.get("allow", []), request.get("allowed", 0)
     text = printable(str(request.get("offers", "")))[:OFFERS_SIZE]
     if anyone not in (None, True, False) or not isinstance(allow, list) or len(allow) > ALLOW_LIMIT:
@@ -142,7 +145,7 @@ class Service(Factory):
         self.waiting: dict[int, tuple[Bridge, IDelayedCall]] = {}
 
     def admits(self, addr: IAddress) -> bool:
-        """Whether a peer may come, as far as its program has said."""
+        """Whether a peer may connect, as far as the program has told the agent."""
         return self.told.keys is None or (isinstance(addr, DmsgAddress) and addr.public_key in self.told.keys)
 
     def buildProtocol(self, addr: IAddress | None) -> Bridge | None:
@@ -162,12 +165,12 @@ class Service(Factory):
         return bridge
 
     def take(self, number: int) -> None:
-        """The program has come for it."""
+        """Give a waiting stream to the program that has come for it."""
         self.taken += 1
         self.open.add(self._no_longer_waits(number))
 
     def over(self, bridge: Bridge) -> None:
-        """A stream has ended."""
+        """Note that a stream has ended."""
         self.open.discard(bridge)
 
     def _no_longer_waits(self, number: int) -> Bridge:
@@ -180,7 +183,7 @@ class Service(Factory):
         self.refuse(number, CloseReason.TIMEOUT)
 
     def refuse(self, number: int, reason: int) -> None:
-        """The program does not take it."""
+        """Refuse a waiting stream."""
         if number not in self.waiting:
             return
         bridge = self._no_longer_waits(number)
@@ -189,7 +192,7 @@ class Service(Factory):
             bridge.transport.abort(reason)
 
     def stop(self) -> None:
-        """The program has gone."""
+        """Refuse all waiting streams, because the program has gone."""
         for number in list(self.waiting):
             self.refuse(number, CloseReason.REFUSED)
 
@@ -241,7 +244,8 @@ class ProgramConnection(Protocol):
                 self._end()
 
     def _say_last(self, error: BaseException) -> None:
-        """Why it ends; what the program still writes is read, or the line would be lost with the socket."""
+        """Send the reason for the end, and then read and discard data; otherwise the line would be lost with the
+        socket."""
         self._finished = True
         cancel_call(self._late)
         self.say(error_line(error))
@@ -305,7 +309,7 @@ class ProgramConnection(Protocol):
         self._end()
 
     def _part(self) -> None:
-        """Nothing of its stream comes or goes any more."""
+        """Separate the connection from its stream, so that no more data pass."""
         self._finished = True
         self._forget()
         assert self.transport is not None
@@ -344,7 +348,7 @@ class ProgramConnection(Protocol):
         self._end()
 
     def on_status(self, request: dict[str, object]) -> None:
-        """All that it tells of itself."""
+        """Answer with the agent's status."""
         self.say(self._agent.status())
         self._end()
 
@@ -354,7 +358,7 @@ class ProgramConnection(Protocol):
         self._agent.down()
 
     def on_wait(self, request: dict[str, object]) -> None:
-        """Answered when it is online, or found."""
+        """Answer when the client is online or, if asked, published."""
         client, timeout = self._agent.client, _seconds(request, "timeout", 15.0)
 
         async def work() -> None:
@@ -366,7 +370,7 @@ class ProgramConnection(Protocol):
         self._begin(work)
 
     def on_connect(self, request: dict[str, object]) -> None:
-        """A stream to a peer, over this connection."""
+        """Open a stream to a peer, over this connection."""
         address = DmsgAddress(PubKey.from_hex(str(request.get("to"))), parse_port(str(request.get("port", 0))))
         timeout = _seconds(request, "timeout", 10.0)
         via = request.get("via")
@@ -384,7 +388,7 @@ class ProgramConnection(Protocol):
         self._begin(work, stays=True)
 
     def on_ping(self, request: dict[str, object]) -> None:
-        """Round trips to a peer, a line for each."""
+        """Measure round trips to a peer, and send a line for each."""
         key = PubKey.from_hex(str(request.get("to")))
         port = None if request.get("port") is None else parse_port(str(request["port"]))
         count = request.get("count", 1)
@@ -399,7 +403,7 @@ class ProgramConnection(Protocol):
         self._begin(work)
 
     def on_listen(self, request: dict[str, object]) -> None:
-        """A port, as long as this connection lasts."""
+        """Open a port for as long as this connection lasts."""
         port = parse_port(str(request.get("port", 0)))
         service = Service(self._agent, self, port, parse_service_offer(request))
         try:
@@ -413,7 +417,7 @@ class ProgramConnection(Protocol):
         _log.info("port {port}: {program} (process {pid})", port=port, program=self.program, pid=self.pid)
 
     def on_accept(self, request: dict[str, object]) -> None:
-        """A stream that a peer has opened."""
+        """Give the program a stream that a peer has opened."""
         number = request.get("stream")
         bridge = self._agent.untaken.get(number) if isinstance(number, int) else None
         if bridge is None or bridge.transport is None:
@@ -425,9 +429,9 @@ class ProgramConnection(Protocol):
         bridge.take(self, half_close=request.get("half_close") is True)
 
     def _begin(self, work: Callable[[], Coroutine[Deferred[object], Any, None]], *, stays: bool = False) -> None:
-        """Something that takes its time; what it raises is its answer.
+        """Start work that takes time; an error of the work becomes the answer.
 
-        :param stays: the connection goes on behind it.
+        :param stays: whether the connection is used further after the work.
         """
 
         def done(result: object) -> None:

@@ -1,4 +1,4 @@
-"""The agent: a client that is online for as long as its user wants, and the socket for programs."""
+"""Agent: a client that is online for as long as its user wants, and the socket for programs."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks at the streams: their rates, and whether they have moved."""
+"""Seconds between checks of the streams for their rates and paths."""
 BACKLOG = 1024
-"""Connections of programs that wait to be taken."""
+"""Maximum number of connections of programs that wait to be accepted."""
 STATUS_STREAMS = 1000
-"""Streams that ``status`` lists, those with most traffic; the others are counted."""
+"""Maximum number of streams that ``status`` lists, those with most traffic first; the others are only counted."""
 
 _log = Logger()
 
 
 class Agent(TwistedService):
-    """The client, what programs have of it, and where they find it.
+    """Agent, with its client, its socket, and the programs that are connected.
 
-    :param path: of the socket; its directory is made, for this user alone.
-    :param down: told that a program asked the agent to stop.
-    :ivar bridges: streams that programs have.
-    :ivar services: who takes what is opened, by port.
-    :ivar untaken: streams that are opened, whose program has not come for them yet.
+    :param path: path of the socket; its directory is created for this user alone.
+    :param down: callback invoked when a program asks the agent to stop.
+    :ivar bridges: streams that programs use.
+    :ivar services: services by port.
+    :ivar untaken: open streams that their program has not accepted yet, by number.
     """
 
     name = "dmsg-agent"
@@ -73,7 +73,10 @@ class Agent(TwistedService):
         self.untaken: dict[int, Bridge] = {}
 
     def startService(self) -> None:
-        """:raises AgentError: the socket cannot be made, or another agent is there."""
+        """Open the socket and start the client.
+
+        :raises AgentError: the socket cannot be created, or another agent uses it.
+        """
         self._port = self._listen()
         super().startService()  # type: ignore[no-untyped-call]
         self.client.startService()
@@ -165,7 +168,7 @@ class Agent(TwistedService):
 
 
 class _ProgramFactory(Factory):
-    """Connections of programs."""
+    """Factory of the connections of programs."""
 
     noisy = False
 
@@ -183,18 +186,18 @@ class _ProgramFactory(Factory):
 
     @property
     def open(self) -> int:
-        """Connections."""
+        """Number of open connections."""
         return len(self._open)
 
     def end_all(self) -> None:
-        """The agent stops."""
+        """End all connections, because the agent stops."""
         for one in list(self._open):
             if one.transport is not None:
                 one.transport.loseConnection()
 
 
 class _CountedConnection(ProgramConnection):
-    """Is known while it is open."""
+    """Connection that adds itself to a set while it is open."""
 
     def __init__(
         self, agent: Agent, reactor: Reactor, numbers: Callable[[], int], known: set[_CountedConnection]

@@ -1,7 +1,7 @@
-"""Path of the agent's socket, and a check whether an agent answers there; without a reactor, for programs that start.
+"""Path of the agent's socket, and a check whether an agent answers there, without a reactor.
 
-``$DMSG_AGENT`` (``off``: there is no agent for this program), else ``dmsg/agent.sock`` in ``$XDG_RUNTIME_DIR`` or,
-without one, in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+The path is ``$DMSG_AGENT`` (``off`` disables the agent for this program), or else ``dmsg/agent.sock`` in
+``$XDG_RUNTIME_DIR`` or, without that variable, in ``$XDG_CACHE_HOME`` or ``~/.cache``.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 MAX_PATH = 100
-"""Bytes of the socket's path: the system has room for 107."""
+"""Maximum bytes of the socket's path; the system has room for 107."""
 PATIENCE = 2.0
-"""Seconds for the answer of an agent, which only looks at what it knows."""
+"""Seconds to wait for an answer that the agent can give at once."""
 _CREDENTIALS = struct.Struct("3i")
 
 
 class AgentError(DmsgError):
-    """An agent exists but cannot be used."""
+    """Error: an agent exists but cannot be used."""
 
 
 @dataclass(frozen=True)
 class FoundAgent:
-    """An agent that answers.
+    """Description of an agent that answers.
 
-    :ivar encryption: ``require``, ``prefer`` or ``off``, as its client has it.
+    :ivar encryption: encryption policy of its client: ``require``, ``prefer`` or ``off``.
     """
 
     path: Path
@@ -66,10 +66,10 @@ def agent_path() -> Path | None:
 
 
 def find_agent(path: Path | None = None) -> FoundAgent | None:
-    """The agent that answers there; None: there is none.
+    """Return the agent that answers at a socket, or None.
 
-    :param path: of its socket; None: where this user's is, see ``DMSG_AGENT``.
-    :raises AgentError: something is there and does not answer as an agent of this user does.
+    :param path: path of the socket; None takes that of this user, see ``DMSG_AGENT``.
+    :raises AgentError: something else is there, or it does not answer as an agent of this user does.
     """
     path = path or agent_path()
     if path is None or not is_socket(path):
@@ -99,7 +99,10 @@ def find_agent(path: Path | None = None) -> FoundAgent | None:
 
 
 def is_socket(path: Path) -> bool:
-    """Whether there is a socket.  :raises AgentError: it is another user's."""
+    """Whether there is a socket.
+
+    :raises AgentError: the socket belongs to another user.
+    """
     try:
         found = os.stat(path)
     except OSError:
@@ -127,9 +130,9 @@ def lines(
 ) -> Iterator[Answer]:
     """Yield the lines of the agent's answer until the connection ends.
 
-    :param patience: seconds without a line.
-    :raises OSError: it is not there, or says nothing for so long.
-    :raises DmsgError: it says that it failed.
+    :param patience: seconds to wait for each line.
+    :raises OSError: the agent is absent, or sent nothing for so long.
+    :raises DmsgError: the agent reports a failure.
     """
     reader = Reader()
     with closing(open_socket(path, patience)) as channel:
@@ -153,7 +156,10 @@ def lines(
 
 
 def open_socket(path: Path, patience: float = PATIENCE) -> socket.socket:
-    """Connected to the agent there.  :raises OSError: not to be had."""
+    """Return a socket that is connected to the agent.
+
+    :raises OSError: the connection failed.
+    """
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         channel.settimeout(patience)
@@ -165,7 +171,7 @@ def open_socket(path: Path, patience: float = PATIENCE) -> socket.socket:
 
 
 def peer_of(channel: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end of a Unix socket."""
+    """Return process and user at the other end of a Unix socket."""
     credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     return pid, uid

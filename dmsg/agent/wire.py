@@ -38,24 +38,24 @@ from dmsg.errors import (
 )
 
 PROTOCOL = 1
-"""Said by ``hello``; a program that knows another number works without the agent."""
+"""Number of the protocol in ``hello``.  A program that knows another number works without the agent."""
 MAX_LINE = 65536
-"""Bytes of a request, or of a line of an answer, with its line end."""
+"""Maximum bytes of a request, or of a line of an answer, with its line end."""
 MAX_STATUS = 4 * 1024 * 1024
-"""Bytes of the answer to ``status``, which lists streams."""
+"""Maximum bytes of the answer to ``status``, which lists streams."""
 OFFERS_SIZE = 200
-"""Characters of what a service says that peers get of it."""
+"""Maximum characters of a service's text about what peers get."""
 ALLOW_LIMIT = 500
-"""Keys of those whom a service admits that are said to the agent, which refuses others where that are all."""
+"""Maximum number of allowed keys that a program tells the agent, which can refuse others only if these are all."""
 MAX_PAYLOAD = 65536
-"""Bytes of a frame behind its header."""
+"""Maximum bytes of a frame after its header."""
 MAX_REASON = 4
-"""Bytes of a close reason; those of 2019 have one, other families may have larger numbers."""
+"""Maximum bytes of a close reason; those of 2019 have one, other families may have larger numbers."""
 WINDOW = 1024 * 1024
-"""Bytes of a stream that its program may have sent and the peer not acknowledged; as many that the agent may have
-sent and the program not read."""
+"""Maximum bytes of a stream that its program has sent and the peer has not acknowledged, and also of those that the
+agent has sent and the program has not read."""
 WINDOW_FRAMES = 4096
-"""DATA frames of a program that are not acknowledged, at most, be they empty."""
+"""Maximum number of unacknowledged DATA frames of a program, which may be empty."""
 
 HEADER = struct.Struct("!BI")
 _COUNT = struct.Struct("!I")
@@ -65,27 +65,27 @@ class Kind(IntEnum):
     """Type of a frame."""
 
     DATA = 0
-    """Bytes of the stream; none at all measure the way to the peer, whose dmsg acknowledges them."""
+    """Bytes of the stream; an empty frame measures the round trip to the peer, whose dmsg acknowledges it."""
     TAKEN = 1
     """Number of DATA frames (4 bytes, big-endian) that the peer has acknowledged; agent to program."""
     CLOSE = 2
-    """The stream is over, for this :class:`~dmsg.errors.CloseReason` (1 byte, or up to
-    ``MAX_REASON`` where the number needs them); the last frame of its sender."""
+    """End of the stream with its :class:`~dmsg.errors.CloseReason` (1 byte, or up to ``MAX_REASON`` if the number needs
+    them); last frame of its sender."""
     WAY = 3
     """Path of the stream as JSON, agent to program: ``server``, and ``away``, the seconds without one."""
     READ = 4
     """Number of bytes (4 bytes, big-endian) that the program has read and the agent may send more; to the agent."""
     END = 5
-    """No DATA of its sender follows; the other direction goes on.  From a program it is acknowledged as DATA is.
-    Sent only where the program's request and the agent's answer both have ``half_close``."""
+    """End of its sender's data; the other direction continues.  From a program it is acknowledged as DATA is.  Sent
+    only if the program's request and the agent's answer both have ``half_close``."""
 
 
 Answer = dict[str, Any]
-"""Object of JSON that the other side of the socket has said; nothing of it is checked."""
+"""JSON object that the other side of the socket has sent; nothing in it is checked."""
 
 
 class WireError(DmsgError):
-    """The other side of the socket says what is none of this protocol."""
+    """Error: the other side of the socket does not follow this protocol."""
 
 
 def encode_line(content: Mapping[str, object]) -> bytes:
@@ -94,7 +94,10 @@ def encode_line(content: Mapping[str, object]) -> bytes:
 
 
 def parse_line(text: bytes) -> Answer:
-    """The object of a line.  :raises WireError: it is none."""
+    """Decode the object in a line.
+
+    :raises WireError: the line has none.
+    """
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
@@ -105,12 +108,12 @@ def parse_line(text: bytes) -> Answer:
 
 
 def encode_frame(kind: Kind, payload: bytes | memoryview = b"") -> bytes:
-    """A frame as it stands on the wire."""
+    """Return a frame with its header."""
     return HEADER.pack(kind, len(payload)) + payload
 
 
 def encode_count(kind: Kind, count: int) -> bytes:
-    """TAKEN or READ."""
+    """Return a TAKEN or READ frame."""
     return encode_frame(kind, _COUNT.pack(count))
 
 
@@ -121,25 +124,31 @@ def encode_close(reason: int) -> bytes:
 
 
 END_FRAME = HEADER.pack(Kind.END, 0)
-"""The frame that ends the data of its sender."""
+"""Frame that ends the data of its sender."""
 
 
 def parse_count(payload: bytes) -> int:
-    """Decode a number.  :raises WireError: it is not a number."""
+    """Decode a number.
+
+    :raises WireError: it is not a number.
+    """
     if len(payload) != _COUNT.size:
         raise WireError("TAKEN or READ without a number")
     return int(_COUNT.unpack(payload)[0])
 
 
 def parse_close(payload: bytes) -> int:
-    """Return the close reason.  :raises WireError: there is none, or it has more than ``MAX_REASON`` bytes."""
+    """Return the close reason of a frame.
+
+    :raises WireError: there is none, or it has more than ``MAX_REASON`` bytes.
+    """
     if not 0 < len(payload) <= MAX_REASON:
         raise WireError("CLOSE without a reason")
     return int.from_bytes(payload, "big")
 
 
 class Reader:
-    """Lines and frames out of pieces of any size."""
+    """Parser of lines and frames from a stream in pieces of any size."""
 
     __slots__ = ("_data",)
 
@@ -148,17 +157,17 @@ class Reader:
 
     @property
     def waiting(self) -> int:
-        """Bytes that are no whole line or frame yet."""
+        """Number of bytes that are no whole line or frame yet."""
         return len(self._data)
 
     def feed(self, data: bytes) -> None:
-        """The next bytes."""
+        """Append bytes of the stream."""
         self._data += data
 
     def next_line(self, limit: int = MAX_LINE) -> bytes | None:
-        """The next line without its end; None while it is not whole.
+        """Remove and return the next line without its end; None if it is incomplete.
 
-        :raises WireError: it is longer than the limit.
+        :raises WireError: the line is longer than the limit.
         """
         end = self._data.find(b"\n", 0, limit)
         if end < 0:
@@ -170,9 +179,9 @@ class Reader:
         return text
 
     def next_frame(self) -> tuple[Kind, bytes] | None:
-        """The next frame; None while it is not whole.
+        """Remove and return the next frame; None if it is incomplete.
 
-        :raises WireError: unknown, or longer than :data:`MAX_PAYLOAD`.
+        :raises WireError: its type is unknown, or it is longer than :data:`MAX_PAYLOAD`.
         """
         if len(self._data) < HEADER.size:
             return None
@@ -207,7 +216,7 @@ _ERRORS: tuple[type[DmsgError], ...] = (
 
 
 def error_line(error: BaseException) -> dict[str, object]:
-    """An answer that says that it failed, so that the program raises what the agent met."""
+    """Return the answer for an error, from which the program raises the same error."""
     name = next((kind.__name__ for kind in _ERRORS if isinstance(error, kind)), "DmsgError")
     told: dict[str, object] = {"error": name, "text": shorten(str(error)) or type(error).__name__}
     for field in ("key", "reason", "status"):
@@ -218,9 +227,9 @@ def error_line(error: BaseException) -> dict[str, object]:
 
 
 def raise_error(answer: Answer) -> None:
-    """Raise what an answer says; nothing, where it says no error.
+    """Raise the error in an answer, if it has one.
 
-    :raises DmsgError: of the class that the answer names, where that is one that crosses the socket.
+    :raises DmsgError: of the class that the answer names, if that class is sent over the socket.
     """
     if "error" not in answer:
         return

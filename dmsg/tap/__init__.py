@@ -1,1 +1,1 @@
-"""Options and makeService of the twistd plugins."""
+"""Plugins of twistd: their options and their makeService."""

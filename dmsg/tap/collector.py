@@ -60,7 +60,7 @@ class Options(KeyOptions):
 
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
-    """A collector as a Twisted service."""
+    """Return a collector as a Twisted service."""
     reactor = options.begin(reactor)
     collector = Collector(
         reactor,

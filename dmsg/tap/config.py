@@ -1,6 +1,6 @@
 """Settings of an entity in one TOML file, under the names of its options.
 
-What stands on the command line goes before what stands in the file.
+The command line overrides the file.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _log = Logger()
 
 
 class GivenText(str):
-    """Text that somebody gave for an option.
+    """Text that was given for an option.
 
-    :ivar where: the file and the line, with a colon; empty: on the command line.
+    :ivar where: the file and the line, with a colon; empty for the command line.
     """
 
     where = ""
 
 
 def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
-    """The settings in the file, as the command line would have them.
+    """Return the settings in the file, as the command line would give them.
 
-    :param rows: of all options.
-    :raises UsageError: unreadable, malformed, or with a name or value that is none.
+    :param rows: all options.
+    :raises UsageError: the file is unreadable or malformed, or has an invalid name or value.
     """
     try:
         content = tomllib.loads(Path(path).read_text())
@@ -72,7 +72,7 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
 
 
 def find_line(path: str, name: str) -> str:
-    """The file, and the line on which it sets ``name``, if that is seen."""
+    """Return the file and, if found, the line on which it sets ``name``."""
     pattern = re.compile(rf"^\s*[\"']?{name.replace('-', '[-_]')}[\"']?\s*=")
     try:
         lines = Path(path).read_text().splitlines()
@@ -83,7 +83,7 @@ def find_line(path: str, name: str) -> str:
 
 
 def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
-    """Call ``reload`` at SIGHUP, and open log files anew: who rotates them sends it, too."""
+    """Call ``reload`` at SIGHUP, and reopen log files, because programs that rotate logs send the signal, too."""
 
     def hung_up(number: int, frame: object) -> None:
         threads = cast(IReactorFromThreads, reactor)

@@ -74,7 +74,7 @@ class Options(EntityOptions):
 
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
-    """Discovery as a Twisted service."""
+    """Return discovery as a Twisted service."""
     reactor = options.begin(reactor)
     settings = options.make(
         DiscoverySettings,

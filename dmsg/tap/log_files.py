@@ -1,7 +1,7 @@
-"""Log files of twistd that another program rotates: opened anew at SIGHUP and SIGUSR1.
+"""Log files of twistd that another program rotates, which are reopened at SIGHUP and SIGUSR1.
 
-A program such as logrotate renames the file and sends a signal.  Without this the entity goes on writing to the
-renamed file; at SIGUSR1 twistd by itself would rename the new one once more.
+A program such as logrotate renames the file and sends a signal.  Without this module the entity would continue to write
+to the renamed file, and at SIGUSR1 twistd itself would rename the new file once more.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _files: list[BaseLogFile] = []
 
 
 def log_file_of(observer: ILogObserver) -> BaseLogFile | None:
-    """Return the file that an observer of twistd writes to; None: standard output, or syslog."""
+    """Return the file that an observer of twistd writes to; None for standard output or syslog."""
     # The observer is made by twistd, which keeps the file only in this attribute.
     file = getattr(observer, "_outFile", None)
     return file if isinstance(file, BaseLogFile) else None
 
 
 def reopen_at_signals(file: BaseLogFile) -> None:
-    """Open ``file`` anew at each SIGUSR1; :func:`reopen_log_files` does it at SIGHUP."""
+    """Reopen ``file`` at each SIGUSR1; :func:`reopen_log_files` does so at SIGHUP."""
     _files.append(file)
 
     def rotated(number: int, frame: object) -> None:
@@ -37,7 +37,7 @@ def reopen_at_signals(file: BaseLogFile) -> None:
 
 
 def reopen_log_files() -> None:
-    """Open all log files by their names.  One that cannot be opened is written to as it was."""
+    """Reopen all log files by their names; a file that cannot be opened is kept as it was."""
     for file in _files:
         try:
             # A reopen closes the file first. If the new one could not be opened, the entity would have no log to say

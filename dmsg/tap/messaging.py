@@ -50,7 +50,7 @@ class Options(RelayOptions):
 
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
-    """The server as a Twisted service."""
+    """Return the server as a Twisted service."""
     reactor = options.begin(reactor)
     server = Server(
         reactor,

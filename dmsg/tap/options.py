@@ -1,4 +1,4 @@
-"""Options of the plugins of twistd, made from rows, and what several of them have."""
+"""Options of the plugins of twistd, generated from their declarations, and options that several plugins share."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from dmsg.tap.log_files import log_file_of, reopen_at_signals
 from dmsg.tap.usage import usage_of
 
 DESCRIPTOR_RESERVE = 64
-"""Descriptors that are not for clients: log, listening ports, discovery."""
+"""Number of descriptors that are not for clients: log, listening ports, discovery."""
 UNSAID: tuple[object, ...] = (None, [], 0)
-"""Values of options that nobody has said on the command line."""
+"""Values of options that are not given on the command line."""
 _T = TypeVar("_T")
 
 LISTEN = Option(
@@ -62,14 +62,14 @@ def listen_row(default: str, help: str = LISTEN.help, kind: Kind = ENDPOINT, sho
 
 
 class EntityOptions(UsageOptions):
-    """Options of an entity, made from rows; see :mod:`dmsg.base.options`.
+    """Options of an entity, generated from their declarations; see :mod:`dmsg.base.options`.
 
-    What is wrong with them is one line, behind which twistd prints no page of usage.  After parsing, each option has
-    its value, in the unit of the settings.
+    An error is one line, after which twistd prints no usage.  After parsing, each option has its value, in the unit of
+    the settings.
 
     :cvar plugin: name of the plugin of twistd.
-    :cvar rows: all options of the plugin; :func:`~dmsg.base.options.rows_of` has those of a settings class.
-    :ivar from_file: what the configuration file says.
+    :cvar rows: all options of the plugin; :func:`~dmsg.base.options.rows_of` returns those of a settings class.
+    :ivar from_file: settings in the configuration file.
     """
 
     plugin: ClassVar[str] = ""
@@ -99,7 +99,10 @@ class EntityOptions(UsageOptions):
         self.update({row.name: [] for row in self.rows if row.repeated})
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
-        """:raises UsageError: one of them cannot be; twistd's caller gets a line instead, and its status 1."""
+        """Parse the options.
+
+        :raises UsageError: an option is invalid; the caller of twistd gets one line, and exit status 1.
+        """
         try:
             super().parseOptions(options)  # type: ignore[no-untyped-call]
         except UsageError as error:
@@ -121,7 +124,7 @@ class EntityOptions(UsageOptions):
     def take_values(self) -> None:
         """Read the configuration file and the value of each option.
 
-        :raises UsageError: one of them cannot be; says which, and where it stands.
+        :raises UsageError: a value is invalid; the message says which one, and where it is.
         """
         if self.get("config") is not None:
             self.from_file = config.read(self["config"], self.rows)
@@ -142,9 +145,9 @@ class EntityOptions(UsageOptions):
         return _read(row, said) if isinstance(said, GivenText) else row.default
 
     def finish(self) -> None:
-        """Check what concerns several options, and prepare what the service needs.
+        """Check options in combination, and prepare what the service needs.
 
-        :raises UsageError: something cannot be, as do DmsgError and OSError.
+        :raises UsageError: a combination is invalid; also DmsgError and OSError.
         """
 
     def begin(self, reactor: Reactor | None) -> Reactor:
@@ -154,7 +157,7 @@ class EntityOptions(UsageOptions):
         return reactor
 
     def make(self, settings: Callable[..., _T], **others: object) -> _T:
-        """Return settings with what the options say, and ``others``, which go before it."""
+        """Return settings with the values of the options and ``others``, which take precedence."""
         values = {}
         for row in rows_of(settings):
             said = self[row.name]
@@ -162,9 +165,9 @@ class EntityOptions(UsageOptions):
         return settings(**{**values, **others})
 
     def read_again(self) -> tuple[Self, list[str]]:
-        """Return the options as the configuration file has them now, and what of it waits for a restart.
+        """Return the options as the configuration file has them now, and those that need a restart to change.
 
-        :raises UsageError: it cannot be used.
+        :raises UsageError: the file is invalid.
         """
         fresh = type(self)()
         fresh.update({name: [*value] if isinstance(value, list) else value for name, value in self._said.items()})
@@ -247,18 +250,18 @@ def _as_json(event: LogEvent) -> str:
 
 
 def json_log(stream: TextIO) -> ILogObserver:
-    """Writes one JSON object a line."""
+    """Return an observer that writes one JSON object per line."""
     observer: ILogObserver = FileLogObserver(stream, _as_json)
     return observer
 
 
 def set_log_format(value: str, *, debug: bool = False) -> None:
-    """``text`` is twistd's log; ``json`` takes its place, in its file or on standard output.  No control characters.
+    """Set the format of the log: ``text`` is twistd's own, ``json`` replaces it, in its file or on standard output.
 
-    :param debug: also what is said for debugging.
+    Neither contains control characters.  A plugin's makeService is called just before twistd begins to log.  It has no
+    other way to choose an observer, because its application does not know the observer yet.
 
-    A plugin's makeService is called just before twistd begins to log, and has
-    no other way to choose an observer: its application does not know it yet.
+    :param debug: whether to log debug messages, too.
     """
     begin = globalLogBeginner.beginLoggingTo
 
@@ -300,10 +303,9 @@ def printable_log(observer: ILogObserver) -> ILogObserver:
 
 
 def own_pid_file(options: object, name: str) -> None:
-    """Two entities run from one directory, as the README has it: twistd's one file would keep the second out.
+    """Give an entity a pid file of its own name, or none in the foreground, unless one was asked for.
 
-    In the foreground nobody needs the file; else it gets the entity's name.
-    One that was asked for stays.
+    With twistd's default name, two entities could not run from the same directory, as the README shows it.
     """
     twistd = getattr(options, "parent", None)
     if twistd is not None and twistd.get("pidfile") == "twistd.pid":
@@ -318,15 +320,15 @@ def default_key_file(name: str) -> str:
 class KeyOptions(EntityOptions):
     """Options of an entity that has a key.
 
-    :cvar key_name: of the key file, when none is said.
+    :cvar key_name: default name of the key file.
     """
 
     key_name: ClassVar[str] = ""
 
     def take_key(self) -> None:
-        """Load the key, or make it.
+        """Load the key, or create it.
 
-        :raises DmsgError: it cannot be used, or another program uses it.
+        :raises DmsgError: the file cannot be used, or another program uses it.
         """
         if self["key-file"]:
             self["key"] = load_or_create_key(self["key-file"], create=bool(self["create"]))
@@ -337,9 +339,9 @@ class KeyOptions(EntityOptions):
         self.hold_key().release()
 
     def hold_key(self) -> KeyLock:
-        """The key file is in use from now on.
+        """Lock the key file.
 
-        :raises KeyInUse: another program has taken it.
+        :raises KeyInUse: another program uses it.
         """
         return hold_key(self["key-file"], self.plugin, share=bool(self["share"]))
 

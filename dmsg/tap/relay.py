@@ -1,4 +1,4 @@
-"""Options that the servers of all families have."""
+"""Options of the servers of all families."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _log = Logger()
 
 
 def relay_rows(key_name: str, limits: type[Any]) -> tuple[Option, ...]:
-    """Return the rows of a server.
+    """Return the options of a server.
 
-    :param key_name: of the key file, when none is said.
+    :param key_name: default name of the key file.
     :param limits: class of the limits of the family.
     """
     return (
@@ -57,7 +57,7 @@ class RelayOptions(KeyOptions):
         return replace(limits, max_connections=min(limits.max_connections, descriptors()))
 
     def reload_on_hangup(self, reactor: Reactor, server: RelayServer) -> None:
-        """SIGHUP: read the settings and lists again."""
+        """Reload the settings and lists at SIGHUP."""
 
         def hung_up() -> None:
             limits = None

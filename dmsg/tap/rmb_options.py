@@ -19,9 +19,9 @@ REGISTRY_ROW = Option(name="registry", help=REGISTRIES, kind=REGISTRY, group=NET
 
 
 class RmbOptions(EntityOptions):
-    """Options of a program that looks twins up.
+    """Options of a program that looks up twins.
 
-    :cvar several: options of the reference that may have several values behind one name.
+    :cvar several: options of the reference that may have several values after one name.
     """
 
     several: tuple[str, ...] = ("-s", "--substrate")
@@ -40,16 +40,16 @@ class RmbOptions(EntityOptions):
         super().parseOptions(one_each(options or (), self.several))
 
     def note(self, text: str) -> None:
-        """Say something about an option that is taken but does nothing."""
+        """Print a note about an option that is accepted and has no effect."""
         twistd: ServerOptions | None = getattr(self, "parent", None)
         name = "rmb" if twistd is None else f"twistd {twistd.subCommand}"
         sys.stderr.write(f"{name}: {text}\n")
 
     def check_registry(self) -> None:
-        """See which registry it is.
+        """Find out which registry the options name.
 
-        :raises UsageError: none, or two.
-        :raises RegistryUnavailable: it cannot be one.
+        :raises UsageError: they name none, or two.
+        :raises RegistryUnavailable: the value describes no registry.
         """
         if self._nodes:
             if self["registry"] is not None:
@@ -62,7 +62,8 @@ class RmbOptions(EntityOptions):
 
 
 def one_each(words: Sequence[str], several: Sequence[str]) -> list[str]:
-    """``-m a b`` as ``-m a -m b``: no word stands alone on these command lines."""
+    """Return the arguments with ``-m a b`` written as ``-m a -m b``; these command lines have no arguments without an
+    option."""
     found: list[str] = []
     repeated: str | None = None
     has_value = False

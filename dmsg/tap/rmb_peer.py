@@ -96,6 +96,6 @@ class Options(RmbOptions):
 
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
-    """A peer as a Twisted service."""
+    """Return a peer as a Twisted service."""
     reactor = options.begin(reactor)
     return StopOnFailure(reactor, RmbPeer(reactor, options.settings()), options)

@@ -48,7 +48,7 @@ class Options(EntityOptions):
 
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
-    """A registry as a Twisted service."""
+    """Return a registry as a Twisted service."""
     reactor = options.begin(reactor)
     registry = RegistryService(reactor, options["listen"], options["store"], options.make(RegistrySettings))
     return StopOnFailure(reactor, registry, options)

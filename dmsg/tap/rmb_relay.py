@@ -26,7 +26,8 @@ except ModuleNotFoundError as error:
 
 
 def listen_endpoint(value: str) -> str:
-    """``HOST:PORT`` or ``[ADDRESS]:PORT``, as the reference has it, or an endpoint string."""
+    """Return the endpoint string of ``HOST:PORT`` or ``[ADDRESS]:PORT``, as the reference has it, or of an endpoint
+    string."""
     host, colon, port = value.rpartition(":")
     if colon and port.isdigit() and (host.startswith("[") or host.replace(".", "").isdigit()):
         inner = host.strip("[]").replace(":", "\\:")
@@ -120,9 +121,9 @@ class Options(RmbOptions):
             self["max-sessions"] = (self["workers"] or 500) * (self["user-per-worker"] or 1000)
 
     def hold_queue(self) -> KeyLock:
-        """Say that this relay uses its file of messages: a second one would deliver each twice.
+        """Lock this relay's file of messages, because a second relay would deliver each message twice.
 
-        :raises KeyInUse: another process has it.
+        :raises KeyInUse: another process uses the file.
         """
         path = self["queue"].removeprefix("sqlite:")
         return hold_key(path, "twistd rmb-relay", advice="stop that, or give this relay another --queue")
@@ -142,7 +143,7 @@ class Options(RmbOptions):
 
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
-    """A relay as a Twisted service."""
+    """Return a relay as a Twisted service."""
     reactor = options.begin(reactor)
     in_file = options["queue"].startswith("sqlite:") and options["queue"] != "sqlite::memory:"
     return StopOnFailure(

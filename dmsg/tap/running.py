@@ -1,4 +1,4 @@
-"""An entity that cannot start ends its process with one clear line."""
+"""Start of an entity, which ends its process with one clear line if it cannot start."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from dmsg.tap.config import on_hangup
 _log = Logger()
 
 GC_THRESHOLDS = (20_000, 20, 100)
-"""Allocations before a young collection, and collections before the next
-older one: with many connections a full one takes a tenth of a second."""
+"""Allocations before a young collection, and collections before the next older one.  With many connections a full
+collection takes a tenth of a second."""
 
 
 class CannotStart(DmsgError):
-    """An entity did not come up."""
+    """Error: an entity did not start."""
 
 
 class Entity(Interface):
-    """Service whose ``ready`` fires when it listens, or fails."""
+    """Interface of a service whose ``ready`` fires when it listens, or fails."""
 
     @property
     def name(self) -> str:
@@ -43,17 +43,17 @@ class Entity(Interface):
 
     @property
     def ready(self) -> Deferred[Any]:
-        """See the class."""
+        """Deferred that fires when the entity listens, or fails."""
 
     def setServiceParent(self, parent: IServiceCollection, /) -> None:
         """Run with ``parent``."""
 
 
 class StopOnFailure(MultiService):
-    """Wraps a service whose ``ready`` says whether it came up.
+    """Service around an entity, which ends the process if the entity does not start.
 
-    :param hold_key: says that a key file, or another file of the entity, is in use, from the start to the end.
-    :ivar entity: the service.
+    :param hold_key: locks the key file or another file of the entity, from the start to the end.
+    :ivar entity: service of the entity.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class StopOnFailure(MultiService):
         hold_key: Callable[[], KeyLock] | None = None,
         follower: Service | None = None,
     ) -> None:
-        """:param options: of the entity; their parent are twistd's.
+        """:param options: options of the entity, whose parent has twistd's.
 
-        :param follower: runs beside the entity, and is stopped when that has stopped.
+        :param follower: service that runs beside the entity, and is stopped after it.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._twistd: Mapping[str, Any] = getattr(options, "parent", None) or {}
@@ -84,9 +84,9 @@ class StopOnFailure(MultiService):
     def startService(self) -> None:
         """Start the entity.
 
-        :raises SystemExit: it could not, and that is known at once; what is
-            known later stops the reactor and ends the process with status 1.
-        :raises CannotStart: the same of a daemon: twistd tells the process that waits for it.
+        :raises SystemExit: the entity cannot start, and that is known at once.  A later failure stops the reactor and
+            ends the process with status 1.
+        :raises CannotStart: the same for a daemon; twistd tells the process that waits for it.
         """
         self._starting = True
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # Programs that rotate logs send this signal.
@@ -156,7 +156,7 @@ class StopOnFailure(MultiService):
             self._reactor.stop()
 
     def _exit_with_failure(self) -> None:
-        """twistd ends with 0 whatever happened, but for a signal."""
+        """End the process with status 1, because twistd ends with 0 unless a signal ended it."""
         self._remove_pid_file()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

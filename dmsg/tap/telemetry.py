@@ -1,4 +1,4 @@
-"""Options of entities that write events, and what sends them to a collector."""
+"""Options of entities that write events, and of the sender that delivers them to a collector."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dmsg.telemetry.service import Telemetry, TelemetrySettings
 
 
 def collector_address(value: str) -> DmsgAddress:
-    """``KEY[:PORT]`` of a collector.
+    """Return the address of a collector, from ``KEY[:PORT]``.
 
-    :raises ValueError: it is none.
+    :raises ValueError: the text is no such address.
     """
     key, colon, port = value.partition(":")
     return DmsgAddress(PubKey.from_text(key), int(PORT_NUMBER.read(port)) if colon else PORT)
@@ -40,7 +40,7 @@ TELEMETRY_ROWS = (
 def telemetry(options: EntityOptions) -> TelemetrySettings | None:
     """Return the settings of telemetry, or None without a directory.
 
-    :raises UsageError: one of them cannot be.
+    :raises UsageError: an option is invalid.
     :raises DmsgError: the directory or the secret cannot be used.
     """
     if options["telemetry"] is None:

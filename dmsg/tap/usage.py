@@ -35,7 +35,7 @@ def usage_of(description: str, rows: Iterable[Option], width: int) -> str:
 
 
 def _lines(row: Option, width: int) -> Iterator[str]:
-    """The lines of one option: name, text, then the default and what values it takes."""
+    """Return the lines of one option: name, text, default, and accepted values."""
     letter = f"-{row.short}," if row.short else ""
     name = f"  {letter:<4}--{row.name}{'' if isinstance(row.kind, Flag) else '='}"
     notes = [row.kind.takes.replace("`", "")] if isinstance(row.kind, (Number, Choice)) else []
