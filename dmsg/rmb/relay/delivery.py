@@ -266,9 +266,7 @@ class Delivery:
 
         def done(result: object) -> None:
             self._keeping -= 1
-            self._again = True
-            if not self._keeping and not self.closed:
-                self._read()
+            self._read()
 
         kept = self._store.keep(self.session, message)
         kept.addCallbacks(lambda _: message.settle(), lambda _: message.lose()).addBoth(done)
