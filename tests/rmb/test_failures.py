@@ -21,7 +21,8 @@ from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.session.seal import ReceivedMessage
 from dmsg.rmb.session.uplink import Uplink, dealt_with
 from dmsg.rmb.twins.address import Session
-from tests.rmb.relay.test_delivery import FakeSocket, Watcher
+from tests.rmb.relay.queue.test_sqlite import Watcher
+from tests.rmb.relay.test_delivery import FakeSocket
 
 
 class QueueTests(SynchronousTestCase):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sqlite3
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -22,33 +21,8 @@ from dmsg.rmb.relay.queue.sqlite import RETRY_EVERY, SQLiteQueue
 from dmsg.rmb.relay.server import TAKES_NOTHING
 from dmsg.rmb.twins.address import Session
 from tests.rmb.network import RmbCase
+from tests.rmb.support import fail_statements
 from tests.support import asynchronous
-
-
-class Failing:
-    """A connection to a database whose disk is full when the test says so.
-
-    :ivar full: statements that begin with these words fail.
-    """
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self.full: tuple[str, ...] = ()
-
-    def execute(self, statement: str, *arguments: Any) -> Any:
-        if self.full and statement.startswith(self.full):
-            raise sqlite3.OperationalError("database or disk is full")
-        return self._connection.execute(statement, *arguments)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-
-def fail(queue: SQLiteQueue) -> Failing:
-    """Put it between a queue and its database."""
-    disk: Any = Failing(queue._db)
-    queue._db = disk
-    return disk
 
 
 class SQLiteTests(SynchronousTestCase):
@@ -56,7 +30,7 @@ class SQLiteTests(SynchronousTestCase):
         self.clock = Clock()
         self.queue = SQLiteQueue(":memory:", self.clock)
         self.addCleanup(self.queue.close)
-        self.disk = fail(self.queue)
+        self.disk = fail_statements(self.queue)
         self.ids = []
         for number in range(5):
             appended = self.queue.append("1", b"%d" % number, 100.0)
@@ -124,7 +98,7 @@ class SQLiteTests(SynchronousTestCase):
         queue = SQLiteQueue(path, self.clock)
         ids = [queue.append("1", b"x", 100.0) for _ in range(2)]
         self.clock.advance(0)
-        disk = fail(queue)
+        disk = fail_statements(queue)
         disk.full = ("DELETE",)
         queue.remove("1", [self.successResultOf(one) for one in ids])
         disk.full = ()

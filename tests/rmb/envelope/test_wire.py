@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -70,6 +71,36 @@ class EnvelopeTests(SynchronousTestCase):
                 setattr(envelope, payload, b"x")
                 seen.add(wire.strict_challenge(envelope))
         self.assertEqual(9, len(seen))
+
+    def test_the_bytes_of_the_strict_challenge(self) -> None:
+        """Each item stands behind its length, and an item that is absent is ff ff ff ff."""
+
+        def items(*values: str | None) -> bytes:
+            encoded = [None if value is None else value.encode() for value in values]
+            return b"".join(
+                b"\xff\xff\xff\xff" if one is None else len(one).to_bytes(4, "big") + one for one in encoded
+            )
+
+        envelope = Envelope(uid="u", tags="t", timestamp=5, expiration=60, relays=["r1", "r2"])
+        wire.set_address(envelope.source, Session(7, "s"))
+        wire.set_address(envelope.destination, Session(8))
+        head = wire.STRICT_LABEL + items("u", "t", None, None, "5", "60", "7", "s", "8", None)
+        tail = items("2", "r1", "r2")
+        for kind, body in (
+            ("request", items("request", "c")),
+            ("response", items("response")),
+            ("error", items("error", "3", "m")),
+            ("ping", items("ping")),
+            ("pong", items("pong")),
+        ):
+            getattr(envelope, kind).SetInParent()
+            if kind == "request":
+                envelope.request.command = "c"
+            elif kind == "error":
+                envelope.error.code, envelope.error.message = 3, "m"
+            self.assertEqual(wire.frame_of_payload(envelope), head + body + tail, kind)
+            whole = head + body + tail + items("", "")
+            self.assertEqual(wire.strict_challenge(envelope), hashlib.sha256(whole).digest())
 
     @given(st.binary(max_size=300))
     def test_random_bytes(self, data: bytes) -> None:
@@ -349,6 +380,8 @@ class TokenTests(SynchronousTestCase):
         self.assertIn("Too many components", said(b"e30.e30.e30.e30"))
         self.assertIn("type Hs256 but found", said(part('{"alg":"HS256"}') + b".e30.e30"))
         self.assertIn("type none but found", said(part('{"alg":5}') + b".e30.e30"))
+        long = part('{"alg":"%s"}' % ("x" * 30))
+        self.assertIn("type X" + "x" * 19 + " but found", said(long + b".e30.e30"))
         half = part('{"sub":1,"iat":1,"exp":2,"sid":"\\ud800"}')
         self.assertIn("sid is no text", said(part('{"alg":"RS512"}') + b"." + half + b".e30"))
 
@@ -419,6 +452,8 @@ class SemanticsTests(SynchronousTestCase):
             self.assertEqual(session, Session.parse(row["redis_key"]))
         for text in ("", "x", ":a", "-1", "4294967296", "1" * 5000, "1:" + "x" * 257):
             self.assertRaises(ValueError, Session.parse, text)
+        for text, shown in (("x" * 81, repr("x" * 80) + " is not"), ("1:" + "x" * 257, repr("x" * 40) + "... has")):
+            self.assertIn(shown, str(self.assertRaises(ValueError, Session.parse, text)))
 
     def test_limiter(self) -> None:
         """test_exceed_count, test_exceed_size; what is too large for any window is not counted."""

@@ -15,13 +15,11 @@ from dmsg.net.turn_share import MOST, TurnShare
 from dmsg.rmb.errors import CallTimeout, QueueUnavailable
 from dmsg.rmb.relay import delivery
 from dmsg.rmb.relay.delivery import Delivery
-from dmsg.rmb.relay.queue.interface import FEDERATION, QueuedMessage, QueueLimits
-from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
+from dmsg.rmb.relay.queue.interface import QueuedMessage
 from dmsg.rmb.session import uplink
 from dmsg.rmb.session.uplink import OutboxFull, Uplink
-from dmsg.rmb.socket import confirm, frames
+from dmsg.rmb.socket import confirm
 from dmsg.rmb.socket.confirm import Ledger, Message
-from dmsg.rmb.socket.frames import Frames, FrameTooLarge
 from dmsg.rmb.socket.held_messages import HeldMessages
 from dmsg.rmb.twins.address import Session
 
@@ -448,6 +446,72 @@ class HandingTests(SynchronousTestCase):
         self.assertTrue(self.current.hand())
         self.assertEqual((self.store.kept, self.current.close()), ({}, []))
 
+    def test_what_is_sent_is_handed_after_its_turn(self) -> None:
+        """The end of a turn writes everything, so one look is enough for all messages of the turn."""
+        self.current.start()
+        self.answer()
+        self.assertEqual(self.store.told.count("hand later"), 1)  # The answer shows that the client answers at all.
+        self.current.hand()
+        for looks in (2, 3):
+            for _ in range(2):
+                self.current.offer(self.message())
+            self.assertEqual(self.store.told.count("hand later"), looks)
+            self.assertTrue(self.current.hand())
+
+    def test_a_session_that_recognises_repeated_messages_is_not_handed(self) -> None:
+        self.current.lazy = False
+        self.current.start()
+        self.current.offer(self.message())
+        self.current.confirmed(1)
+        self.assertNotIn("hand later", self.store.told)
+
+    def test_a_small_message_is_not_handed_before_a_large_one(self) -> None:
+        """The connection sends in order."""
+        self.current.start()
+        self.answer()
+        large, small = self.message(bytes(10)), self.message(b"x")
+        for message in (large, small):
+            self.current.offer(message)
+        self.session.unsent = 6
+        self.assertFalse(self.current.hand())
+        self.assertEqual((large.settled, small.settled), (False, False))
+
+    def test_confirmed_messages_count_as_handed(self) -> None:
+        """A pong may come before the look at the connection, or behind it."""
+        for looks in (False, True):
+            self.setUp()
+            self.current.start()
+            self.answer()
+            messages = [self.message(b"%d" % number) for number in range(4)]
+            for message in messages:
+                self.current.offer(message)
+            self.session.unsent = 3
+            if looks:
+                self.current.hand()
+            self.current.confirmed(1)
+            self.session.unsent = 2
+            self.current.hand()
+            self.assertEqual([message.settled for message in messages], [True, True, False, False], looks)
+            self.assertEqual(self.current.close(), messages[2:])
+
+    def test_only_messages_that_are_not_handed_are_written_down(self) -> None:
+        """A message that the connection has must not come again from the queue."""
+        self.current.start()
+        self.answer()
+        messages = [self.message(b"%d" % number, durable=True) for number in range(8)]
+        for message in messages:
+            self.current.offer(message)
+        self.session.unsent = 6
+        self.assertFalse(self.current.hand())
+        self.current.confirmed(2)
+        self.session.unsent = 3
+        self.assertFalse(self.current.hand())
+        self.assertEqual([message.settled for message in messages[:5]], [True] * 5)
+        self.assertEqual(list(self.store.kept.values()), [b"5", b"6", b"7"])
+        self.session.unsent = 0
+        self.assertTrue(self.current.hand())
+        self.assertEqual((self.store.kept, self.current.close()), ({}, []))
+
 
 class KeepingTests(SynchronousTestCase):
     """What the queue keeps of the window and the line, and what becomes of it when it does not."""
@@ -835,141 +899,174 @@ class KeepingTests(SynchronousTestCase):
         self.current.confirmed(2)
         self.assertEqual(self.store.kept, {})
 
+    def test_a_session_that_catches_up_is_read_for_up_to_its_window(self) -> None:
+        """A read is sent as a whole, so the window may be larger than allowed; it is full all the same."""
+        self.patch(delivery, "WINDOW_MESSAGES", 2)
+        self.store.kept.update(dict.fromkeys(range(1, 13), b"kept"))
+        self.current.poke()
+        self.assertEqual((len(self.session.got), self.current.sent), (5, 5))
+        for confirmed, sent in ((3, 5), (4, 10)):
+            self.current.confirmed(confirmed)
+            self.assertEqual(self.current.sent, sent)
 
-class FramesTests(SynchronousTestCase):
-    """Frames however the bytes are cut."""
+    def test_a_long_queue_is_read_without_nesting(self) -> None:
+        """A queue that answers at once would exhaust the stack."""
+        self.patch(delivery, "WINDOW_MESSAGES", 100)
+        self.store.kept.update(dict.fromkeys(range(1, 51), b"kept"))
+        inside = deepest = 0
+        got = Delivery._got
 
-    @given(
-        st.lists(
-            st.tuples(st.sampled_from([frames.BINARY, frames.PING, frames.PONG]), st.integers(0, 300)), max_size=20
-        ),
-        st.lists(st.integers(1, 50), min_size=1, max_size=20),
-        st.booleans(),
-    )
-    def test_any_cut(self, messages: list[tuple[int, int]], cuts: list[int], masked: bool) -> None:
-        """What goes in comes out; control frames over 125 bytes, and text, are passed on."""
-        expected, stream = [], b""
-        for number, (first, size) in enumerate(messages):
-            data = bytes([number]) * size
-            frame = frames.encode(first, data, b"\x01\x02\x03\xff" if masked else None)
-            whole = first == frames.BINARY or size <= frames.MAX_CONTROL
-            expected.append((first, data) if whole else (frames.OTHER, frame))
-            stream += frame
-        text = b"\x81\x80abcd" if masked else b"\x81\x00"
-        expected.append((frames.OTHER, text))
-        stream += text
-        reader = Frames(masked, 1000)
-        got, at, turn = [], 0, 0
-        while at < len(stream):
-            size = cuts[turn % len(cuts)]
-            got += list(reader.feed(stream[at : at + size]))
-            at, turn = at + size, turn + 1
-        self.assertEqual(expected, got)
+        def count(current: Delivery, batch: list[QueuedMessage]) -> None:
+            nonlocal inside, deepest
+            inside += 1
+            deepest = max(deepest, inside)
+            got(current, batch)
+            inside -= 1
 
-    @given(st.binary(max_size=200))
-    def test_random_bytes(self, data: bytes) -> None:
-        """Frames, or FrameTooLarge; what it holds is bounded by what a frame may have."""
-        reader = Frames(True, 100)
-        try:
-            for _ in reader.feed(data):
-                pass
-        except FrameTooLarge:
-            return
-        self.assertLessEqual(reader.held, 100 + frames.MAX_HEADER)
+        self.patch(Delivery, "_got", count)
+        self.current.poke()
+        self.assertEqual((len(self.session.got), deepest), (50, 1))
 
-    def test_large(self) -> None:
-        """All three forms of length."""
-        for size in (125, 126, 65535, 65536, 200_000):
-            data = bytes(size)
-            reader = Frames(False, 200_000)
-            stream = frames.encode(frames.BINARY, data)
-            got = [item for at in range(0, len(stream), 60_000) for item in reader.feed(stream[at : at + 60_000])]
-            self.assertEqual([(frames.BINARY, data)], got)
-        self.assertRaises(FrameTooLarge, list, Frames(False, 10).feed(frames.encode(frames.BINARY, bytes(11))))
+    def test_a_read_is_repeated_when_a_message_goes_to_the_queue_meanwhile(self) -> None:
+        """The relay stores the message that was not taken; what comes later must not overtake it."""
+        self.current.offer(self.message(b"window"))
+        self.store.slow_reads = True
+        self.current.poke()
+        ((early, _),) = self.store.reads
+        self.store.reads.clear()
+        self.ledger.durable = True
+        self.assertFalse(self.current.offer(self.message(b"not taken")))
+        early.callback([])
+        self.assertEqual(len(self.store.reads), 1)
+        self.assertTrue(self.current.offer(self.message(b"later", Ledger(self.pongs.append))))
+        self.assertEqual(self.session.got, [b"window"])
 
+    def test_nothing_overtakes_a_line_on_its_way_into_the_queue(self) -> None:
+        """Also when a read under way finds nothing."""
+        self.patch(delivery, "WINDOW_MESSAGES", 2)
+        self.current.offer(self.message(b"window"))
+        self.store.slow_reads = self.store.slow = True
+        self.current.poke()
+        self.current.offer(self.message(b"line"))
+        ((early, _),) = self.store.reads
+        self.store.reads.clear()
+        self.current.stall()
+        early.callback([])
+        self.current.confirmed(1)
+        self.assertTrue(self.current.offer(self.message(b"later")))
+        self.assertEqual(self.session.got, [b"window"])
+        self.store.slow = False
+        self.store.answer()
+        while self.store.reads or self.session.pings[-1] > self.current._confirmed:
+            self.store.answer_reads()
+            self.current.confirmed(self.session.pings[-1])
+        self.assertEqual(self.session.got, [b"window", b"line", b"later"])
 
-class Watcher:
-    """A relay to which a queue tells only what it drops."""
+    def test_a_message_that_is_confirmed_while_it_is_written_down_leaves_the_queue(self) -> None:
+        message = self.message()
+        self.current.offer(message)
+        self.store.slow = True
+        self.current.spill()
+        self.current.confirmed(1)
+        self.store.answer()
+        self.assertEqual((self.store.kept, self.current._skip), ({}, set()))
 
-    def __init__(self, told: list[tuple[str, int]]) -> None:
-        self.told = told
+    def test_a_message_leaves_the_queue_once(self) -> None:
+        """And no id of it is remembered, however long the session is connected."""
+        removed: list[int] = []
+        remove = self.store.remove
 
-    def dropped(self, session: str, number: int) -> None:
-        self.told.append((session, number))
+        def count(session: Session, ids: list[Any]) -> None:
+            removed.extend(ids)
+            remove(session, ids)
 
-    def appended_elsewhere(self, name: str) -> None:
-        raise AssertionError("there is no other process")
+        self.patch(self.store, "remove", count)
+        for number in range(1, 4):
+            self.current.offer(self.message())
+            self.current.spill()
+            self.current.confirmed(number)
+        self.assertEqual((removed, self.current._skip, self.store.kept), ([1, 2, 3], set(), {}))
+        self.current.lazy = True
+        self.current.offer(self.message())
+        self.current.spill()
+        self.current.hand()
+        self.current.confirmed(4)
+        self.assertEqual((removed, self.current._skip), ([1, 2, 3, 4], set()))
 
-    connected_elsewhere = appended_elsewhere
+    def test_a_message_in_the_batch_that_is_being_read_does_not_come_twice(self) -> None:
+        """It was confirmed after the queue had read it."""
+        self.current.offer(self.message(b"once"))
+        self.current.spill()
+        self.store.slow_reads = True
+        self.current.poke()
+        ((reading, _),) = self.store.reads
+        self.store.reads.clear()
+        batch = self.store.found(None)
+        self.current.confirmed(1)
+        reading.callback(batch)
+        self.store.answer_reads()
+        self.assertEqual((self.session.got, self.store.kept, self.current._skip), ([b"once"], {}, set()))
 
+    def test_a_line_that_moves_on_stays_in_memory(self) -> None:
+        """The window confirms as much in each second as comes."""
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        for _ in range(3):
+            self.current.offer(self.message())
+        for number in range(10):
+            self.current.look()
+            for one in (1, 2):
+                self.current.confirmed(2 * number + one)
+                self.current.offer(self.message())
+        self.assertEqual((self.store.kept, len(self.current)), ({}, 3))
 
-class SQLiteQueueTests(SynchronousTestCase):
-    """The queue in a file."""
+    def test_a_message_that_waits_for_long_is_stored_although_others_come(self) -> None:
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        current = Delivery(Session(1), self.session, self.store, 100)
+        current.start()
+        current.offer(self.message())
+        for stored in (0, 0, 4):
+            current.offer(self.message())
+            current.look()
+            self.assertEqual(len(self.store.kept), stored)
 
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.queue = SQLiteQueue(":memory:", self.clock, QueueLimits(messages=5, size=100, total=150))
-        self.dropped: list[tuple[str, int]] = []
-        self.queue.watch(Watcher(self.dropped))
+    def test_few_messages_are_unconfirmed(self) -> None:
+        """Then a session that logs each ping is pinged later."""
+        for number in range(1, delivery.FEW_IN_WINDOW + 2):
+            self.current.offer(self.message())
+            self.assertIs(self.current.few, number < delivery.FEW_IN_WINDOW, number)
 
-    def append(self, session: str, data: bytes, until: float = 10.0) -> Deferred[Any]:
-        return self.queue.append(session, data, until)
+    def test_senders_go_on_below_half_of_what_holds_them(self) -> None:
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        current = Delivery(Session(1), self.session, self.store, 12)
+        current.start()
+        told = self.hold()
+        for number in range(13):
+            self.assertIs(current.crowded, False, number)
+            current.offer(self.message())
+        self.assertEqual((current.crowded, told), (True, ["held"]))
+        for number in range(1, 8):
+            self.assertEqual(told, ["held"], number)
+            current.confirmed(number)
+        self.assertEqual((len(current), told), (6, ["held", "free"]))
 
-    def test_kept_when_committed(self) -> None:
-        """What a turn appends is answered together, at its end."""
-        waiting = [self.append("1", b"x") for _ in range(3)]
-        self.assertNoResult(waiting[0])
-        self.clock.advance(0)
-        ids = [self.successResultOf(one) for one in waiting]
-        self.assertEqual(ids, [queued.id for queued in self.successResultOf(self.queue.read("1", None))])
-        self.assertEqual([], self.successResultOf(self.queue.read("1", ids[-1])))
-        self.queue.remove("1", ids[:2])
-        self.assertEqual(1, len(self.queue))
-
-    def test_one_twin_has_its_part(self) -> None:
-        """Of what one sent, to however many sessions; others have room."""
-        queue = SQLiteQueue(":memory:", self.clock, QueueLimits(100, 50, 800))
-
-        def append(session: str, sender: int, size: int = 50) -> str:
-            said: list[str] = []
-            result = queue.append(session, bytes(size), 10.0, sender)
-            result.addCallbacks(lambda number: said.append(""), lambda failure: said.append(str(failure.value)))
-            self.clock.advance(0)
-            return said[0]
-
-        self.assertEqual([append(f"{number}:s", 1) for number in (5, 6)], ["", ""])
-        self.assertIn("from twin 1 ", append("7:s", 1))
-        self.assertEqual([append("8:a", 2), append("8:b", 3)], ["", ""])
-        self.assertEqual(append("9", 4), "")
-        self.assertEqual(append(FEDERATION, 4), "")
-        self.assertIn("from twin 4 ", append(FEDERATION, 4))
-        # what is gone counts no more, and what is in the file counts after a failure, or a new start
-        queue.remove("5:s", [queued.id for queued in self.successResultOf(queue.read("5:s", None))])
-        self.assertEqual(append("7:s", 1), "")
-        self.clock.advance(0)
-        queue._count()
-        self.assertIn("from twin 1 ", append("7:s", 1))
-        self.assertEqual(queue._from, {1: 100, 2: 50, 3: 50, 4: 100})
-
-    def test_limits(self) -> None:
-        """Of number, of size, of all."""
-        for number in range(7):
-            self.append("1", b"%d" % number)
-        self.append("2", b"x" * 60)
-        self.append("2", b"y" * 60)
-        self.assertEqual([("1", 1), ("1", 1), ("2", 1)], self.dropped)
-        self.assertEqual(
-            [b"2", b"3", b"4", b"5", b"6"], [q.data for q in self.successResultOf(self.queue.read("1", None))]
-        )
-        self.assertEqual(65, self.queue.total)
-        self.failureResultOf(self.append("3", b"x" * 100))
-
-    def test_expired(self) -> None:
-        """Taken out, with whose they were."""
-        self.append("1", b"old", 5.0)
-        self.append("2", b"new", 15.0)
-        self.assertEqual([("1", b"old")], self.successResultOf(self.queue.expired(10.0)))
-        self.assertEqual((1, 3), (len(self.queue), self.queue.total))
+    def test_senders_go_on_when_half_of_the_bytes_are_read_back(self) -> None:
+        """Of the messages in the queue of a session that reads again."""
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        current = Delivery(Session(1), self.session, self.store, 1000, 100)
+        current.start()
+        for _ in range(13):
+            current.offer(self.message(bytes(10)))
+        current.stall()
+        told = self.hold()
+        self.assertFalse(current.offer(self.message(bytes(10))))
+        self.store.kept[99] = bytes(10)
+        self.assertEqual((current._behind_size, told), (130, ["held"]))
+        sizes = []
+        for number in range(1, 15):
+            current.confirmed(min(number, current.sent))
+            sizes.append(current._behind_size)
+            self.assertEqual(told[1:], ["free"] if sizes[-1] < 50 else [], sizes)
+        self.assertEqual((current._behind_size, len(self.session.got)), (0, 14))
 
 
 class FakeSocket:

@@ -63,6 +63,33 @@ class FixedWindowTests(SynchronousTestCase):
         self.assertTrue(window.measure(1, 1, 60.0, is_answer=True))
         self.assertTrue(window.measure(1, 1, 60.0))
 
+    def test_small_answers_are_free_too(self) -> None:
+        """All bytes of the window are left for what the twin sends by itself."""
+        window = FixedWindow(3, FREE_ANSWER)
+        for _ in range(3):
+            window.ask(1, 0.0)
+        for size in (1, 100, FREE_ANSWER - 1):
+            self.assertTrue(window.measure(1, size, 0.0, is_answer=True))
+        self.assertTrue(window.measure(1, FREE_ANSWER, 0.0))
+
+    def test_a_question_pays_for_one_answer_and_for_nothing_else(self) -> None:
+        window = FixedWindow(2, 100)
+        self.assertTrue(window.measure(1, 1, 0.0, is_answer=True))  # Nobody asked, so this answer counts.
+        window.ask(1, 0.0)
+        self.assertTrue(window.measure(1, 1, 0.0))
+        self.assertEqual([window.measure(1, 1, 0.0, is_answer=True) for _ in range(2)], [True, False])
+
+    def test_a_later_window_allows_no_more_than_the_first(self) -> None:
+        window = FixedWindow(2, 5)
+        for begin in (0.0, 60.0, 120.0):
+            self.assertEqual([window.measure(1, 1, begin) for _ in range(3)], [True, True, False])
+            self.assertEqual([window.measure(2, size, begin) for size in (5, 1)], [True, False])
+
+    def test_a_clock_that_is_set_back_begins_a_new_window(self) -> None:
+        """Otherwise the twin would be refused until the clock has caught up."""
+        window = FixedWindow(1, 10)
+        self.assertEqual([window.measure(1, 1, now) for now in (86_400.0, 86_401.0, 30.0, 31.0)], [True, False] * 2)
+
 
 class RelayTests(PairCase):
     @asynchronous

@@ -7,29 +7,30 @@ from functools import partial
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
-from dmsg.rmb.envelope.texts import TEXTS
+from dmsg.rmb.envelope.texts import EXPIRED, REMOTE, TEXTS
 from dmsg.rmb.envelope.wire import decode
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay import presence
 from dmsg.rmb.relay.delivery import LINE_MESSAGES
-from dmsg.rmb.relay.federation.forward import Federation
+from dmsg.rmb.relay.federation.forward import FULL, Federation
 from dmsg.rmb.relay.inbound.accept import InboundAcceptor
+from dmsg.rmb.relay.limiter import FixedWindow
 from dmsg.rmb.relay.lookups import LOOKUP_PATIENCE, LOOKUP_RETRY
-from dmsg.rmb.relay.mail import Header
+from dmsg.rmb.relay.mail import Header, Mail
 from dmsg.rmb.relay.periodic import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, PeriodicChecks
-from dmsg.rmb.relay.queue.interface import PART
+from dmsg.rmb.relay.queue.interface import FEDERATION, PART, QueuedMessage, QueueLimits
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.relay.rules import MessageRefused, Rules
 from dmsg.rmb.relay.sessions import SMALL, RelaySession
-from dmsg.rmb.relay.switch import HAND_AGAIN, PING_BEHIND, Switch
+from dmsg.rmb.relay.switch import FRAGMENT_BURST, HAND_AGAIN, PING_BEHIND, PING_BEHIND_FEW, Switch
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
+from tests.rmb.support import StrictClock
 
 A, B, C, NOBODY = 1, 2, 3, 9
 HERE, THERE = "here", "there"
@@ -120,19 +121,22 @@ class SwitchCase(SynchronousTestCase):
     """A relay with the name HERE, long after its start."""
 
     def setUp(self) -> None:
-        self.clock = Clock()
+        self.clock = StrictClock()
         self.clock.advance(1_800_000_000)
         self.twins, self.elsewhere = Twins(), Elsewhere()
         self.queue = SQLiteQueue(":memory:", self.clock)
         self.addCleanup(self.queue.close)
-        registry = CachedRegistry(cast(Any, self.twins), self.clock)
-        domains = frozenset({HERE})
-        now = self.clock.seconds
-        federation = partial(Federation, self.clock, self.elsewhere, Ranker(), registry, self.queue, now, domains)
-        self.switch = Switch(self.clock, Rules(domains), registry, self.queue, federation, now)
+        self.switch = self.make_switch(self.queue)
         self.rounds = PeriodicChecks(self.clock, self.switch)
         self.intake = InboundAcceptor(self.switch)
         self.clock.advance(presence.START_GRACE)
+
+    def make_switch(self, queue: SQLiteQueue, **options: Any) -> Switch:
+        registry = CachedRegistry(cast(Any, self.twins), self.clock)
+        domains = frozenset({HERE})
+        now = self.clock.seconds
+        federation = partial(Federation, self.clock, self.elsewhere, Ranker(), registry, queue, now, domains)
+        return Switch(self.clock, Rules(domains), registry, queue, federation, now, **options)
 
     def connect(self, twin: int, sid: str | None = None) -> tuple[RelaySession, Wire]:
         session, wire = RelaySession(self.switch, Session(twin, sid)), Wire()
@@ -269,6 +273,9 @@ class WayTests(SwitchCase):
 
     def test_half_of_a_queue_may_wait_in_lines(self) -> None:
         """Else what goes from a line into the queue would make that drop its oldest."""
+        for messages, line in ((1, 1), (2, 1), (3, 1), (100, 50)):
+            small = self.make_switch(SQLiteQueue(":memory:", self.clock, QueueLimits(messages)))
+            self.assertEqual(small.line_messages, line)
         limits = self.queue.limits
         self.assertEqual(self.switch.line_size, limits.size // 2)
         self.assertEqual(self.switch.line_messages, min(LINE_MESSAGES, limits.messages // 2))
@@ -316,6 +323,286 @@ class WayTests(SwitchCase):
         here._started = self.clock.seconds() - presence.START_GRACE
         self.assertIs(self.successResultOf(here.comes_back(other)), False)
 
+    def test_messages_are_not_written_down_before_delivery_by_default(self) -> None:
+        session, wire = RelaySession(self.switch, Session(A), asks=False), Wire()
+        session.opened(cast(Any, wire))
+        self.connect(B)
+        self.send(session, B)
+        self.clock.advance(0)
+        self.assertEqual(len(self.queue), 0)
+
+    def test_each_message_and_each_failure_is_counted_once(self) -> None:
+        a, _ = self.connect(A)
+        self.connect(B)
+        for _ in range(2):
+            self.send(a, B)
+        counters = self.switch.counters
+        self.assertEqual((counters["message_rx"], counters["message_tx"]), (2, 2))
+        self.twins.away = True
+        self.send(a, C)
+        self.clock.pump([LOOKUP_RETRY] * (int(LOOKUP_PATIENCE / LOOKUP_RETRY) + 1))
+        self.assertEqual(self.drops(), {Drop.REGISTRY_DOWN: 1})
+        self.switch.dropped(str(Session(B)), 3)
+        self.assertEqual((self.drops()[Drop.QUEUE_FULL], self.switch.dropped_oldest), (3, 3))
+
+    def test_a_twin_over_its_rate_is_counted_and_named(self) -> None:
+        """Other refusals are not counted as exceeding the rate."""
+        self.limit(FixedWindow(1, 10_000))
+        a, wire = self.connect(A)
+        self.send(a, 0)
+        self.assertEqual(self.switch.limited.of_twin, {})
+        for _ in range(2):
+            self.send(a, B)
+        self.assertEqual((self.switch.limited.of_twin, self.drops()[Drop.RATE_LIMITED]), ({A: 2}, 2))
+        self.assertEqual(wire.got[-1].error.message, TEXTS[Drop.RATE_LIMITED])
+
+    def limit(self, window: FixedWindow) -> None:
+        self.switch.rules.limiter = window
+        self.switch.rules.windows.append(window)
+
+    def test_only_a_request_that_is_carried_makes_an_answer_free(self) -> None:
+        """A request to an unknown twin would fill the table of the limit."""
+        window = FixedWindow(2, 10_000)
+        self.limit(window)
+        a, _ = self.connect(A)
+        self.send(a, NOBODY)
+        self.assertEqual(len(window), 1)
+        self.send(a, B)
+        now = self.clock.seconds()
+        answers = [window.measure(B, 1, now, is_answer=True) for _ in range(4)]
+        self.assertEqual(answers, [True, True, True, False])
+
+    def test_errors_name_their_receiver(self) -> None:
+        a, wire = self.connect(A, "s")
+        envelope = self.envelope(A, B, tags="fail-fast")
+        envelope.source.connection = "s"
+        a.received(envelope.SerializeToString())
+        error = wire.got[-1]
+        self.assertEqual((error.destination.twin, error.destination.connection), (A, "s"))
+
+    def test_a_receiver_is_offline_when_the_queue_does_not_know_better(self) -> None:
+        self.patch(self.queue, "elsewhere", lambda session: fail(QueueUnavailable("away")))
+        a, wire = self.connect(A)
+        self.send(a, B, tags="fail-fast")
+        self.assertEqual((wire.got[-1].error.message, len(self.queue)), (TEXTS[Drop.OFFLINE], 0))
+
+    def test_a_receiver_that_another_process_has_gets_the_message_through_the_queue(self) -> None:
+        self.patch(self.queue, "elsewhere", lambda session: succeed(True))
+        a, wire = self.connect(A)
+        self.send(a, B, tags="fail-fast")
+        self.clock.advance(0)
+        self.assertEqual((wire.got, len(self.queue), len(a.ledger)), ([], 1, 0))
+
+    def test_a_receiver_that_comes_back_gets_the_message(self) -> None:
+        """It need not be kept: the relay has just started, and the receiver connects in a moment."""
+        self.switch.presence._started = self.clock.seconds()
+        a, wire_a = self.connect(A)
+        self.send(a, B, tags="fail-fast")
+        _, wire_b = self.connect(B)
+        self.assertEqual(([one.uid for one in wire_b.got], wire_a.got, self.drops()), (["u"], [], {}))
+        self.assertEqual(len(a.ledger), 1)
+
+    def test_failures_of_other_relays_are_counted_by_their_reason(self) -> None:
+        for error, drop in (
+            (FULL, Drop.FEDERATION_FULL),
+            (EXPIRED, Drop.EXPIRED),
+            (REMOTE + "destination offline", Drop.FEDERATION_REFUSED),
+            ("", Drop.FEDERATION_REFUSED),
+            ("zzz", Drop.FEDERATION_REFUSED),
+        ):
+            self.switch.rules.drops.clear()
+            envelope = self.envelope(A, C)
+            mail = Mail(envelope.SerializeToString(), 0.0, None, Header(envelope))
+            self.switch._forwarded(mail, error)
+            self.assertEqual((self.drops(), mail.settled), ({drop: 1}, True), error)
+
+    def test_answers_of_a_sender_are_not_held_for_a_receiver_that_confirms_nothing(self) -> None:
+        """The receiver asked for them; a sender of requests is held."""
+        a, wire_a = self.connect(A)
+        b, _ = self.connect(B)
+        b.delivery._line_messages = 1
+        self.send(a, B)
+        b.delivery.stall()
+        b.delivery.catching_up = True
+        for kind, held in (("response", False), ("error", False), ("request", True)):
+            envelope = self.envelope(A, B)
+            if kind == "response":
+                envelope.response.SetInParent()
+            elif kind == "error":
+                envelope.error.SetInParent()
+            a.received(envelope.SerializeToString())
+            self.assertIs(a.is_held, held, kind)
+
+
+class EnqueueTests(SwitchCase):
+    """Messages on their way into the queue."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.a, self.wire_a = self.connect(A)
+        self.b, self.wire_b = self.connect(B)
+
+    def answer_appends(self) -> list[Deferred[Any]]:
+        """Let the test answer the appends of the queue."""
+        waiting: list[Deferred[Any]] = []
+
+        def append(*arguments: Any) -> Deferred[Any]:
+            waiting.append(Deferred())
+            return waiting[-1]
+
+        self.patch(self.queue, "append", append)
+        return waiting
+
+    def test_nothing_overtakes_a_message_on_its_way_into_the_queue(self) -> None:
+        """Whether the queue takes it or not, the receiver reads its queue before it gets what came later."""
+        waiting = self.answer_appends()
+        for taken in (True, False):
+            envelope = self.envelope(A, B)
+            mail = Mail(envelope.SerializeToString(), self.clock.seconds() + 60, None, Header(envelope))
+            self.b.delivery.catching_up = True
+            self.switch._enqueue(Session(B), mail)
+            self.b.delivery.retry()
+            self.assertEqual((self.b.delivery.appending, self.b.delivery.catching_up), (1, True))
+            if taken:
+                waiting.pop().callback(1)
+            else:
+                waiting.pop().errback(QueueUnavailable("no room"))
+            self.assertEqual((self.b.delivery.appending, self.b.delivery.catching_up), (0, False), taken)
+
+    def test_a_message_that_nobody_kept_has_to_be_sent_again(self) -> None:
+        """Its receiver is gone and the queue takes nothing; an error would look final to the sender."""
+        self.send(self.a, B)
+        self.patch(self.queue, "append", lambda *_: fail(QueueUnavailable("no room")))
+        self.b.lost("cut")
+        self.assertEqual(self.wire_a.got, [])
+        self.assertIn("the queue of this relay does not take", str(self.wire_a.ended))
+
+    def test_a_response_that_the_queue_does_not_take_has_to_be_sent_again(self) -> None:
+        self.b.lost("gone")
+        self.patch(self.queue, "append", lambda *_: fail(QueueUnavailable("no room")))
+        response = self.envelope(A, B)
+        response.response.SetInParent()
+        self.a.received(response.SerializeToString())
+        self.assertEqual(self.wire_a.got, [])
+        self.assertIn("the queue of this relay does not take", str(self.wire_a.ended))
+
+    def test_a_notice_of_the_relay_that_the_queue_does_not_take_is_dropped(self) -> None:
+        self.switch.registry.get(A)
+        self.a.lost("gone")
+        self.patch(self.queue, "append", lambda *_: fail(QueueUnavailable("no room")))
+        self.switch.answer_expired(self.envelope(A, B).SerializeToString())
+        self.assertEqual(self.drops(), {Drop.EXPIRED: 1, Drop.QUEUE_FAILED: 1})
+
+
+class ExpiredTests(SwitchCase):
+    """Kept messages whose life is over."""
+
+    def test_senders_of_this_relay_are_told(self) -> None:
+        """Connected or not; a notice for a session of another relay would stay in the queue for ever."""
+        for twin in (A, C):
+            self.switch.registry.get(twin)
+        for source, kept in ((A, 1), (C, 0), (NOBODY, 0)):
+            self.switch.rules.drops.clear()
+            before = len(self.queue)
+            self.switch.answer_expired(self.envelope(source, B).SerializeToString())
+            self.clock.advance(0)
+            self.assertEqual((len(self.queue) - before, self.drops()), (kept, {Drop.EXPIRED: 1}), source)
+        for source in (B, C):
+            _, wire = self.connect(source)
+            self.switch.answer_expired(self.envelope(source, A).SerializeToString())
+            self.assertEqual([one.error.message for one in wire.got], [EXPIRED], source)
+
+    def test_bytes_that_are_no_envelope_are_dropped(self) -> None:
+        self.switch.answer_expired(b"\xff")
+        self.assertEqual(self.drops(), {Drop.EXPIRED: 1})
+        self.assertIsNone(self.switch.until(QueuedMessage(1, b"\xff")))
+
+    def test_only_pongs_are_delivered_after_their_life(self) -> None:
+        """A peer that was away learns by them that its ping arrived."""
+        for kind, delivered in (("request", False), ("response", False), ("error", False), ("pong", True)):
+            envelope = self.envelope(A, B)
+            envelope.timestamp -= 100
+            getattr(envelope, kind).SetInParent()
+            until = self.switch.until(QueuedMessage(1, envelope.SerializeToString()))
+            self.assertIs(until is not None, delivered, kind)
+
+
+class ElsewhereTests(SwitchCase):
+    """Notices about queues, from other processes and from polls."""
+
+    def test_a_session_reads_its_queue_when_told_of_a_message(self) -> None:
+        _, wire = self.connect(A)
+        self.queue.append(str(Session(A)), self.envelope(B, A).SerializeToString(), self.clock.seconds() + 60)
+        self.clock.advance(0)
+        self.assertEqual(wire.got, [])
+        for name in (FEDERATION, str(Session(B)), "a name"):
+            self.switch.appended_elsewhere(name)
+        self.assertEqual(wire.got, [])
+        self.switch.appended_elsewhere(str(Session(A)))
+        self.assertEqual([one.uid for one in wire.got], ["u"])
+
+
+class _Lazy:
+    """Delivery to a session that logs each ping."""
+
+    def __init__(self, clock: StrictClock, *, few: bool = True, closed: bool = False) -> None:
+        self._clock = clock
+        self.few, self.closed = few, closed
+        self.pinged: list[float] = []
+
+    def ping_behind(self) -> None:
+        self.pinged.append(self._clock.seconds())
+
+
+class PingLaterTests(SwitchCase):
+    def test_a_session_that_logs_each_ping_is_pinged_seldom(self) -> None:
+        """While few messages are unconfirmed, the ping waits for a second; otherwise for a moment."""
+        few, many = _Lazy(self.clock), _Lazy(self.clock, few=False)
+        closed, becomes_many = _Lazy(self.clock, closed=True), _Lazy(self.clock)
+        began = self.clock.seconds()
+        for delivery in (few, many, closed, becomes_many):
+            self.switch.ping_later(cast(Any, delivery))
+        for _ in range(4 * int(PING_BEHIND_FEW / PING_BEHIND)):
+            if self.clock.seconds() - began > PING_BEHIND_FEW / 2:
+                becomes_many.few = False
+            self.clock.advance(PING_BEHIND / 2)
+        waited = [[round(at - began, 2) for at in one.pinged] for one in (few, many, closed, becomes_many)]
+        self.assertEqual(waited[1:3], [[PING_BEHIND], [PING_BEHIND]])
+        self.assertEqual(len(waited[0]), 1)
+        self.assertTrue(PING_BEHIND_FEW <= waited[0][0] <= PING_BEHIND_FEW + PING_BEHIND, waited)
+        self.assertTrue(PING_BEHIND_FEW / 2 <= waited[3][0] <= PING_BEHIND_FEW / 2 + 2 * PING_BEHIND, waited)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_a_call_for_the_next_turn_is_made_in_the_next_turn(self) -> None:
+        calls: list[str] = []
+        self.switch.later(lambda: calls.append("called"))
+        self.assertEqual(calls, [])
+        self.clock.advance(0)
+        self.assertEqual(calls, ["called"])
+
+
+class CostTests(SwitchCase):
+    """Sessions that cost too much are ended."""
+
+    def test_small_fragments_above_the_limit_end_the_session(self) -> None:
+        session, wire = self.connect(A)
+        self.switch.fragmented(session, int(FRAGMENT_BURST))
+        self.assertIsNone(wire.ended)
+        self.switch.fragmented(session, 1)
+        self.assertEqual((wire.ended, self.drops()), ("too many small fragments", {Drop.FRAGMENTS: 1}))
+
+    def test_sessions_with_the_largest_incomplete_messages_are_ended(self) -> None:
+        """No more of them than needed."""
+        self.switch = self.make_switch(self.queue, max_unfinished=10 * SMALL)
+        wires = {}
+        for sid, size in (("small", 2), ("large", 5), ("medium", 3)):
+            _, wires[sid] = self.connect(A, sid)
+            cast(Any, wires[sid]).grew(size * SMALL)
+        self.assertEqual((self.switch.unfinished, [one.ended for one in wires.values()]), (10 * SMALL, [None] * 3))
+        cast(Any, wires["small"]).grew(2 * SMALL + 1)
+        self.assertEqual([sid for sid, wire in wires.items() if wire.ended], ["large"])
+        self.assertEqual((self.switch.unfinished, self.drops()), (5 * SMALL + 1, {Drop.UNFINISHED: 1}))
+
 
 class HandLaterTests(SwitchCase):
     def test_a_session_that_reads_nothing_is_looked_at_ever_less_often(self) -> None:
@@ -333,7 +620,9 @@ class HandLaterTests(SwitchCase):
         self.switch.hand_later(cast(Any, delivery))
         self.clock.advance(0)
         self.assertEqual(delivery.looks, 1)
-        self.clock.pump([HAND_AGAIN] * 500)
+        self.clock.pump([HAND_AGAIN] * 8)
+        self.assertEqual(delivery.looks, 4)  # The pauses are 1, 2 and 4 times HAND_AGAIN.
+        self.clock.pump([HAND_AGAIN] * 492)
         self.assertTrue(30 <= delivery.looks <= 40, delivery.looks)
         delivery.unread = False
         self.clock.pump([HAND_AGAIN] * 20)

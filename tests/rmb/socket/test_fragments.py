@@ -73,6 +73,19 @@ class FragmentsTests(SynchronousTestCase):
             one.add(first, piece)
         self.assertEqual(one.small, 5)
 
+    def test_the_bytes_of_all_fragments_count(self) -> None:
+        one = Fragments(10)
+        one.add(BEGINNING, bytes(6))
+        self.assertRaises(FrameTooLarge, one.add, ENDING, bytes(5))
+        self.assertEqual(one.add(ENDING, bytes(4)), bytes(10))
+
+    def test_each_fragment_counts_for_the_memory_that_it_takes(self) -> None:
+        one = Fragments(1000)
+        one.add(BEGINNING, bytes(60))
+        for size in (40, 0):
+            one.add(MIDDLE, bytes(size))
+        self.assertEqual(one.size, 100 + 3 * fragments.OVERHEAD)
+
 
 class _Counting:
     """A share whose clock goes on by a millisecond whenever it is looked at."""

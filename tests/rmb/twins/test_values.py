@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
+import base58
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import KeyFileError
 from dmsg.rmb.errors import IdentityError, RegistryRefused
-from dmsg.rmb.twins.identity import MAX_ACCOUNT_TEXT, Identity, _chain_code, _compact, hex_seed, parse_account
+from dmsg.rmb.twins.identity import (
+    MAX_ACCOUNT_TEXT,
+    SS58_PREFIX,
+    Identity,
+    _chain_code,
+    _checksum,
+    _compact,
+    hex_seed,
+    parse_account,
+)
 from dmsg.rmb.twins.secrets import _from_file
-from dmsg.rmb.twins.twin import MAX_COUNTER, MAX_PK, Twin, check_relay, relay_of_websocket
+from dmsg.rmb.twins.twin import MAX_COUNTER, MAX_PK, MAX_RELAY, SIGNED_LABEL, Twin, check_relay, relay_of_websocket
 
 SEED = "0x" + "ab" * 32
 
@@ -49,6 +60,30 @@ class IdentityTests(SynchronousTestCase):
     def test_accounts_that_are_too_long(self) -> None:
         error = self.assertRaises(IdentityError, parse_account, "x" * (MAX_ACCOUNT_TEXT + 1))
         self.assertIn(f"'{'x' * 20}'...", str(error))
+
+    def test_accounts_with_something_changed(self) -> None:
+        """The length, the prefix, the checksum, or a digit that is not hexadecimal."""
+
+        def text(data: bytes) -> str:
+            return base58.b58encode(data + _checksum(data)).decode()
+
+        account = bytes(range(32))
+        good = bytes([SS58_PREFIX]) + account
+        self.assertEqual(parse_account(text(good)), account)
+        checked = good + _checksum(good)
+        number = int.from_bytes(checked, "big")
+        wrong = [
+            text(bytes([SS58_PREFIX - 1]) + account),
+            text(bytes([SS58_PREFIX + 1]) + account),
+            text(good[:-1]),
+            text(good + b"x"),
+            *(base58.b58encode((number + step).to_bytes(35, "big")).decode() for step in (-1, 1, -256, 256)),
+            "zz" * 32,
+            "0x" + "zz" * 32,
+        ]
+        for one in wrong:
+            error = self.assertRaises(IdentityError, parse_account, one)
+            self.assertIn(f"{one[:80]!r} is not an account", str(error))
 
 
 class TwinTests(SynchronousTestCase):
@@ -102,6 +137,68 @@ class TwinTests(SynchronousTestCase):
                 self.assertEqual(Twin.from_dict({**twin, "id": value}).id, value)
             except RegistryRefused as error:
                 self.assertNotIn("id is no number", str(error))
+
+    def test_relays_are_domains_or_bare_urls(self) -> None:
+        for good in ("http://127.0.0.1:1", "https://[::1]:8080", "http://127.0.0.1:65535"):
+            self.assertEqual(check_relay(good), good)
+        self.assertEqual(check_relay("http://127.0.0.1:8080/"), "http://127.0.0.1:8080")
+        for wrong in (
+            "ftp://127.0.0.1:1",
+            "http://:8080",
+            "http://127.0.0.1:0",
+            "http://127.0.0.1:65536",
+            "http://127.0.0.1:1?query",
+            "http://127.0.0.1:1#fragment",
+            "http://user@127.0.0.1:1",
+            "http://user@127.0.0.1:1?query",
+            "http://user@127.0.0.1:1#fragment",
+            "http://127.0.0.1:1?query#fragment",
+        ):
+            self.assertIn("is not a relay", str(self.assertRaises(ValueError, check_relay, wrong)))
+
+    def test_the_names_of_the_relays_have_a_limit(self) -> None:
+        identity = Identity(SEED)
+        Twin(7, identity.account, "a" * MAX_RELAY).sign(identity).check()
+        longer = Twin(7, identity.account, "a" * (MAX_RELAY + 1)).sign(identity)
+        self.assertIn("relay has more than", str(self.assertRaises(RegistryRefused, longer.check)))
+
+    def test_the_statement_that_an_owner_signs(self) -> None:
+        """Six lines: a label, the account, the counter, the relays, the key, and whether the twin is strict."""
+        account = "ab" * 32
+        for twin, lines in (
+            (Twin(7, b"\xab" * 32), ["0", "", "", ""]),
+            (Twin(8, b"\xab" * 32, "a_b", b"\1\2", True, 5), ["5", "a_b", "0102", "strict"]),
+        ):
+            self.assertEqual(twin.signed().decode().split("\n"), [SIGNED_LABEL, account, *lines])
+
+    def test_a_twin_and_its_json(self) -> None:
+        """Fields that are missing have their defaults."""
+        account = b"\xab" * 32
+        for twin in (
+            Twin(7, account),
+            Twin(8, account, "relay.example.org", bytes(33), True, 9, bytes(65)),
+            Twin(9, account, "", None, False, 1, b"x"),
+        ):
+            self.assertEqual(Twin.from_dict(json.loads(twin.to_json())), twin)
+        bare = Twin.from_dict({"account": "0x" + account.hex()})
+        self.assertEqual(bare, Twin(0, account))
+        self.assertEqual((bare.strict, bare.counter, bare.signature, bare.pk), (False, 0, b"", None))
+        self.assertEqual(parse_account(bare.address), account)
+
+    def test_errors_of_a_twin_name_the_field(self) -> None:
+        for field, value, said in (
+            ("account", "5xyz", "account: "),
+            ("account", None, "account is missing"),
+            ("account", 5, "account is missing"),
+            ("relay", 5, "relay is no text"),
+            ("pk", "xy", "pk is not hexadecimal"),
+            ("pk", 5, "pk is not hexadecimal"),
+            ("signature", "0", "signature is not hexadecimal"),
+            ("counter", -1, "counter is no number"),
+        ):
+            error = self.assertRaises(RegistryRefused, Twin.from_dict, {"id": 7, "account": "ab" * 32, field: value})
+            self.assertTrue(str(error).startswith(said), error)
+        self.assertRaises(RegistryRefused, Twin.from_dict, [])
 
 
 class SecretTests(SynchronousTestCase):

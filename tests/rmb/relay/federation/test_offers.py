@@ -99,6 +99,12 @@ class OfferTests(SynchronousTestCase):
         self.there.answers[0].callback(AttemptOutcome.TAKEN)
         self.assertEqual((self.there.offered, self.offers.count), ([b"1"], 0))
 
+    def test_all_sessions_together_have_a_limit(self) -> None:
+        self.patch(offers_module, "MAX_OFFERED", PART)
+        for number in range(PART + 2):
+            self.add(number, b"x", str(Session(number + 1)))
+        self.assertEqual((self.offers.count, len(self.there.offered)), (PART, PART))
+
 
 class DoubtTests(SynchronousTestCase):
     def refuses(self, doubts: UnverifiedTwins, twin: int) -> bool:

@@ -127,6 +127,33 @@ class SlotsTests(SynchronousTestCase):
         self.slots.add("one", relays("x"), 2)
         self.assertIn("one", self.take_all()[:2])
 
+    def test_an_item_whose_attempt_is_under_way_is_passed_over(self) -> None:
+        for item in ("twice", "twice", "other"):
+            self.slots.add(item, relays("a"), 1)
+        self.assertEqual(self.take_all(), ["twice", "other"])
+
+    def test_the_end_of_an_attempt_lets_one_waiting_item_be_examined(self) -> None:
+        """Examining all of them each time would take a time quadratic in their number."""
+        examined: list[str] = []
+        add = self.slots.add
+
+        def count(item: str, to: frozenset[str], sender: int) -> None:
+            examined.append(item)
+            add(item, to, sender)
+
+        for number in range(100):
+            self.slots.add(f"same relays {number}", relays("a"), number)
+        for number in range(100):
+            self.slots.add(f"same sender {number}", relays(number), 1000)
+        self.take_all()
+        self.patch(self.slots, "add", count)
+        for ended, waits in (("same relays 0", "same relays"), ("same sender 0", "same sender")):
+            examined.clear()
+            self.slots.done(ended, QUICK + 1)
+            self.assertEqual(len(examined), 1)
+            self.assertEqual(self.take_all(), examined)
+            self.assertTrue(examined[0].startswith(waits))
+
     @given(
         st.lists(
             st.tuples(

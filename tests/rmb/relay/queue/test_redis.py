@@ -17,7 +17,7 @@ from dmsg.rmb.twins.address import Session
 from tests.redis import RedisServer, redis_server, shared_redis
 from tests.rmb import test_relay
 from tests.rmb.network import RmbCase
-from tests.rmb.relay.test_delivery import Watcher
+from tests.rmb.relay.queue.test_sqlite import Watcher
 from tests.support import asynchronous
 
 
