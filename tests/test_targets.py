@@ -10,6 +10,7 @@ from unittest import skipUnless
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.mutation.__main__ import FAMILIES
 from tests.mutation.equivalent import EQUIVALENT
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +21,12 @@ class TargetTests(SynchronousTestCase):
         for file, before, _ in EQUIVALENT:
             lines = {line.strip() for line in (ROOT / file).read_text().splitlines()}
             self.assertIn(before, lines, file)
+
+    def test_mutants_are_made_of_modules_that_are_there(self) -> None:
+        """A module that was renamed would silently have no mutants any more."""
+        for patterns, _ in FAMILIES.values():
+            for pattern in patterns:
+                self.assertTrue(list(ROOT.joinpath("dmsg").glob(f"{pattern}.py")), pattern)
 
     @skipUnless(shutil.which("make"), "there is no make here")
     def test_every_long_test_is_reached(self) -> None:

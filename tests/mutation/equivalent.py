@@ -5,6 +5,7 @@ from __future__ import annotations
 _CODES = "dmsg/apps/codes"
 _MESSAGING = "dmsg/messaging/core"
 _NOISE = "dmsg/noise"
+_RMB = "dmsg/rmb"
 _V2019 = "dmsg/v2019/core"
 
 ANY = "*"
@@ -12,6 +13,8 @@ ANY = "*"
 _ONLY_SPEED = "both branches give the same bytes; one of them is quicker"
 _AT_MOST = "the number is never larger"
 _SET_BEFORE = "the value is set before it is read"
+_AT_LEAST = "the number is never smaller"
+_NO_EARLIER = "a reactor's clock never shows a time before 0"
 _LEAST_KIND = "the kind compared with has the smallest number of its enumeration"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -84,8 +87,89 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR",
         "return self.request_rate if kind <= Kind.REQUEST else self.request_rate * ANSWER_FACTOR",
     ): _LEAST_KIND,
+    (f"{_RMB}/envelope/cipher.py", "if len(self._shared) >= MAX_KEYS:", "if len(self._shared) == MAX_KEYS:"): _AT_MOST,
     (
-        "dmsg/rmb/twins/token.py",
+        f"{_RMB}/envelope/wire.py",
+        "return hashlib.md5(preimage(envelope), usedforsecurity=False).digest()",
+        "return hashlib.md5(preimage(envelope), usedforsecurity=True).digest()",
+    ): "the digest is the same",
+    (f"{_RMB}/relay/delivery.py", "self._lined = 0", "self._lined = 1"): "only the growth of the number matters",
+    (
+        f"{_RMB}/relay/delivery.py",
+        "if self._line and not self.catching_up:",
+        "if self._line or not self.catching_up:",
+    ): "the call does nothing then",
+    (f"{_RMB}/relay/federation/batch.py", "while at < len(body):", "while at != len(body):"): _AT_MOST,
+    (f"{_RMB}/relay/federation/batch.py", "if len(found) >= MAX_BATCH:", "if len(found) == MAX_BATCH:"): _AT_MOST,
+    (
+        f"{_RMB}/relay/federation/batch.py",
+        "if max(len(self._rest), *map(len, lines), 0) > LONGEST_LINE:",
+        "if max(len(self._rest), *map(len, lines), -1) > LONGEST_LINE:",
+    ): "a length is never negative",
+    (f"{_RMB}/relay/federation/offers.py", "self.next = 0.0", "self.next = -1.0"): _NO_EARLIER,
+    (
+        f"{_RMB}/relay/federation/offers.py",
+        "offers.delay, offers.next = RETRY_FIRST, 0.0",
+        "offers.delay, offers.next = RETRY_FIRST, -1.0",
+    ): _NO_EARLIER,
+    (
+        f"{_RMB}/relay/federation/offers.py",
+        "of_session = len(offers.items) if offers is not None else 0",
+        "of_session = len(offers.items) if offers is not None else -1",
+    ): "the limit is 1 at least",
+    (
+        f"{_RMB}/relay/federation/offers.py",
+        "or of_session >= MAX_OFFERED // PART",
+        "or of_session == MAX_OFFERED // PART",
+    ): _AT_MOST,
+    (
+        f"{_RMB}/relay/federation/slots.py",
+        "if self._waiting[_Kind.TOGETHER] and count[_Kind.TOGETHER] < MAX_TOGETHER:",
+        "if self._waiting[_Kind.TOGETHER] and count[_Kind.TOGETHER] != MAX_TOGETHER:",
+    ): _AT_MOST,
+    (
+        f"{_RMB}/relay/presence.py",
+        "self._most.put(twin, -self.of_twin[twin])",
+        "self._most.put(twin, ~self.of_twin[twin])",
+    ): "the order is the same",
+    (
+        f"{_RMB}/relay/presence.py",
+        "own = 0 if twin is None else self.of_twin[twin]",
+        "own = -1 if twin is None else self.of_twin[twin]",
+    ): "few sessions are never ended",
+    (f"{_RMB}/relay/queue/sqlite.py", "self.total = 0", ANY): _SET_BEFORE,
+    (
+        f"{_RMB}/relay/queue/sqlite.py",
+        "self._waiting.append((deferred, cursor.lastrowid or 0))",
+        "self._waiting.append((deferred, cursor.lastrowid or 1))",
+    ): "an id is never 0",
+    (
+        f"{_RMB}/relay/queue/sqlite.py",
+        "after = batch[-1].id",
+        "after = batch[- 0].id",
+    ): "the rest of the batch is read again, and left out again",
+    (f"{_RMB}/relay/rules.py", "if len(others) == len(relays):", "if len(others) >= len(relays):"): _AT_MOST,
+    (f"{_RMB}/socket/frames.py", "self._want = 0", ANY): _SET_BEFORE,
+    (f"{_RMB}/socket/frames.py", "elif length == 127:", "elif length >= 127:"): _AT_MOST,
+    (f"{_RMB}/socket/frames.py", "if head > 2:", "if head > 3:"): "a head has 2, 4 or 10 bytes",
+    (
+        f"{_RMB}/twins/identity.py",
+        'data = int(junction).to_bytes(8, "little")',
+        'data = int(junction).to_bytes( 9, "little")',
+    ): "the rest is filled with zeros",
+    (
+        f"{_RMB}/twins/identity.py",
+        'if self.key_type == "ed25519":',
+        'if self.key_type <= "ed25519":',
+    ): "of the two kinds, this one comes first",
+    (
+        f"{_RMB}/twins/identity.py",
+        "if len(data) != ACCOUNT_SIZE + 3 or data[0] != SS58_PREFIX or _checksum(data[:-2]) != data[-2:]:",
+        "if len(data) != ACCOUNT_SIZE | 3 or data[0] != SS58_PREFIX or _checksum(data[:-2]) != data[-2:]:",
+    ): "32 | 3 is 32 + 3",
+    (f"{_RMB}/twins/token.py", "if len(parts) > 3:", "if len(parts) != 3:"): _AT_LEAST,
+    (
+        f"{_RMB}/twins/token.py",
         'return urlsafe_b64decode(part + b"=" * (-len(part) % 4))',
         'return urlsafe_b64decode(part + b"=" * (len(part) % 4))',
     ): "the decoder takes more padding than it needs",
