@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater, react
 
-from dmsg.cli.demos.processes import Child, address_of, start_twistd, stop
+from dmsg.cli.processes import Child, address_of, start_twistd, stop
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey
 from dmsg.v2019.client import Client

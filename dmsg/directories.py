@@ -24,6 +24,11 @@ def state_directory() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "dmsg"
 
 
+def data_directory() -> Path:
+    """Return the directory of what a person would miss if it were lost, whether it is there or not."""
+    return Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "dmsg"
+
+
 def cache_directory() -> Path:
     """Return the path of the directory of files that can be made again, whether it exists or not."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dmsg"

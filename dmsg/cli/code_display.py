@@ -32,7 +32,7 @@ async def offer_code(
     offered = await rendezvous.offer_code(reactor, client, words=words, wrong_guess=told_wrong, warned=notice)
     tell(f"code: {offered.code}", code=str(offered.code))
     if show_qr:
-        _show_qr(str(offered.code))
+        print_qr(str(offered.code))
     notice(f"on the other machine: {type_there} {offered.code}")
     return await _compared(reactor, await offered.agreed, verify)
 
@@ -54,7 +54,7 @@ async def _compared(reactor: Reactor, agreed: CodeAgreement, verify: bool) -> Co
     return agreed
 
 
-def _show_qr(text: str) -> None:
+def print_qr(text: str) -> None:
     """Show the code as a QR code for a telephone's camera."""
     if not sys.stderr.isatty() or state.quiet:
         return

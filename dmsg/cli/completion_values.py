@@ -36,6 +36,16 @@ def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
     return found
 
 
+def complete_networks(incomplete: str) -> list[CompletionItem]:
+    """Networks that were joined."""
+    from dmsg.cli.networks import joined_networks
+
+    with suppress(DmsgError):
+        found = joined_networks().values()
+        return [CompletionItem(one.name, help=one.discovery) for one in found if one.name.startswith(incomplete)]
+    return []
+
+
 def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return matching names."""
     return complete_names(incomplete)

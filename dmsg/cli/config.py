@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import MutableMapping
-from typing import Any
 
 import click
 
-from dmsg.cli.config_file import NAMES, NETWORK, ConfigError, check_tables, check_value, config_path, read_config
+from dmsg.cli.config_file import (
+    NAMES,
+    NETWORK,
+    NETWORKS,
+    ConfigError,
+    check_tables,
+    check_value,
+    config_path,
+    read_config,
+)
+from dmsg.cli.config_writer import write_settings
 from dmsg.cli.options import OneLineGroup
 from dmsg.cli.output import say, tell
 from dmsg.errors import WrongUse
@@ -123,38 +130,13 @@ def _change(name: str, value: object) -> None:
 
     :raises ConfigError: the setting is invalid, or the file cannot be written.
     """
-    import tomlkit  # This package keeps the comments and the order of a file that a person wrote.
-
     *tables, last = name.split(".")
     if value is not None and not tables and last not in (*NETWORK, NAMES):
         known = ", ".join((*NETWORK, NAMES))
         raise WrongSetting(f"there is no setting {last!r} for all commands, only {known}; COMMAND.{last} is of one")
-    file = config_path()
     if value is not None:
         _check(tables, last, value)
-        read_config()  # This call reports the line on which a file is wrong.
-    try:
-        document = tomlkit.parse(file.read_text() if file.exists() else "")
-    except (OSError, ValueError) as error:  # An invalid setting can be removed as long as the file is TOML.
-        raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
-    way: list[MutableMapping[str, Any]] = [document]
-    for one in tables:
-        below = way[-1].setdefault(one, tomlkit.table())
-        if not isinstance(below, MutableMapping):
-            raise ConfigError(f"{file}: {one} is no table")
-        way.append(below)
-    table = way[-1]
-    spelled = next((known for known in table if known.replace("_", "-") == last), last)
-    if value is None:
-        if spelled not in table:
-            raise ConfigError(f"{name} is not set in {file}")
-        del table[spelled]
-        for above, one, below in reversed(list(zip(way, tables, way[1:], strict=False))):
-            if not below:
-                del above[one]
-    else:
-        table[spelled] = value
-    _write(tomlkit.dumps(document).rstrip("\n") + "\n")
+    write_settings({name: value})
 
 
 def _check(tables: list[str], name: str, value: object) -> None:
@@ -170,6 +152,8 @@ def _check(tables: list[str], name: str, value: object) -> None:
                 raise WrongSetting(f"{NAMES} is a file")
             return
         tables = ["ping"]  # The command ping has all options of the network.
+    if tables and tables[0] == NETWORKS:
+        raise WrongSetting("networks are changed by `dmsg join INVITATION` and `dmsg leave NAME`")
     for table in tables:
         found = found.get_command(context, table) if isinstance(found, click.Group) else None
         if found is None:
@@ -185,16 +169,3 @@ def _check(tables: list[str], name: str, value: object) -> None:
         raise WrongSetting(f"{name}: {error.message}") from None
     except ConfigError as error:
         raise WrongSetting(str(error)) from None
-
-
-def _write(text: str) -> None:
-    file = config_path().resolve()  # If the file is a link, its target is written and the link stays.
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".config-", delete=False) as new:
-            new.write(text)
-            os.fchmod(new.fileno(), mode)
-        os.replace(new.name, file)
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None

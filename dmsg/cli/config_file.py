@@ -33,6 +33,8 @@ NETWORK = (
 """Options that may be at the top of the file."""
 NAMES = "names"
 """Setting at the top that names the file of the address book."""
+NETWORKS = "networks"
+"""Table of the networks that this user has joined, each in a table of its own."""
 
 
 class ConfigError(DmsgError):
@@ -79,7 +81,7 @@ def check_tables(content: dict[str, object], commands: Sequence[str]) -> None:
     :raises ConfigError: a table belongs to none, so its settings would have no effect.
     """
     for name, value in content.items():
-        if isinstance(value, dict) and name not in commands:
+        if isinstance(value, dict) and name not in (*commands, NETWORKS):
             path = config_path()
             raise ConfigError(f"{path}: [{name}] is no command of dmsg")
 

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 @command()
 @click.option(
     "--discovery",
+    "--network",
     "-d",
     multiple=True,
     type=URLType(),
     envvar="DMSG_DISCOVERY",
     metavar="URL",
-    help="URL of a discovery; repeatable.  Environment: DMSG_DISCOVERY.",
+    help="URL of a discovery, or name of a joined network; repeatable.  Environment: DMSG_DISCOVERY.",
 )
 @key_option
 @click.option(

@@ -53,6 +53,9 @@ GROUPS = {
         "down": ("dmsg.cli.agent.commands:down", "Stop the agent."),
     },
     "Operate a network": {
+        "host": ("dmsg.cli.network.host", "Run a network of your own, and invite others to it."),
+        "join": ("dmsg.cli.network.join:join", "Join a network by an invitation."),
+        "leave": ("dmsg.cli.network.join:leave", "Forget a network that was joined."),
         "demo": ("dmsg.cli.demos.network", "Run a whole network on this machine for a minute."),
         "discovery": ("dmsg.cli.keys.discovery", "Query and change entries in discovery."),
         "top": ("dmsg.cli.fleet.top", "Watch servers and discoveries in a terminal, problems first."),
@@ -112,7 +115,8 @@ def main(as_json: bool, quiet: bool, verbose: bool) -> None:
     \b
     Examples:
       dmsg demo
-      export DMSG_DISCOVERY=http://127.0.0.1:9090
+      dmsg host
+      dmsg join dmsg1aacmwad...
       dmsg send photo.jpg
       dmsg receive 5274-guitar-alpha-juice
       dmsg pair bob --key-file alice.key --create

@@ -17,7 +17,9 @@ from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS
 from dmsg.base.urls import check_url
 from dmsg.cli.agent_choice import through_agent
 from dmsg.cli.client_settings import ClientSettings
-from dmsg.cli.completion_values import complete_names, complete_path
+from dmsg.cli.completion_values import complete_names, complete_networks, complete_path
+from dmsg.cli.config_file import ConfigError
+from dmsg.cli.networks import find_network
 from dmsg.cli.output import say
 from dmsg.clients.address_book import AddressBook
 from dmsg.clients.server_choice import MIN_SERVERS, ServerChoice
@@ -115,24 +117,40 @@ class Seconds(click.FloatRange):
 
 
 class URLType(click.ParamType[str]):
-    """Parameter type of a discovery's URL, or of several, separated by blanks."""
+    """Parameter type of a discovery's URL, or of several, separated by blanks.
+
+    The name of a network that was joined stands for its URL.
+
+    :param by_name: whether names of networks are taken.
+    """
 
     name = "url"
+
+    def __init__(self, *, by_name: bool = True) -> None:
+        self._by_name = by_name
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The networks whose names begin so."""
+        return complete_networks(incomplete) if self._by_name else []
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
             urls = str(value).split()
             if not urls:
                 raise ValueError("is empty")
-            return " ".join(check_url(one) for one in urls)
-        except ValueError as error:
+            return " ".join(self._url(one) for one in urls)
+        except (ValueError, ConfigError) as error:
             self.fail(str(error), param, ctx)
+
+    def _url(self, text: str) -> str:
+        return check_url(text) if "://" in text or not self._by_name else find_network(text).discovery
 
 
 WAYS_TO_A_DISCOVERY = (
-    ("the one of your friends", "dmsg config set discovery URL"),
+    ("the one of your friends", "dmsg join INVITATION"),
+    ("by its URL", "dmsg config set discovery URL"),
     ("for one command", "--discovery URL, or DMSG_DISCOVERY=URL"),
-    ("your own", "twistd -n dmsg-discovery --listen tcp:9090"),
+    ("your own", "dmsg host"),
 )
 """Advice for users who have no discovery."""
 NO_DISCOVERY = (
@@ -179,6 +197,7 @@ def make_discovery_option(
     """Return the option ``--discovery``, with a short name if wanted."""
     return click.option(
         "--discovery",
+        "--network",
         *short,
         "discovery",
         cls=_DiscoveryOption,
@@ -187,7 +206,7 @@ def make_discovery_option(
         type=URLType(),
         envvar="DMSG_DISCOVERY",
         metavar="URL",
-        help="URL of a discovery; repeatable.  Environment: DMSG_DISCOVERY.",
+        help="URL of a discovery, or name of a joined network; repeatable.  Environment: DMSG_DISCOVERY.",
     )
 
 

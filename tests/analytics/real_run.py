@@ -20,7 +20,7 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.analytics.jobs import Pipeline, receipts_source, spool_source
-from dmsg.cli.demos.processes import Child, Entities
+from dmsg.cli.processes import Child, Entities
 from dmsg.keys import SecKey, read_key_file
 from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.verify import verify_spool

@@ -145,7 +145,8 @@ class DiscoveryTests(WordsCase):
             "A discovery is",
             "dmsg config set discovery URL",
             "DMSG_DISCOVERY=URL",
-            "twistd -n dmsg-discovery",
+            "dmsg join INVITATION",
+            "dmsg host",
         ):
             self.assertIn(word, text)
         self.assertTrue(all(len(line) <= 80 for line in text.splitlines()))

@@ -25,7 +25,7 @@ from zope.interface import directlyProvides
 from dmsg.apps.partial_files import PART_SUFFIX, part_name, part_of
 from dmsg.apps.paths import path_inside
 from dmsg.apps.transfer import TransferError
-from dmsg.cli.demos.processes import start_twistd
+from dmsg.cli.processes import start_twistd
 from dmsg.clients.address_book import AddressBook, UnknownName
 from dmsg.keys import SecKey, write_key_file
 from tests.apps.test_parcels import described, let_go, planted

@@ -16,7 +16,7 @@ from twisted.internet.threads import deferToThread
 from twisted.internet.utils import getProcessOutputAndValue
 from twisted.trial.unittest import TestCase
 
-from dmsg.cli.demos.processes import Child, Entities, start_twistd
+from dmsg.cli.processes import Child, Entities, start_twistd
 from dmsg.keylock import hold_key
 from dmsg.keys import SecKey, write_key_file
 from tests.collector.support import packed, spool_name

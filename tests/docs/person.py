@@ -29,7 +29,7 @@ LONG = 900.0
 """Seconds for what installs or computes."""
 KEPT = 200_000
 """Bytes of a program's output that are kept."""
-PORTS = "5201 6379 6380 8080 8081 8082 9090 9091 9100 9101 9443 1080 2222".split()
+PORTS = "5201 6379 6380 8080 8081 8082 9090 9091 9100 9101 9180 9443 1080 2222".split()
 """Ports of the pages; each is another one, which is free, when the page is run."""
 FILES = {"photo.jpg": 40_000, "film.mkv": 900_000, "public/notes.txt": 300, "public/film.mkv": 700_000}
 """What a person has lying about: name and size."""
@@ -41,6 +41,7 @@ SERVING = {
     r"twistd .*rmb-peer": r"connected|relay",
     r"twistd": r"listens on|listening on",
     r"dmsg receive(?! \d)": r"receiving at (\S+)",
+    r"dmsg host": r"dmsg join dmsg1\w+",
     r"dmsg pair \w+ (?!\d)": r"code: (\S+)",
     rf"dmsg send (?!.*\b(?:{KEY}))": r"code: (\S+)",
     r"dmsg (listen|nc -l|messaging listen)": r"listening: (\S+)",
@@ -53,6 +54,7 @@ SERVING = {
     r"python \w+\.py &": r"\S",
 }
 _PUBLIC = re.compile(r"\b(?:0[23][0-9a-f]{2}|a[i-p][a-z2-7]{2})\.\.\.")
+_INVITATION = re.compile(r"\bdmsg1\w*\.\.\.")
 _CODE = re.compile(r"\b\d+-[a-z]+-[a-z]+-[a-z]+\b")
 
 
@@ -66,6 +68,8 @@ def pattern(line: str) -> str:
     for word in line.split():
         if _PUBLIC.search(word):
             parts.append(re.sub(r"0\[23\]XX", f"({KEY}|0[23][0-9a-f]{{6,}})", _escape(_PUBLIC.sub("0[23]XX", word))))
+        elif _INVITATION.fullmatch(word):
+            parts.append(r"(dmsg1\w+)")
         elif _CODE.fullmatch(word):
             parts.append(rf"({_CODE.pattern})")
         else:
@@ -196,6 +200,10 @@ class Person:
         """Other ports, real keys, directories below this one."""
         text = re.sub(r"(?<![\d.])(" + "|".join(PORTS) + r")(?!\d)", lambda match: self.ports[match[1]], text)
         text = re.sub(r"(?<![\w./])/(var/lib|etc|srv)/", rf"{self.directory}/\1/", text)
+        # Its ports and its address are of this machine alone; the page has the defaults.
+        ports = f"--discovery-port {self.ports['9090']} --server-port {self.ports['8080']}"
+        host = f"dmsg host {ports} --status-port {self.ports['9180']} --public-address 127.0.0.1"
+        text = re.sub(r"\bdmsg host\b", host, text)
         for shown, key in self.keys.items():
             text = text.replace(shown, key)
         return text
@@ -297,9 +305,9 @@ class Person:
             rest = rest[match.end() :]
 
     def _learn(self, line: str, match: re.Match[str]) -> None:
-        shown_ones = _PUBLIC.findall(line) or _CODE.findall(line)
+        shown_ones = _PUBLIC.findall(line) or _CODE.findall(line) or _INVITATION.findall(line)
         for shown, key in zip(shown_ones, match.groups(), strict=False):
-            if re.fullmatch(KEY, key) or _CODE.fullmatch(key):
+            if re.fullmatch(KEY, key) or _CODE.fullmatch(key) or key.startswith("dmsg1"):
                 self.keys.setdefault(shown, key)
 
     def run_python(self, block: Block) -> None:

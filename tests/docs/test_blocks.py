@@ -99,7 +99,7 @@ class BlockTests(SynchronousTestCase):
     def check_dmsg(self, words: list[str], where: str) -> None:
         command: click.Command = main
         context = click.Context(main)
-        while isinstance(command, click.Group):
+        while isinstance(command, click.Group) and not (command.invoke_without_command and not words):
             while words[0].startswith("-"):
                 words = words[1:]
             found = command.get_command(context, words[0])

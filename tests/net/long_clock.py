@@ -22,7 +22,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SkipTest, TestCase
 
-from dmsg.cli.demos.processes import Child
+from dmsg.cli.processes import Child
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_tools import Shout
 from tests.forking import COMMAND

@@ -16,7 +16,7 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.protocol import Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.cli.demos.processes import address_of, start_twistd, stop
+from dmsg.cli.processes import address_of, start_twistd, stop
 from dmsg.discovery.entries.entry import ClientMeta, Entry
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import SecKey

@@ -13,7 +13,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from dmsg.cli.demos.processes import Child, Entities
+from dmsg.cli.processes import Child, Entities
 from dmsg.keys import SecKey
 from dmsg.telemetry.receipts import parse_receipt
 from dmsg.v2019.client import Client

@@ -13,7 +13,7 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from dmsg.cli.demos.processes import start_twistd
+from dmsg.cli.processes import start_twistd
 from dmsg.errors import DmsgTimeout
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.flush import TurnFlush

@@ -11,7 +11,7 @@ from unittest import skipUnless
 from twisted.internet import reactor
 from twisted.internet.error import ConnectionDone
 
-from dmsg.cli.demos.processes import start_twistd
+from dmsg.cli.processes import start_twistd
 from dmsg.keys import PubKey
 from tests.net.support import EntityCase
 from tests.support import Accepting, Recorder, asynchronous

@@ -10,7 +10,7 @@ from typing import Any
 
 from twisted.internet import reactor
 
-from dmsg.cli.demos.processes import address_of, start_twistd
+from dmsg.cli.processes import address_of, start_twistd
 from dmsg.discovery.service.ranking import sign_ranking
 from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey, read_key_file

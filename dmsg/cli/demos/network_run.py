@@ -21,8 +21,8 @@ from dmsg.apps.parcels.receiver import ParcelReceiver
 from dmsg.apps.parcels.sender import FilesSender, SentParcel
 from dmsg.apps.parcels.walk import walk
 from dmsg.base.units import human_size, milliseconds
-from dmsg.cli.demos.processes import Child, Entities, address_of
 from dmsg.cli.peers.bench_run import round_trips
+from dmsg.cli.processes import Child, Entities, address_of
 from dmsg.cli.screen import Screen, print_table
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey

@@ -21,7 +21,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
-from dmsg.cli.demos.processes import Entities
+from dmsg.cli.processes import Entities
 from dmsg.cli.screen import Screen
 from dmsg.collector.sender import KEY_FILE
 from dmsg.errors import DmsgError

@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.task import deferLater
 
 from dmsg.base.units import milliseconds
-from dmsg.cli.demos.processes import START_TIMEOUT, Child, address_of, start_twistd, stop
+from dmsg.cli.processes import START_TIMEOUT, Child, address_of, start_twistd, stop
 from dmsg.cli.screen import Screen, print_table
 from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor

@@ -17,7 +17,7 @@ SORTS = ("problem", "name", "clients", "rate", "bytes", "refused", "slowest", "m
 
 
 @command()
-@click.argument("urls", metavar="URL...", nargs=-1, required=True, type=URLType())
+@click.argument("urls", metavar="URL...", nargs=-1, required=True, type=URLType(by_name=False))
 @click.option("--every", default=2.0, show_default=True, type=Seconds(0.5, 3600), help="Seconds between two queries.")
 @click.option("--once", is_flag=True, help="Query twice, print the table and exit.")
 @click.option("--sort", default="problem", show_default=True, type=click.Choice(SORTS), help="Column to sort by.")

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from random import Random
+from types import MappingProxyType
 from typing import NamedTuple
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError, gatherResults, maybeDeferred
@@ -153,6 +154,7 @@ class ServerChecks:
     :param lasts: seconds for which the entry of a quiet server is kept after a successful check.
     :param openings: handshakes by which servers can prove their keys.
     :param anywhere: check private addresses whoever posted them.
+    :param checked_at: address at which a server is checked instead of that of its entry, by its key in hexadecimal.
     :param reach: connects to a host and a port, with an opening or None. Its deferred fires if the server is right, and
         fails otherwise.
     :ivar looked: number of connections attempted.
@@ -168,6 +170,7 @@ class ServerChecks:
         lasts: float = 0.0,
         openings: Openings = OPENINGS,
         anywhere: bool = False,
+        checked_at: Mapping[str, str] = MappingProxyType({}),
         reach: Callable[[str, int, Opening | None], Awaitable[object]] | None = None,
         random: Random | None = None,
     ) -> None:
@@ -179,6 +182,7 @@ class ServerChecks:
         self._lasts = lasts
         self._openings = openings
         self._anywhere = anywhere
+        self._checked_at = checked_at
         self._reach = reach or partial(proof.reach, reactor)
         self._again = RetryLoop(reactor, self._round, lambda failures: CHECK_INTERVAL, "looking at servers")
         self._under_way: set[Deferred[None]] = set()
@@ -292,11 +296,13 @@ class ServerChecks:
         :raises CheckPostponed: the server cannot be checked now.
         """
         assert entry.server is not None
-        found = _read(entry.server.address)
+        override = self._checked_at.get(entry.static)
+        found = _read(override or entry.server.address)
         if found is None:
             return "its address cannot be read"
         number, host, port = found
-        kinds = _kinds(place, self._anywhere)
+        # The operator named the override, so it may lead anywhere; the server has to prove its key there all the same.
+        kinds = _kinds(place, self._anywhere or override is not None)
         # Connections go to a number only, never to a text that a stranger wrote: a second resolution could lead
         # elsewhere.
         candidates = [number] if number is not None else await self._names.resolve(host, place)

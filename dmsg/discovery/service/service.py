@@ -145,6 +145,7 @@ class Discovery(ListeningService):
                 lasts=settings.entry_ttl,
                 openings=settings.openings,
                 anywhere=settings.private_servers,
+                checked_at=dict(settings.check_at),
             )
             checks.start()
         sweep = ExpirySweep(self._reactor, store, clock)

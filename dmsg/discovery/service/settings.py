@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dmsg.base.memory import default_limit
-from dmsg.base.options import FLAG, LIMITS, NETWORK, STORAGE, Number, burst_option, option, proxied_option, rate_option
+from dmsg.base.options import (
+    FLAG,
+    LIMITS,
+    NETWORK,
+    STORAGE,
+    Number,
+    Text,
+    burst_option,
+    option,
+    proxied_option,
+    rate_option,
+)
+from dmsg.discovery.checks.overrides import CheckedAt, parse_checked_at
 from dmsg.discovery.checks.proof import OPENINGS, Openings
 from dmsg.discovery.service.ranking import RankingFile
 from dmsg.discovery.store.opening import STORE_LIMIT
@@ -61,6 +74,14 @@ class DiscoverySettings(PageSettings):
     )
     private_servers: bool = option(
         False, "Also check servers in private networks, no matter who posted their entries", FLAG, group=NETWORK
+    )
+    check_at: Sequence[CheckedAt] = option(
+        (),
+        "Check the server with this key at HOST:PORT, not at the address of its entry, which may lead nowhere from "
+        "behind the same router; repeatable",
+        Text("KEY@HOST:PORT", parse_checked_at),
+        repeated=True,
+        group=NETWORK,
     )
     openings: Openings = field(default_factory=lambda: OPENINGS)
     store_limit: float | None = option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from twisted.internet.defer import Deferred, TimeoutError
@@ -23,10 +24,16 @@ KEPT_OUTPUT = 64 * 1024
 
 
 class Child(ProcessProtocol):
-    """Process protocol of a child; ``ended`` fires with its exit status."""
+    """Process protocol of a child.
 
-    def __init__(self, name: str) -> None:
+    :param log: called with each line of its output.
+    :ivar ended: fires with its exit status, 128 and the signal for a process that ended by a signal.
+    """
+
+    def __init__(self, name: str, log: Callable[[str], object] | None = None) -> None:
         self.name = name
+        self._log = log
+        self._unlogged = b""
         self.ended: Deferred[int] = Deferred()
         self.status: int | None = None
         self._output = b""
@@ -41,7 +48,17 @@ class Child(ProcessProtocol):
 
     def outReceived(self, data: bytes) -> None:
         self._output = (self._output + data)[-KEPT_OUTPUT:]
+        if self._log is not None:
+            *lines, rest = (self._unlogged + data).split(b"\n")
+            self._unlogged = rest[-KEPT_OUTPUT:]
+            for line in lines:
+                self._log(line.decode(errors="replace"))
         self._search()
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its output."""
+        return (self._output.decode(errors="replace").strip().splitlines()[-1:] or ["no output"])[0]
 
     errReceived = outReceived
 
@@ -59,10 +76,9 @@ class Child(ProcessProtocol):
         else:  # As in a shell, the status of a process that a signal ended is 128 plus the signal.
             signal = getattr(reason.value, "signal", None)
             self.status = 128 + signal if signal else getattr(reason.value, "exitCode", None) or 1
-        last = self._output.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
         for _, found in self._wanted:
             if not found.called:
-                found.errback(DmsgError(f"{self.name} ended: {last[0]}"))
+                found.errback(DmsgError(f"{self.name} ended: {self.last_line}"))
         self._wanted.clear()
         self.ended.callback(self.status)
 

@@ -1,0 +1,150 @@
+"""``dmsg host``: a network of one's own in one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dmsg.cli.options import command
+from dmsg.cli.output import fail, notice, tell
+from dmsg.cli.params import URLType, qr_option
+from dmsg.errors import DmsgError
+
+if TYPE_CHECKING:
+    from dmsg.cli.network.host_run import HostSettings
+    from dmsg.net.reactor import Reactor
+
+PORT = click.IntRange(1, 65535)
+
+
+@command()
+@click.option(
+    "--public-address",
+    metavar="HOST",
+    help="Name or IP address at which others reach this machine.  Default: the address of its default route.",
+)
+@click.option("--name", default="home", show_default=True, help="Name of the network in the invitation.")
+@click.option("--discovery-port", default=9090, show_default=True, type=PORT, help="TCP port of discovery.")
+@click.option("--server-port", default=8080, show_default=True, type=PORT, help="TCP port of the server.")
+@click.option(
+    "--status-port",
+    default=9180,
+    show_default=True,
+    type=click.IntRange(1, 65534),
+    help="TCP port of the server's live page, for this machine alone; discovery's page has the port after it.",
+)
+@click.option(
+    "--allow",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Admit only the public keys in FILE, one per line; the file is read again when it changes.",
+)
+@click.option("--tls", metavar="CERT,KEY", help="Files with the TLS certificate and its key, for discovery.")
+@click.option(
+    "--behind-proxy",
+    metavar="URL",
+    type=URLType(by_name=False),
+    help="URL at which a reverse proxy of yours offers discovery, which then listens for this machine alone.",
+)
+@click.option(
+    "--directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the server's key and of the entries.  Default: ~/.local/share/dmsg/host.",
+)
+@click.option("--invitation", "only_invitation", is_flag=True, help="Print the invitation and exit.")
+@qr_option
+def host(
+    public_address: str | None,
+    name: str,
+    discovery_port: int,
+    server_port: int,
+    status_port: int,
+    allow: Path | None,
+    tls: str | None,
+    behind_proxy: str | None,
+    directory: Path | None,
+    only_invitation: bool,
+    no_qr: bool,
+) -> None:
+    """Run a network of your own: a discovery and a server, until you stop it.
+
+    The command prints an invitation: others type `dmsg join INVITATION` and are in the network. Without --allow
+    the network is open to anyone who reaches its ports. A process that ends is started again.
+
+    \b
+    Examples:
+      dmsg host
+      dmsg host --public-address relay.example.org
+      dmsg host --public-address 127.0.0.1
+      dmsg host --allow members.txt
+    """
+    from dmsg.cli.network.host_run import HostSettings
+
+    if tls is not None and behind_proxy is not None:
+        raise click.UsageError("--tls and --behind-proxy exclude each other: the proxy speaks TLS for discovery")
+    try:
+        settings = HostSettings.prepare(
+            directory,
+            name=name,
+            public_address=public_address,
+            discovery_port=discovery_port,
+            server_port=server_port,
+            status_port=status_port,
+            allow=None if allow is None else allow.absolute(),
+            tls=_files_of_tls(tls),
+            proxy_url=behind_proxy,
+        )
+        invitation = settings.invitation
+        if only_invitation:
+            tell(invitation.text, **_fields(settings))
+            return
+        lock = settings.hold()
+    except (DmsgError, OSError) as error:
+        fail(error)
+    try:
+        _run(settings, show_qr=not no_qr)
+    finally:
+        lock.release()
+
+
+def _run(settings: HostSettings, *, show_qr: bool) -> None:
+    from dmsg.cli.client_run import run
+    from dmsg.cli.code_display import print_qr
+    from dmsg.cli.network.host_run import Host
+
+    def ready() -> None:
+        notice(settings.who_may_come)
+        tell(f"dmsg join {settings.invitation.text}", **_fields(settings))
+        if show_qr:
+            print_qr(f"dmsg join {settings.invitation.text}")
+        notice(f"who is connected: {settings.status_url}")
+
+    async def main(reactor: Reactor) -> None:
+        await Host(reactor, settings).run(ready)
+
+    run(main)
+
+
+def _fields(settings: HostSettings) -> dict[str, object]:
+    invitation = settings.invitation
+    return {
+        "invitation": invitation.text,
+        "name": invitation.name,
+        "discovery": invitation.discovery,
+        "server": str(invitation.server),
+        "address": invitation.address,
+    }
+
+
+def _files_of_tls(tls: str | None) -> tuple[Path, Path] | None:
+    if tls is None:
+        return None
+    certificate, comma, key = tls.partition(",")
+    if not comma:
+        raise click.UsageError("--tls needs two files, as in --tls cert.pem,key.pem")
+    for file in (certificate, key):
+        if not Path(file).is_file():
+            raise click.UsageError(f"--tls: there is no file {file}")
+    return Path(certificate).absolute(), Path(key).absolute()

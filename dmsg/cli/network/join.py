@@ -1,0 +1,147 @@
+"""``dmsg join`` and ``dmsg leave``: networks of others."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from dmsg.cli.config_file import NETWORKS, config_path, read_config
+from dmsg.cli.config_writer import write_settings
+from dmsg.cli.networks import NoSuchNetwork, joined_networks
+from dmsg.cli.options import command
+from dmsg.cli.output import fail, notice, tell
+from dmsg.errors import DmsgError, EntryNotFound, WrongUse
+
+if TYPE_CHECKING:
+    from dmsg.clients.invitations import Invitation
+    from dmsg.net.reactor import Reactor
+
+
+class _NameTaken(WrongUse):
+    """Another network has this name."""
+
+
+class _OtherNetwork(DmsgError):
+    """Discovery does not know the server of the invitation."""
+
+
+@command()
+@click.argument("invitation", nargs=-1, required=True)
+@click.option("--name", help="Name for the network here.  Default: the name in the invitation.")
+@click.option(
+    "--no-check", is_flag=True, help="Do not ask discovery first whether it is the network of the invitation."
+)
+def join(invitation: tuple[str, ...], name: str | None, no_check: bool) -> None:
+    """Join the network of an invitation that 'dmsg host' has printed.
+
+    The network's name then stands wherever a command takes the URL of a discovery. The first network becomes the
+    default. The command asks the network's discovery for the entry of the invited server, which only that server
+    can sign.
+
+    \b
+    Examples:
+      dmsg join dmsg1aacmwad...
+      dmsg join dmsg1aacmwad... --name work
+      dmsg send photo.jpg --network work
+    """
+    from dmsg.clients.address_book import check_name
+    from dmsg.clients.invitations import parse_invitation
+
+    try:
+        found = parse_invitation("".join(invitation))
+        name = check_name(name) if name is not None else found.name
+        _check_free(name, found)
+    except DmsgError as error:
+        fail(error)
+    if no_check:
+        _write(name, found)
+        return
+
+    from dmsg.cli.client_run import run
+
+    async def main(reactor: Reactor) -> None:
+        await _check(reactor, found)
+        _write(name, found)
+
+    run(main)
+
+
+def _check_free(name: str, invitation: Invitation) -> None:
+    known = joined_networks().get(name)
+    if known is not None and known.discovery != invitation.discovery:
+        raise _NameTaken(
+            f"a network {name} was joined already, with discovery {known.discovery}; leave it (dmsg leave {name}), or "
+            f"join this one by another --name"
+        )
+
+
+async def _check(reactor: Reactor, invitation: Invitation) -> None:
+    """Find the entry of the invited server in discovery.
+
+    :raises DmsgError: discovery does not answer, or does not have the entry.
+    """
+    from dmsg.discovery.lookup.lookup import Lookup
+
+    try:
+        await Lookup(reactor, invitation.discovery).entry(invitation.server)
+    except EntryNotFound:
+        raise _OtherNetwork(
+            f"the discovery at {invitation.discovery} does not know the server of this invitation: another network has "
+            "this address now, or the server was never up (--no-check joins all the same)"
+        ) from None
+
+
+def _write(name: str, invitation: Invitation) -> None:
+    try:
+        before = read_config().get("discovery")
+        settings: dict[str, object] = {
+            f"{NETWORKS}.{name}.discovery": invitation.discovery,
+            f"{NETWORKS}.{name}.server": invitation.server.text,
+        }
+        if before is None:
+            settings["discovery"] = name
+        write_settings(settings)
+    except DmsgError as error:
+        fail(error)
+    is_default = before in (None, name)
+    tell(f"joined {name}: {invitation.discovery}", joined=name, discovery=invitation.discovery, default=is_default)
+    if not is_default:
+        notice(
+            f"use it with --network {name}; {before} stays the default (dmsg config set discovery {name} changes it)"
+        )
+    elif os.environ.get("DMSG_DISCOVERY"):
+        notice(f"DMSG_DISCOVERY is set and goes before {config_path()}: unset it, or use --network {name}")
+
+
+@command()
+@click.argument("name", shell_complete=lambda ctx, param, incomplete: _complete(incomplete))
+def leave(name: str) -> None:
+    """Forget the network NAME; its server and discovery are not told.
+
+    \b
+    Example:
+      dmsg leave work
+    """
+    try:
+        content = read_config()
+        network = joined_networks(content).get(name)
+        if network is None:
+            known = ", ".join(sorted(joined_networks(content))) or "none"
+            raise NoSuchNetwork(f"there is no network {name[:80]!r} (joined: {known})")
+        names = [f"{NETWORKS}.{name}.discovery", *([f"{NETWORKS}.{name}.server"] if network.server else [])]
+        was_default = content.get("discovery") == name
+        write_settings(dict.fromkeys(names + (["discovery"] if was_default else [])))
+    except DmsgError as error:
+        fail(error)
+    tell(f"left {name}", left=name, default=was_default)
+    others = sorted(joined_networks().keys() - {name})
+    if was_default and others:
+        notice(f"no network is the default now; dmsg config set discovery {others[0]} makes {others[0]} the default")
+
+
+def _complete(incomplete: str) -> list[click.shell_completion.CompletionItem]:
+    from dmsg.cli.completion_values import complete_networks
+
+    return complete_networks(incomplete)

@@ -1,0 +1,150 @@
+"""Entities in processes of their own, each started again when it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+from twisted.internet.defer import Deferred
+
+from dmsg.cli.processes import START_TIMEOUT, Child, stop
+from dmsg.errors import DmsgError
+from dmsg.net.reactor import Reactor
+from dmsg.net.retry import retry_delay
+from dmsg.net.retry_loop import RetryLoop
+
+STEADY = 60.0
+"""Seconds after which a process that ends counts as the first failure again."""
+_HEAD = re.compile(r"^\S+ \[[^\]]*\] ")
+"""Date and source of a line of twistd's log."""
+_SERIOUS = re.compile(r"^\S+ \[[^\]]*#(warn|error|critical)\] ")
+
+
+class CannotStart(DmsgError):
+    """An entity ended before it could be used."""
+
+
+class Supervised:
+    """An entity of ``twistd`` in a process that is started again, with growing delays, when it ends.
+
+    :param name: name of the entity in messages.
+    :param arguments: arguments of ``twistd``: the plugin and its options.
+    :param ready: pattern of the line of the log that says that the entity can be used.
+    :param log: called with each line of the entity's log.
+    :param notice: called with what the person should know.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        name: str,
+        arguments: Sequence[str],
+        ready: str,
+        *,
+        directory: Path,
+        log: Callable[[str], object],
+        notice: Callable[[str], object],
+    ) -> None:
+        self.name = name
+        self._reactor = reactor
+        self._arguments = arguments
+        self._ready = ready
+        self._directory = directory
+        self._log = log
+        self._notice = notice
+        self._random = Random()
+        self._failures = 0
+        self._stopping = False
+        self._first: Deferred[None] | None = None
+        self._loop = RetryLoop(reactor, self._run, self._delay, f"running {name}")
+        self._over: Deferred[None] | None = None
+        self.child: Child | None = None
+
+    def start(self) -> Deferred[None]:
+        """Start the entity; fires when it can be used.
+
+        Fails with :class:`CannotStart` if the entity ends before, or is not ready in time; then it is not
+        started again.
+        """
+        first = self._first = Deferred()
+        self._loop.start()
+        self._loop.now()
+        return first
+
+    async def stop(self) -> None:
+        """Stop the entity, and wait for its end."""
+        self._stopping = True
+        self._loop.stop()
+        if self.child is not None:
+            await stop(self._reactor, self.child)
+
+    async def _run(self) -> float | None:
+        """Run the process to its end; return the seconds after which it is started again."""
+        began = self._reactor.seconds()
+        child = self.child = start_entity(self._reactor, self._arguments, self._directory, self._log)
+        await self._until_ready(child)
+        status = await child.ended
+        self.child = None
+        if self._stopping:
+            return None
+        if self._reactor.seconds() - began >= STEADY:
+            self._failures = 0
+        self._failures += 1
+        delay = self._delay(self._failures)
+        self._notice(
+            f"{self.name} ended with status {status} and starts again in {delay:.1f} s; its last line: "
+            f"{without_head(child.last_line)}"
+        )
+        return delay
+
+    async def _until_ready(self, child: Child) -> None:
+        """Tell the caller of :meth:`start` how the first start went; later ones are only noticed."""
+        try:
+            await child.line(self._ready).addTimeout(START_TIMEOUT, self._reactor, self._too_late)
+        except DmsgError as error:
+            first, self._first = self._first, None
+            if first is not None:
+                self._stopping = True
+                self._loop.stop()
+                await stop(self._reactor, child)
+                first.errback(CannotStart(f"{self.name} cannot start: {last_words(child) or error}"))
+            return
+        first, self._first = self._first, None
+        if first is not None:
+            first.callback(None)
+        else:
+            self._notice(f"{self.name} is up again")
+
+    def _too_late(self, result: object, seconds: float) -> None:
+        raise DmsgError(f"{self.name} was not ready within {seconds:g} s")
+
+    def _delay(self, failures: int) -> float:
+        return retry_delay(failures, self._random)
+
+
+def start_entity(reactor: Reactor, arguments: Sequence[str], directory: Path, log: Callable[[str], object]) -> Child:
+    """Start ``twistd`` with this interpreter in a process that ends when this one ends."""
+    child = Child(arguments[0], log)
+    command = [sys.executable, "-m", "dmsg.cli.network.entity_process", str(os.getpid()), "--nodaemon", "--pidfile="]
+    reactor.spawnProcess(child, sys.executable, [*command, *arguments], env=None, path=str(directory))
+    return child
+
+
+def without_head(line: str) -> str:
+    """Return a line of a log without its date and its source."""
+    return _HEAD.sub("", line)
+
+
+def last_words(child: Child) -> str:
+    """Return what a process that could not start said last, without the name of its program; empty: nothing."""
+    line = without_head(child.last_line)
+    return line.removeprefix(f"{child.name}: ").removeprefix(f"twistd {child.name}: ")
+
+
+def is_serious(line: str) -> bool:
+    """Whether a line of a log is a warning or an error."""
+    return _SERIOUS.match(line) is not None

@@ -1,0 +1,210 @@
+"""Invitations: one line of text with all that a machine needs to join a network.
+
+An invitation is ``dmsg1`` and then base32 (RFC 4648, lower case, without padding) of a payload and its checksum, the
+first 4 bytes of the payload's SHA-256. Numbers are big endian. The payload:
+
+====================  ==========================================================================================
+bytes                 meaning
+====================  ==========================================================================================
+1                     flags: 1 discovery speaks TLS, 2 the server has a host of its own, 4 the URL has a path
+HOST                  host of discovery
+2                     port of discovery
+1 + n                 length and ASCII text of the path, with flag 4 only
+33                    public key of the server, compressed point
+HOST                  host of the server, with flag 2 only; else it is discovery's
+2                     port of the server
+1 + n                 length and ASCII text of the name that the network has at its host
+====================  ==========================================================================================
+
+HOST is one byte and what follows it: 4 and an IPv4 address of 4 bytes, 6 and an IPv6 address of 16 bytes, or 0, one
+byte with the length, and a name of DNS in ASCII.
+
+An invitation holds no secret: it says where a network is, not that its reader may use it. The key of the server lets
+the reader recognise the network: only the server can sign the entry that discovery has to show for that key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
+
+from dmsg.clients.address_book import check_name
+from dmsg.errors import DmsgError, KeyFormatError, WrongUse
+from dmsg.keys import PUBKEY_SIZE, PubKey, sha256
+from dmsg.net.addresses import parse_address
+
+PREFIX = "dmsg1"
+"""Beginning of every invitation; the digit is the version of what follows."""
+CHECKSUM_SIZE = 4
+MAX_INVITATION = 1024
+"""Maximum number of characters of an invitation."""
+DEFAULT_PORTS = {"http": 80, "https": 443}
+_TLS, _OWN_HOST, _PATH = 1, 2, 4
+_NAME, _IPV4, _IPV6 = 0, 4, 6
+
+
+class NotAnInvitation(WrongUse, ValueError):
+    """A text is not an invitation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What an invitation says.
+
+    :ivar name: name of the network, as in the address book.
+    :ivar discovery: URL of its discovery, ``http://HOST:PORT`` or ``https://HOST:PORT/PATH``.
+    :ivar server: public key of one of its servers.
+    :ivar address: ``HOST:PORT`` of that server.
+    """
+
+    name: str
+    discovery: str
+    server: PubKey
+    address: str
+
+    @property
+    def text(self) -> str:
+        """The invitation as one word.
+
+        :raises NotAnInvitation: a part of it does not fit into an invitation.
+        """
+        url = urlsplit(self.discovery)
+        host, port = parse_address(self.address)
+        if url.scheme not in DEFAULT_PORTS or not url.hostname or url.username or url.query or url.fragment:
+            raise NotAnInvitation("the URL of discovery needs a scheme, a host, perhaps a port and a path, and no more")
+        path = url.path.rstrip("/")
+        flags = _TLS if url.scheme == "https" else 0
+        flags |= _OWN_HOST if host != url.hostname else 0
+        flags |= _PATH if path else 0
+        parts = [bytes([flags]), _host(url.hostname), _number(url.port or DEFAULT_PORTS[url.scheme])]
+        parts += [_short(path)] if path else []
+        parts += [bytes(self.server), *([_host(host)] if flags & _OWN_HOST else []), _number(port), _short(self.name)]
+        payload = b"".join(parts)
+        return PREFIX + base64.b32encode(payload + _checksum(payload)).decode().rstrip("=").lower()
+
+
+def parse_invitation(text: str) -> Invitation:
+    """Return what an invitation says. White space and upper case do no harm; people and QR codes bring both.
+
+    :raises NotAnInvitation: it is none, or was copied with a mistake; the text says which.
+    """
+    text = "".join(text.split()).lower()
+    if len(text) > MAX_INVITATION or not text.startswith(PREFIX):
+        raise NotAnInvitation(f"an invitation begins with {PREFIX}; 'dmsg host' prints it")
+    encoded = text.removeprefix(PREFIX)
+    try:
+        data = base64.b32decode(encoded.upper() + "=" * (-len(encoded) % 8))
+    except (binascii.Error, ValueError):
+        raise NotAnInvitation("this invitation has a character too many, too few, or a wrong one") from None
+    payload, checksum = data[:-CHECKSUM_SIZE], data[-CHECKSUM_SIZE:]
+    if _checksum(payload) != checksum:
+        raise NotAnInvitation("this invitation was not copied whole: its checksum does not match")
+    try:
+        found = _read(_Reader(payload))
+    except (ValueError, IndexError) as error:
+        raise NotAnInvitation(f"this invitation is malformed: {error}") from None
+    if found.text != text:
+        raise NotAnInvitation("this invitation is malformed: its fields are not in their shortest form")
+    return found
+
+
+class _Reader:
+    """Reads fields from the front of a payload."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def rest(self) -> int:
+        """Number of bytes that are left."""
+        return len(self._data)
+
+    def take(self, size: int) -> bytes:
+        """:raises ValueError: the payload ends before."""
+        if len(self._data) < size:
+            raise ValueError("it ends too early")
+        taken, self._data = self._data[:size], self._data[size:]
+        return taken
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def text(self) -> str:
+        return self.take(self.number(1)).decode("ascii")
+
+    def host(self) -> str:
+        """:raises ValueError: of another kind than the three."""
+        kind = self.number(1)
+        if kind == _IPV4:
+            return str(IPv4Address(self.take(4)))
+        if kind == _IPV6:
+            return str(IPv6Address(self.take(16)))
+        if kind != _NAME:
+            raise ValueError("it has a host of an unknown kind")
+        return self.text()
+
+
+def _read(payload: _Reader) -> Invitation:
+    flags = payload.number(1)
+    if flags & ~(_TLS | _OWN_HOST | _PATH):
+        raise ValueError("it is for a newer version of dmsg")
+    scheme = "https" if flags & _TLS else "http"
+    host, port = payload.host(), payload.number(2)
+    path = payload.text() if flags & _PATH else ""
+    try:
+        key = PubKey(payload.take(PUBKEY_SIZE))
+    except KeyFormatError as error:
+        raise ValueError(str(error)) from None
+    own = payload.host() if flags & _OWN_HOST else host
+    address = at_port(own, payload.number(2))
+    name = payload.text()
+    if payload.rest:
+        raise ValueError("something follows its end")
+    shown = _bracketed(host) if port == DEFAULT_PORTS[scheme] else at_port(host, port)
+    try:
+        parse_address(address)
+        return Invitation(check_name(name), f"{scheme}://{shown}{path}", key, address)
+    except DmsgError as error:
+        raise ValueError(str(error)) from None
+
+
+def at_port(host: str, port: int) -> str:
+    """Return ``HOST:PORT``, with brackets around an IPv6 address."""
+    return f"{_bracketed(host)}:{port}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _host(host: str) -> bytes:
+    try:
+        number = ip_address(host)
+    except ValueError:
+        return bytes([_NAME]) + _short(host)
+    return bytes([number.version]) + number.packed
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(2, "big")
+
+
+def _short(text: str) -> bytes:
+    """Return the length of an ASCII text in one byte, and the text.
+
+    :raises NotAnInvitation: it is longer than 255 characters, or has others.
+    """
+    try:
+        data = text.encode("ascii")
+        return bytes([len(data)]) + data
+    except ValueError:
+        raise NotAnInvitation(
+            f"{text[:80]!r} does not fit into an invitation: at most 255 characters of ASCII"
+        ) from None
+
+
+def _checksum(payload: bytes) -> bytes:
+    return sha256(payload)[:CHECKSUM_SIZE]

@@ -1,0 +1,29 @@
+"""Addresses at which discovery checks servers, where those of their entries cannot be used from its machine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dmsg.keys import PubKey
+from dmsg.net.addresses import parse_address
+
+
+class CheckedAt(NamedTuple):
+    """A server and the address at which it is checked.
+
+    :ivar key: public key of the server in hexadecimal, as in its entry.
+    :ivar address: ``HOST:PORT``.
+    """
+
+    key: str
+    address: str
+
+
+def parse_checked_at(text: str) -> CheckedAt:
+    """Read ``KEY@HOST:PORT``.
+
+    :raises DmsgError: the key or the address is malformed.
+    """
+    key, _, address = text.partition("@")
+    parse_address(address)
+    return CheckedAt(PubKey.from_text(key).hex(), address)

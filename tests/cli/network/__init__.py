@@ -1,0 +1,1 @@
+"""Tests of ``dmsg host``, ``join`` and ``leave``."""

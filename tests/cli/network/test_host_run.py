@@ -1,0 +1,208 @@
+"""``dmsg host`` and ``dmsg join``: a network in one command, as two people use it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.cli.network.host_run import HostSettings, NotAHost, checked_host
+from dmsg.keys import SecKey
+from tests.cli.test_commands import Command, CommandCase
+from tests.support import asynchronous
+
+PORTS = 3
+"""Number of consecutive ports of one ``dmsg host``: of the server, of its page, and of discovery's page."""
+
+
+def free_ports() -> list[int]:
+    """Return a port for discovery, and three consecutive ones, all free a moment ago."""
+    while True:
+        with socket.socket() as one, socket.socket() as first:
+            one.bind(("127.0.0.1", 0))
+            first.bind(("127.0.0.1", 0))
+            begin = first.getsockname()[1]
+            try:
+                for port in range(begin + 1, begin + PORTS):
+                    with socket.socket() as other:
+                        other.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return [one.getsockname()[1], *range(begin, begin + PORTS)]
+
+
+class SettingsTests(SynchronousTestCase):
+    """What ``dmsg host`` starts, and whom it tells how to come."""
+
+    def settings(self, address: str, **others: Any) -> HostSettings:
+        return HostSettings(
+            Path("/state"), SecKey(bytes(31) + b"\x01"), "home", address, 9090, 8080, 9180, **{"allow": None, **others}
+        )
+
+    def test_a_network_of_loopback_listens_on_loopback_alone(self) -> None:
+        settings = self.settings("127.0.0.1")
+        for arguments in (settings.discovery_arguments(), settings.server_arguments()):
+            listens = [one for one in arguments if one.startswith(("--listen", "--metrics"))]
+            self.assertTrue(listens)
+            for one in listens:
+                self.assertIn("interface=127.0.0.1", one)
+        self.assertIn("this machine alone", settings.who_may_come)
+
+    def test_a_network_for_others_says_so_with_its_ports(self) -> None:
+        text = self.settings("203.0.113.5").who_may_come
+        self.assertIn("open to anyone", text)
+        for port in ("9090", "8080"):
+            self.assertIn(port, text)
+        self.assertIn("--allow", text)
+        self.assertNotIn("anyone", self.settings("203.0.113.5", allow=Path("members")).who_may_come)
+
+    def test_an_address_of_a_local_network_is_called_one(self) -> None:
+        self.assertIn("--public-address", self.settings("192.168.1.7").who_may_come)
+        self.assertNotIn("--public-address", self.settings("relay.example.org").who_may_come)
+
+    def test_live_pages_are_for_this_machine_alone(self) -> None:
+        settings = self.settings("203.0.113.5")
+        for arguments in (settings.discovery_arguments(), settings.server_arguments()):
+            self.assertTrue([one for one in arguments if re.fullmatch(r"--metrics=tcp:\d+:interface=127.0.0.1", one)])
+
+    def test_with_tls_the_server_reaches_discovery_over_loopback(self) -> None:
+        settings = self.settings("relay.example.org", tls=(Path("/etc/c:1.pem"), Path("/etc/k.pem")))
+        arguments = settings.discovery_arguments()
+        self.assertIn("--listen=ssl:9090:privateKey=/etc/k.pem:certKey=/etc/c\\:1.pem", arguments)
+        self.assertIn("--listen=tcp:9091:interface=127.0.0.1", arguments)
+        self.assertIn("--discovery=http://127.0.0.1:9091", settings.server_arguments())
+        self.assertEqual(settings.invitation.discovery, "https://relay.example.org:9090")
+
+    def test_behind_a_proxy_discovery_listens_for_the_proxy_alone(self) -> None:
+        settings = self.settings("203.0.113.5", proxy_url="https://example.org/dmsg")
+        arguments = settings.discovery_arguments()
+        self.assertIn("--listen=tcp:9090:interface=127.0.0.1", arguments)
+        self.assertIn("--proxied", arguments)
+        self.assertEqual(settings.invitation.discovery, "https://example.org/dmsg")
+
+    def test_a_host_is_a_name_or_an_address_without_a_port(self) -> None:
+        for good in ("relay.example.org", "203.0.113.5", "2001:db8::1", "[2001:db8::1]"):
+            self.assertEqual(checked_host(good), good.strip("[]"))
+        for bad in ("relay.example.org:80", "http://a", "", "a b", "ä", "fe80::1%eth0"):
+            with self.subTest(bad=bad):
+                self.assertRaises(NotAHost, checked_host, bad)
+
+
+class HostCase(CommandCase):
+    """A network of its own on loopback."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.discovery, self.server, self.status, _ = free_ports()
+
+    def host(self, *more: str) -> Command:
+        return self.start(
+            "host",
+            "--public-address=127.0.0.1",
+            f"--discovery-port={self.discovery}",
+            f"--server-port={self.server}",
+            f"--status-port={self.status}",
+            "--directory=state",
+            *more,
+        )
+
+    async def until_said(self, command: Command, pattern: str, *, err: bool = False) -> re.Match[str]:
+        """Wait for a text in the output of a command."""
+        for _ in range(600):
+            text = (command.err if err else command.out).decode(errors="replace")
+            if found := re.search(pattern, text):
+                return found
+            if command.ended.called:
+                break
+            await deferLater(reactor, 0.05)
+        raise AssertionError(f"no {pattern!r} in {command.out!r} {command.err!r}")
+
+    def process_of(self, name: str) -> int:
+        """Process id of an entity, by its command line."""
+        for found in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = found.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if f"dmsg-{name}".encode() in words and f"--metrics=tcp:{self.status + (name == 'discovery')}" in str(
+                words
+            ):
+                return int(found.parent.name)
+        raise AssertionError(f"no process of {name}")
+
+    async def until_gone(self, process: int) -> None:
+        """Wait for the end of a process that is no child of this one."""
+        for _ in range(400):
+            try:
+                os.kill(process, 0)
+                if "\nState:\tZ" in Path(f"/proc/{process}/status").read_text():
+                    return
+            except OSError:
+                return
+            await deferLater(reactor, 0.05)
+        raise AssertionError(f"process {process} goes on")
+
+
+class NetworkTests(HostCase):
+    """Processes of a person who runs a network and of one who joins it."""
+
+    @asynchronous
+    async def test_who_joins_by_the_invitation_sends_a_file_and_a_killed_server_comes_back(self) -> None:
+        host = self.host()
+        invitation = (await self.until_said(host, r"dmsg join (dmsg1\w+)"))[1]
+        status, out, err = await self.run_command("join", invitation, DMSG_DISCOVERY="")
+        self.assertEqual((status, err), (0, ""))
+        self.assertIn("joined home", out)
+        status, out, _ = await self.run_command("discovery", "list", DMSG_DISCOVERY="")
+        self.assertEqual(status, 0)
+        self.assertIn(f"127.0.0.1:{self.server}", out)
+        os.kill(self.process_of("server"), signal.SIGKILL)
+        await self.until_said(host, "server is up again", err=True)
+        (self.directory / "film").write_bytes(os.urandom(100_000))
+        sender = self.start("send", "film", "--no-qr", "--network", "home", DMSG_AGENT="off", DMSG_DISCOVERY="http://x")
+        code = (await self.until_said(sender, r"code: (\S+)"))[1]
+        arguments = ("receive", code, "--yes", "--dir", "inbox")
+        status, _, err = await self.run_command(*arguments, DMSG_AGENT="off", DMSG_DISCOVERY="home")
+        self.assertEqual(status, 0, err)
+        self.assertEqual((self.directory / "inbox/film").read_bytes(), (self.directory / "film").read_bytes())
+
+    @asynchronous
+    async def test_the_processes_end_with_the_one_that_was_killed(self) -> None:
+        host = self.host()
+        await self.until_said(host, "dmsg join")
+        entities = [self.process_of("discovery"), self.process_of("server")]
+        found = [one for one in Path("/proc").glob("[0-9]*") if one.name == str(entities[0])]
+        parent = int(re.search(r"\nPPid:\t(\d+)", (found[0] / "status").read_text())[1])  # type: ignore[index]
+        os.kill(parent, signal.SIGKILL)
+        for one in entities:
+            await self.until_gone(one)
+
+    @asynchronous
+    async def test_a_taken_port_is_one_line_that_names_the_options(self) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", self.server))
+            taken.listen()
+            host = self.host("--quiet")
+            self.assertEqual(await host.ended, 1)
+        (line,) = host.err.decode().splitlines()
+        self.assertIn("server cannot start", line)
+        self.assertIn("--server-port", line)
+
+    @asynchronous
+    async def test_an_invitation_leads_to_no_other_network(self) -> None:
+        """Somebody else's discovery has the address of the one that the invitation names."""
+        url = await self.start_discovery()
+        ports = f"--discovery-port={url.rpartition(':')[2]}"
+        arguments = ("--invitation", "--public-address=127.0.0.1", "--directory=other", ports)
+        _, out, _ = await self.run_command("host", *arguments)
+        status, out, err = await self.run_command("join", out.strip(), DMSG_DISCOVERY="")
+        self.assertEqual((status, out), (1, ""))
+        self.assertIn("does not know the server of this invitation", err)
+        self.assertFalse((self.directory / "config.toml").exists())
