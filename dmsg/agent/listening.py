@@ -29,7 +29,10 @@ _log = Logger()
 
 
 def describe_service(factory: IProtocolFactory) -> dict[str, object]:
-    """Return the description of a service for the agent: allowed peers and port; see :meth:`AgentClient.listen`."""
+    """Return the description of a service for the agent: its allowed peers and its text.
+
+    See :meth:`dmsg.agent.client.AgentClient.listen`.
+    """
     told: dict[str, object] = {"offers": str(getattr(factory, "offers", ""))[:OFFERS_SIZE]}
     admits = getattr(factory, "admits", None)
     if admits is None:

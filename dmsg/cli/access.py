@@ -79,7 +79,7 @@ class Access:
 
     @property
     def fields(self) -> dict[str, object]:
-        """Fields that tell programs the same, in the objects of ``--json``."""
+        """Fields of the objects of ``--json`` that say which peers may reach the service."""
         return {"anyone": self.keys is None, "allow": sorted(str(key) for key in self.keys or ())}
 
     def __str__(self) -> str:

@@ -258,6 +258,7 @@ class ClientSession(Session):
         size = len(data)
         stream.unread += size
         stream.data_received(data)
+        # The data are delivered before the link is paused, because the application may read them at once.
         if stream.unread > UNREAD_PAUSE and not stream.over and event.channel not in self._holding:
             self._hold(event.channel)
 

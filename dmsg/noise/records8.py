@@ -70,6 +70,7 @@ class Opener8:
         if len(record) < OVERHEAD:
             raise RemoteProtocolError(DropReason.BAD_RECORD, f"record of {len(record)} bytes is too short")
         (nonce,) = _prefix.unpack_from(record)
+        # A replay is refused before the decryption, so it costs an attacker more than this side.
         if not self._nonces.takes(nonce):
             raise RemoteProtocolError(DropReason.REPLAYED_RECORD, f"the nonce {nonce} is not new")
         try:

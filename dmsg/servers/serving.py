@@ -32,13 +32,14 @@ CLOSED_AT_ONCE = 512
 STRAY_RATE = 2_000.0
 """Frames of no transport per second that one address may send beyond what each client may; then its connection ends."""
 STRAY_BURST = 200_000.0
-"""Number of such frames allowed at once: the content of many transports' windows when their other ends are lost."""
+"""Frames of no transport that one address may send at once.  They may fill the windows of many transports whose other
+ends are lost."""
 REFUSED_RATE = 2_000.0
 """REQUESTs or OpenChannels per second of one address that may exceed the rate of their destinations. Beyond it, the
 connections that continue are ended.
 """
 REFUSED_BURST = 4_000.0
-"""Number of such requests allowed at once."""
+"""REQUESTs or OpenChannels above the rate of their destinations that one address may send at once."""
 _COUNTED_BY_RELAY = frozenset(
     {
         DropReason.REPLACED,

@@ -93,6 +93,8 @@ class AckLayer:
             following = position + ACK_SIZE
             if following > len(message):
                 raise HandshakeError("an acknowledgement that is cut off")
+            # This side keeps one payload in flight, so its sequence is always 0.  Another acknowledgement is a repetition
+            # or belongs to nothing, and is ignored.
             if message[position + 1] == 0 and self.in_flight:
                 if message[position + 2 : following] != self._expected:
                     raise TransportClosed(CloseReason.HASH_MISMATCH)
@@ -104,6 +106,7 @@ class AckLayer:
         if message[position] != PAYLOAD or position + PAYLOAD_HEAD > len(message):
             raise HandshakeError("neither a payload nor an acknowledgement: the remote does not acknowledge")
         data = message[position + PAYLOAD_HEAD :]
+        # A peer that ignores the sequence numbers could otherwise make this list grow without bound.
         if len(self._due) + len(self._read) >= MAX_DUE:
             raise HandshakeError("more payloads at a time than there are sequence numbers")
         self._read.append(bytes((ACK, message[position + 1])) + sha256(data).digest())

@@ -129,9 +129,12 @@ class Congestion:
                 waiting.append(end)
             else:
                 peer.draining.pop(end.id, None)
+            # Half of the mark is the level for release; otherwise a source would be held and released for each piece.
             source = end.other.peer
             if source.held and end.queued <= HOLD_AT // 2:
                 self._let_go(source, only_if_short=True)
+            # Only a flush shows whether TCP takes more.  Without it the whole backlog would move into one output queue,
+            # where channels no longer take turns.
             if room <= 0:
                 peer.port.flush()
                 room = FEED
@@ -156,6 +159,7 @@ class Congestion:
         """Check a held source: release it, or end channels whose receivers read nothing."""
         if not source.held:
             return
+        # The time counts from the receiver's last progress, so a receiver that is slow but alive keeps its channels.
         now = self._now()
         for end in list(source.ends.values()):
             receiver = end.other.peer
@@ -169,6 +173,7 @@ class Congestion:
             self._give_up(max(source.ends.values(), key=_waiting_behind), DropReason.QUEUE_FULL)
             if not source.held:
                 return
+        # A source with other receivers is released early, because they would have to wait for the slow one.
         full = any(self._is_full(end.other) for end in source.ends.values())
         if (source.served and not full) or late:
             self._let_go(source)

@@ -99,6 +99,8 @@ class _Scanner:
         :raises HandshakeError: the object is not valid JSON.
         """
         assert self.end is not None
+        # The object is parsed only when its end is found.  A parser that starts anew with each piece would let a peer
+        # that sends byte by byte cost quadratic time.
         text = bytes(self.data[: self.end])
         rest = bytes(self.data[self.end :])
         self.__init__()  # type: ignore[misc]
@@ -192,6 +194,7 @@ class JSONHandshake:
                 return
             self._same_signature(frame, "sig1", self._sig1)
             self._same_signature(frame, "sig2", self._sig2)
+            # Only the JSON value true accepts; Go does not decode 1 or "true" as a boolean either.
             if frame.get("accepted") is not True:
                 raise HandshakeError("the responder does not accept the link")
             self.remote = self._responder
@@ -280,6 +283,7 @@ class JSONHandshake:
 
 
 def _hex(frame: dict[str, object], name: str, size: int) -> bytes:
+    # bytes.fromhex() accepts blanks, so two texts could stand for one signed value.
     value = frame.get(name)
     if not isinstance(value, str) or len(value) != 2 * size or not value.isalnum():
         raise HandshakeError(f"{name} is not {2 * size} hexadecimal characters")

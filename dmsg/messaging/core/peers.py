@@ -106,6 +106,7 @@ def descending(peer: RelayPeer) -> int | None:
 
     The upper half comes first, least recently used first, then the lower half downwards, then doubtful ids.
     """
+    # An id that is reused late is safer: frames for its former channel have probably arrived by then.
     ids = peer.ids
     for _ in range(len(ids)):
         number = ids.popleft()

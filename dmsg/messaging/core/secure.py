@@ -37,6 +37,7 @@ class _Direction:
 
     def next_nonce(self) -> bytes:
         """Return the nonce of the next message, and rekey before it if needed."""
+        # Go rekeys before its tenth message, not after it, and does not reset the nonce.
         count = self.count
         self.count = count + 1
         if self._rekey and not self.count % REKEY_INTERVAL:
@@ -63,6 +64,7 @@ class ChannelCiphers:
 
         :raises HandshakeError: a message was altered, repeated, left out or reordered.
         """
+        # As in Go, a message that is not authentic uses up its nonce, too.
         nonce = self._receive.next_nonce()
         try:
             return self._receive.aead.decrypt(nonce, data, None)

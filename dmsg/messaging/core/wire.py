@@ -180,6 +180,8 @@ def read_header(profile: Profile, buffer: bytes | bytearray | memoryview, positi
         if not 0 < size <= profile.max_body + 1:
             raise RemoteProtocolError(DropReason.BAD_FRAME, f"frame with a size of {size}")
         size -= 1
+    # An OpenChannel has a fixed size, so a longer one is probably a frame of the other layout.  The link ends at once
+    # instead of waiting for bytes that never come.
     if frame_type == OPEN_CHANNEL and size > OPEN_BODY_SIZE:
         raise wrong_profile(f"OpenChannel of {size} bytes")
     return frame_type, size
@@ -208,6 +210,8 @@ def check_first(profile: Profile, buffer: bytes | bytearray | memoryview) -> Non
 
     :raises RemoteProtocolError: the header is valid only in the other profile.
     """
+    # The handshake does not name the profile, so a wrong setting shows only here.  The header has to fit exactly one
+    # profile; if in doubt the link goes on, because a false alarm would cut off a correct peer.
     seed_type, seed_size = _seed.unpack_from(buffer)
     size, skywire_type = _skywire.unpack_from(buffer)
     in_seed, in_skywire = _is_likely(seed_type, seed_size), _is_likely(skywire_type, size - 1)

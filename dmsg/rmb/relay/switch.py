@@ -187,7 +187,7 @@ class Switch:
                 self._clock.callLater(wait, self.hand_later, delivery, min(2 * wait, HAND_SLOWLY))
 
     def waits(self, delivery: Delivery) -> None:
-        """Note that a delivery has a line; part of :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Note that messages of a delivery wait in a line; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         self.waiting[delivery] = None
 
     def later(self, call: Callable[[], None]) -> None:

@@ -110,6 +110,7 @@ class Hello:
 
     def encode(self) -> bytes:
         """Return the bytes on the wire."""
+        # The order of options is free; this one keeps the recorded test vectors stable.
         parts = [_head.pack(self.port, self.window)]
         if self.token is not None:
             parts.append(_option(OPTION_OPEN, self.token))
@@ -134,11 +135,13 @@ class Hello:
         port, window = _head.unpack_from(data)
         options: dict[int, bytes] = {}
         position = _head.size
+        # A type of 0 ends the options, and the rest is padding.  So a hello may be longer than this version knows.
         while position < len(data) and data[position] != OPTION_END:
             following = position + 2 + (data[position + 1] if position + 1 < len(data) else len(data))
             if following > len(data):
                 raise HandshakeError("hello is cut")
             kind = data[position]
+            # Two programs could disagree about which of two values counts, so neither does.
             if kind in options:
                 raise HandshakeError("hello has an option twice")
             options[kind] = data[position + 2 : following]
@@ -255,6 +258,7 @@ class Proposal:
         :param payload: payload of the ACCEPT frame; in an upgrade, the two keys and the responder's message.
         :raises HandshakeError: the payload is not an authentic answer to this REQUEST.
         """
+        # A server could answer with the ACCEPT of another transport.
         if payload[:KEYS_SIZE] != self.keys:
             raise HandshakeError("ACCEPT is of other keys than the REQUEST")
         hello = Hello.decode(self._handshake.read_message(_message(payload, self._max_message)))
@@ -288,6 +292,7 @@ class Offer:
         :raises KeyFormatError: the initiator's key is invalid.
         :raises HandshakeError: the message is malformed or not authentic.
         """
+        # Cheap checks come before the key agreement, which is what an attacker would make this client pay for.
         self._keys = payload[:KEYS_SIZE]
         message = _message(payload, max_message)
         if self._keys[PUBKEY_SIZE:] != key.public:
@@ -309,6 +314,7 @@ def is_secure(payload: bytes) -> bool:
 
 
 def _message(payload: bytes, longest: int) -> bytes:
+    # The maximum leaves room for options of later versions and bounds the work for a stranger's message.
     message = payload[KEYS_SIZE:]
     if not MIN_MESSAGE <= len(message) <= longest:
         raise HandshakeError("handshake message has a wrong length")

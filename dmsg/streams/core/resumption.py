@@ -124,6 +124,7 @@ class Answer(NamedTuple):
 
 def is_authentic(decrypt: Callable[..., bytes], nonce: int, frame_type: int, payload: bytes | memoryview) -> bool:
     """Whether a FWD, ACK or CLOSE with this nonce is authentic."""
+    # A CLOSE begins with its reason in the clear, for servers.
     sealed = payload[1:] if frame_type == CLOSE else payload
     for associated in (bytes((frame_type,)), END_DATA) if frame_type == FWD else (bytes((frame_type,)),):
         try:
@@ -336,6 +337,8 @@ class ResumableEnd:
         """
         self._need_hashes()
         position, count, rolling = self.acknowledged, 0, self._sent_hash.copy()
+        # The other end may have received frames whose ACKs were lost, but it receives whole frames only.  A position
+        # inside a frame therefore contradicts what was sent.
         for data, _, counted in self.in_flight:
             if position >= there.received:
                 break
@@ -388,6 +391,7 @@ class ResumableEnd:
         :raises SecureError: the two histories differ; the end is attached to ``transport`` nevertheless, to close it.
         """
         assert answer.there.resume is not None and answer.told.resume is not None
+        # ``received`` goes back to the position in the answer, because the initiator sends from there on.
         self.detach()
         self._given = max(self._given, self.received)
         self._end_given = self._end_given or self.remote_ended

@@ -205,6 +205,7 @@ class SecureEnd(ResumableEnd):
                 data = data[self._given - before :]
             if data and self._end_given:
                 raise SecureError(CloseReason.BAD_FRAME)
+        # The last frame that the window allows may exceed it by its own length.
         if self.received - self.consumed > self.window + MAX_SECURE_DATA:
             raise SecureError(CloseReason.BUFFER_FULL)
         if ends:
@@ -261,6 +262,7 @@ class SecureEnd(ResumableEnd):
         # After a server's queue was full once, it grows by an eighth of them, so that the queue fills slowly.
         if self.limit < MAX_WINDOW:
             self.limit = min(MAX_WINDOW, self.limit + (3 * size if self._opening else max(1, size // 8)))
+        # A correct peer over an honest server never gets here: a different hash means that the ends have other data.
         if self._digest(sent_hash, self.acknowledged)[:ACK_HASH_SIZE] != digest:
             raise SecureError(CloseReason.HASH_MISMATCH)
         return count, tickets

@@ -71,6 +71,8 @@ class Congestion:
             route.queued = 0
             route.mark = destination.sent
         route.queued += size
+        # Above the peer's limit only routes that use more than their share are closed, so that quiet routes survive a
+        # flood by others.
         if (
             route.queued > ROUTE_QUEUE_LIMIT
             or queue > PEER_QUEUE_MAXIMUM
@@ -90,6 +92,7 @@ class Congestion:
 
     def pause_if_alone(self, source: RelayPeer, destination: RelayPeer) -> None:
         """Pause reading from ``source`` if all its routes lead to ``destination``, which is congested."""
+        # Pausing a source with several destinations would let one slow reader stop the source's traffic to all others.
         if source.paused_by is None and not destination.stalled and len(source.destinations) == 1:
             source.paused_by = destination
             first = not destination.pausing
@@ -112,6 +115,7 @@ class Congestion:
 
     @staticmethod
     def _release_sources(peer: RelayPeer) -> None:
+        # The state is cleared before the call, because resumed reading may congest the peer again at once.
         while peer.pausing:
             source = peer.pausing.pop()
             source.paused_by = None

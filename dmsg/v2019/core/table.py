@@ -188,6 +188,7 @@ class ClientConnection(SecureTable):
             payload = transport.secure.seal_data(data, ticket)
             self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
             return
+        # The reference starts at a random sequence, so this client does, too.
         sequence = transport.next_sequence
         transport.next_sequence = (sequence + 1) & 0xFFFF
         transport.in_flight[sequence] = (size, ticket)
@@ -259,6 +260,7 @@ class ClientConnection(SecureTable):
                     size -= SEQUENCE_SIZE
                     if size:
                         transport.unread += size
+                        # A client of 2019 waits for each ACK, and knows no other back-pressure than a late one.
                         if transport.unread > UNREAD_LIMIT:
                             transport.held_acks.append(sequence)
                             transport.held_size += size + FRAME_OVERHEAD
@@ -272,6 +274,7 @@ class ClientConnection(SecureTable):
                         outgoing.append(encode_ack(transport_id, sequence))
                     continue
                 elif frame_type == ACK and size == SEQUENCE_SIZE:
+                    # An ACK of an unknown sequence is ignored, as the reference does.
                     waiting = transport.in_flight.pop(buffer[start] << 8 | buffer[start + 1], None)
                     if waiting is not None:
                         transport.in_flight_bytes -= waiting[0]
