@@ -34,7 +34,7 @@ KEY = "^0[23][0-9a-f]{64}$"
 """Regular expression of a server's public key; a collected spool may hold other texts in place of a server's name."""
 UNCHECKED = "a checked receipt, where entities write"
 LINE_LIMIT = 4096
-"""Number of characters of a line that the quarantine keeps."""
+"""Maximum number of characters of a line that the quarantine keeps."""
 
 
 def problem_column(now_ms: int, *, checked: bool) -> Column:

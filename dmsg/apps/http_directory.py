@@ -33,7 +33,7 @@ MAX_RANGES = 16
 ROWS_LIMIT = 20_000
 """Maximum number of files in a listing, which also says how many it leaves out."""
 LISTINGS_AT_ONCE = 1
-"""Number of listings made at the same time, each in a thread that competes with the reactor's thread."""
+"""Maximum number of listings made at the same time, each in a thread that competes with the reactor's thread."""
 LISTINGS_WAITING = 64
 """Maximum number of requests that wait for a listing; further ones are answered with 503."""
 SORTS = {"name": "name", "size": "size", "time": "modified"}

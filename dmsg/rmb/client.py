@@ -43,7 +43,7 @@ from dmsg.rmb.twins.twin import Twin
 DEFAULT_TIMEOUT = 30.0
 """Seconds that a call waits for its answer unless the caller says otherwise."""
 MAX_CALLS = 10_000
-"""Number of calls of one client that may wait for an answer; one more fails at once."""
+"""Maximum number of calls of one client that may wait for an answer; one more fails at once."""
 
 _log = Logger()
 

@@ -49,13 +49,13 @@ CHECK_INTERVAL = 5.0
 SOON = 0.05
 """Seconds after which a server is checked whose entry was just posted."""
 AT_ONCE, AT_ONCE_OWN = 32, 32
-"""Concurrent checks: ``AT_ONCE`` of servers in general; ``AT_ONCE_OWN`` each of listed servers and of servers posted
-from their own address.
-"""
+"""Maximum number of concurrent checks: ``AT_ONCE`` of servers in general; ``AT_ONCE_OWN`` each of listed servers and of
+servers posted from their own address."""
 AT_ONCE_SILENT = 16
-"""Concurrent checks for address blocks that have posted too many silent servers."""
+"""Maximum number of concurrent checks for address blocks that have posted too many silent servers."""
 AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE = 8, 16
-"""Concurrent checks in each queue for one poster's address block, and for the wider block around it."""
+"""Maximum number of concurrent checks in each queue for one poster's address block, and for the wider block around
+it."""
 WAITING, WAITING_OF_PLACE = 1024, 32
 """Servers that may wait in each queue: in all, and for one poster's address block. Others are postponed."""
 PATIENCE, SHORT_PATIENCE = 8.0, 1.5

@@ -36,7 +36,7 @@ FILE_LIMIT = 4 * 1024 * 1024
 MAX_RANKED = 10_000
 """Maximum number of servers in a ranking."""
 KNOWN_LIMIT = 1024
-"""Number of entries whose parsed key is cached."""
+"""Maximum number of entries whose parsed key is cached."""
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
 
 _log = Logger()

@@ -93,7 +93,7 @@ class AckLayer:
             following = position + ACK_SIZE
             if following > len(message):
                 raise HandshakeError("an acknowledgement that is cut off")
-            # This side keeps one payload in flight, so its sequence is always 0.  Another acknowledgement is a repetition
+            # This side keeps one payload in flight, so its sequence is always 0.  Any other acknowledgement is repeated
             # or belongs to nothing, and is ignored.
             if message[position + 1] == 0 and self.in_flight:
                 if message[position + 2 : following] != self._expected:

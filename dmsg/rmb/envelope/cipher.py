@@ -20,7 +20,7 @@ from dmsg.rmb.twins.identity import hex_seed, mini_secret
 NONCE_SIZE = 12
 TAG_SIZE = 16
 MAX_KEYS = 1000
-"""Number of shared keys in the cache; computing one costs a point multiplication of 60 µs."""
+"""Maximum number of shared keys in the cache; computing one costs a point multiplication of 60 µs."""
 BOUND_LABEL = b"dmsg-rmb-bound-1"
 
 

@@ -23,7 +23,7 @@ FAIL_FAST = "fail-fast"
 MAX_MESSAGE = 16 * 1024 * 1024
 """Bytes of an envelope; the reference has the same limit for a frame."""
 MAX_UID = 256
-"""Characters of a uid."""
+"""Maximum characters of a uid."""
 DEFAULT_EXPIRATION = 300
 """Seconds of life that a message with expiration 0 is given."""
 SENT_EXPIRATION = 1800

@@ -40,9 +40,9 @@ FILE = "file"
 CHUNK = 512 * 1024
 """Bytes of one write."""
 MAX_SIZE = 4 * 1024 * 1024 * 1024
-"""Bytes of a file."""
+"""Maximum bytes of a file."""
 MAX_UPLOADS = 16
-"""Number of files on their way to this peer at once; one twin may have a quarter of them."""
+"""Maximum number of files on their way to this peer at once; one twin may have a quarter of them."""
 IDLE = 60.0
 """Seconds without a write after which an upload is given up and its file removed."""
 NEGOTIATE_TIMEOUT = 30
@@ -51,9 +51,9 @@ SEEN_WRITES = 64
 """Number of an upload's writes that are recognised when they come again; with offsets a repetition is harmless
 anyway."""
 MAX_SPANS = 1000
-"""Number of separate parts of a file that have come."""
+"""Maximum number of separate parts of a file that have come."""
 MAX_OUTCOMES = 1000
-"""Number of finished uploads that are remembered, so that a repeated close gets its answer again."""
+"""Maximum number of finished uploads that are remembered, so that a repeated close gets its answer again."""
 PART = ".part"
 IN_FLIGHT = 8
 """Number of writes that no relay has confirmed."""

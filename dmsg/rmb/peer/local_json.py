@@ -17,11 +17,11 @@ from dmsg.rmb.twins.address import MAX_TWIN, Session
 
 VERSION = 1
 MAX_COMMAND = 256
-"""Characters of a command."""
+"""Maximum characters of a command."""
 MAX_DESTINATIONS = 1000
-"""Twins in the destinations of one request."""
+"""Maximum number of twins in the destinations of one request."""
 MAX_JSON = 24 * 1024 * 1024
-"""Bytes of a message in Redis."""
+"""Maximum bytes of a message in Redis."""
 RESERVED = ("system.", "backlog.", "seen.", "outgoing.")
 """Prefixes that no command may have, because ``msgbus.<command>`` would be one of the peer's own keys."""
 

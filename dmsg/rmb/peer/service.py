@@ -50,7 +50,7 @@ MAX_UNDER_WAY = 2000
 """Number of messages of local programs that wait for a relay's confirmation; at the limit no more are taken from
 Redis."""
 MAX_COMMANDS = 1000
-"""Number of different commands that a twin may request in an hour; each makes a list in Redis."""
+"""Maximum number of different commands that a twin may request in an hour; each makes a list in Redis."""
 RMB = "rmb"
 LOCAL_ERROR = 101
 """Error code for a malformed message of a local program."""

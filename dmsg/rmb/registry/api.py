@@ -35,11 +35,11 @@ from dmsg.rmb.twins.twin import Twin
 from dmsg.telemetry.metrics import CONTENT_TYPE
 
 MAX_BODY = 8192
-"""Bytes of a statement that is posted."""
+"""Maximum bytes of a statement that is posted."""
 MAX_WAIT = 25.0
 """Longest time in seconds that a long poll for changes is kept open."""
 MAX_WAITING = 10_000
-"""Number of long polls for changes that are open at once; one more ends the oldest with an empty answer."""
+"""Maximum number of long polls for changes that are open at once; one more ends the oldest with an empty answer."""
 
 _log = Logger()
 

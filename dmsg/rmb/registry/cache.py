@@ -28,11 +28,11 @@ STALE = 24 * 3600.0
 AWAY = 2.0
 """Seconds for which a registry that did not answer is not asked again about cached twins."""
 MAX_TWINS = 50_000
-"""Number of entries in the cache; the least recently used is evicted first."""
+"""Maximum number of entries in the cache; the least recently used is evicted first."""
 MAX_NONE = 10_000
-"""Number of unknown ids in the cache."""
+"""Maximum number of unknown ids in the cache."""
 MAX_QUESTIONS = 500
-"""Number of simultaneous look-ups at the registry; one more fails."""
+"""Maximum number of simultaneous look-ups at the registry; one more fails."""
 
 _log = Logger()
 

@@ -30,11 +30,11 @@ TIMEOUT = 5.0
 WAIT = 25
 """Seconds for which the service keeps a long poll for changes open."""
 MAX_ANSWER = 4 * 1024 * 1024
-"""Bytes of an answer with many twins."""
+"""Maximum bytes of an answer with many twins."""
 MAX_TWIN_ANSWER = 64 * 1024
-"""Bytes of an answer about one twin."""
+"""Maximum bytes of an answer about one twin."""
 VERIFIED_AT_ONCE = 32
-"""Number of signatures that are verified in one reactor turn."""
+"""Maximum number of signatures that are verified in one reactor turn."""
 PACE = 0.2
 """Seconds between an answer about changes and the next long poll, so that changes made meanwhile come together."""
 CONNECTIONS = 16

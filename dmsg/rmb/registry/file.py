@@ -24,7 +24,7 @@ from dmsg.rmb.twins.twin import Twin
 POLL = 2.0
 """Seconds between checks of the file for changes, while somebody watches the registry."""
 MAX_FILE = 64 * 1024 * 1024
-"""Bytes of the file."""
+"""Maximum bytes of the file."""
 
 _log = Logger()
 

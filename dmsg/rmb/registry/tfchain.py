@@ -31,7 +31,7 @@ from dmsg.rmb.twins.twin import Twin
 TIMEOUT = 10.0
 """Seconds for one request."""
 MAX_ANSWER = 1024 * 1024
-"""Bytes of an answer."""
+"""Maximum bytes of an answer."""
 PALLET, TWINS, BY_ACCOUNT = "TfgridModule", "Twins", "TwinIdByAccountID"
 
 

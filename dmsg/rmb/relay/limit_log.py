@@ -12,7 +12,7 @@ MAX_LIMITED = 100
 LIMITED_EVERY = 60.0
 """Seconds between log lines about twins that exceed the limit."""
 LIMITED_NAMED = 10
-"""Number of twins named in one log line."""
+"""Maximum number of twins named in one log line."""
 
 _log = Logger()
 

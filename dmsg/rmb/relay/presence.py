@@ -19,7 +19,7 @@ COME_BACK = 2.0
 FEW_SESSIONS = 4
 """Number of a twin's sessions that are never ended to make room for other twins."""
 MAX_COMING_BACK = 10_000
-"""Number of sessions that are awaited after a start."""
+"""Maximum number of sessions that are awaited after a start."""
 
 
 class Presence:

@@ -9,9 +9,9 @@ from random import Random
 PERIOD = 3600.0
 """Seconds for which a failure counts."""
 MAX_FAILURES = 100
-"""Number of failures remembered of one relay."""
+"""Maximum number of failures remembered of one relay."""
 MAX_RELAYS = 1000
-"""Number of relays whose failures are remembered."""
+"""Maximum number of relays whose failures are remembered."""
 
 
 class Ranker:

@@ -47,9 +47,9 @@ Clients of the reference put only the current second into their tokens, and ed25
 equal. So two of their connections in one second have the same token.
 """
 MAX_SESSIONS_OF_TWIN = 1024
-"""Number of sessions of one twin at a time."""
+"""Maximum number of sessions of one twin at a time."""
 MAX_USED_TOKENS = 100_000
-"""Number of used tokens that are remembered until they expire."""
+"""Maximum number of used tokens that are remembered until they expire."""
 
 _log = Logger()
 

@@ -21,7 +21,7 @@ from dmsg.rmb.twins.address import Session
 HANDLER_ERROR = 255
 """Error code of an exception in a handler, as in the Go router."""
 MAX_HANDLING = 1000
-"""Number of requests in handlers at once."""
+"""Maximum number of requests in handlers at once."""
 
 _log = Logger()
 

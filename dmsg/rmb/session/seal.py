@@ -48,11 +48,11 @@ PAYLOAD_TYPE, PAYLOAD_DATA, VALIDATION, UNKNOWN_TWIN, BAD_SIGNATURE, NO_KEY, E2E
 STRICT_FOR = 600.0
 """Seconds for which a session that has signed with borders must continue to do so."""
 MAX_STRICT = 50_000
-"""Number of sessions remembered for that."""
+"""Maximum number of sessions remembered because they have signed with borders."""
 MAX_SEEN = 500_000
-"""Number of messages in the replay window, which are remembered until their life ends."""
+"""Maximum number of messages in the replay window, which are remembered until their life ends."""
 MAX_SEEN_OF_TWIN = 200_000
-"""Number of messages of one twin in the replay window, so that it cannot evict those of others."""
+"""Maximum number of messages of one twin in the replay window, so that it cannot evict those of others."""
 
 
 class MessageRejected(RmbError):

@@ -31,11 +31,11 @@ from dmsg.rmb.socket.connect import connect
 from dmsg.rmb.socket.websocket import GOING_AWAY, NORMAL, Socket
 
 WINDOW = 1024
-"""Number of messages sent to a relay that it has not confirmed."""
+"""Maximum number of messages sent to a relay that the relay has not confirmed."""
 MAX_OUTBOX = 20_000
-"""Number of messages in a session's outbox."""
+"""Maximum number of messages in a session's outbox."""
 MAX_OUTBOX_SIZE = 256 * 1024 * 1024
-"""Bytes of the messages in the outbox."""
+"""Maximum bytes of the messages in the outbox."""
 PING_EVERY = 20.0
 """Seconds without sending or receiving after which the relay is pinged."""
 SILENT_AFTER = 40.0

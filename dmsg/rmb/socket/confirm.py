@@ -10,7 +10,7 @@ from dmsg.rmb.socket.held_messages import HeldMessages
 FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
 """Number and bytes of a session's unsettled messages at which reading resumes after it was stopped."""
 MAX_PINGS = 16
-"""Number of a session's pings that wait for an answer; the oldest then goes unanswered, as RFC 6455 allows."""
+"""Maximum number of a session's pings that wait for an answer; the oldest then goes unanswered, as RFC 6455 allows."""
 
 
 class Message:

@@ -17,7 +17,7 @@ BEGINNING, MIDDLE, ENDING = 0x02, 0x00, 0x80
 OTHER = -1
 """Value that stands for the first byte of all other frames."""
 MAX_CONTROL = 125
-"""Bytes in a ping or pong."""
+"""Maximum bytes in a ping or pong."""
 _CONTROL = frozenset((PING, PONG))
 _READ_HERE = frozenset((BINARY, BEGINNING, MIDDLE, ENDING)) | _CONTROL
 SMALL, PIECE = 4096, 64 * 1024

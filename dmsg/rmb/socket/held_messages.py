@@ -19,7 +19,7 @@ BOTH_WAYS = 8
 OVERHEAD = 100
 """Bytes for which each message counts besides its own."""
 AT_ONCE = 1000
-"""Number of messages processed in one reactor turn, if the twin's share of the turn lasts that long."""
+"""Maximum number of messages processed in one reactor turn, if the twin's share of the turn lasts that long."""
 
 
 class HeldMessages(TurnTaker):

@@ -30,7 +30,7 @@ from zope.interface import Attribute
 from dmsg.net.web.guard import Guard, GuardedConnection
 
 MAX_HEAD = 8192
-"""Bytes of a request that is checked here."""
+"""Maximum bytes of a request that is checked here."""
 _HEAD = re.compile(rb"GET (/[!-~]*) HTTP/1\.1((?:\r\n[0-9A-Za-z-]+:[^\0\r\n]*){1,100})")
 _FIELD = re.compile(rb"\r\n([0-9A-Za-z-]+):([^\r\n]*)")
 _ONCE = frozenset((b"host", b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version"))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 MAX_TWIN = 2**32 - 1
 MAX_SID = 256
-"""Characters of a session's name."""
+"""Maximum characters of a session's name."""
 STREAM_PREFIX = "stream:"
 
 

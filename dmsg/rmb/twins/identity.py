@@ -27,7 +27,7 @@ SIGNATURE_SIZE = 65
 KEY_TYPES = ("sr25519", "ed25519")
 ED25519, SR25519 = 0x65, 0x73
 MAX_ACCOUNT_TEXT = 66
-"""Characters of an account as text: 64 hexadecimal digits behind ``0x``."""
+"""Maximum characters of an account as text: 64 hexadecimal digits behind ``0x``."""
 SS58_PREFIX = 42
 DEV_WORDS = "bottom drive obey lake curtain smoke basket hold race lonely fit walk"
 

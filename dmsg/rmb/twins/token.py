@@ -28,7 +28,7 @@ MAX_TTL = 24 * 3600
 MAX_AGE_AHEAD = 300
 """Seconds by which a twin's clock may be ahead of the relay's."""
 MAX_TOKEN = 4096
-"""Bytes of a token."""
+"""Maximum bytes of a token."""
 
 
 @dataclass(frozen=True)

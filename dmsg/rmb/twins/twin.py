@@ -14,11 +14,11 @@ from dmsg.rmb.twins.address import MAX_TWIN
 from dmsg.rmb.twins.identity import Signer, parse_account, ss58, verify
 
 MAX_RELAY = 1024
-"""Bytes of the text that names a twin's relays."""
+"""Maximum bytes of the text that names a twin's relays."""
 MAX_RELAYS = 4
-"""Number of relays of a twin."""
+"""Maximum number of relays of a twin."""
 MAX_PK = 128
-"""Bytes of an encryption key; keys of RMB have 33."""
+"""Maximum bytes of an encryption key; keys of RMB have 33."""
 MAX_COUNTER = 2**63 - 1
 SIGNED_LABEL = "dmsg-rmb-twin-1"
 

@@ -82,7 +82,7 @@ from dmsg.v2019.core.wire import (
 )
 
 RECEIVE_LIMIT = 4 * 1024 * 1024
-"""Bytes that a plain transport buffers for an application that does not read.  A sender that exceeds it despite
+"""Maximum bytes that a plain transport buffers for an application that does not read.  A sender that exceeds it despite
 withheld ACKs loses the transport."""
 FRAME_OVERHEAD = 64
 """Bytes that each unread frame counts in addition to its data, for the memory of its bookkeeping."""

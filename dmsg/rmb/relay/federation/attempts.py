@@ -24,11 +24,11 @@ PART = 8
 OFFER_PATIENCE, OFFER_RETRY = 2.0, 0.1
 """Seconds for which an offer waits for room, and seconds between checks."""
 MAX_COUNTED = 1000
-"""Number of relays whose successes and errors are counted separately; the rest are counted together."""
+"""Maximum number of relays whose successes and errors are counted separately; the rest are counted together."""
 MAX_OFFERS, MAX_OFFERS_OF_TWIN = 128, 16
-"""Number of messages that are offered at once: in all, and of one twin."""
+"""Maximum number of messages that are offered at once: in all, and of one twin."""
 MAX_WAITING = 10_000
-"""Number of offers that wait for room; one more fails without asking a relay."""
+"""Maximum number of offers that wait for room; one more fails without asking a relay."""
 
 _T = TypeVar("_T")
 

@@ -23,9 +23,9 @@ OFFER = b"x-rmb-batch"
 """Header of an answer by which a relay offers batches."""
 CONTENT_TYPE = "application/x-rmb-batch"
 MAX_BATCH = 32
-"""Number of messages in a batch; verifying them takes three milliseconds, for which all others wait."""
+"""Maximum number of messages in a batch; verifying them takes three milliseconds, for which all others wait."""
 MAX_BATCH_SIZE = 1024 * 1024
-"""Bytes of the envelopes in a batch; a longer envelope is sent alone."""
+"""Maximum bytes of the envelopes in a batch; a longer envelope is sent alone."""
 LONGEST_LINE = 16
 """Longest line of an answer, in bytes."""
 

@@ -36,7 +36,7 @@ PASSES = 3
 PASS_DELAY = 0.1
 """Seconds between the first two passes, doubled before the third, plus up to half at random."""
 MAX_ITEMS, MAX_ITEMS_SIZE = 10_000, 256 * 1024 * 1024
-"""Number and bytes of messages under way; further messages go to the queue at once."""
+"""Maximum number and bytes of messages under way; further messages go to the queue at once."""
 TAKE_UP_BELOW = MAX_ITEMS // PART - BATCH
 """Number of messages under way below which the queue is read at once and not only in the next round.
 

@@ -13,7 +13,7 @@ from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId, RelayQueue
 from dmsg.rmb.twins.address import Session
 
 MAX_OFFERED = 10_000
-"""Number of kept messages that are offered; further messages wait for their receiver to connect here."""
+"""Maximum number of kept messages that are offered; further messages wait for their receiver to connect here."""
 
 
 class _Offers:

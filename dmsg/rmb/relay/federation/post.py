@@ -26,7 +26,7 @@ CONNECT_TIMEOUT = 2.0
 POST_TIMEOUT = 3.0
 """Seconds for the answer to one request."""
 MAX_ANSWER = 4096
-"""Bytes of another relay's answer."""
+"""Maximum bytes of another relay's answer."""
 ONLY_CONNECTED = b"x-rmb-only-connected"
 """Header that asks a relay to refuse the message unless the session is connected; the reference ignores it."""
 AT_ONCE = 2

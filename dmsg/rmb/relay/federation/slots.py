@@ -17,13 +17,13 @@ from attrs import define
 from dmsg.base.bounded_tables import decrement, remember
 
 MAX_POSTS = 256
-"""Number of concurrent attempts, each for one message."""
+"""Maximum number of concurrent attempts, each for one message."""
 MAX_SLOW_POSTS = 192
-"""Number of concurrent attempts for relays that are not known to answer quickly."""
+"""Maximum number of concurrent attempts for relays that are not known to answer quickly."""
 MAX_QUICK_OF_SENDER, MAX_SLOW_OF_SENDER = 48, 32
-"""Number of concurrent attempts of one sender: for quick relays, and for other relays."""
+"""Maximum number of concurrent attempts of one sender: for quick relays, and for other relays."""
 MAX_POSTS_OF_ONE = 16
-"""Number of concurrent attempts for one set of relays; only one while these relays do not answer."""
+"""Maximum number of concurrent attempts for one set of relays; only one while these relays do not answer."""
 MAX_TOGETHER, MAX_TOGETHER_OF_ONE, MAX_TOGETHER_OF_SENDER = 1024, 512, 256
 """Limits for quick relays that accept batches: in all, for one set of relays, and for one sender.
 

@@ -22,7 +22,7 @@ UNSIGNED = 401
 DOUBT_FOR = 600.0
 """Seconds for which a twin is doubted."""
 MAX_DOUBTED = 10_000
-"""Number of twins that are doubted at a time."""
+"""Maximum number of twins that are doubted at a time."""
 
 
 class UnverifiedTwins:

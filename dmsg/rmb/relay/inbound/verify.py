@@ -26,11 +26,12 @@ INTAKE_RATE, INTAKE_BURST = 5000.0, 10_000.0
 INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
 """Messages and bytes per minute that other relays may bring from one twin."""
 MAX_TAKEN = 65_536
-"""Number of accepted messages that are remembered until they expire, so that each is accepted and counted once."""
+"""Maximum number of accepted messages that are remembered until they expire, so that each is accepted and counted
+once."""
 WORTHLESS = 20
 """Number of messages for which a malformed or wrongly signed message counts."""
 MAX_INTAKE = 1024
-"""Number of messages of other relays under way at once."""
+"""Maximum number of messages of other relays under way at once."""
 
 
 class Verdict(NamedTuple):

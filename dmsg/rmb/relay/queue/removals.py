@@ -9,7 +9,7 @@ from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId
 MAX_REMOVALS = 200_000
 """Number of ids that are remembered; beyond it the oldest are forgotten, and their messages delivered again."""
 AT_ONCE = 500
-"""Number of messages deleted in one attempt."""
+"""Maximum number of messages deleted in one attempt."""
 
 
 class Removals:
