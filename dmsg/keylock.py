@@ -1,5 +1,4 @@
-"""Locks on key files: only one program at a time uses a key on this machine, and a second one learns which program it
-is.
+"""Locks on key files: only one program at a time uses a key on this machine, and a second one learns which one.
 
 Two programs with one key disturb each other: servers send new requests to the newest connection, and each program
 replaces the other's entry in discovery.  The lock is ``FILE.lock`` beside the key file, or the key file itself if

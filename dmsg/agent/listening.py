@@ -23,7 +23,7 @@ FIRST_DELAY = 0.25
 MAX_TAKING = 64
 """Maximum number of streams that a program accepts at the same time; further ones wait."""
 MAX_AGENT_DELAY = 5.0
-"""Maximum seconds between two such attempts."""
+"""Maximum seconds between two attempts to reach an agent that has gone."""
 
 _log = Logger()
 

@@ -216,7 +216,7 @@ _ERRORS: tuple[type[DmsgError], ...] = (
 
 
 def error_line(error: BaseException) -> dict[str, object]:
-    """Return the answer for an error, from which the program raises the same error."""
+    """Return the answer that reports an error, so that the program can raise the same error."""
     name = next((kind.__name__ for kind in _ERRORS if isinstance(error, kind)), "DmsgError")
     told: dict[str, object] = {"error": name, "text": shorten(str(error)) or type(error).__name__}
     for field in ("key", "reason", "status"):

@@ -428,5 +428,5 @@ class Pipeline:
         return known.unionByName(bronze.file_names(self.lake.fresh(state.batches)))
 
     def _torn(self, run: int) -> int:
-        """Return the number of files of that run that have a problem."""
+        """Return the number of files with a problem that run number ``run`` has read."""
         return self.lake.of_run("silver", "files", run).where(F.col("problem").isNotNull()).count()

@@ -1,5 +1,6 @@
-"""HTTP site for the files of one directory, with ranges, types and listings; nothing outside it, and nothing that
-blocks."""
+"""HTTP site for the files of one directory, with ranges, types and listings.
+
+The site serves nothing outside the directory, and never blocks the reactor."""
 
 from __future__ import annotations
 

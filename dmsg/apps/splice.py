@@ -36,7 +36,7 @@ class SplicedConnection(Protocol):
 
     other: SplicedConnection | None = None
     reading_ended = False
-    """Handle the end of the data that this connection receives."""
+    """Whether the other end of this connection has ended its data."""
     _writing_ended = False
 
     def __init__(

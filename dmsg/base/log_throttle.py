@@ -1,5 +1,4 @@
-"""Throttle for log lines that strangers can provoke: one line of a kind per interval, with the number left out.  No
-I/O."""
+"""Throttle for log lines that strangers can provoke: one line of a kind per interval.  No I/O."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Account of the memory that a process holds for others, and the choice of who loses data under memory pressure.  No
-I/O.
+"""Account of the memory that a process holds for others, and the choice of what to drop.  No I/O, no clock.
 
 Every queue has a limit of its own; this is the limit of their sum.  A *source* is anything that holds data for others.
 The account asks all sources from time to time what they hold and for whom.  So nothing is counted on the path of a

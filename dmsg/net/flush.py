@@ -15,7 +15,7 @@ class Flushable(Protocol):
     """Interface of an object that queues data until the reactor turn ends."""
 
     def flush(self) -> None:
-        """Pass on the queued data."""
+        """Pass the queued data on; called at the end of the reactor turn."""
 
 
 def _flush_all(ones: list[Flushable]) -> None:

@@ -21,8 +21,8 @@ WORTH_GIVING_BACK = 8 * 1024 * 1024
 the process's base size is more, that counts instead.
 """
 TRIM_PAUSE, LONGEST_TRIM_PAUSE = 5.0, 300.0
-"""Shortest and longest pause in seconds between two such requests. The pause doubles after each request that had no
-effect, until something changes.
+"""Shortest and longest pause in seconds between two requests to the allocator to return memory. The pause doubles after
+each request that had no effect, until something changes.
 """
 TRIM_COST = 1000.0
 """Factor by which a pause is at least longer than the last request took."""

@@ -10,7 +10,7 @@ from dmsg.net.links.connect import LinkClientEndpoint, MakeLink, tcp_endpoint
 from dmsg.net.links.link import Link
 
 LOOK_TIMEOUT = 10.0
-"""Seconds that the check may take."""
+"""Seconds that the check of the server's own reachability may take."""
 
 
 class _Visitor:

@@ -27,11 +27,11 @@ transports from before the start are accepted.
 MAX_FORMER = 65_536
 """Maximum number of receipts accepted for transports from before the start, in all."""
 MAX_FORMER_OF_NETWORK = 4096
-"""Maximum number of these receipts from clients of one network (/24, /48). Keys cost an attacker nothing, so a limit
-for each key alone would not help.
+"""Maximum number of receipts for transports from before the start, from clients of one network (/24, /48). Keys cost an
+attacker nothing, so a limit for each key alone would not help.
 """
 MAX_FORMER_OF_SIGNER = 1024
-"""Maximum number of these receipts from one client, as many as a client keeps for a server
+"""Maximum number of receipts for former transports from one client, as many as a client keeps for a server
 (:mod:`dmsg.v2019.core.receipts_kept`)."""
 
 
@@ -73,7 +73,7 @@ class ReceiptsDue:
         self._former: dict[bytes, set[bytes]] = {}
         """Former transports for which each signer has handed in a receipt, while such receipts are accepted."""
         self._former_of: Counter[str] = Counter()
-        """Number of these receipts by network."""
+        """Number of receipts for former transports, by network."""
         self._taken: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
         """Transport and signer of recent due receipts, in order, for the same time; so that a repeat does not pass as a
         former one.

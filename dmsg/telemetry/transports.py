@@ -94,7 +94,7 @@ class CountingRelay(Protocol):
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of these frames."""
+        """Number of bytes in the frames received since the start."""
 
 
 class Observer(Protocol):

@@ -50,7 +50,7 @@ SECURE_SEEN_SIZE = 65536
 PLAIN_SERVERS = 1024
 """Maximum number of servers remembered for not supporting PING although their entries claim it."""
 PLAIN_TIME = 3600.0
-"""Seconds for which such a server is remembered."""
+"""Seconds for which a server is remembered for not supporting PING."""
 RESUME_ATTEMPT = 5.0
 """Seconds for one attempt to resume a stream through one server."""
 RESUME_DELAY = 0.1

@@ -79,7 +79,7 @@ def latency_hour(transports: DataFrame) -> DataFrame:
 
 
 def latency_day(hours: DataFrame) -> DataFrame:
-    """Compute the same latencies by day."""
+    """Compute the latencies of each server by day."""
     return latency(hours, ["server", "dt"]).select(*DAILY["latency_day"].schema.fieldNames())
 
 

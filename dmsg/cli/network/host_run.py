@@ -94,7 +94,7 @@ class HostSettings:
 
     @property
     def invitation(self) -> Invitation:
-        """What others type to join."""
+        """Invitation, which others type to join."""
         scheme = "http" if self.tls is None else "https"
         url = self.proxy_url or f"{scheme}://{at_port(self.address, self.discovery_port)}"
         return Invitation(self.name, url, self.key.public, at_port(self.address, self.server_port))

@@ -32,7 +32,7 @@ that has sent no valid message, else the oldest.
 MAX_TOLD = 32
 """Maximum number of handshakes completed only to tell the client that there is no room. Further clients are cut off."""
 TOLD_PER_ADDRESS = 4
-"""Maximum number of such handshakes for one address."""
+"""Maximum number of handshakes for one address that are completed only to tell the client that there is no room."""
 FLOOD_BURST = 2.0
 """Number of connections of one key that may end for flooding before its further connections are refused. Other keys
 behind its address are not affected: many people may share an address, and a flooder only ends his own connections.
@@ -56,7 +56,7 @@ though it is busy.
 SEARCHED = 16
 """Number of blocks searched for an idle client, those with most first."""
 SEARCH_AGAIN = 1.0
-"""Seconds for which the list of these blocks is reused. Ranking them takes milliseconds, while an attempt costs a
+"""Seconds for which the ranking of blocks is reused. To rank them takes milliseconds, while an attempt costs a
 newcomer nearly nothing.
 """
 _SILENT = frozenset({DropReason.HANDSHAKE_ABANDONED, DropReason.DRAINING, DropReason.TOO_MANY_CONNECTIONS})

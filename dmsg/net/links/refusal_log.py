@@ -15,8 +15,8 @@ from twisted.logger import Logger
 SUM_UP = 10.0
 """Seconds between the lines that sum up repetitions."""
 MAX_STRANGERS = 50
-"""Maximum number of pairs of address and reason with lines of their own in that time. The rest is one line for each
-reason.
+"""Maximum number of pairs of address and reason with lines of their own in ``SUM_UP`` seconds. The rest is one line
+for each reason.
 """
 
 _log = Logger()

@@ -1,5 +1,4 @@
-"""Cache of a registry: remembers entries and missing ids for a while, and serves old entries while the registry is
-away."""
+"""Cache of a registry, which also remembers missing ids, and serves old entries while the registry is unavailable."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ TAKES_NOTHING = "the queue takes nothing"
 CLOSE_WAIT = 2.0
 """Seconds for which stopping waits until sessions have confirmed their messages; the rest stays in their queues."""
 LOOK_EVERY = 0.02
-"""Seconds between checks of these confirmations."""
+"""Seconds between checks whether sessions have confirmed their messages, while the relay stops."""
 
 _log = Logger()
 

@@ -42,7 +42,7 @@ from dmsg.rmb.twins.twin import Twin
 PING_BEHIND = 0.05
 """Seconds between pings behind messages, for sessions that log each ping."""
 PING_BEHIND_FEW = 1.0
-"""Longest delay of such a ping while few messages are unconfirmed."""
+"""Longest delay in seconds of a ping behind messages while few messages are unconfirmed."""
 HAND_AGAIN, HAND_SLOWLY = 0.02, 0.32
 """Seconds before the first check whether a session's messages are with its connection, and the longest pause between
 checks.

@@ -33,7 +33,7 @@ REGISTRY_RETRY = 1.0
 SETTLE_WAIT = 2.0
 """Seconds for which stopping waits for confirmations."""
 LOOK_EVERY = 0.02
-"""Seconds between checks of these confirmations."""
+"""Seconds between checks whether all messages are confirmed, while the participant stops."""
 
 _log = Logger()
 

@@ -84,7 +84,7 @@ class PieceBuffer:
             self._pieces.append(data)
 
     def take(self) -> bytes:
-        """Return all of them, and keep nothing."""
+        """Remove and return all bytes."""
         whole = b"".join((*self._pieces, self._tail))
         self._pieces.clear()
         self._tail.clear()
