@@ -16,7 +16,7 @@ UNPRINTABLE = "\ufffd"
 def printable(text: str, keep: str = "") -> str:
     """Return ``text`` without control characters, escape sequences and marks that change the direction of writing.
 
-    :param keep: characters to leave as they are, as in ``"\n"``.
+    :param keep: characters to leave as they are, as in ``"\\n"``.
     """
     if text.isprintable():
         return text
