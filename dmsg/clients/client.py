@@ -259,6 +259,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
+        # The entry goes first. Otherwise it would lead others to servers that this client has left.
         await self._publisher.withdraw()
         await self._set.stop()
         await self._lookups.close()
@@ -288,6 +289,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._publisher.soon()
 
     def _warn(self, text: str) -> None:
+        # Texts may contain what a server or another program has sent, so their number is bounded.
         if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
             self._warnings.add(text)
             self._warned(text)
@@ -329,6 +331,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         reasons: list[object] = []
         cached = remote in self._entries
         while True:
+            # A succession is signed by the old key, so following it needs no trust in discovery.
             remote, entry = await self._entries.successor(remote)
             if entry.client is None:
                 raise ConnectFailed(f"{remote.short} is a server, not a client", key=str(remote))
@@ -360,6 +363,7 @@ class DelegatedClient(Service, Generic[SessionT]):
             self._entries.doubt(remote)
 
     def _servers_of(self, remote: PubKey, entry: Entry) -> list[PubKey]:
+        # Connected servers come first: they save a handshake, and the fastest of them is known.
         def order(server: PubKey) -> tuple[bool, bool, float]:
             session = self._set.existing(server)
             if session is None:

@@ -156,7 +156,7 @@ class ServerLink(Generic[SessionT]):
             self._at_once = False
             return 0.0
         # A server that accepts connections and drops them is no better than one that accepts none.
-        self.failures = max(failures, self.short)
+        self.failures = max(failures, self.short)  # ``short`` counts across reconnects, ClientService does not.
         self._away(self, self.failures)
         return retry_delay(self.failures - 1, self._random)
 

@@ -91,6 +91,7 @@ class HandshakeLimits:
         return reason
 
     def _reason(self, server: str, initiator: bytes, ephemeral: bytes | None) -> CloseReason | None:
+        # The cheapest check comes first: a replayed handshake is one lookup in a table.
         if ephemeral in self._seen:
             return CloseReason.NOT_AUTHENTIC
         if not self._admitted(initiator):
@@ -114,6 +115,7 @@ class HandshakeLimits:
             )
         if not self._of_one.allow(who, now):
             return False
+        # The reserve lets each known initiator in even while others use up the common rate.
         return self._reserved.allow(who, now) or self._of_known.allow(server, now)
 
     def _admitted(self, initiator: bytes) -> bool:

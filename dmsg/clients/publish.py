@@ -132,6 +132,7 @@ class EntryPublisher:
         unchanged = wanted == self.published or (not wanted and self.published is None)
         if unchanged and (not wanted or not await self._is_missing(wanted)):
             return self._next_look()
+        # This is set before the POST, because discovery may store an entry whose answer is lost.
         self._told = True
         try:
             await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
@@ -144,7 +145,7 @@ class EntryPublisher:
         self.published = wanted
         self._posted_at = self._reactor.seconds()
         if wanted != self._delegated():
-            return PUBLISH_DELAY
+            return PUBLISH_DELAY  # The servers changed while the POST was under way.
         if wanted:
             waiting, self._waiting = self._waiting, []
             for deferred in waiting:

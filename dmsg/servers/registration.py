@@ -141,6 +141,7 @@ class Registration:
 
     def _register(self) -> None:
         assert self._lookups is not None
+        # One POST at a time: discovery accepts only the next sequence, so the second one would fail.
         if self._registering is not None:
             return
         available = self._available()
@@ -149,6 +150,7 @@ class Registration:
         def make(entry: Entry) -> Entry:
             nonlocal other
             assert self.address is not None
+            # Before the first POST, another address may be this server's own from its last run.
             there = entry.server
             other = there.address if there is not None and self._posted is not None else None
             return replace(entry, version=self._mark(entry.version), server=ServerMeta(self.address, available))
@@ -183,6 +185,7 @@ class Registration:
                     return
             else:
                 self.shared_with = None
+            # The number may have changed while the POST was under way.
             self._soon(CHANGE_DELAY if self._available() != available else REFRESH_INTERVAL)
 
         self._told = True

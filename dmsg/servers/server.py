@@ -147,6 +147,7 @@ class RelayServer(ListeningService):
 
         def looked(result: object) -> None:
             self._looking = None
+            # The server stays registered even if the check fails, because some routers do not lead back in.
             self.reachable = not isinstance(result, Failure)
             if not self.running or not isinstance(result, Failure):
                 return
@@ -164,10 +165,12 @@ class RelayServer(ListeningService):
         raise NotImplementedError
 
     async def _stop(self) -> None:
+        # Posting stops before anything else. A POST in the middle of the shutdown would bring the entry back.
         if self._looking is not None:
             self._looking.cancel()
         self.registration.stop()
         try:
+            # New clients are refused at once, while those that are connected get time to move.
             await self._stop_listening()
             self.factory.admission.stop()
             await self._leave()

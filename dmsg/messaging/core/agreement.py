@@ -1,7 +1,13 @@
 """KK handshake in OpenChannel and ChannelOpened.  No I/O.
 
+:class:`Proposal` is the opener's side and :class:`Offer` the responder's.  Each takes the other's message and ends with
+the ciphers of the channel, or raises :exc:`~dmsg.errors.HandshakeError`.  An error changes nothing but the handshake
+itself, which is useless from then on.
+
 The pattern is ``Noise_KK_Secp256k1_ChaChaPoly_SHA256`` with empty prologue and payloads, so both messages have 49
-bytes.  Source: the seed document, section Noise Implementation in Channels.
+bytes.  Both ends must know the other's static key, which the server tells the responder in OpenChannel.  A server that
+tells a wrong key makes the handshake fail.  But it can replay a recorded OpenChannel, so the responder knows the opener
+is live only from the first data.  Source: the seed document, section Noise Implementation in Channels.
 """
 
 from __future__ import annotations

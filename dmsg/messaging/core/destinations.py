@@ -1,4 +1,13 @@
-"""Choice of the link that an OpenChannel goes to and of the channel's ids, or of a reason to refuse it.  No I/O."""
+"""Choice of the link that an OpenChannel goes to and of the channel's ids, or of a reason to refuse it.  No I/O.
+
+The inputs are the body of the OpenChannel, the opener's link, the limits and the time.  The output is the newest link
+of the remote's key with a free id there, or a :class:`~dmsg.errors.DropReason`.  Nothing changes but rate limits; the
+relay makes the channel.
+
+A link's client and the server must never use one id for two channels.  An id with unsent data of a closed channel
+therefore stays in use.  All openers share the rate of a destination, so that no client is asked for more than it can
+answer.
+"""
 
 from __future__ import annotations
 

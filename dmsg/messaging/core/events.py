@@ -1,4 +1,4 @@
-"""Events that the client's core returns for the channels of a link."""
+"""Events that the client's core returns for the channels of a link, in the order of the frames that caused them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Links of a messaging server and their ends of channels, and the choice of channel ids.  No I/O."""
+"""Links of a messaging server and their ends of channels, and the choice of channel ids.  No I/O.
+
+These are records; the rules are in :mod:`dmsg.messaging.core.relay`.  :func:`descending` chooses the id of a channel
+that the server opens to a client.  The server counts downwards, because clients count upwards and the frames do not say
+who chose an id.
+"""
 
 from __future__ import annotations
 

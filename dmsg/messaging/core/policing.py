@@ -1,4 +1,9 @@
-"""Rate limits for what one client may ask of a messaging server.  No I/O, no clock."""
+"""Rate limits for what one client may ask of a messaging server.  No I/O, no clock.
+
+OpenChannels and stray control frames have a token bucket each, per link.  An OpenChannel above the rate is refused; a
+stray frame gets no answer.  A client that continues regardless loses its link (:mod:`dmsg.base.policing`).  Answers and
+ends of channels are free, because the opener has paid for them, and frames that others provoke are forgiven.
+"""
 
 from __future__ import annotations
 
