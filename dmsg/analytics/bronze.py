@@ -7,31 +7,15 @@ it in the family ``quarantine``.
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, functions as F
-from pyspark.sql.types import LongType
 
+from dmsg.analytics.event_rules import COUNTS, FUTURE_TOLERANCE_MS, KEY, LACKING, LARGEST, NO_END, OLDEST
 from dmsg.analytics.schemas import CORRUPT, DAY_MS, EVENT, FAMILIES, QUARANTINE
 from dmsg.telemetry.schema import BUCKETS, SCHEMA_VERSION
 
-OLDEST = 1_577_836_800_000
-"""Start of 2020 in ms since 1970. Events before it come from a machine whose clock is not set."""
-FUTURE_TOLERANCE_MS = 10 * 60 * 1000
-"""Time in ms by which the clock of an entity may be ahead."""
 BUCKET_SIZE = 32_768
 """Number of event numbers in a bucket: one of Spark's bitmaps has this many bits."""
-LARGEST = 2**50
-"""Largest number that an event may hold; sums of numbers up to it do not overflow 64 bits."""
-_COUNTS = tuple(
-    one.name
-    for one in EVENT.fields
-    if isinstance(one.dataType, LongType) and one.name not in ("sequence", "available", "clock_ms")
-)
-"""Fields whose numbers are added up. Three others are left out, because they are copied from strangers' entries."""
 PASSED_OVER = r"^\s*(\[\s*\])?\s*$"
 """Regular expression of lines from which Spark's JSON reader makes no rows: blank lines and empty arrays."""
-LACKING = "lines are missing"
-"""Problem of a file whose last line announces more lines than were read."""
-KEY = "^0[23][0-9a-f]{64}$"
-"""Regular expression of a server's public key; a collected spool may hold other texts in place of a server's name."""
 UNCHECKED = "a checked receipt, where entities write"
 LINE_LIMIT = 4096
 """Maximum number of characters of a line that the quarantine keeps."""
@@ -56,7 +40,7 @@ def problem_column(now_ms: int, *, checked: bool) -> Column:
         .when(F.col("ts") > now_ms + FUTURE_TOLERANCE_MS, "from the future")
         .when(F.col("ts") < OLDEST, "from before 2020")
         .when(F.col("rtt").isNotNull() & (F.size("rtt") != BUCKETS), "a histogram of a wrong size")
-        .when((F.least(*_COUNTS) < 0) | (F.greatest(*_COUNTS) > LARGEST), "a number out of range")
+        .when((F.least(*COUNTS) < 0) | (F.greatest(*COUNTS) > LARGEST), "a number out of range")
         .when(F.array_min("rtt") < 0, "a number out of range")
     )
 
@@ -118,7 +102,7 @@ def file_report(rows: DataFrame) -> DataFrame:
     return per_file.select(
         uri(F.col("file")).alias("file"),
         F.col("arrived").alias("lines"),
-        F.when(F.col("ends") == 0, "the end is missing")
+        F.when(F.col("ends") == 0, NO_END)
         .when(F.col("told") > F.col("arrived") - F.col("ends"), LACKING)
         .alias("problem"),
     )

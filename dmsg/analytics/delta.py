@@ -10,6 +10,7 @@ transaction came between. No rows are lost, and none are written twice.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction
-from pyspark.sql.types import ArrayType, DataType, StructType
+from pyspark.sql.types import StructType
+
+from dmsg.analytics.parquet import Part, arrow_schema
 
 READER_VERSION = 1
 """Highest ``minReaderVersion`` of the Delta protocol that is accepted. A table that needs a newer reader was changed by
@@ -48,17 +51,6 @@ UNUSABLE = r"[\[\]%\\^|]"
 """Regular expression of the characters in a path that delta-rs cannot write to."""
 SMALL_FILE = 32 * 1024 * 1024
 """Size in bytes below which a file may be merged with others."""
-_ARROW: dict[str, pa.DataType] = {
-    "string": pa.string(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "double": pa.float64(),
-    "boolean": pa.bool_(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-}
-
-
 _SQL = {
     "string": "VARCHAR",
     "int": "INT",
@@ -82,22 +74,17 @@ class File:
 
     :ivar path: path below the table's directory.
     :ivar values: values of the partition columns.
+    :ivar rows: number of rows; None if the log does not tell it.
+    :ivar first: smallest ``ts``; None if the log does not tell it.
+    :ivar last: largest ``ts``.
     """
 
     path: str
     size: int
     values: Mapping[str, str]
-
-
-def _arrow_type(kind: DataType) -> pa.DataType:
-    if isinstance(kind, ArrayType):
-        return pa.list_(_arrow_type(kind.elementType))
-    return _ARROW[kind.simpleString()]
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of these columns."""
-    return pa.schema([pa.field(one.name, _arrow_type(one.dataType)) for one in schema.fields])
+    rows: int | None = None
+    first: int | None = None
+    last: int | None = None
 
 
 def unusable_character(uri: str) -> str | None:
@@ -131,6 +118,36 @@ def rows_of(table: DeltaTable, condition: str = "true") -> pa.Table:
     :raises LakeError: as :func:`run_query`.
     """
     return run_query(table, f"SELECT * FROM it WHERE {condition}")  # noqa: S608
+
+
+def _added(part: Part, at: int | None = None) -> AddAction:
+    """Return the action that adds a file to a table.
+
+    :param at: when the file was written, in ms since 1970; None is now.
+    """
+    stats: dict[str, object] = {"numRecords": part.rows}
+    if part.first is not None:
+        stats |= {"minValues": {"ts": part.first}, "maxValues": {"ts": part.last}}
+    return AddAction(
+        path=part.path,
+        size=part.size,
+        partition_values=dict(part.values),
+        modification_time=int(time.time() * 1000) if at is None else at,
+        data_change=True,
+        stats=json.dumps(stats),
+    )
+
+
+def _times(footer: pq.FileMetaData) -> tuple[int | None, int | None]:
+    """Return the smallest and the largest ``ts`` of a file, by its footer."""
+    names = footer.schema.to_arrow_schema().names
+    if "ts" not in names:
+        return None, None
+    place = next(index for index in range(footer.num_columns) if footer.schema.column(index).path == "ts")
+    found = [footer.row_group(index).column(place).statistics for index in range(footer.num_row_groups)]
+    if not found or any(one is None or not one.has_min_max for one in found):
+        return None, None
+    return min(one.min for one in found), max(one.max for one in found)
 
 
 class Delta:
@@ -187,11 +204,14 @@ class Delta:
         if table is None:
             return []
         actions = pa.table(table.get_add_actions(flatten=True))
-        columns = [actions.column(name).to_pylist() for name in ("path", "size_bytes")]
-        values = [[str(one) for one in actions.column(f"partition.{name}").to_pylist()] for name in self.partitions]
-        rows = zip(*columns, *values, strict=True)
+        found = {name: actions.column(name).to_pylist() for name in actions.column_names}
+        nothing: list[int | None] = [None] * actions.num_rows
+        told = [found.get(name, nothing) for name in ("num_records", "min.ts", "max.ts")]
+        values = [[str(one) for one in found[f"partition.{name}"]] for name in self.partitions]
+        rows = zip(found["path"], found["size_bytes"], *told, *values, strict=True)
         return [
-            File(unquote(path), size, dict(zip(self.partitions, of_file, strict=True))) for path, size, *of_file in rows
+            File(unquote(path), size, dict(zip(self.partitions, of_file, strict=True)), *numbers)
+            for path, size, *numbers, of_file in ((one[0], one[1], *one[2:5], one[5:]) for one in rows)
         ]
 
     def read(
@@ -236,6 +256,10 @@ class Delta:
             sql = f"WITH it AS (SELECT *{''.join(nulls)} FROM it) {sql}"  # noqa: S608
         return run_query(table, sql)
 
+    def storage(self) -> pafs.FileSystem:
+        """Return the file system whose root is the table's directory."""
+        return pafs.PyFileSystem(DeltaStorageHandler(self.uri))
+
     def location(self, file: File) -> str:
         """Return the URI at which Spark reads the file."""
         return f"{self.uri}/{file.path}"
@@ -247,19 +271,21 @@ class Delta:
 
     def commit(
         self,
-        directory: str,
+        directory: str | None,
         number: int,
         *,
         application: str = APPLICATION,
         replaces: Mapping[str, Iterable[str]] | None = None,
         again: str = "",
+        parts: Iterable[Part] = (),
     ) -> None:
-        """Add the files that Spark wrote to a directory below the table.
+        """Add the files that Spark wrote to a directory below the table, and those that Arrow wrote.
 
         :param number: number of the application's transaction. It must not be lower than the application's newest one.
         :param replaces: values of partition columns; the new files replace all files of these partitions. An empty
             mapping replaces the whole table. None appends, and removes only the files whose path begins with
             ``again``.
+        :param parts: the files that Arrow wrote.
         :param again: path prefix of the files that the same transaction wrote in an earlier run that was killed.
         :raises LakeError: another run has changed the table, or the number is too low.
         """
@@ -271,9 +297,10 @@ class Delta:
             raise self._overtaken()
         self._widen(table)
         filters = [(name, "in", sorted(values)) for name, values in (replaces or {}).items()]
+        added = [*(() if directory is None else self._written(directory)), *map(_added, parts)]
         try:
             table.create_write_transaction(
-                [*self._written(directory), *(self._removed(again) if again and replaces is None else ())],
+                [*added, *(self._removed(again) if again and replaces is None else ())],
                 "append" if replaces is None else "overwrite",
                 Schema.from_arrow(arrow_schema(self.schema)),
                 self.partitions,
@@ -292,6 +319,14 @@ class Delta:
         for file in self.files():
             if file.path.startswith(prefix):
                 yield RemoveAction(file.path, True, now, file.size, dict(file.values))
+
+    def ensure(self) -> None:
+        """Create the table if it does not exist.
+
+        :raises LakeError: the table cannot be made.
+        """
+        if self.open() is None:
+            self._create()
 
     def _create(self) -> DeltaTable:
         try:
@@ -315,22 +350,17 @@ class Delta:
 
     def _written(self, directory: str) -> Iterable[AddAction]:
         """Yield an add action for each Parquet file that Spark wrote to ``directory``."""
-        store = pafs.PyFileSystem(DeltaStorageHandler(self.uri))
+        store = self.storage()
         for found in store.get_file_info(pafs.FileSelector(directory, recursive=True, allow_not_found=True)):
             if found.type is not pafs.FileType.File or not found.base_name.endswith(".parquet"):
                 continue
             path = found.path.lstrip("/")
             values = dict(part.split("=", 1) for part in path.split("/")[1:-1])
             with store.open_input_file(path) as file:
-                rows = pq.read_metadata(file).num_rows
-            yield AddAction(
-                path=path,
-                size=found.size,
-                partition_values={name: unquote(values[name]) for name in self.partitions},
-                modification_time=int((found.mtime_ns or 0) / 1_000_000),
-                data_change=True,
-                stats=f'{{"numRecords": {rows}}}',
-            )
+                footer = pq.read_metadata(file)
+            named = tuple((name, unquote(values[name])) for name in self.partitions)
+            part = Part(path, found.size, footer.num_rows, named, *_times(footer))
+            yield _added(part, int((found.mtime_ns or 0) / 1_000_000))
 
     # --- maintenance ---
 

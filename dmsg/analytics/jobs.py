@@ -19,10 +19,16 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from dmsg.analytics import bronze
+from dmsg.analytics.delta import File
+from dmsg.analytics.event_rules import LACKING
+from dmsg.analytics.intake import convert_files
 from dmsg.analytics.lake import Lake
+from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow
 from dmsg.analytics.refine import MIDNIGHT_MS, Refinement
 from dmsg.analytics.runs import Claim, State, TablesBusy
-from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, OVERALL, QUARANTINE, RAW, SILVER
+from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, FAMILIES, OVERALL, QUARANTINE, RAW, SILVER
+from dmsg.analytics.sealed_files import Sealed, Target
+from dmsg.analytics.store import FILES, batch_of, local_path
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
 MAX_LINE = 1024 * 1024
@@ -118,12 +124,27 @@ class NewLines:
     :ivar days: days to refine, in order; empty if there are no events.
     :ivar events: number of lines that are events.
     :ivar quarantined: number of lines that are not.
+    :ivar torn_files: number of files with a problem.
     """
 
     batches: dict[str, int]
     days: list[str]
     events: int
     quarantined: int
+    torn_files: int = 0
+
+
+@dataclass(frozen=True)
+class Unread:
+    """File that no run has read.
+
+    :ivar uri: name of the file in bronze.
+    :ivar path: path as Spark reads it.
+    """
+
+    uri: str
+    path: str
+    size: int
 
 
 class Pipeline:
@@ -204,7 +225,9 @@ class Pipeline:
                     known = self._known(state).withColumnRenamed("file", "known")
                     batch = batch.join(known, bronze.uri(F.col("file")) == F.col("known"), "left_anti")
                     now_ms = int(datetime.now(UTC).timestamp() * 1000)
-                    self._write_bronze(batch, origin, number, now_ms, checked=source.checked)
+                    if not self.lake.has_batch(origin, number):
+                        rows = self._bronze_rows(batch, origin, number, now_ms, checked=source.checked)
+                        self.lake.add_bronze(rows, origin, number)
                     after(claim)
 
         writer = (
@@ -230,21 +253,50 @@ class Pipeline:
                 if stop.wait(1.0) or time.monotonic() > patience:
                     raise
 
-    def _write_bronze(
-        self, lines: DataFrame, origin: str, number: int, now_ms: int, *, checked: bool = False, anew: bool = False
-    ) -> None:
+    def _bronze_rows(self, lines: DataFrame, origin: str, number: int, now_ms: int, *, checked: bool) -> DataFrame:
         rows = bronze.bronze_rows(lines, now_ms=now_ms, checked=checked)
-        rows = rows.withColumns({"origin": F.lit(origin), "batch": F.lit(number)})
-        self.lake.add_bronze(rows, origin, number, anew=anew)
+        return rows.withColumns({"origin": F.lit(origin), "batch": F.lit(number)})
 
-    def _ingest(self, source: Source, unread: list[str]) -> None:
+    def _ingest(self, source: Source, unread: list[Unread]) -> None:
         """Write the lines of unread files of a source to bronze, as one batch."""
-        files = [file for file in unread if fnmatch(file.rpartition("/")[2], source.pattern)]
-        if files:
-            lines = self.spark.read.schema(RAW).options(**READ_OPTIONS, **AS_NAMED).json(files)
+        files = [file for file in unread if fnmatch(file.path.rpartition("/")[2], source.pattern)]
+        if not files:
+            return
+        number = self.lake.batch(source.name) + 1
+        parts, refused = self._converted(files, source, number)
+        rows = None
+        if refused:
+            lines = self.spark.read.schema(RAW).options(**READ_OPTIONS, **AS_NAMED).json(refused)
             lines = lines.withColumn("file", F.col("_metadata.file_path"))
-            number = self.lake.batch(source.name) + 1
-            self._write_bronze(lines, source.name, number, self._now_ms, checked=source.checked)
+            rows = self._bronze_rows(lines, source.name, number, self._now_ms, checked=source.checked)
+        self.lake.add_bronze(rows, source.name, number, parts=parts)
+
+    def _converted(self, files: list[Unread], source: Source, number: int) -> tuple[list[Part], list[str]]:
+        """Convert with Arrow what it takes.
+
+        :returns: the Parquet files, and the paths of the files that Spark has to read.
+        """
+        lake = self.lake
+        places = [(file, local_path(file.path)) for file in files]
+        if not lake.local or any(place is None for _, place in places):
+            return [], [file.path for file in files]
+        bronze_table = lake.table("", "bronze")
+        target = Target(
+            bronze_table.uri,
+            lake.batch_directory(source.name, number),
+            source.name,
+            number,
+            self._now_ms,
+            source.checked,
+        )
+        found = convert_files(
+            self.spark,
+            [(Sealed(file.uri, str(place)), file.size) for file, place in places],
+            target,
+            few=sum(file.size for file in files) < SMALL_BYTES,
+        )
+        refused = {one.uri for one in found.refused}
+        return found.parts, [file.path for file in files if file.uri in refused]
 
     def _listing(self, sources: Iterable[Source]) -> DataFrame:
         """Return all files of the sources: name as a URI, path as Spark reads it, and length in bytes."""
@@ -283,14 +335,15 @@ class Pipeline:
         :returns: URIs of the files that no run has refined.
         """
         self._step("listing files")
-        unread = self._listing(sources).join(self._known(before), "file", "left_anti").collect()
+        rows = self._listing(sources).join(self._known(before), "file", "left_anti").collect()
+        unread = [Unread(row.file, row.path, row.length) for row in rows]
         # Lines that a killed run or stream wrote to bronze are refined as well, even if no file is unread.
         if unread or self.lake.unrefined(before.batches):
-            self._tune(sum(row.length for row in unread) < SMALL_BYTES)
+            self._tune(sum(file.size for file in unread) < SMALL_BYTES)
             for source in sources:
                 self._step(f"bronze: {source.name}")
-                self._ingest(source, [row.path for row in unread])
-        return [row.file for row in unread]
+                self._ingest(source, unread)
+        return [file.uri for file in unread]
 
     def begin_small(self) -> None:
         """Use the settings for small jobs until the amount of work is known."""
@@ -323,19 +376,22 @@ class Pipeline:
         state = replace(before.with_days(days, number), run=number, batches=taken.batches, at=at, versions={})
         duplicates = 0
         if days:
-            self._tune(lake.bronze(days=days).count() < SMALL_EVENTS)
+            files = lake.table("", "bronze").files()
+            events = sum(
+                one.rows or 0 for one in files if one.values["family"] in FAMILIES and one.values["dt"] in days
+            )
+            self._tune(events < SMALL_EVENTS)
             tables = Refinement(lake, claim, state, days, today=self.now.date(), small=self._small, step=self._step)
             duplicates = tables.silver()
             tables.gold_daily()
             tables.gold_overall()
-        torn = self._torn(number)
         self._step("commit")
         # Tidy up before the commit: the claim keeps other writers away, and files of the current state, which a reader
         # may be reading, stay.
         lake.tidy(before, claim)
         state = lake.finish(claim, state)
         self._progress("done", self._total, self._total)
-        return RunOutcome(state, days, taken.events, taken.quarantined, torn, duplicates)
+        return RunOutcome(state, days, taken.events, taken.quarantined, taken.torn_files, duplicates)
 
     def take_in(self, before: State, number: int, unread: list[str]) -> NewLines | None:
         """Record the files of bronze's new batches, and find the days that the batches touch.
@@ -347,53 +403,47 @@ class Pipeline:
         lake = self.lake
         if not unread and not lake.unrefined(before.batches):
             return None
-        fresh = lake.fresh(before.batches)
         self._step("which days are touched")
-        taken = self._touched(fresh, before)
+        taken = self._touched(lake.fresh_files(before.batches), before)
         if taken.batches == before.batches and not unread:
             return None
-        self._write_files(bronze.file_report(fresh), number, unread)
-        if self._add_passed_over(number):
-            fresh = lake.fresh(before.batches)
-            taken = self._touched(fresh, before)
-            self._write_files(bronze.file_report(fresh), number, unread)
-        return taken
+        problems = self._write_files(before, number, unread)
+        if self._add_passed_over(number, [file for file, problem in problems.items() if problem == LACKING]):
+            taken = self._touched(lake.fresh_files(before.batches), before)
+            problems = self._write_files(before, number, unread)
+        return replace(taken, torn_files=sum(problem is not None for problem in problems.values()))
 
     @staticmethod
-    def _touched(fresh: DataFrame, before: State) -> NewLines:
-        of_day = F.col("ts") % DAY_MS
-        witness = F.col("family").isin("transport", "receipt")
-        rows = (
-            fresh.groupBy("origin", "family", "dt")
-            .agg(
-                F.max("batch").alias("batch"),
-                F.count(F.lit(1)).alias("lines"),
-                F.coalesce(F.bool_or(witness & (of_day < MIDNIGHT_MS)), F.lit(False)).alias("early"),
-                F.coalesce(F.bool_or(witness & (of_day >= DAY_MS - MIDNIGHT_MS)), F.lit(False)).alias("late"),
-            )
-            .collect()
-        )
+    def _touched(fresh: Iterable[File], before: State) -> NewLines:
+        """Return what the log of bronze tells of the files of new batches."""
         batches = dict(before.batches)
         days: set[str] = set()
         near: set[str] = set()
-        for row in rows:
-            batches[row.origin] = max(batches.get(row.origin, -1), row.batch)
-            if row.family != QUARANTINE:
-                days.add(row.dt)
-                day = date.fromisoformat(row.dt)
-                near |= {str(day - timedelta(1))} if row.early else set()
-                near |= {str(day + timedelta(1))} if row.late else set()
+        lines = quarantined = 0
+        for file in fresh:
+            for origin, number in batch_of(file):
+                batches[origin] = max(batches.get(origin, -1), number)
+            family, rows = file.values["family"], file.rows or 0
+            if family == QUARANTINE:
+                quarantined += rows
+            elif family in FAMILIES:
+                lines += rows
+                day = date.fromisoformat(file.values["dt"])
+                days.add(str(day))
+                if family in ("transport", "receipt"):
+                    first, last = (None if time is None else time % DAY_MS for time in (file.first, file.last))
+                    near |= {str(day - timedelta(1))} if first is None or first < MIDNIGHT_MS else set()
+                    near |= {str(day + timedelta(1))} if last is None or last >= DAY_MS - MIDNIGHT_MS else set()
         days |= near & set(before.days)
-        quarantined = sum(row.lines for row in rows if row.family == QUARANTINE)
-        return NewLines(batches, sorted(days), sum(row.lines for row in rows) - quarantined, quarantined)
+        return NewLines(batches, sorted(days), lines, quarantined)
 
-    def _add_passed_over(self, number: int) -> bool:
+    def _add_passed_over(self, number: int, lacking: list[str]) -> bool:
         """Add the lines from which Spark's JSON reader makes no rows to the quarantine.
 
-        :returns: whether there are such lines.
+        :param lacking: files in which lines are missing.
+        :returns: whether there are such files.
         """
-        lacking = self.lake.of_run("silver", "files", number).where(F.col("problem") == bronze.LACKING)
-        files = [unquote(row.file) for row in lacking.limit(MOST_LACKING).collect()]
+        files = [unquote(file) for file in lacking[:MOST_LACKING]]
         if not files:
             return False
         texts = self.spark.read.options(**READ_OPTIONS, **AS_NAMED).text(files)
@@ -401,32 +451,34 @@ class Pipeline:
         nothing = [
             f"CAST(NULL AS {one.dataType.simpleString()}) AS `{one.name}`" for one in RAW.fields if one.name != CORRUPT
         ]
-        self._write_bronze(
-            lines.selectExpr(*nothing, f"value AS `{CORRUPT}`", "file"), LINES, number, self._now_ms, anew=True
-        )
+        lines = lines.selectExpr(*nothing, f"value AS `{CORRUPT}`", "file")
+        self.lake.add_bronze(self._bronze_rows(lines, LINES, number, self._now_ms, checked=False), LINES, number)
         return True
 
-    def _write_files(self, told: DataFrame, number: int, unread: list[str]) -> None:
+    def _write_files(self, before: State, number: int, unread: list[str]) -> dict[str, str | None]:
+        """Write a row for each file of the run.
+
+        :returns: the problem of each file.
+        """
         self._step("files")
         lake = self.lake
-        if unread:
-            names = self.spark.createDataFrame(pa.table({"file": pa.array(unread, pa.string())}))
-            told = names.join(told, "file", "full_outer").select(
-                "file",
-                F.coalesce("lines", F.lit(0)).alias("lines"),
-                F.when(F.col("lines").isNull(), "nothing in it can be read")
-                .otherwise(F.col("problem"))
-                .alias("problem"),
-            )
-        lake.write(told.coalesce(1), "silver", "files", number, more=True)
+        found = lake.register(before.batches).to_pylist()
+        if any(not is_of_arrow(file.path) for file in lake.fresh_files(before.batches)):
+            found += bronze.file_report(lake.fresh(before.batches)).toArrow().to_pylist()
+        nothing = {"lines": 0, "problem": "nothing in it can be read"}
+        rows = {file: {"file": file, **nothing} for file in unread} | {row["file"]: row for row in found}
+        schema = arrow_schema(FILES.schema)
+        lake.put(pa.Table.from_pylist(list(rows.values()), schema=schema), "silver", "files", number, more=True)
+        return {file: row["problem"] for file, row in rows.items()}
 
     def _known(self, state: State) -> DataFrame:
         """Return the files that were read, by finished runs and by killed ones."""
-        known = self.lake.read("silver", "files", state).select("file")
+        lake = self.lake
+        known = lake.read("silver", "files", state).select("file")
         if state.run == 0:  # Without a finished run, the records of a killed first run do not count.
             known = known.limit(0)
-        return known.unionByName(bronze.file_names(self.lake.fresh(state.batches)))
-
-    def _torn(self, run: int) -> int:
-        """Return the number of files with a problem that run number ``run`` has read."""
-        return self.lake.of_run("silver", "files", run).where(F.col("problem").isNotNull()).count()
+        if any(not is_of_arrow(file.path) for file in lake.fresh_files(state.batches)):
+            known = known.unionByName(bronze.file_names(lake.fresh(state.batches)))
+        if (registered := lake.register(state.batches)).num_rows:
+            known = known.unionByName(self.spark.createDataFrame(registered.select(["file"])))
+        return known

@@ -6,15 +6,18 @@ with the transaction that names this directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from secrets import token_hex
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from dmsg.analytics.delta import APPLICATION, Delta, File, arrow_schema
+from dmsg.analytics.delta import APPLICATION, Delta, File
+from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow, read_part, write_part
 from dmsg.analytics.runs import Claim, State
-from dmsg.analytics.schemas import QUARANTINE, write_options
+from dmsg.analytics.schemas import BRONZE, QUARANTINE, REGISTER, write_options
 from dmsg.analytics.store import BRONZE_KEY, Store, unrefined
 
 _READ = {"__globPaths__": "false"}
@@ -56,34 +59,67 @@ class Lake(Store):
             replaces = {"dt": days} if table.partitions and days is not None else {}
         self._commit(rows, table, str(run), run, replaces=replaces)
 
-    def add_bronze(self, rows: DataFrame, origin: str, number: int, *, anew: bool = False) -> None:
-        """Append a batch of lines to bronze. Idempotent: a batch that is there already is not written again.
+    def put(
+        self, rows: pa.Table, layer: str, name: str, run: int, days: Iterable[str] | None = None, *, more: bool = False
+    ) -> None:
+        """Write rows that are in memory as :meth:`write` does, without Spark.
 
-        :param anew: replace the batch if it is there already.
+        :param rows: rows with the columns and types of the table.
+        """
+        table = self.table(layer, name)
+        table.ensure()
+        directory, files = f"run={run}.{token_hex(4)}", table.storage()
+        parts = []
+        if table.partitions:
+            for day in pc.unique(rows["dt"]).to_pylist():
+                of_day = rows.filter(pc.equal(rows["dt"], day)).drop_columns(["dt"])
+                parts.append(write_part(files, of_day, directory, {"dt": str(day)}))
+        elif rows.num_rows:
+            parts.append(write_part(files, rows, directory, {}))
+        replaces = None if more else {"dt": days} if table.partitions and days is not None else {}
+        if self.held is not None:
+            self.held.check()
+        table.commit(None, run, replaces=replaces, again=f"run={run}.", parts=parts)
+
+    def batch_directory(self, origin: str, number: int) -> str:
+        """Return a new directory below bronze for files of a batch."""
+        return f"run={origin}.{number}.{token_hex(4)}"
+
+    def has_batch(self, origin: str, number: int) -> bool:
+        """Whether a batch is in bronze."""
+        return self.batch(origin) >= number
+
+    def add_bronze(self, rows: DataFrame | None, origin: str, number: int, *, parts: Sequence[Part] = ()) -> None:
+        """Append a batch of lines to bronze, or replace the batch if it is there already.
+
+        :param rows: lines that Spark writes.
+        :param parts: files that Arrow has written to a :meth:`batch_directory`.
         """
         table = self.table("", "bronze")
-        if anew or table.transaction(origin) < number:
-            self._commit(rows, table, f"{origin}.{number}", number, application=origin)
+        self._commit(rows, table, f"{origin}.{number}", number, application=origin, parts=parts)
 
     def _commit(
         self,
-        rows: DataFrame,
+        rows: DataFrame | None,
         table: Delta,
         label: str,
         number: int,
         *,
         replaces: Mapping[str, Iterable[str]] | None = None,
         application: str = APPLICATION,
+        parts: Sequence[Part] = (),
     ) -> None:
         again = f"run={label}."
-        directory = again + token_hex(4)
-        writer = with_types(rows, table.schema).write.options(**write_options(table.schema))
-        if table.partitions:
-            writer = writer.partitionBy(*table.partitions)
-        writer.parquet(f"{table.uri}/{directory}")
+        directory = None
+        if rows is not None:
+            directory = again + token_hex(4)
+            writer = with_types(rows, table.schema).write.options(**write_options(table.schema))
+            if table.partitions:
+                writer = writer.partitionBy(*table.partitions)
+            writer.parquet(f"{table.uri}/{directory}")
         if self.held is not None:
             self.held.check()
-        table.commit(directory, number, application=application, replaces=replaces, again=again)
+        table.commit(directory, number, application=application, replaces=replaces, again=again, parts=parts)
 
     def _rows(self, table: Delta, wanted: Callable[[File], bool], version: int | None = None) -> DataFrame:
         """Return the rows of those files of a table for which ``wanted`` is true."""
@@ -140,11 +176,26 @@ class Lake(Store):
         )
 
     def fresh(self, done: Mapping[str, int]) -> DataFrame:
-        """Return the lines of batches that no run has refined.
+        """Return the lines of batches that no run has refined, as far as Spark read them.
 
         :param done: number of the last refined batch of each source.
         """
-        return self._rows(self.table("", "bronze"), lambda file: bool(unrefined(file, done)))
+        return self._rows(
+            self.table("", "bronze"), lambda file: bool(unrefined(file, done)) and not is_of_arrow(file.path)
+        )
+
+    def fresh_files(self, done: Mapping[str, int]) -> list[File]:
+        """Return the Parquet files of batches that no run has refined."""
+        return [file for file in self.table("", "bronze").files() if unrefined(file, done)]
+
+    def register(self, done: Mapping[str, int]) -> pa.Table:
+        """Return a row for each sealed file that Arrow read and no run has refined: file, lines, problem."""
+        table = self.table("", "bronze")
+        files = [file.path for file in table.files() if file.values["family"] == REGISTER and unrefined(file, done)]
+        names = ["file", "lines", "problem"]
+        found = [read_part(table.storage(), path, names) for path in files]
+        schema = pa.schema([pa.field(name, arrow_schema(BRONZE).field(name).type) for name in names])
+        return pa.concat_tables([schema.empty_table(), *found])
 
     def unrefined(self, done: Mapping[str, int]) -> set[str]:
         """Return the sources that have lines which no run has refined."""

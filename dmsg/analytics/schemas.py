@@ -75,6 +75,9 @@ FAMILIES = {
 }
 """Types of events that share a partition of bronze, by family."""
 QUARANTINE = "quarantine"
+"""Family of the lines that are no events."""
+REGISTER = "file"
+"""Family of the rows that name the files that Arrow read, in the same transaction as their events."""
 LIES = "claims more than both ends"
 """Verdict on a server's day that lowers its weight in the placement of clients."""
 AGREES = "agrees"

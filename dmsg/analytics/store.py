@@ -219,13 +219,18 @@ def _is_daily(schema: StructType, name: str) -> bool:
     return "dt" in schema.fieldNames() and name not in OVERALL
 
 
+def batch_of(file: File) -> list[tuple[str, int]]:
+    """Return the source and the batch number of a bronze file, as a list of one; empty for a compacted file."""
+    found = _BATCH.match(file.path)
+    return [(found["origin"], int(found["number"]))] if found else []
+
+
 def unrefined(file: File, done: Mapping[str, int]) -> list[str]:
     """Return the source of a bronze file that no run has refined, as a list of one; else an empty list.
 
     :param done: number of the last refined batch of each source.
     """
-    found = _BATCH.match(file.path)
-    return [found["origin"]] if found and int(found["number"]) > done.get(found["origin"], -1) else []
+    return [origin for origin, number in batch_of(file) if number > done.get(origin, -1)]
 
 
 def _remove_empty(table: Path) -> None:

@@ -18,14 +18,13 @@ from pyspark.errors import PySparkException
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics.bronze import UNCHECKED
-from dmsg.analytics.delta import LakeError
+from dmsg.analytics.delta import File, LakeError
 from dmsg.analytics.jobs import MAX_LINE, Pipeline
 from dmsg.analytics.main import RefinementSchedule
 from dmsg.analytics.runs import Claim, State, TablesBusy
-from dmsg.analytics.schemas import BRONZE
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import DAY, NEXT, S1, Boot, LakeCase, Memory, frame, write_file
+from tests.analytics.support import DAY, NEXT, S1, Boot, LakeCase, Memory, write_file
 
 
 def command(root: str, *arguments: str) -> str:
@@ -149,12 +148,16 @@ class DoubledTests(SynchronousTestCase):
 
         def touched(state: State) -> list[str]:
             families = {"transport_close": "transport", "receipt_checked": "receipt", "heartbeat": "beat"}
-            lines = [
-                {"ts": row["ts"], "family": families[row["type"]], "origin": "spool", "batch": 0}
-                | {"dt": str(datetime.fromtimestamp(row["ts"] / 1000, UTC).date())}
+            files = [
+                File(
+                    "run=spool.0.ab/part-0.parquet",
+                    1,
+                    {"family": families[row["type"]], "dt": str(datetime.fromtimestamp(row["ts"] / 1000, UTC).date())},
+                    *(1, row["ts"], row["ts"]),
+                )
                 for row in (*boot.rows, *receipts.rows)
             ]
-            return Pipeline._touched(frame(lines, BRONZE), state).days
+            return Pipeline._touched(files, state).days
 
         self.assertEqual(touched(everything), [str(DAY), str(NEXT)])
         boot.event("transport_close", NEXT, "23:50:00", **closing)
@@ -175,7 +178,7 @@ class QuarantineTests(LakeCase):
             before = lake.state()
             taken = pipeline.take_in(before, claim.number, pipeline.read(self.sources(), before))
             assert taken is not None
-            return taken.quarantined, pipeline._torn(claim.number)
+            return taken.quarantined, taken.torn_files
 
     def check_events(self) -> None:
         """All that was whole is there, once."""

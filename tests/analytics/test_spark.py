@@ -14,6 +14,7 @@ MODULES = (
     "spark_settlement",
     "spark_lives",
     "spark_lake",
+    "spark_intake",
     "spark_jobs",
     "spark_report",
     "spark_attention",

@@ -1,0 +1,26 @@
+"""Rules for valid events, which Spark's reader and Arrow's have in common."""
+
+from __future__ import annotations
+
+from pyspark.sql.types import LongType
+
+from dmsg.analytics.schemas import EVENT
+
+OLDEST = 1_577_836_800_000
+"""Start of 2020 in ms since 1970. Events before it come from a machine whose clock is not set."""
+FUTURE_TOLERANCE_MS = 10 * 60 * 1000
+"""Time in ms by which the clock of an entity may be ahead."""
+LARGEST = 2**50
+"""Largest number that an event may hold; sums of numbers up to it do not overflow 64 bits."""
+COUNTS = tuple(
+    one.name
+    for one in EVENT.fields
+    if isinstance(one.dataType, LongType) and one.name not in ("sequence", "available", "clock_ms")
+)
+"""Fields whose numbers are added up. Three others are left out, because they are copied from strangers' entries."""
+KEY = "^0[23][0-9a-f]{64}$"
+"""Regular expression of a server's public key; a collected spool may hold other texts in place of a server's name."""
+LACKING = "lines are missing"
+"""Problem of a file whose last line announces more lines than were read."""
+NO_END = "the end is missing"
+"""Problem of a file without a last line that says how many lines there are."""

@@ -1,0 +1,83 @@
+"""Intake of sealed files into bronze: Arrow converts what it can, in executors or in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from dmsg.analytics.parquet import Part
+from dmsg.analytics.sealed_files import Sealed, Target, convert
+from dmsg.analytics.session import is_connect
+
+GROUP_BYTES = 64 * 1024 * 1024
+"""Bytes of sealed files that one task converts. More bytes make larger Parquet files; fewer make more tasks."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Result of a conversion.
+
+    :ivar parts: Parquet files that were written.
+    :ivar refused: sealed files that Spark has to read.
+    """
+
+    parts: list[Part]
+    refused: list[Sealed]
+
+
+def convert_files(spark: SparkSession, files: Sequence[tuple[Sealed, int]], target: Target, *, few: bool) -> Converted:
+    """Convert sealed files to Parquet.
+
+    :param files: the files, with their sizes in bytes.
+    :param few: whether there is too little to start Python workers for.
+    """
+    tasks = os.cpu_count() or 1
+    if few or is_connect(spark):
+        with ThreadPoolExecutor(tasks) as pool:
+            found = [one for some in pool.map(partial(_converted, target), _groups(files, tasks)) for one in some]
+    else:
+        context = spark.sparkContext
+        tasks = max(context.defaultParallelism, sum(size for _, size in files) // GROUP_BYTES)
+        groups = _groups(files, tasks)
+        try:
+            rows = context.parallelize(groups, len(groups)).mapPartitions(partial(_of_partition, target))
+            found = rows.collect()
+        except (PySparkException, Py4JError) as error:
+            # A cluster's workers may lack Python, pyarrow or dmsg. What was written is not in the table's log.
+            _log.warning("executors cannot read files with Arrow, so Spark reads them: %s", str(error).splitlines()[0])
+            return Converted([], [file for file, _ in files])
+    return Converted([one for one in found if isinstance(one, Part)], [one for one in found if isinstance(one, Sealed)])
+
+
+def _groups(files: Sequence[tuple[Sealed, int]], count: int) -> list[list[Sealed]]:
+    """Divide files into groups of about the same size."""
+    groups: list[list[Sealed]] = [[] for _ in range(max(1, min(count, len(files))))]
+    sizes = [0] * len(groups)
+    for file, size in sorted(files, key=lambda one: -one[1]):
+        least = sizes.index(min(sizes))
+        groups[least].append(file)
+        sizes[least] += size
+    return groups
+
+
+def _converted(target: Target, files: list[Sealed]) -> list[Part | Sealed]:
+    return list(convert(files, target))
+
+
+def _of_partition(target: Target, groups: list[list[Sealed]]) -> list[Part | Sealed]:
+    """Convert the groups of a partition, in a Python worker of Spark."""
+    import pyarrow as pa
+
+    # Spark runs as many workers as there are cores.
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    return [one for files in groups for one in convert(files, target)]

@@ -1,0 +1,92 @@
+"""Parquet files that Arrow writes: the types of their columns, and what a table's log has to say of each file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyspark.sql.types import ArrayType, DataType, StructType
+
+PREFIX = "arrow-"
+"""Start of the names of the files that Arrow wrote; Spark names its files ``part-``."""
+_ARROW: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
+_TEXTS = (pa.string(), pa.dictionary(pa.int32(), pa.string()))
+_UNLIKE = ("transport",)
+"""Columns of texts that hardly ever repeat."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Parquet file that was written below a table.
+
+    :ivar path: path below the table's directory.
+    :ivar values: values of the partition columns, by name.
+    :ivar first: smallest ``ts`` of its events, None if there are none.
+    :ivar last: largest ``ts``.
+    """
+
+    path: str
+    size: int
+    rows: int
+    values: tuple[tuple[str, str], ...]
+    first: int | None = None
+    last: int | None = None
+
+
+def arrow_type(kind: DataType) -> pa.DataType:
+    """Return the Arrow type of a column."""
+    if isinstance(kind, ArrayType):
+        return pa.list_(arrow_type(kind.elementType))
+    return _ARROW[kind.simpleString()]
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema of these columns."""
+    return pa.schema([pa.field(one.name, arrow_type(one.dataType)) for one in schema.fields])
+
+
+def write_part(files: pafs.FileSystem, table: pa.Table, directory: str, values: dict[str, str]) -> Part:
+    """Write rows to a Parquet file of their own.
+
+    :param files: file system whose root is the table's directory.
+    :param directory: directory below the table.
+    :param values: values of the partition columns, which are not in the rows.
+    """
+    place = "/".join([directory, *(f"{name}={value}" for name, value in values.items())])
+    path = f"{place}/{PREFIX}{uuid4().hex}.parquet"
+    names = table.column_names
+    with files.open_output_stream(path) as stream:
+        pq.write_table(
+            table,
+            stream,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[one.name for one in table.schema if one.type in _TEXTS and one.name not in _UNLIKE],
+            write_statistics=[name for name in ("ts", "seq") if name in names],
+        )
+    found = pc.min_max(table["ts"]) if "ts" in names else {}
+    first, last = (found[name].as_py() if found else None for name in ("min", "max"))
+    return Part(path, files.get_file_info(path).size, table.num_rows, tuple(values.items()), first, last)
+
+
+def read_part(files: pafs.FileSystem, path: str, names: list[str]) -> pa.Table:
+    """Read columns of a Parquet file into memory."""
+    with files.open_input_file(path) as file:
+        return pq.ParquetFile(file).read(names)
+
+
+def is_of_arrow(path: str) -> bool:
+    """Whether Arrow wrote the Parquet file at that path."""
+    return path.rpartition("/")[2].startswith(PREFIX)

@@ -1,0 +1,320 @@
+"""Sealed files read by Arrow, whole columns at a time, and written as Parquet by family of events and day.
+
+This is the fast path from files to bronze. It runs in executors, or in the driver for little data, and needs
+no JVM. Only files in which every line is one event are converted. Any other file is refused, and Spark's
+reader takes it line by line (:mod:`dmsg.analytics.bronze`), so that quarantine does not depend on Arrow.
+Whatever this module accepts, Spark's reader would have accepted with the same values: a test compares the two
+on random lines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date, timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.json as pj
+
+from dmsg.analytics.event_rules import COUNTS, FUTURE_TOLERANCE_MS, KEY, LACKING, LARGEST, NO_END, OLDEST
+from dmsg.analytics.parquet import Part, arrow_schema, write_part
+from dmsg.analytics.schemas import DAY_MS, EVENT, FAMILIES, REGISTER
+from dmsg.telemetry.schema import BUCKETS, ENVELOPE, EVENT as EVENT_TYPES, MAX_LINE, SCHEMA_VERSION
+
+TEXT_LIMIT = 256 * 1024 * 1024
+"""Maximum size in bytes of a file and of its unpacked text. A larger file is refused, so that memory is bounded."""
+MEMBER_LIMIT = 64
+"""Maximum number of gzip members of a file. Unpacking copies the rest of the file for each."""
+HELD_BYTES = 128 * 1024 * 1024
+"""Bytes of text after which the columns that were read are written to Parquet files."""
+SAMPLE_BYTES = 64 * 1024
+"""Bytes at both ends of a text from which the types of its events are guessed."""
+BLOCK_BYTES = 4 * 1024 * 1024
+"""Bytes of text that Arrow parses at a time."""
+SHORT_LINE = 1000
+"""Length in bytes up to which a line cannot hold a number that Spark's reader refuses for its length."""
+LONG_NUMBER = 1000
+"""Number of digits above which Spark's reader refuses a number, even in a field that it ignores."""
+_DIGITS = bytes(ord("0") if 48 <= code <= 57 else ord(" ") for code in range(256))
+_TYPE = re.compile(rb'"type":"(\w+)"')
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_KEY = re.compile(KEY.strip("^$"))
+_SCHEMA = arrow_schema(EVENT)
+_REGISTER = pa.schema(
+    [
+        pa.field("file", pa.string()),
+        pa.field("lines", pa.int64()),
+        pa.field("problem", pa.string()),
+        pa.field("origin", pa.string()),
+        pa.field("batch", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """Sealed file of a spool.
+
+    :ivar uri: name of the file in bronze.
+    :ivar path: local path.
+    """
+
+    uri: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """Place and origin of the Parquet files.
+
+    :ivar root: local directory of the table.
+    :ivar directory: directory of the batch below it.
+    :ivar origin: name of the source.
+    :ivar batch: number of the batch.
+    :ivar now_ms: time of the run in ms since 1970.
+    :ivar checked: whether the files may hold checked receipts.
+    """
+
+    root: str
+    directory: str
+    origin: str
+    batch: int
+    now_ms: int
+    checked: bool
+
+
+class Refused(Exception):
+    """A file is not converted; the text says why."""
+
+
+def convert(files: Iterable[Sealed], target: Target) -> Iterator[Part | Sealed]:
+    """Write Parquet files of all files that hold nothing but events.
+
+    :returns: what was written, and the files that were refused.
+    """
+    writer = _Writer(target)
+    for file in files:
+        try:
+            table, size = read(file.path, target.now_ms, checked=target.checked)
+        except Refused:
+            yield file
+            continue
+        writer.add(file, table, size)
+        if writer.held > HELD_BYTES:
+            yield from writer.flush()
+    yield from writer.flush()
+    yield from writer.register()
+
+
+def read(path: str, now_ms: int, *, checked: bool) -> tuple[pa.Table, int]:
+    """Return the events of a file, and the size of its text.
+
+    :param now_ms: as for :func:`~dmsg.analytics.bronze.problem_column`.
+    :raises Refused: the file may hold anything but events.
+    """
+    text = _unpacked(path)
+    _check_text(text)
+    try:
+        table = _parsed(text)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise Refused(str(error)) from None
+    if table.num_rows != text.count(b"\n"):
+        raise Refused("lines and events differ in number")
+    if not all_valid(table, now_ms, checked=checked):
+        raise Refused("not all lines are events")
+    return table, len(text)
+
+
+def _parsed(text: bytes) -> pa.Table:
+    """Parse lines of JSON.
+
+    :raises ArrowInvalid: a line is no JSON, or a field has another type.
+    """
+    types = {name.decode() for name in _TYPE.findall(text, 0, SAMPLE_BYTES)}
+    types |= {name.decode() for name in _TYPE.findall(text, max(0, len(text) - SAMPLE_BYTES))}
+    names = {field.name for one in types & EVENT_TYPES.keys() for field in EVENT_TYPES[one].fields}
+    names |= {field.name for field in ENVELOPE}
+    # A column that no line has costs as much as one that all have. Most files hold few types of events.
+    for schema, unexpected in (
+        (pa.schema([one for one in _SCHEMA if one.name in names]), "error"),
+        (_SCHEMA, "ignore"),
+    ):
+        options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
+        reading = pj.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
+        try:
+            return pj.read_json(pa.BufferReader(text), reading, options)
+        except pa.ArrowInvalid:
+            if unexpected == "ignore":
+                raise
+    raise AssertionError
+
+
+def _unpacked(path: str) -> bytes:
+    try:
+        if os.path.getsize(path) > TEXT_LIMIT:
+            raise Refused("too large")
+        with open(path, "rb") as file:
+            packed = file.read(TEXT_LIMIT + 1)
+    except (OSError, ValueError) as error:
+        raise Refused(str(error)) from None
+    pieces: list[bytes] = []
+    left = TEXT_LIMIT
+    while packed:
+        unpack = zlib.decompressobj(31)
+        try:
+            piece = unpack.decompress(packed, left + 1)
+        except zlib.error as error:
+            raise Refused(str(error)) from None
+        if not unpack.eof or len(piece) > left or len(pieces) == MEMBER_LIMIT:
+            raise Refused("torn, or too large")
+        pieces.append(piece)
+        left -= len(piece)
+        packed = unpack.unused_data
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _check_text(text: bytes) -> None:
+    """Check that each line is one flat object, and has nothing on which readers of JSON differ.
+
+    :raises Refused: the text may be read differently by Spark.
+    """
+    lines = text.count(b"\n")
+    # Each line begins with the only brace that opens an object and ends with one that closes it. Two objects on a line,
+    # and one on two lines, would fail one of these counts.
+    whole = text.startswith(b"{") and text.endswith(b"}\n")
+    if not (whole and text.count(b"{") == lines and text.count(b"}\n{") == lines - 1):
+        raise Refused("a line is not one object")
+    if b"[" in text and text.count(b"[") != text.count(b'"rtt":['):
+        raise Refused("an array that is no histogram")
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            raise Refused("not UTF-8") from None
+    if b"\\" in text and _SURROGATE.search(text):
+        raise Refused("half of a character")
+    if _has_longer_line(text, SHORT_LINE):
+        if _has_longer_line(text, MAX_LINE):
+            raise Refused("a line is too long")
+        if b"0" * LONG_NUMBER in text.translate(_DIGITS):
+            raise Refused("a number is too long")
+
+
+def _has_longer_line(text: bytes, limit: int) -> bool:
+    """Whether a line of the text, which ends with a newline, is longer than ``limit`` bytes."""
+    start = 0
+    while start < len(text):
+        end = text.rfind(b"\n", start, start + limit + 1)
+        if end < 0:
+            return True
+        start = end + 1
+    return False
+
+
+def _within(column: pa.ChunkedArray, least: int, most: int) -> bool:
+    found = pc.min_max(column)
+    low, high = found["min"].as_py(), found["max"].as_py()
+    return low is None or (low >= least and high <= most)
+
+
+def all_valid(table: pa.Table, now_ms: int, *, checked: bool) -> bool:
+    """Whether no row has a problem, by the rules of :func:`~dmsg.analytics.bronze.problem_column`."""
+    there = set(table.column_names)
+    needed = ("v", "type", "ts", "producer", "boot", "seq", "mono")
+    if not there.issuperset(needed) or any(table[name].null_count for name in needed):
+        return False
+    types = [name for family in FAMILIES.values() for name in family if checked or name != "receipt_checked"]
+    # A name may differ from a key only where the role is not server. Names repeat, so each is looked at once.
+    servers = []
+    if "role" in there:
+        servers = pc.unique(table["producer"].filter(pc.equal(table["role"], "server"))).to_pylist()
+    return (
+        _within(table["v"], SCHEMA_VERSION, SCHEMA_VERSION)
+        and _within(table["ts"], OLDEST, now_ms + FUTURE_TOLERANCE_MS)
+        and set(pc.unique(table["type"]).to_pylist()) <= set(types)
+        and all(_KEY.fullmatch(name) for name in servers)
+        and ("rtt" not in there or _has_whole_histograms(table["rtt"]))
+        and all(_within(table[name], 0, LARGEST) for name in COUNTS if name in there)
+    )
+
+
+def _has_whole_histograms(column: pa.ChunkedArray) -> bool:
+    if column.null_count == len(column):
+        return True
+    counts = pa.chunked_array([chunk.flatten() for chunk in column.chunks])
+    sizes = pc.list_value_length(column)
+    return not counts.null_count and _within(counts, 0, 2**31) and _within(sizes, BUCKETS, BUCKETS)
+
+
+class _Writer:
+    """Columns that were read and not yet written, by family and day."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._place = pafs.SubTreeFileSystem(target.root, pafs.LocalFileSystem())
+        self._parts: dict[tuple[str, int], list[pa.Table]] = {}
+        self._files: list[dict[str, object]] = []
+        self.held = 0
+
+    def add(self, file: Sealed, table: pa.Table, size: int) -> None:
+        """Take in the events of a file."""
+        self.held += size
+        ends = pc.sum(pc.equal(table["type"], "segment_end")).as_py() or 0
+        told = pc.max(table["lines"]).as_py() if "lines" in table.column_names else None
+        problem = NO_END if not ends else LACKING if told is not None and told > table.num_rows - ends else None
+        target = self._target
+        self._files.append(
+            {"file": file.uri, "lines": table.num_rows, "problem": problem}
+            | {"origin": target.origin, "batch": target.batch}
+        )
+        table = table.select([name for name in table.column_names if table[name].null_count < table.num_rows])
+        kinds = set(pc.unique(table["type"]).to_pylist())
+        for family, types in FAMILIES.items():
+            if not kinds.isdisjoint(types):
+                of_family = table
+                if not kinds.issubset(types):
+                    of_family = table.filter(pc.is_in(table["type"], pa.array(types)))
+                self._add_days(file, family, of_family)
+
+    def _add_days(self, file: Sealed, family: str, table: pa.Table) -> None:
+        number = pc.divide(table["ts"], DAY_MS)
+        days = pc.unique(number).to_pylist()
+        for day in days:
+            of_day = table if len(days) == 1 else table.filter(pc.equal(number, day))
+            for name, value in (("file", file.uri), ("origin", self._target.origin)):
+                of_day = of_day.append_column(name, _repeated(value, of_day.num_rows))
+            batch = pa.repeat(pa.scalar(self._target.batch, pa.int64()), of_day.num_rows)
+            self._parts.setdefault((family, day), []).append(of_day.append_column("batch", batch))
+
+    def flush(self) -> Iterator[Part]:
+        """Write what is held."""
+        for (family, day), tables in self._parts.items():
+            table = pa.concat_tables(tables, promote_options="default").unify_dictionaries()
+            yield self._write(table, family, _day(day))
+        self._parts.clear()
+        self.held = 0
+
+    def register(self) -> Iterator[Part]:
+        """Write a row for each file that was converted."""
+        if self._files:
+            yield self._write(
+                pa.Table.from_pylist(self._files, schema=_REGISTER), REGISTER, _day(self._target.now_ms // DAY_MS)
+            )
+        self._files = []
+
+    def _write(self, table: pa.Table, family: str, day: str) -> Part:
+        os.makedirs(f"{self._target.root}/{self._target.directory}/family={family}/dt={day}", exist_ok=True)
+        return write_part(self._place, table, self._target.directory, {"family": family, "dt": day})
+
+
+def _repeated(value: str, count: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), pa.array([value]))
+
+
+def _day(number: int) -> str:
+    return str(date(1970, 1, 1) + timedelta(number))

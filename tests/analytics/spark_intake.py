@@ -1,0 +1,232 @@
+"""Arrow's way into bronze beside Spark's: what Arrow accepts, Spark reads with the same values."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pyspark.sql import functions as F
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.analytics import bronze, sealed_files
+from dmsg.analytics.jobs import AS_NAMED, READ_OPTIONS
+from dmsg.analytics.parquet import Part
+from dmsg.analytics.schemas import EVENT, QUARANTINE, RAW
+from dmsg.analytics.sealed_files import Refused, Sealed, Target, convert, read
+from dmsg.telemetry.schema import BUCKETS
+from tests.analytics.support import DAY, NOW, S1, Boot, LakeCase, spark, write_file
+
+NOW_MS = int(NOW.timestamp() * 1000)
+
+
+def event(**fields: Any) -> dict[str, Any]:
+    """An event that is valid but for these fields."""
+    row = {"v": 1, "type": "heartbeat", "producer": S1, "role": "server", "boot": "b", "seq": 1}
+    return {**row, "ts": NOW_MS - 5000, "mono": 7, "bytes": 3, **fields}
+
+
+def line(**fields: Any) -> bytes:
+    """The same as a line without its end."""
+    return json.dumps(event(**fields), separators=(",", ":")).encode()
+
+
+def inside(text: bytes) -> bytes:
+    """A valid event with one more member, as text."""
+    return line()[:-1] + b"," + text + b"}"
+
+
+FULL = [3] * BUCKETS
+ACCEPTED = (
+    line(),
+    line(rtt=FULL),
+    line(rtt=None, bytes=None),
+    line(unknown="x", other=5, third=None, fourth=1.5),
+    line(producer="discovery \u00fc", role="discovery"),
+    json.dumps(event(boot="\u00fc\u20ac"), ensure_ascii=False, separators=(",", ":")).encode(),
+    line(registered=True),
+    line(seq=0, bytes=2**50),
+    line(sequence=-5, clock_ms=-(2**60)),
+    inside(b'"\\u0062oot2":1'),
+    inside(b'"x":"\\/\\n\\t\\\\"'),
+    line(role=None),
+    inside(b'"lag_ms":-0'),
+    inside(b' "lag_ms" :\t4 '),
+    inside(b'"x":' + b"9" * 999),
+)
+"""Lines that both readers take for an event."""
+REFUSED = (
+    b"",
+    b"{}",
+    b" ",
+    b"[]",
+    b"hello",
+    b"null",
+    b" " + line(),
+    line() + b" ",
+    line() + b"\r",
+    line() + line(),
+    line() + b"," + line(),
+    line()[:-1],
+    line()[:20] + b"\n" + line()[20:],
+    b"\xef\xbb\xbf" + line(),
+    line(v=2),
+    line(type="something"),
+    line(type="receipt_checked"),
+    line(producer=None),
+    line(producer="[/foo]"),
+    line(producer=S1 + "\n"),
+    line(seq=-1),
+    line(seq=2**63 - 1),
+    line(mono=None),
+    line(bytes=2**50 + 1),
+    line(bytes=2**63),
+    line(bytes=-1),
+    line(bytes="1"),
+    line(bytes=1.0),
+    line(bytes=True),
+    line(boot=5),
+    line(registered="true"),
+    line(ts=NOW_MS + 11 * 60_000),
+    line(ts=1),
+    line(rtt=[1, 2]),
+    line(rtt=[]),
+    line(rtt=[None, *FULL[1:]]),
+    line(rtt=[-1, *FULL[1:]]),
+    line(rtt=[2**31, *FULL[1:]]),
+    line(rtt=[1.5, *FULL[1:]]),
+    line(rtt=5),
+    line(unknown=[1]),
+    line(unknown={"a": 1}),
+    line(unknown="{"),
+    inside(b'"bytes":4'),
+    inside(b'"lag_ms":1e3'),
+    inside(b'"lag_ms":01'),
+    inside(b'"lag_ms":+1'),
+    inside(b'"lag_ms":NaN'),
+    inside(b'"lag_ms":0x10'),
+    inside(b"'lag_ms':1"),
+    inside(b"lag_ms:1"),
+    inside(b'"x":"\\ud800"'),
+    inside(b'"x":"\\q"'),
+    inside(b'"x":"a\tb"'),
+    inside(b'"x":"\xff"'),
+    inside(b'"x":1//'),
+    inside(b'"x":1,'),
+    inside(b'"x":' + b"9" * 1001),
+    inside(b'"x":"' + b"y" * 20_000 + b'"'),
+)
+"""Lines that Arrow leaves to Spark, whether Spark takes them for an event or not."""
+
+
+class BesideSparkTests(LakeCase):
+    """Files of one odd line, read by both."""
+
+    def both(self, texts: list[bytes]) -> list[tuple[list[dict[str, Any]] | None, list[dict[str, Any]], int]]:
+        """:returns: for each text Arrow's rows or None, Spark's rows, and how many lines Spark has in quarantine."""
+        for number, text in enumerate(texts):
+            (self.spool / f"events-{number:05}.jsonl.gz").write_bytes(gzip.compress(text + b"\n"))
+        lines = spark().read.schema(RAW).options(**READ_OPTIONS, **AS_NAMED).json(str(self.spool))
+        rows = bronze.bronze_rows(lines.withColumn("file", F.col("_metadata.file_path")), now_ms=NOW_MS)
+        names = EVENT.fieldNames()
+        by_spark: dict[int, list[dict[str, Any]]] = {}
+        bad: dict[int, int] = {}
+        for row in rows.coalesce(1).toArrow().to_pylist():
+            number = int(row["file"][-14:-9])
+            if row["family"] == QUARANTINE:
+                bad[number] = bad.get(number, 0) + 1
+            else:
+                by_spark.setdefault(number, []).append({name: row[name] for name in names})
+        found = []
+        for number in range(len(texts)):
+            try:
+                table, _ = read(str(self.spool / f"events-{number:05}.jsonl.gz"), NOW_MS, checked=False)
+                mine = [{name: row.get(name) for name in names} for row in table.to_pylist()]
+            except Refused:
+                mine = None
+            found.append((mine, by_spark.get(number, []), bad.get(number, 0)))
+        return found
+
+    def test_odd_lines(self) -> None:
+        texts = [*ACCEPTED, *REFUSED]
+        for number, (mine, others, bad) in enumerate(self.both(texts)):
+            told = texts[number][:300]
+            if number < len(ACCEPTED):
+                self.assertIsNotNone(mine, told)
+            else:
+                self.assertIsNone(mine, told)
+            if mine is not None:
+                self.assertEqual((mine, 0), (others, bad), told)
+
+    def test_lines_that_were_changed_at_random(self) -> None:
+        random = Random(5)
+        signs = b'{}[]",:\\\n\r\t 0123456789-+.eE\x00\xff\xc3uabnulltrue'
+        texts = []
+        for _ in range(240):
+            text = bytearray(
+                b"\n".join(random.choices((*ACCEPTED[:14] * 5, *REFUSED[20:50]), k=random.choice((1, 1, 2))))
+            )
+            for _ in range(random.choice((0, 1, 1))):
+                place = random.randrange(len(text))
+                text[place : place + random.choice((0, 1, 3))] = bytes(
+                    random.choices(signs, k=random.choice((0, 1, 2)))
+                )
+            texts.append(bytes(text))
+        accepted = 0
+        for number, (mine, others, bad) in enumerate(self.both(texts)):
+            if mine is not None:
+                accepted += 1
+                self.assertEqual((mine, 0), (others, bad), texts[number])
+        self.assertGreater(accepted, 40)
+
+
+class FilesTests(SynchronousTestCase):
+    """Sealed files, without Spark."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        self.root.mkdir(parents=True)
+
+    def refusal(self, packed: bytes) -> str:
+        (self.root / "events-x.jsonl.gz").write_bytes(packed)
+        return str(self.assertRaises(Refused, read, str(self.root / "events-x.jsonl.gz"), NOW_MS, checked=False))
+
+    def test_files_that_are_not_whole(self) -> None:
+        text = line() + b"\n"
+        whole = gzip.compress(text)
+        self.assertIn("torn", self.refusal(whole[:-9]))
+        self.assertIn("torn", self.refusal(gzip.compress(text) + whole[:5]))
+        self.refusal(b"")
+        self.refusal(b"hello")
+        self.refusal(whole + b"\0\0")
+        self.assertIn("torn", self.refusal(whole * (sealed_files.MEMBER_LIMIT + 1)))
+        self.assertRaises(Refused, read, str(self.root / "nowhere"), NOW_MS, checked=False)
+        self.patch(sealed_files, "TEXT_LIMIT", 1000)
+        bomb = zlib.compress(b"\n" * 10_000, wbits=31)
+        self.assertIn("too large", self.refusal(bomb))
+        self.assertIn("too large", self.refusal(bomb + bytes(1000)))
+
+    def test_a_file_of_several_members_and_types(self) -> None:
+        """Also a rare type in the middle of a file, of which both ends do not tell."""
+        self.patch(sealed_files, "SAMPLE_BYTES", 300)
+        boot = Boot(S1, "b")
+        boot.event("start", DAY, "23:00:00", capacity=5, names="clear")
+        boot.beats(DAY, "23:30:30", 50, sessions=1)
+        boot.rows[25]["type"], boot.rows[25]["peer"] = "session_open", "p"
+        path = self.root / "events-1.jsonl.gz"
+        write_file(path, boot.rows)
+        bad = self.root / "events-2.jsonl.gz"
+        write_file(bad, boot.rows, garbage=[b"hello"])
+        torn = self.root / "events-3.jsonl.gz"
+        write_file(torn, boot.rows[:3], end=False)
+        files = [Sealed(f"file:{one}", str(one)) for one in (path, bad, torn)]
+        found = list(convert(files, Target(str(self.root), "run=spool.0.x", "spool", 0, NOW_MS, False)))
+        self.assertEqual([one for one in found if isinstance(one, Sealed)], [files[1]])
+        parts = [one for one in found if isinstance(one, Part)]
+        sizes = {dict(one.values)["family"] + dict(one.values)["dt"][-3:]: one.rows for one in parts}
+        self.assertEqual(sizes, {"beat-10": 31, "beat-11": 20, "session-10": 1, "life-10": 3, "file-13": 2})
+        (life,) = [one for one in parts if ("family", "life") in one.values]
+        self.assertEqual((life.first, life.last), (boot.rows[0]["ts"], boot.rows[0]["ts"]))
