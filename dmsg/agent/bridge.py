@@ -100,7 +100,7 @@ class Bridge(Protocol):
     # --- the stream's side ---
 
     def connectionMade(self) -> None:
-        self._way = self._way_now()
+        self._way = self._server_now()
         if self._line is not None:
             self._line.joined(self)
         else:
@@ -267,7 +267,7 @@ class Bridge(Protocol):
 
     # --- from time to time ---
 
-    def look(self, seconds: float) -> None:
+    def update_rates(self, seconds: float) -> None:
         """Update the rates, and tell the program if the stream has another path now.
 
         :param seconds: time since the last call.
@@ -276,7 +276,7 @@ class Bridge(Protocol):
         self._measured = self.bytes_in, self.bytes_out
         self.rate_in = (self._measured[0] - before[0]) / seconds
         self.rate_out = (self._measured[1] - before[1]) / seconds
-        now = self._way_now()
+        now = self._server_now()
         if now != self._way and self._line is not None and self._over is None and not self._congested:
             self._way = now
             away = self.away
@@ -289,7 +289,7 @@ class Bridge(Protocol):
         since = self.transport.away_since
         return None if since is None else self._reactor.seconds() - since
 
-    def _way_now(self) -> tuple[object, bool]:
+    def _server_now(self) -> tuple[object, bool]:
         return self.transport.server, self.transport.away_since is not None
 
 

@@ -133,7 +133,7 @@ class AgentClient:
                     ) from None
                 await deferLater(self._reactor, RETRY_DELAY)
                 continue
-            return await self._road.within(connection.started, timeout + PATIENCE)
+            return await self._road.with_timeout(connection.started, timeout + PATIENCE)
 
     # --- services ---
 

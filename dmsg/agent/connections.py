@@ -70,12 +70,12 @@ class AgentConnections:
         except AWAY:
             raise DmsgError(f"the agent at {self.path} has stopped") from None
         try:
-            return await self.within(connection.answered, patience)
+            return await self.with_timeout(connection.answered, patience)
         finally:
             if connection.transport is not None:
                 connection.transport.loseConnection()
 
-    def within(self, answered: Deferred[_T], patience: float = PATIENCE) -> Deferred[_T]:
+    def with_timeout(self, answered: Deferred[_T], patience: float = PATIENCE) -> Deferred[_T]:
         """Return the Deferred with a timeout, after which it fails with DmsgTimeout."""
         return answered.addTimeout(patience, self.reactor, _no_answer)
 

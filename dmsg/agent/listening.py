@@ -77,7 +77,7 @@ class AgentListeningPort:
         lines = LineConnection(self._on_line)
         request = {"do": "listen", "port": self._port, "as": str(self._key), **describe_service(self._factory)}
         await self._road.open(lines, request)
-        await self._road.within(lines.answered)
+        await self._road.with_timeout(lines.answered)
         self._lines = lines
 
     def watch(self) -> None:
@@ -119,7 +119,7 @@ class AgentListeningPort:
     def _accept(self, number: int, protocol: IProtocol) -> Deferred[IProtocol]:
         connection = StreamConnection(self._road, lambda opened: protocol)
         opened = self._road.open(connection, {"do": "accept", "stream": number, "half_close": True})
-        return opened.addCallback(lambda _: self._road.within(connection.started))
+        return opened.addCallback(lambda _: self._road.with_timeout(connection.started))
 
     def _lost(self) -> None:
         self._lines = None

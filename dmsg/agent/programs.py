@@ -76,7 +76,7 @@ class ServingAgent(Interface):
     untaken: dict[int, Bridge]
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the agent is at its program limit and only accepts ``status``, ``hello`` and ``down``."""
 
     def hello(self) -> Answer:
@@ -153,12 +153,12 @@ class Service(Factory):
         if not self.admits(addr):
             self.refused += 1
             return None
-        if len(self.waiting) + len(self.open) >= MAX_OF_SERVICE or self._agent.full:
+        if len(self.waiting) + len(self.open) >= MAX_OF_SERVICE or self._agent.is_full:
             self.refused += 1
             return None
         bridge = Bridge(self._connection.reactor, self._agent.shared, incoming=True)
         number = self._connection.next_number()
-        late = self._connection.reactor.callLater(TAKE_TIME, self._too_late, number)
+        late = self._connection.reactor.callLater(TAKE_TIME, self._on_timeout, number)
         self.waiting[number] = bridge, late
         self._agent.untaken[number] = bridge
         self._connection.say({"stream": number, "peer": str(addr.public_key), "peer_port": addr.port})
@@ -167,26 +167,26 @@ class Service(Factory):
     def take(self, number: int) -> None:
         """Give a waiting stream to the program that has come for it."""
         self.taken += 1
-        self.open.add(self._no_longer_waits(number))
+        self.open.add(self._stop_waiting(number))
 
-    def over(self, bridge: Bridge) -> None:
+    def stream_ended(self, bridge: Bridge) -> None:
         """Note that a stream has ended."""
         self.open.discard(bridge)
 
-    def _no_longer_waits(self, number: int) -> Bridge:
+    def _stop_waiting(self, number: int) -> Bridge:
         self._agent.untaken.pop(number, None)
         bridge, late = self.waiting.pop(number)
         cancel_call(late)
         return bridge
 
-    def _too_late(self, number: int) -> None:
+    def _on_timeout(self, number: int) -> None:
         self.refuse(number, CloseReason.TIMEOUT)
 
     def refuse(self, number: int, reason: int) -> None:
         """Refuse a waiting stream."""
         if number not in self.waiting:
             return
-        bridge = self._no_longer_waits(number)
+        bridge = self._stop_waiting(number)
         self.refused += 1
         if bridge.transport is not None:
             bridge.transport.abort(reason)
@@ -301,14 +301,14 @@ class ProgramConnection(Protocol):
     def finish(self) -> None:
         # The program closes the connection. If the agent did, the program's next write would fail before it has read
         # all data.
-        self._part()
+        self._detach()
         self._late = self.reactor.callLater(END_TIME, self._end)
 
     def end(self) -> None:
-        self._part()
+        self._detach()
         self._end()
 
-    def _part(self) -> None:
+    def _detach(self) -> None:
         """Separate the connection from its stream, so that no more data pass."""
         self._finished = True
         self._forget()
@@ -321,7 +321,7 @@ class ProgramConnection(Protocol):
         if bridge is not None:
             self._agent.bridges.discard(bridge)
             if self._of is not None:
-                self._of.over(bridge)
+                self._of.stream_ended(bridge)
 
     # --- requests ---
 
@@ -336,7 +336,7 @@ class ProgramConnection(Protocol):
         do = str(request.get("do"))
         if do not in REQUESTS:
             raise WireError(f"the agent does not know the request {do[:40]!r}")
-        if self._agent.full and do not in RESERVED:
+        if self._agent.is_full and do not in RESERVED:
             raise DmsgError("the agent has too many connections of programs: end some of them, see dmsg status")
         if request.get("as") not in (None, str(self._agent.client.public_key)):
             raise DmsgError(f"the agent has another key now, {self._agent.client.public_key}")

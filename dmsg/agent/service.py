@@ -63,7 +63,7 @@ class Agent(TwistedService):
         self._began = reactor.seconds()
         self._port: IListeningPort | None = None
         self._watch = ClockWatch(reactor)
-        self._looks = LoopingCall(self._look)
+        self._looks = LoopingCall(self._check)
         self._looks.clock = reactor
         self._looked = reactor.seconds()
         self._factory = _ProgramFactory(self, reactor)
@@ -123,16 +123,16 @@ class Agent(TwistedService):
         await self.client.stopService()
         self._factory.end_all()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._reactor.seconds()
         seconds, self._looked = max(now - self._looked, 0.001), now
         for bridge in self.bridges:
-            bridge.look(seconds)
+            bridge.update_rates(seconds)
 
     # --- what programs ask ---
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the agent is at its program limit and only accepts ``status``, ``hello`` and ``down``."""
         return self._factory.open > MAX_PROGRAMS
 

@@ -56,7 +56,7 @@ class RefinementSchedule:
         return self.wanted and self._clock() >= self._not_before
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def measure(self) -> Iterator[None]:
         """Measure a refinement, and schedule the pause after it (:data:`REST` times its duration)."""
         begun = self._clock()
         self.wanted = False
@@ -103,7 +103,7 @@ def stream(
         turns.wanted = True
         if not turns.due():
             return
-        with turns.taken():
+        with turns.measure():
             pipeline.now = datetime.now(UTC)
             before = pipeline.lake.state()
             outcome = pipeline.refine(before, claim, [])

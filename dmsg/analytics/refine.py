@@ -207,7 +207,7 @@ class Refinement:
         found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
         doubtful = again if found else None
         tables = silver_tables(
-            lambda family: self._events(family, doubtful), self._reader(days), self._reader(self._around()), days
+            lambda family: self._events(family, doubtful), self._reader(days), self._reader(self._days_around()), days
         )
         later: list[Tables] = [{name: tables.pop(name)} for name in _OF_SILVER]
         for some in (tables, *later):
@@ -232,12 +232,12 @@ class Refinement:
 
     def gold_daily(self) -> None:
         """Write the gold tables of the touched days."""
-        tables = daily_tables(self._reader(self._days), self._reader(self._around()))
+        tables = daily_tables(self._reader(self._days), self._reader(self._days_around()))
         assert tables.keys() == DAILY.keys()
         self._write("gold", {name: rows for name, rows in tables.items() if name not in _OF_GOLD}, self._days)
         self._write("gold", {name: rows for name, rows in tables.items() if name in _OF_GOLD}, self._days)
 
-    def _around(self) -> list[str]:
+    def _days_around(self) -> list[str]:
         """Return the touched days with the days before and after each."""
         return sorted({str(date.fromisoformat(day) + timedelta(step)) for day in self._days for step in (-1, 0, 1)})
 

@@ -151,7 +151,7 @@ class Runs:
         except DeltaError as error:
             raise LakeError(f"{self._uri} cannot be read: {str(error).splitlines()[0]}") from None
 
-    def _look(self) -> tuple[DeltaTable | None, list[_Row]]:
+    def _read_rows(self) -> tuple[DeltaTable | None, list[_Row]]:
         """Return the table and its rows, oldest first."""
         for again in (True, False):
             table = self._open()
@@ -168,13 +168,13 @@ class Runs:
                     raise
         return None, []
 
-    def any(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether a run has ever begun."""
         return self._open() is not None
 
     def states(self) -> list[State]:
         """Return the states of finished runs whose tables can still be read, oldest first."""
-        return [row.state(self._root) for row in self._look()[1] if row.phase == DONE]
+        return [row.state(self._root) for row in self._read_rows()[1] if row.phase == DONE]
 
     def state(self, at: datetime | None = None) -> State:
         """Return the state that the newest finished run left.
@@ -195,7 +195,7 @@ class Runs:
 
         :raises TablesBusy: another run is writing.
         """
-        self._check_free(self._look()[1])
+        self._check_free(self._read_rows()[1])
 
     def _check_free(self, rows: list[_Row]) -> None:
         newest = rows[-1] if rows else None
@@ -214,7 +214,7 @@ class Runs:
         :raises TablesBusy: another run is writing.
         """
         now = self._clock()
-        table, rows = self._look()
+        table, rows = self._read_rows()
         if table is None:
             try:
                 table = DeltaTable.create(self._uri, Schema.from_arrow(_COLUMNS), configuration=_CONFIGURATION)
@@ -256,7 +256,7 @@ class Runs:
         :param forget: remove the run's row instead of keeping it.
         :raises LakeError: another run has taken over.
         """
-        table, rows = self._look()
+        table, rows = self._read_rows()
         if table is None or not rows or (rows[-1].run, rows[-1].owner, rows[-1].phase) != (own.run, own.owner, BEGUN):
             raise self.taken_over()
         row = replace(own, at=int(self._clock() * 1000) if phase == BEGUN else own.at, phase=phase, said=said)
@@ -270,7 +270,7 @@ class Runs:
 
     def is_own(self, own: _Row) -> bool:
         """Whether that run still holds the claim."""
-        rows = self._look()[1]
+        rows = self._read_rows()[1]
         return bool(rows) and (rows[-1].run, rows[-1].owner, rows[-1].phase) == (own.run, own.owner, BEGUN)
 
 

@@ -114,7 +114,7 @@ class Store:
 
         :raises LakeError: another run is writing, the tables are of another version, or ``OUT/runs`` is missing.
         """
-        if self.state().run == 0 and not self.runs.any() and self.table("silver", "sums").version() is not None:
+        if self.state().run == 0 and not self.runs.has_begun() and self.table("silver", "sums").version() is not None:
             raise LakeError(
                 f"there are tables in {self.root}, but {self.root}/runs, which says which of them count, is gone: "
                 "put it back, or move the tables away and run again"

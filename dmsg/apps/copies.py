@@ -77,12 +77,12 @@ class Copy(Protocol):
         self.done: Deferred[TransferResult] = Deferred(lambda _: self._inner.done.cancel() if self._inner else None)
         self.closed: Deferred[None] = Deferred()
 
-    def _moved(self, done: int) -> None:
+    def _on_progress(self, done: int) -> None:
         if self._progress is None:
             self._progress = self._started(self._name, self._size, done)
         self._progress(done)
 
-    def _become(self, inner: ParcelSender | ParcelReceiver, **message: object) -> None:
+    def _switch_protocol(self, inner: ParcelSender | ParcelReceiver, **message: object) -> None:
         """Send the request, and then act as one side of a parcel."""
         self.transport.write(encode(**message))  # type: ignore[union-attr]
         self._inner = inner
@@ -167,8 +167,8 @@ class Put(Copy):
             return
         self._left_out(walked)
         self._size = walked.checked.size
-        sender = FilesSender(walked, progress=self._moved, refusal=REFUSED)
-        self._become(sender, op=PUT, path=self._directory)
+        sender = FilesSender(walked, progress=self._on_progress, refusal=REFUSED)
+        self._switch_protocol(sender, op=PUT, path=self._directory)
 
     def _not_walked(self, failure: Failure) -> None:
         if not self.done.called:
@@ -198,10 +198,12 @@ class Get(Copy):
         self._place = Destination(target.parent, overwrite=True, hidden=hidden, copies=True)
 
     def connectionMade(self) -> None:
-        receiver = ParcelReceiver(self._place, self._asked, progress=self._moved, name=self._name, refusal=REFUSED)
-        self._become(receiver, op=GET, path=self._source, directories=self._directories)
+        receiver = ParcelReceiver(
+            self._place, self._on_offer, progress=self._on_progress, name=self._name, refusal=REFUSED
+        )
+        self._switch_protocol(receiver, op=GET, path=self._source, directories=self._directories)
 
-    def _asked(self, offer: Offer) -> str | None:
+    def _on_offer(self, offer: Offer) -> str | None:
         self._size = offer.size
         if offer.kind != "files":
             return "that is not what was asked for"

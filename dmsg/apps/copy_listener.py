@@ -93,7 +93,7 @@ class CopyPeer(Protocol):
             base = self._root.resolve()
             self._path = base if path == "" else path_inside(self._root, path, hidden=self._hidden)
             place = Destination(self._path, overwrite=self._overwrite, hidden=self._hidden, base=base, copies=True)
-            self._become(ParcelReceiver(place, self._asked))
+            self._switch_protocol(ParcelReceiver(place, self._on_offer))
         elif op in (PUT, "put") and not self._writable:
             raise TransferError("this peer accepts no files")
         elif op == GET:
@@ -127,7 +127,7 @@ class CopyPeer(Protocol):
     def _walked(self, walked: WalkResult) -> None:
         if not self.done.called:
             self.transport.resumeProducing()  # type: ignore[union-attr]
-            self._become(FilesSender(walked))
+            self._switch_protocol(FilesSender(walked))
 
     def _not_walked(self, failure: Failure) -> None:
         if not self.done.called:
@@ -137,7 +137,7 @@ class CopyPeer(Protocol):
 
     # --- what is sent ---
 
-    def _asked(self, offer: Offer) -> None:
+    def _on_offer(self, offer: Offer) -> None:
         """Check an offer; see :data:`~dmsg.apps.parcels.receiver.Asked`.
 
         :raises TransferError: the offer is refused.
@@ -185,11 +185,11 @@ class CopyPeer(Protocol):
 
     # --- both ---
 
-    def _become(self, inner: ParcelSender | ParcelReceiver) -> None:
+    def _switch_protocol(self, inner: ParcelSender | ParcelReceiver) -> None:
         self._inner = inner
         inner.done.addCallbacks(self._carried, self._failed)
         inner.makeConnection(self.transport)  # type: ignore[no-untyped-call]
-        if rest := self._messages.some(self._messages.held):
+        if rest := self._messages.take_some(self._messages.held):
             inner.dataReceived(rest)
 
     def _carried(self, result: SentParcel | ReceivedParcel) -> None:

@@ -82,7 +82,7 @@ class RateLimit:
             wait = max(wait, -left / (self._rate * factor))
         return wait
 
-    def owes(self, address: str, now: float) -> bool:
+    def is_exhausted(self, address: str, now: float) -> bool:
         """Whether the limit has no request left."""
         return bool(self._rate) and any(self._left(name, factor, now) < 1.0 for name, factor in self._blocks(address))
 

@@ -63,7 +63,7 @@ class PrefixedBuffer:
         del data[: 2 + size]
         return message
 
-    def rest(self) -> bytes:
+    def take_rest(self) -> bytes:
         """Remove and return the bytes that are not parsed yet."""
         data = bytes(self._data)
         self._data = bytearray()

@@ -51,12 +51,12 @@ class ProvokedFrames:
 
     def add(self, number: int, now: float) -> None:
         """Expect ``number`` more frames."""
-        self._lapse(now)
+        self._forget_old(now)
         self._lately += number
 
     def take(self, now: float) -> bool:
         """Use up one expected frame; return False if none is expected."""
-        self._lapse(now)
+        self._forget_old(now)
         if self._before:
             self._before -= 1
         elif self._lately:
@@ -65,7 +65,7 @@ class ProvokedFrames:
             return False
         return True
 
-    def _lapse(self, now: float) -> None:
+    def _forget_old(self, now: float) -> None:
         if (passed := now - self._since) >= PROVOKED_LASTS:
             self._before = self._lately if passed < 2 * PROVOKED_LASTS else 0
             self._lately = 0
@@ -163,7 +163,7 @@ class Policer:
         if not self._excess.take(1, flood, burst, now):
             raise RemoteProtocolError(DropReason.FLOOD, f"flood of {kind.name} frames")
 
-    def goes_on(self, now: float) -> bool:
+    def ignores_refusals(self, now: float) -> bool:
         """Whether more than :data:`HEEDLESS` frames of the client were refused recently."""
         if self._patience is None:
             return False

@@ -42,12 +42,12 @@ class PriorityQueue(Generic[Name]):
         self._ranks[name] = rank
         self._count += 1
         heappush(self._heap, (rank, self._count, name))
-        self._tidy()
+        self._compact()
 
     def remove(self, name: Name) -> None:
         """Remove ``name`` if present."""
         self._ranks.pop(name, None)
-        self._tidy()
+        self._compact()
 
     def rank(self, name: Name) -> float:
         """Return the number of ``name``.
@@ -66,7 +66,7 @@ class PriorityQueue(Generic[Name]):
             heappop(heap)
         return None
 
-    def _tidy(self) -> None:
+    def _compact(self) -> None:
         if not self._ranks:
             self._heap.clear()
         elif len(self._heap) > 2 * len(self._ranks) + self._slack:

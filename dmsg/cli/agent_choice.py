@@ -37,7 +37,7 @@ def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSetti
     if mine and not settings.discovery:
         settings = replace(settings, discovery=found.discovery)
     if not able:
-        return settings.alone() if named == found.key else settings
+        return settings.with_own_key() if named == found.key else settings
     return replace(settings, agent=found) if mine and _suits(settings, found) else settings
 
 

@@ -57,7 +57,7 @@ class ClientSettings:
     agent: FoundAgent | None = None
     """Agent whose key and connections are used; None if the command has its own."""
 
-    def alone(self) -> ClientSettings:
+    def with_own_key(self) -> ClientSettings:
         """Return the settings with a temporary key.
 
         A killed program cannot return with such a key, so its streams are resumed for a shorter time.

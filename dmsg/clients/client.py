@@ -86,8 +86,8 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._entries = Entries(reactor, self._lookups)
         uses = ServerUses(
             opener=self._session_opener,
-            suits=self._suits,
-            carries=self._carries,
+            suits=self._is_suitable,
+            carries=self._can_carry,
             key_shared=self._key_shared,
             migrate=self._migrate,
             advertise_visits=advertise_visits,
@@ -121,12 +121,12 @@ class DelegatedClient(Service, Generic[SessionT]):
         """
         raise NotImplementedError
 
-    def _suits(self, entry: Entry) -> bool:
+    def _is_suitable(self, entry: Entry) -> bool:
         """Whether a listed server speaks this client's protocol, as far as its entry says."""
         offered = entry_features(entry.version)
         return not offered or self._server_feature in offered
 
-    def _carries(self, entry: Entry) -> bool:
+    def _can_carry(self, entry: Entry) -> bool:
         """Whether a server carries everything that this client may open."""
         return True
 
@@ -176,7 +176,7 @@ class DelegatedClient(Service, Generic[SessionT]):
 
     def entry(self, remote: PubKey) -> Deferred[Entry]:
         """Return the verified entry of ``remote``. The entry is a few seconds old at most, unless discovery is away."""
-        return Deferred.fromCoroutine(self._entries.of(remote))
+        return Deferred.fromCoroutine(self._entries.get(remote))
 
     def resolve(self, remote: PubKey) -> Deferred[tuple[PubKey, Entry]]:
         """Return the current key of ``remote``, itself or its successor, and the entry of that key."""
@@ -360,12 +360,12 @@ class DelegatedClient(Service, Generic[SessionT]):
                 raise _not_reached(remote, attempts, reasons)
             # The entry was cached, and the remote may have moved since. Ask discovery once more.
             cached = False
-            self._entries.doubt(remote)
+            self._entries.mark_stale(remote)
 
     def _servers_of(self, remote: PubKey, entry: Entry) -> list[PubKey]:
         # Connected servers come first: they save a handshake, and the fastest of them is known.
         def order(server: PubKey) -> tuple[bool, bool, float]:
-            session = self._set.existing(server)
+            session = self._set.find_session(server)
             if session is None:
                 return True, False, 0.0
             return False, session.leaving, session.round_trip or 0.0

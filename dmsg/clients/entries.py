@@ -67,7 +67,7 @@ class Entries:
         return remote in self._known
 
     def is_fresh(self, remote: PubKey) -> bool:
-        """Whether :meth:`of` answers without asking discovery."""
+        """Whether :meth:`get` answers without asking discovery."""
         known = self._known.get(remote)
         return known is not None and known[0] > self._reactor.seconds()
 
@@ -78,7 +78,7 @@ class Entries:
         if len(self._known) > ENTRY_CACHE_SIZE:
             del self._known[next(iter(self._known))]
 
-    def doubt(self, remote: PubKey) -> None:
+    def mark_stale(self, remote: PubKey) -> None:
         """Ask discovery next time. The cached entry is only used if discovery is away."""
         # The answer of a query that is under way may be as old as the entry in doubt.
         self._queries.pop(remote, None)
@@ -90,7 +90,7 @@ class Entries:
         self._known.clear()
         self._queries.clear()
 
-    async def of(self, remote: PubKey) -> Entry:
+    async def get(self, remote: PubKey) -> Entry:
         """Return the entry of ``remote``, at most ``ENTRY_CACHE_TIME`` old unless discovery is away.
 
         :raises EntryNotFound: discovery has no entry of ``remote``.
@@ -132,7 +132,7 @@ class Entries:
         :raises ConnectFailed: the chain of successors is longer than ``SUCCESSORS``.
         """
         for _ in range(SUCCESSORS):
-            entry = await self.of(remote)
+            entry = await self.get(remote)
             if entry.successor is None:
                 return remote, entry
             remote = entry.successor.key

@@ -76,7 +76,7 @@ class HandshakeLimits:
         """Return the limits for the session with a server."""
         return partial(self.refusal, server.hex())
 
-    def met(self, key: PubKey) -> None:
+    def remember(self, key: PubKey) -> None:
         """Remember a key that has proved its identity."""
         remember(self._known, key, None, KNOWN)
 

@@ -77,7 +77,7 @@ class EntryPublisher:
         self._again.start()
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a request is under way."""
         return self._again.busy
 
@@ -131,7 +131,7 @@ class EntryPublisher:
         wanted = self._delegated()
         unchanged = wanted == self.published or (not wanted and self.published is None)
         if unchanged and (not wanted or not await self._is_missing(wanted)):
-            return self._next_look()
+            return self._next_check()
         # This is set before the POST, because discovery may store an entry whose answer is lost.
         self._told = True
         try:
@@ -151,9 +151,9 @@ class EntryPublisher:
             for deferred in waiting:
                 if not deferred.called:
                     deferred.callback(None)
-        return self._next_look()
+        return self._next_check()
 
-    def _next_look(self) -> float | None:
+    def _next_check(self) -> float | None:
         """Return the seconds until the entry is posted again, with jitter so that clients do not post in step. None
         without servers.
         """

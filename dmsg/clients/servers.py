@@ -109,7 +109,7 @@ class ServerSet(Generic[SessionT]):
         self._hints_until = 0.0
         self._running = False
         self._failures = 0
-        self._looks = RetryLoop(reactor, self._look_for_servers, self._after_failure, "looking for servers")
+        self._looks = RetryLoop(reactor, self._search_servers, self._after_failure, "looking for servers")
         self.last_error = ""
 
     # --- what there is ---
@@ -130,7 +130,7 @@ class ServerSet(Generic[SessionT]):
             servers.update(self._visited)
         return tuple(sorted(server.hex() for server in servers))
 
-    def existing(self, server: PubKey) -> SessionT | None:
+    def find_session(self, server: PubKey) -> SessionT | None:
         """Return the session with ``server``, or None."""
         link = self.links.get(server)
         session = (link.session if link is not None else None) or self._visited.get(server)
@@ -140,7 +140,7 @@ class ServerSet(Generic[SessionT]):
     def session(self, server: PubKey) -> Deferred[SessionT]:
         """Return a Deferred of the session with ``server``: a lasting one, a visit, or a new visit."""
         found: Deferred[SessionT] = Deferred()
-        session = self.existing(server)
+        session = self.find_session(server)
         if session is not None:
             found.callback(session)
             return found
@@ -167,7 +167,7 @@ class ServerSet(Generic[SessionT]):
         """Find servers and stay connected."""
         self._running = True
         self._looks.start()
-        self.look_soon(0)
+        self.search_soon(0)
 
     async def stop(self) -> None:
         """Close all sessions."""
@@ -182,7 +182,7 @@ class ServerSet(Generic[SessionT]):
             visiting.cancel()
         await DeferredList(ends, consumeErrors=True)
 
-    def look_soon(self, delay: float) -> None:
+    def search_soon(self, delay: float) -> None:
         """Check the servers within ``delay`` seconds."""
         self._looks.soon(delay)
 
@@ -191,7 +191,7 @@ class ServerSet(Generic[SessionT]):
 
     # --- looking ---
 
-    async def _look_for_servers(self) -> float | None:
+    async def _search_servers(self) -> float | None:
         """Check the servers, and open links until ``min_servers`` of them are good or no candidate is left.
 
         :returns: seconds until the next check.
@@ -364,7 +364,7 @@ class ServerSet(Generic[SessionT]):
             self._welcome(link.session)
             self._drop_surplus()
         else:
-            self.look_soon(0.1)
+            self.search_soon(0.1)
         self._uses.changed()
 
     def _remember(self, link: ServerLink[SessionT]) -> None:
@@ -377,7 +377,7 @@ class ServerSet(Generic[SessionT]):
     def _link_away(self, link: ServerLink[SessionT], failures: int) -> None:
         self.last_error = f"server {link.server.short}: {link.last_error or 'connection lost'}"
         if failures >= AWAY_AFTER and self.links.get(link.server) is link:
-            self.look_soon(0.1)
+            self.search_soon(0.1)
 
     # --- a server that leaves ---
 
@@ -399,7 +399,7 @@ class ServerSet(Generic[SessionT]):
             # Suggestions count only from a server that this client keeps, and while it seeks a replacement.
             self._hints = [server for server in servers if server != session.server][:MAX_HINTS]
             self._hints_until = now + HINTS_FOR
-        self.look_soon(0)
+        self.search_soon(0)
         self._uses.changed()
         for stream in session.streams:
             self._uses.migrate(stream)

@@ -58,7 +58,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         self._over = False
 
     @property
-    def coming(self) -> int:
+    def incoming_size(self) -> int:
         """Size in bytes of the file that is being received; 0 if there is none."""
         return 0 if self._offer is None or self._over else self._offer.size
 
@@ -106,7 +106,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
             part, self._part = self._part, None
             assert self._offer is not None
             self._in_thread(self._factory.store.keep, self.origin, self._offer, part, self._factory.wall()).addBoth(
-                self._looked_at, part
+                self._on_offer_checked, part
             )
             self.setLineMode(rest)  # type: ignore[no-untyped-call]  # paused; the rest is read when the file is kept
 
@@ -134,7 +134,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
 
         return self._factory.turn(self.origin).run(turn).addBoth(done)
 
-    def _go_on(self) -> None:
+    def _proceed(self) -> None:
         if not self._over:
             self.resumeProducing()  # type: ignore[no-untyped-call]
 
@@ -142,8 +142,8 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         store = self._factory.store
         if store.has(self.origin, offer):
             return None
-        store.check_room(self.origin, offer.size, *self._factory.coming(self))
-        return store.part(self.origin)
+        store.check_room(self.origin, offer.size, *self._factory.incoming_size(self))
+        return store.open_part(self.origin)
 
     def _begun(self, part: IO[bytes] | None) -> None:
         if self._over:
@@ -158,18 +158,18 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
             self._part, self._left = part, self._offer.size
             self._answer(Answer(Kind.SEND))
             self.setRawMode()  # type: ignore[no-untyped-call]
-        self._go_on()
+        self._proceed()
 
-    def _looked_at(self, result: object, part: IO[bytes]) -> None:
+    def _on_offer_checked(self, result: object, part: IO[bytes]) -> None:
         if isinstance(result, Failure):
             self._factory.store.discard(part)
             self._failed(result)
             return
         assert self._offer is not None
         offer, self._offer = self._offer, None
-        self._factory.kept(self.origin, offer)
+        self._factory.count_stored(self.origin, offer)
         self._answer(Answer(Kind.KEPT))
-        self._go_on()
+        self._proceed()
 
     def _failed(self, failure: Failure) -> None:
         self._offer = None
@@ -185,18 +185,18 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         else:
             _log.failure("keeping a file failed", failure)
             self._answer(Answer(Kind.LATER, "the collector failed"), "failed")
-        self._go_on()
+        self._proceed()
 
     # --- answers and closing ---
 
     def _answer(self, answer: Answer, counted: str = "") -> None:
         if counted:
-            self._factory.told(self.origin, counted, answer.why)
+            self._factory.count_refusal(self.origin, counted, answer.why)
         if not self._over and self.transport is not None:
             self.sendLine(answer.line())  # type: ignore[no-untyped-call]
 
     def _end(self, counted: str, why: str) -> None:
-        self._factory.told(self.origin, counted, why)
+        self._factory.count_refusal(self.origin, counted, why)
         self.close()
 
     def close(self) -> None:
@@ -291,22 +291,22 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         """Return the lock that serialises the work for one sender."""
         return self._turns[origin]
 
-    def coming(self, besides: ReceiverProtocol) -> tuple[int, int]:
+    def incoming_size(self, besides: ReceiverProtocol) -> tuple[int, int]:
         """Return the bytes that other streams are about to deliver: of the same sender, and of all senders."""
         # Runs in a thread while the reactor may change the list, so the loop works on a copy.
         others = [one for one in list(self._streams) if one is not besides]
         return (
-            sum(one.coming for one in others if one.origin == besides.origin),
-            sum(one.coming for one in others),
+            sum(one.incoming_size for one in others if one.origin == besides.origin),
+            sum(one.incoming_size for one in others),
         )
 
-    def kept(self, origin: PubKey, offer: Offer) -> None:
+    def count_stored(self, origin: PubKey, offer: Offer) -> None:
         """Count a file that was kept."""
         self.file_count += 1
         self.byte_count += offer.size
         self.newest[origin.hex()] = self.wall()
 
-    def told(self, origin: PubKey, reason: str, why: str) -> None:
+    def count_refusal(self, origin: PubKey, reason: str, why: str) -> None:
         """Count a refusal, and log it at most once every :data:`TOLD_EVERY` seconds per sender and reason."""
         self.refusals[reason] += 1
         if (more := self._seldom.suffix((origin, reason))) is not None:

@@ -251,12 +251,12 @@ class SpoolSender(Service):
         under_way: Deferred[None] = Deferred()
         self._under_way = under_way
         try:
-            return await self._look()
+            return await self._check()
         finally:
             self._under_way = None
             under_way.callback(None)
 
-    async def _look(self) -> float:
+    async def _check(self) -> float:
         waiting = await in_thread(self._reactor, self._waiting)
         if not waiting:
             return LOOK_INTERVAL
@@ -348,7 +348,7 @@ class SpoolSender(Service):
         except FileNotFoundError:
             return None  # The spool has removed the file to make room, or another process has sent it.
         except OSError as error:
-            self._put_off(path, f"cannot be read: {error.strerror}")
+            self._postpone(path, f"cannot be read: {error.strerror}")
             return None
         with file:
             offer = await in_thread(self._reactor, _offer_of, path, file)
@@ -363,16 +363,16 @@ class SpoolSender(Service):
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                self._put_off(path, f"is with the collector, but cannot be removed: {error.strerror}")
+                self._postpone(path, f"is with the collector, but cannot be removed: {error.strerror}")
             if not self._taking:
                 self._taking = True
                 _log.info("the collector {collector} takes files of events", collector=str(self._collector))
         elif answer.kind is Kind.REFUSED:
             self.sent.refused += 1
-            self._put_off(path, f"is refused by the collector and stays: {answer.why}")
+            self._postpone(path, f"is refused by the collector and stays: {answer.why}")
         return answer
 
-    def _put_off(self, path: Path, why: str) -> None:
+    def _postpone(self, path: Path, why: str) -> None:
         """Skip this file for :data:`REFUSED_INTERVAL` seconds; others are sent meanwhile."""
         self._refused[path.name] = self._reactor.seconds() + REFUSED_INTERVAL
         if (more := self._seldom.suffix(why)) is not None:

@@ -87,7 +87,7 @@ class Collector(Service):
         page = CollectorStatus(self.client.public_key, self.started, self.factory, self.store, self.health)
         self._status = StatusPort(reactor, settings.metrics, settings.page_token, page, self.render, self.health)
         self.ready: Deferred[None] = Deferred()
-        self._looks = RetryLoop(reactor, self._look, lambda failures: LOOK_INTERVAL, "reading the list of senders")
+        self._looks = RetryLoop(reactor, self._check, lambda failures: LOOK_INTERVAL, "reading the list of senders")
         self._counts = RetryLoop(reactor, self._count, lambda failures: COUNT_INTERVAL, "counting files")
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -143,18 +143,18 @@ class Collector(Service):
     def _allows(self, key: PubKey) -> bool:
         return key in self._senders.keys
 
-    async def _look(self) -> float:
-        if self._senders.look():
+    async def _check(self) -> float:
+        if self._senders.reload():
             _log.info("the list of senders has {count} keys now", count=len(self._senders.keys))
         return LOOK_INTERVAL
 
     def reload(self) -> None:
         """Read the list of senders again."""
-        self._senders.look(force=True)
+        self._senders.reload(force=True)
         _log.info("the list of senders was read again: {count} keys", count=len(self._senders.keys))
 
     async def _count(self) -> float:
-        await in_thread(self._reactor, self.store.look)
+        await in_thread(self._reactor, self.store.recount)
         return COUNT_INTERVAL
 
     # --- health and metrics ---

@@ -107,7 +107,7 @@ class Store:
         self._lock = lock
         for part in self.root.glob(f"*/{_PART}*"):
             part.unlink(missing_ok=True)
-        self.look()
+        self.recount()
 
     def close(self) -> None:
         """Release the lock of the directory."""
@@ -115,7 +115,7 @@ class Store:
         if lock is not None:
             lock.close()
 
-    def look(self) -> None:
+    def recount(self) -> None:
         """Count the stored bytes again, because other programs may have removed files."""
         held: dict[str, int] = {}
         for path in self.root.glob(f"*/*/*{SEGMENT_SUFFIX}"):
@@ -157,7 +157,7 @@ class Store:
             missing = self._reserve + coming + size - free
             raise StoreFull(f"the collector's disk is full: {human_size(missing)} more are needed")
 
-    def part(self, origin: PubKey) -> IO[bytes]:
+    def open_part(self, origin: PubKey) -> IO[bytes]:
         """Open a temporary file to receive into.
 
         :raises OSError: the file cannot be created.

@@ -16,7 +16,7 @@ class CarryingSession(carrier.CarryingSession, Protocol):
 
     core: ClientConnection
 
-    def taken(self, stream: ChannelStream) -> None:
+    def data_taken(self, stream: ChannelStream) -> None:
         """Resume reading the link if the application of ``stream`` has read enough."""
 
     def closed(self, stream: ChannelStream, reason: int) -> None:
@@ -58,7 +58,7 @@ class ChannelCarrier(carrier.SessionCarrier[CarryingSession, ChannelStream]):
     def consumed(self, size: int) -> None:
         self.stream.unread -= size
         self.stream.acks_consumed()
-        self.session.taken(self.stream)
+        self.session.data_taken(self.stream)
 
     def close(self, reason: int) -> None:
         self.session.closed(self.stream, reason)

@@ -86,7 +86,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
         return sum(end.queued for end in peer.waiting)
 
     def _paused(self, peer: RelayPeer) -> None:
-        self._once_after(HOLD, peer, self.relay.let_read)
+        self._schedule_once(HOLD, peer, self.relay.let_read)
 
     def _close_relay(self) -> None:
         self.relay.close_all()

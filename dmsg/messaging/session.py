@@ -181,7 +181,7 @@ class ClientSession(Session):
         self._end_now(event.channel)
         stream: ChannelStream | None = event.channel.user
         if stream is not None:
-            self._over(stream, CloseReason.ABORTED)
+            self._end_stream(stream, CloseReason.ABORTED)
 
     def _forget_streams(self, gone: Failure) -> Callable[[], None]:
         channels = list(self.core.channels.values())
@@ -227,13 +227,13 @@ class ClientSession(Session):
             gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server")
             self._opening.fail(event.channel, Failure(gone))
             return
-        self._met(event.channel)
+        self._record_proof(event.channel)
         self._opening.succeed(event.channel, event.channel)
 
-    def _met(self, channel: ClientChannel) -> None:
+    def _record_proof(self, channel: ClientChannel) -> None:
         """Tell the rate limits that the remote has proved its key, so that its next requests are preferred."""
         if self._doorman is not None:
-            self._doorman.met(channel.remote)
+            self._doorman.remember(channel.remote)
 
     def _on_rejected(self, event: Rejected) -> None:
         refused = TransportRefused(CloseReason.UNSPECIFIED, f"refused: {event.why}")
@@ -248,13 +248,13 @@ class ClientSession(Session):
         except (HandshakeError, TransportClosed) as error:
             _log.info("{peer}: {error}", peer=str(stream.getPeer())[:13], error=error)
             self._end_now(event.channel)
-            self._over(stream, error.reason if isinstance(error, TransportClosed) else CloseReason.ACKS_DIFFER)
+            self._end_stream(stream, error.reason if isinstance(error, TransportClosed) else CloseReason.ACKS_DIFFER)
             return
         if data is None:
             return
         if not stream.heard:
             stream.heard = True
-            self._met(event.channel)
+            self._record_proof(event.channel)
         size = len(data)
         stream.unread += size
         stream.data_received(data)
@@ -271,9 +271,9 @@ class ClientSession(Session):
             timer.cancel()
         stream: ChannelStream | None = channel.user
         if stream is not None:
-            self._over(stream, stream.reason_of_end(event.reason))
+            self._end_stream(stream, stream.reason_of_end(event.reason))
         if channel in self._holding:
-            self._let_go(channel)
+            self._end_pause(channel)
 
     _handle: dict[type[Event], Callable[..., None]] = {
         Requested: _on_requested,
@@ -291,14 +291,14 @@ class ClientSession(Session):
         def stalled() -> None:
             del self._holding[channel]
             self._end_now(channel)
-            self._over(channel.user, CloseReason.STALLED)
-            self._let_go(channel)
+            self._end_stream(channel.user, CloseReason.STALLED)
+            self._end_pause(channel)
 
         if self._link is not None:
             self._link.hold(HoldReason.UNREAD)
             self._holding[channel] = self._reactor.callLater(STALL_TIMEOUT, stalled)
 
-    def _let_go(self, channel: ClientChannel) -> None:
+    def _end_pause(self, channel: ClientChannel) -> None:
         """End the pause that ``channel`` caused; reading resumes once no other channel causes one."""
         timer = self._holding.pop(channel, None)
         if timer is not None:
@@ -306,7 +306,7 @@ class ClientSession(Session):
         if not self._holding and self._link is not None:
             self._link.release(HoldReason.UNREAD)
 
-    def _over(self, stream: ChannelStream, reason: int) -> None:
+    def _end_stream(self, stream: ChannelStream, reason: int) -> None:
         """End a stream with its channel, and bound the unread data of all ended streams; the oldest lose theirs."""
         stream.carrier_closed(reason)
         if not stream.waiting:
@@ -354,7 +354,7 @@ class ClientSession(Session):
         if self.core.give_up(channel):
             self.flush()
         if channel in self._holding:
-            self._let_go(channel)
+            self._end_pause(channel)
 
     # --- streams ---
 
@@ -384,13 +384,13 @@ class ClientSession(Session):
     def _undecided(self, stream: ChannelStream) -> None:
         """End a stream that has data to send to a remote that has not shown whether it uses acknowledgements."""
         self._end_now(stream.channel)
-        self._over(stream, CloseReason.ACKS_UNKNOWN)
+        self._end_stream(stream, CloseReason.ACKS_UNKNOWN)
 
     # --- for the carriers of its streams (CarryingSession) ---
 
-    def taken(self, stream: ChannelStream) -> None:
+    def data_taken(self, stream: ChannelStream) -> None:
         if stream.unread <= UNREAD_RESUME and stream.channel in self._holding:
-            self._let_go(stream.channel)
+            self._end_pause(stream.channel)
 
     def closed(self, stream: ChannelStream, reason: int) -> None:
         if reason == CloseReason.UNSPECIFIED:

@@ -79,9 +79,9 @@ class BlockCounts:
 
     def __len__(self) -> int:
         """Return the number of narrow blocks with a count above 0."""
-        return sum(1 for _ in self.narrow())
+        return sum(1 for _ in self.narrow_blocks())
 
-    def narrow(self) -> Iterator[tuple[str, int]]:
+    def narrow_blocks(self) -> Iterator[tuple[str, int]]:
         """Iterate over the narrow blocks and their counts."""
         return ((name, count) for name, count in self._counts.items() if name not in self._inside)
 
@@ -124,7 +124,7 @@ class BlockCounts:
         """Return the load of ``host``: the largest count divided by its factor, over all blocks of ``host``."""
         return max(self._counts[name] / factor for name, factor in blocks_of(host))
 
-    def crowded(self, host: str, most: float, wide: float | None = None) -> str:
+    def crowded_block(self, host: str, most: float, wide: float | None = None) -> str:
         """Return the narrowest block of ``host`` that has reached its limit, or an empty text.
 
         :param most: limit of one address.
@@ -148,7 +148,7 @@ class BlockCounts:
 
     def by_load(self, most: int) -> list[str]:
         """Return at most ``most`` narrow blocks, the one with the largest load first."""
-        loads: dict[str, float] = dict(self.narrow())
+        loads: dict[str, float] = dict(self.narrow_blocks())
         for wide, inside in self._inside.items():
             load = -self._ranks.rank(wide)
             for name in inside:

@@ -59,7 +59,7 @@ class ClockWatch(Service):
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         self._offset = self._wall_clock() - self._reactor.seconds()
-        self._call = self._reactor.callLater(LOOK_INTERVAL, self._look)
+        self._call = self._reactor.callLater(LOOK_INTERVAL, self._check_clock)
 
     def stopService(self) -> None:
         super().stopService()  # type: ignore[no-untyped-call]
@@ -67,8 +67,8 @@ class ClockWatch(Service):
         if call is not None:
             call.cancel()
 
-    def _look(self) -> None:
-        self._call = self._reactor.callLater(LOOK_INTERVAL, self._look)
+    def _check_clock(self) -> None:
+        self._call = self._reactor.callLater(LOOK_INTERVAL, self._check_clock)
         offset = self._wall_clock() - self._reactor.seconds()
         step, self._offset = offset - self._offset, offset
         if abs(step) >= LEAST_STEP:

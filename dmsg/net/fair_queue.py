@@ -57,7 +57,7 @@ class FairQueue:
             self._start(host)
             turn.callback(None)
             return turn
-        if self._waiting.crowded(host, self._waiting_of_one):
+        if self._waiting.crowded_block(host, self._waiting_of_one):
             turn.errback(QueueCrowded())
             return turn
         if self.waiting >= self._most_waiting and not self._make_room(host):
@@ -88,7 +88,7 @@ class FairQueue:
             turn.callback(None)
 
     def _may_run(self, host: str) -> bool:
-        return not self._running.crowded(host, self._most_of_one, self._most_of_wide)
+        return not self._running.crowded_block(host, self._most_of_one, self._most_of_wide)
 
     def _start(self, host: str) -> None:
         self._running.add(host)

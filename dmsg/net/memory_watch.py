@@ -56,14 +56,14 @@ class Allocator:
         self._now = now
         self._trim = trim
         self._resident = resident
-        self._least = resident()
+        self._load_to_exceed = resident()
         """Smallest size of the process seen so far, in bytes, without the memory held for others."""
         self._known = (0, 0)
         self._pause = TRIM_PAUSE
         self._next = now() + TRIM_PAUSE
         self.asked = 0
 
-    def look(self, held: int) -> None:
+    def trim(self, held: int) -> None:
         """Return memory to the system, if the pause is over and there may be some.
 
         :param held: bytes known to be held for others.
@@ -73,13 +73,13 @@ class Allocator:
             return
         have = self._resident()
         beyond = have - held
-        self._least = max(0, min(self._least, beyond))
-        worth = max(WORTH_GIVING_BACK, self._least // 10)
+        self._load_to_exceed = max(0, min(self._load_to_exceed, beyond))
+        worth = max(WORTH_GIVING_BACK, self._load_to_exceed // 10)
         if have > self._known[0] + worth or held < self._known[1] - worth:
             self._pause = TRIM_PAUSE  # The situation has changed since the last request had no effect.
         self._next = now + self._pause
         self._known = have, held
-        if beyond <= self._least + worth:
+        if beyond <= self._load_to_exceed + worth:
             return
         self._trim()
         self.asked += 1
@@ -95,7 +95,7 @@ Holder = TypeVar("Holder", bound=Hashable)
 class MemoryWatch(Generic[Holder]):
     """Base of a source of holdings.
 
-    A source calls :meth:`next_look` before it goes through its holders, then :meth:`age` for each.
+    A source calls :meth:`next_check` before it goes through its holders, then :meth:`age` for each.
 
     :cvar interval: seconds between checks.
     :cvar what: name, in log lines, of those for whom data are held.
@@ -113,7 +113,7 @@ class MemoryWatch(Generic[Holder]):
         self._marks: dict[Holder, list[tuple[int, float]]] = {}
         self._allocator = Allocator(reactor.seconds)
         self._seldom = LogThrottle(reactor.seconds)
-        self._call = LoopingCall(self._look)
+        self._call = LoopingCall(self._check)
         self._call.clock = reactor
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class MemoryWatch(Generic[Holder]):
         if self._call.running:
             self._call.stop()
 
-    def given_up(self, count: int) -> None:
+    def note_dropped(self, count: int) -> None:
         """Note that a check dropped ``count`` holdings, one or more."""
 
     def tell(self, holding: Holding) -> None:
@@ -145,18 +145,18 @@ class MemoryWatch(Generic[Holder]):
             more=more,
         )
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         try:
-            given = self._memory.look()
+            given = self._memory.check()
         except Exception:
             _log.failure("the held memory could not be measured")
             return
         if given:
-            self.given_up(given)
+            self.note_dropped(given)
         # The account does not cover all memory, such as what a request needs for a moment.
-        self._allocator.look(self._memory.total)
+        self._allocator.trim(self._memory.total)
 
-    def next_look(self) -> None:
+    def next_check(self) -> None:
         """Begin a check. Holders that are not visited before the next check are forgotten."""
         self.now = self._reactor.seconds()
         self._before, self._marks = self._marks, {}

@@ -83,9 +83,9 @@ class RetryLoop:
         self._cancel()
         self.busy = True
         self._next = math.inf
-        Deferred.fromCoroutine(self._work()).addBoth(self._done)
+        Deferred.fromCoroutine(self._work()).addBoth(self._on_done)
 
-    def _done(self, result: float | Failure | None) -> None:
+    def _on_done(self, result: float | Failure | None) -> None:
         self.busy = False
         if isinstance(result, Failure):
             self._raised += 1

@@ -33,7 +33,7 @@ FRAMES = 1024
 class TurnWaiter(Protocol):
     """Interface of a receiver that has more data than it may handle in this turn."""
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         """Continue; called in the next turn."""
 
 
@@ -48,7 +48,7 @@ class TurnShare:
         self.now = reactor.seconds
         self._began = self.now()
         self._used: dict[Hashable, float] = {}
-        self._around: dict[str, float] = {}
+        self._days_around: dict[str, float] = {}
         self._most_around = 0.0
         self._part = MOST
         self._waiting: deque[TurnWaiter] = deque()
@@ -67,9 +67,9 @@ class TurnShare:
         clock after each.
         """
         left = self._part - self._used.get(owner, 0.0)
-        if self._around and isinstance(owner, str):
+        if self._days_around and isinstance(owner, str):
             for name, factor in blocks_of(owner)[1:]:
-                left = min(left, self._part * factor - self._around.get(name, 0.0))
+                left = min(left, self._part * factor - self._days_around.get(name, 0.0))
         return left
 
     def used(self, owner: Hashable, seconds: float) -> None:
@@ -84,11 +84,11 @@ class TurnShare:
         # Other owners, such as single connections behind a proxy, are in no wider block.
         if isinstance(owner, str):
             for name, _ in blocks_of(owner)[1:]:
-                around = self._around[name] = self._around.get(name, 0.0) + seconds
+                around = self._days_around[name] = self._days_around.get(name, 0.0) + seconds
                 self._most_around = max(self._most_around, around)
 
     def wait(self, one: TurnWaiter) -> None:
-        """Call ``one.go_on()`` in the next turn."""
+        """Call ``one.proceed()`` in the next turn."""
         if not self._is_due:
             self._is_due = True
             self._reactor.callLater(0, self._run)
@@ -99,7 +99,7 @@ class TurnShare:
         self._began = now
         self._part = min(MOST, max(LEAST, TURN / max(1, len(self._used))))
         self._used.clear()
-        self._around.clear()
+        self._days_around.clear()
         self._most_around = 0.0
 
     def _run(self) -> None:
@@ -109,7 +109,7 @@ class TurnShare:
         passed_over: list[TurnWaiter] = []
         for one in waiting:
             self._is_used = False
-            call_isolated(one.go_on)
+            call_isolated(one.proceed)
             if not self._is_used and self._waiting and self._waiting[-1] is one:
                 # Another connection of the same owner has used up this turn. This one keeps its place at the front, or
                 # else it would wait behind that connection for ever.

@@ -98,7 +98,7 @@ class TurnAccount(Protocol):
         """Add ``seconds`` of work to the account of ``owner``."""
 
     def wait(self, one: TurnTaker) -> None:
-        """Call ``one.go_on()`` in the next turn."""
+        """Call ``one.proceed()`` in the next turn."""
 
 
 class TurnTaker:
@@ -165,9 +165,9 @@ class TurnTaker:
         if self.share is not None:
             self.share.wait(self)
         else:
-            self._later(self.go_on)
+            self._later(self.proceed)
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         """Continue if the owner has time left in the turn that has begun, else in the next one."""
         self._waits = False
         if self._is_idle():

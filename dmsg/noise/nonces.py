@@ -11,14 +11,14 @@ WINDOW = 1024
 class Nonces(Protocol):
     """Interface of the memory of received nonces in one direction.
 
-    Call :meth:`takes` before a record is opened, and :meth:`took` only when it was authentic. Otherwise anybody on the
-    path could send forged records with the nonces of honest ones, and the honest ones would be refused.
+    Call :meth:`accepts` before a record is opened, and :meth:`record` only when it was authentic. Otherwise anybody on
+    the path could send forged records with the nonces of honest ones, and the honest ones would be refused.
     """
 
-    def takes(self, nonce: int) -> bool:
+    def accepts(self, nonce: int) -> bool:
         """Whether ``nonce`` is new."""
 
-    def took(self, nonce: int) -> None:
+    def record(self, nonce: int) -> None:
         """Remember the nonce of an authentic record."""
 
 
@@ -30,11 +30,11 @@ class GrowingNonces:
     def __init__(self, last: int = 0) -> None:
         self.last = last
 
-    def takes(self, nonce: int) -> bool:
+    def accepts(self, nonce: int) -> bool:
         """Whether ``nonce`` is larger than the last one."""
         return nonce > self.last
 
-    def took(self, nonce: int) -> None:
+    def record(self, nonce: int) -> None:
         """Remember the last nonce."""
         self.last = nonce
 
@@ -53,12 +53,12 @@ class NonceWindow:
         self._seen = 0
         """Bit mask of the last ``size`` nonces; bit 0 stands for the highest."""
 
-    def takes(self, nonce: int) -> bool:
+    def accepts(self, nonce: int) -> bool:
         """Whether ``nonce`` is above the window, or in it and not seen yet."""
         below = self.highest - nonce
         return nonce > 0 and (below < 0 or (below < self.size and not self._seen >> below & 1))
 
-    def took(self, nonce: int) -> None:
+    def record(self, nonce: int) -> None:
         """Mark ``nonce`` as seen, and move the window up if needed."""
         above = nonce - self.highest
         if above > 0:

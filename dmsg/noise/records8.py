@@ -71,11 +71,11 @@ class Opener8:
             raise RemoteProtocolError(DropReason.BAD_RECORD, f"record of {len(record)} bytes is too short")
         (nonce,) = _prefix.unpack_from(record)
         # A replay is refused before the decryption, so it costs an attacker more than this side.
-        if not self._nonces.takes(nonce):
+        if not self._nonces.accepts(nonce):
             raise RemoteProtocolError(DropReason.REPLAYED_RECORD, f"the nonce {nonce} is not new")
         try:
             plaintext = self._decrypt(_nonce(nonce), memoryview(record)[NONCE_SIZE:], None)
         except InvalidTag:
             raise RemoteProtocolError(DropReason.BAD_RECORD, "record is not authentic") from None
-        self._nonces.took(nonce)
+        self._nonces.record(nonce)
         return plaintext

@@ -87,7 +87,7 @@ class XKHandshake:
 
     def trailing_data(self) -> bytes:
         """Return the bytes of the stream after the handshake."""
-        return self._buffer.rest()
+        return self._buffer.take_rest()
 
     def _begin(self) -> Handshake:
         assert self._make is not None

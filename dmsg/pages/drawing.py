@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 300.0, 72.0
 
 def draw(chart: Chart, samples: History) -> Tag:
     """Return a chart with its legend, which shows the present values."""
-    lines = [(line, samples.of(line)) for line in chart.lines]
+    lines = [(line, samples.points(line)) for line in chart.lines]
     top = max((value for _, points in lines for _, value in points), default=0.0)
     span = max(samples.seconds, 1.0)
     svg = Tag("svg")(
@@ -45,7 +45,7 @@ def draw(chart: Chart, samples: History) -> Tag:
 
 def spark(line: Line, samples: History) -> Tag:
     """Return a sparkline of one number, for a row of a table."""
-    points = samples.of(line)
+    points = samples.points(line)
     span = max(samples.seconds, 1.0)
     top = max((value for _, value in points), default=0.0)
     svg = Tag("svg")(viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none", **{"aria-hidden": "true"})

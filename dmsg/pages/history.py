@@ -48,7 +48,7 @@ class History:
         for name, values in self._values.items():
             values.append(numbers.get(name, math.nan))
 
-    def of(self, line: Line) -> list[tuple[float, float]]:
+    def points(self, line: Line) -> list[tuple[float, float]]:
         """Return the points of a line as (seconds before the last sample, value), the oldest first."""
         values = self._values.get(line.number)
         if values is None:

@@ -77,7 +77,7 @@ class StatusSource:
         """Name of the entity, as its public key; empty if it has none."""
         return ""
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Update measurements; called every :data:`~dmsg.pages.sampler.INTERVAL` seconds before the other methods."""
 
     def facts(self) -> list[Fact]:

@@ -36,7 +36,7 @@ class RecentEvents:
         ]
         return sorted([*self._changes, *bursts])
 
-    def look(self, now: float, facts: Sequence[Fact], reasons: Mapping[str, float]) -> None:
+    def update(self, now: float, facts: Sequence[Fact], reasons: Mapping[str, float]) -> None:
         """Compare facts and reasons with those of the previous call, and record what changed."""
         told = {fact.label: fact.value for fact in facts if fact.told}
         first = self._facts is None

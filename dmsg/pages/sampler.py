@@ -76,7 +76,7 @@ class Sampler:
         self.samples = History()
         self.happenings = RecentEvents()
         self._watchers: dict[Watcher, None] = {}
-        self._again = RetryLoop(reactor, self._look, lambda failures: INTERVAL, "looking at what the page shows")
+        self._again = RetryLoop(reactor, self._sample, lambda failures: INTERVAL, "looking at what the page shows")
 
     def start(self) -> None:
         """Take a sample now, and then every :data:`INTERVAL` seconds."""
@@ -90,13 +90,13 @@ class Sampler:
             self._forget(one)
             one.end()
 
-    async def _look(self) -> float:
+    async def _sample(self) -> float:
         shown = self.shown
-        shown.look()
+        shown.refresh()
         reasons = shown.reasons()
         counted = {of_reason(name): number for name, number in reasons.items() if number}
         self.samples.add(self._reactor.seconds(), shown.numbers(), counted)
-        self.happenings.look(self._wall(), shown.facts(), reasons)
+        self.happenings.update(self._wall(), shown.facts(), reasons)
         if self._watchers:
             content = {name: flatten(part) for name, part in (await self.parts()).items()}
             for one in list(self._watchers):

@@ -123,7 +123,7 @@ class RmbClient(Service):
             wall_clock,
             random or Random(),
             drops=self.drops,
-            taken=self._taken,
+            taken=self._deliver,
             rejected=self._rejected,
         )
         self._handlers = Handlers(self._bus)
@@ -316,16 +316,16 @@ class RmbClient(Service):
             code, request = rejected.wants_answer
             await self._handlers.answer_error(request, code, str(rejected))
 
-    async def _taken(self, received: ReceivedMessage) -> None:
+    async def _deliver(self, received: ReceivedMessage) -> None:
         """Hand a message to its handler or pending call; return once it is handed over, not once it is processed."""
         if received.kind == "request":
             self._handlers.requested(received)
         elif received.kind in ("response", "error", "pong"):
-            self._answered(received)
+            self._on_answer(received)
         else:
             self.drops[Drop.BAD_PAYLOAD] += 1
 
-    def _answered(self, received: ReceivedMessage) -> None:
+    def _on_answer(self, received: ReceivedMessage) -> None:
         envelope = received.envelope
         called = self._calls.get(envelope.uid)
         # Anyone may sign a message with this uid, so only the twin that was called can answer.

@@ -92,7 +92,7 @@ class KeyList:
             return None
         return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
 
-    def look(self, *, force: bool = False) -> bool:
+    def reload(self, *, force: bool = False) -> bool:
         """Read the list again if its file has changed, and return whether the keys have."""
         stamp = self._stat()
         if stamp == self._stamp and not force:
@@ -192,10 +192,10 @@ class Admission:
             return said
         return True if self.hook is None else self.hook.ask(key)
 
-    def look(self, *, force: bool = False) -> bool:
+    def reload(self, *, force: bool = False) -> bool:
         """Read changed lists again, and return whether any keys have changed."""
         lists = [one for one in (self.allow, self.deny) if one is not None]
-        changed = [one.look(force=force) for one in lists]
+        changed = [one.reload(force=force) for one in lists]
         return any(changed)
 
     def watch(self, reactor: IReactorTime, changed: Callable[[], None]) -> None:
@@ -204,7 +204,7 @@ class Admission:
             return
 
         def look_and_tell() -> None:
-            if self.look():
+            if self.reload():
                 changed()
 
         def look() -> None:

@@ -34,7 +34,7 @@ class LinkHoldings(MemoryWatch[Link]):
         memory.add(self._holdings, self.tell)
 
     def _holdings(self) -> Iterator[Holding]:
-        self.next_look()
+        self.next_check()
         stirred = self._factory.stirred
         for link in list(stirred):
             session = link.user

@@ -74,12 +74,12 @@ class Registration:
         self.registered_at: float | None = None
 
     @property
-    def wanted(self) -> bool:
+    def is_wanted(self) -> bool:
         """Whether there is a discovery to register in."""
         return self._lookups is not None
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a POST is under way."""
         return self._registering is not None
 

@@ -99,8 +99,8 @@ class RelayServer(ListeningService):
     def health(self) -> dict[str, object]:
         """Return the content of ``/health``."""
         return {
-            "status": "draining" if not self.running else "full" if self.factory.full else "ok",
-            "registered": self.registration.current or not self.registration.wanted,
+            "status": "draining" if not self.running else "full" if self.factory.is_full else "ok",
+            "registered": self.registration.current or not self.registration.is_wanted,
             "reachable": self.reachable,
             "shared_with": self.registration.shared_with,
             "connections": len(self.factory.sessions),
@@ -112,7 +112,7 @@ class RelayServer(ListeningService):
         """Read the lists of keys again, and apply new limits if given."""
         if limits is not None:
             self.factory.limits = limits
-        self.factory.admission.look(force=True)
+        self.factory.admission.reload(force=True)
         self.factory.admission_changed()
         self.registration.changed()
         _log.info("{what} were read again", what="lists" if limits is None else "settings and lists")
@@ -123,11 +123,11 @@ class RelayServer(ListeningService):
         self._holdings.start()
         self.factory.tuned = await self._listen(self.factory)
         await self._status.start()
-        if self.registration.wanted:
+        if self.registration.is_wanted:
             self.registration.address = self.registration.address or address_of(self.ports[0])
             self.registration.start()
             if self.settings.public_address is not None:
-                self._looking = self._look(self.settings.public_address)
+                self._looking = self._check_reachability(self.settings.public_address)
 
     @property
     def metrics_port(self) -> IListeningPort | None:
@@ -142,7 +142,7 @@ class RelayServer(ListeningService):
         """Return the name of a client on the status page: its key, or with telemetry a pseudonym."""
         return key.hex()
 
-    def _look(self, address: str) -> Deferred[None]:
+    def _check_reachability(self, address: str) -> Deferred[None]:
         """Check whether the server reaches itself at its public address, and warn if not."""
 
         def looked(result: object) -> None:

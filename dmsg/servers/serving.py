@@ -141,7 +141,7 @@ class ServedSession(Generic[PeerT, LimitsT]):
             if relay.steps >= STEPS:
                 # The relay stopped at its limit, so whole frames may be left in the buffer.
                 link.left()
-            self._factory.paid(link, self._peer, relay.steps, relay.strays, relay.refused)
+            self._factory.charge_frames(link, self._peer, relay.steps, relay.strays, relay.refused)
         return taken
 
     def link_congested(self) -> None:
@@ -226,7 +226,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         """Call ``call`` in the next turn of the reactor."""
         self._reactor.callLater(0, call)
 
-    def _once_after(self, seconds: float, peer: PeerT, call: Callable[[PeerT], None]) -> None:
+    def _schedule_once(self, seconds: float, peer: PeerT, call: Callable[[PeerT], None]) -> None:
         """Schedule a call with ``peer`` in ``seconds``, unless one is already scheduled."""
         if peer in self._timers:
             return
@@ -237,7 +237,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
 
         self._timers[peer] = self._reactor.callLater(seconds, due)
 
-    def paid(self, link: Link, peer: PeerT, steps: int, strays: int, refused: int) -> None:
+    def charge_frames(self, link: Link, peer: PeerT, steps: int, strays: int, refused: int) -> None:
         """Charge the address of a link for frames that were handled one by one.
 
         :param strays: number of these frames that belonged to no transport, beyond what a client may send.
@@ -255,7 +255,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
             self._reactor.callLater(wait, link.release, HoldReason.TOO_FAST)
         if strays and self._strays.charge(owner, strays, now) > 0.0:
             raise RemoteProtocolError(DropReason.FLOOD, "flood of frames without a transport")
-        if refused and self._refusals.charge(owner, refused, now) > 0.0 and peer.police.goes_on(now):
+        if refused and self._refusals.charge(owner, refused, now) > 0.0 and peer.police.ignores_refusals(now):
             raise RemoteProtocolError(DropReason.FLOOD, "flood of requests")
 
     def is_busy(self, peer: PeerT) -> bool:

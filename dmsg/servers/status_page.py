@@ -82,7 +82,7 @@ class ServerStatus(StatusSource):
     def key(self) -> str:
         return self._server.listens_as.rpartition(" ")[2]
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         peers = self._server.factory.relay.peers
         self._rates = self._growth.since(time.monotonic(), {peer: peer.bytes_in for peer in peers})
 
@@ -93,7 +93,7 @@ class ServerStatus(StatusSource):
         status = str(health["status"])
         held, most = gauges["held_bytes"], gauges["memory_limit_bytes"]
         reachable = {True: "yes", False: "no", None: "not looked"}[server.reachable]
-        registered = "yes" if server.registration.current else "no" if server.registration.wanted else "not wanted"
+        registered = "yes" if server.registration.current else "no" if server.registration.is_wanted else "not wanted"
         admission = server.factory.admission
         facts = [
             Fact("State", status, GOOD if status == "ok" else BAD, told=True),
@@ -121,7 +121,7 @@ class ServerStatus(StatusSource):
         found = []
         if health["status"] == "draining":
             found.append("It is leaving: clients are sent elsewhere, and nobody new is taken.")
-        if server.registration.wanted and not server.registration.current:
+        if server.registration.is_wanted and not server.registration.current:
             found.append("Discovery did not take its last entry: clients are not sent here once the one before ends.")
         if server.registration.shared_with is not None:
             found.append(

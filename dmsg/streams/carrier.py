@@ -25,7 +25,7 @@ class ClientStream(StreamTransport):
     end: SecureEnd | None = None
 
     @property
-    def kept(self) -> SecureEnd:
+    def secure_end(self) -> SecureEnd:
         """End of a secure stream that is open; never None."""
         assert self.end is not None
         return self.end
@@ -170,7 +170,7 @@ class NoCarrier:
     def __init__(self, streams: SuspendedStreams, stream: ClientStream) -> None:
         self._streams = streams
         self._stream = stream
-        self._end = stream.kept
+        self._end = stream.secure_end
         self.server = stream.server
 
     def may_send(self) -> bool:

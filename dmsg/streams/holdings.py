@@ -45,7 +45,7 @@ class StreamHoldings(MemoryWatch[ClientStream]):
         self._memory.remove(self._holdings)
         super().stop()
 
-    def given_up(self, count: int) -> None:
+    def note_dropped(self, count: int) -> None:
         """Log one line for all streams that an inspection has ended."""
         _log.warn(
             "more than {limit} MiB were held for others: {given} streams that were not read were ended",
@@ -54,7 +54,7 @@ class StreamHoldings(MemoryWatch[ClientStream]):
         )
 
     def _holdings(self) -> Iterator[Holding]:
-        self.next_look()
+        self.next_check()
         for stream in self._streams():
             end = stream.end
             size = stream.held + (end.in_flight_bytes if end is not None else 0)

@@ -122,18 +122,18 @@ class Streams:
 
     def add(self, stream: ClientStream) -> None:
         """Add a stream that has just opened."""
-        token = stream.kept.token
+        token = stream.secure_end.token
         if token is not None and (token in self._live or token in self._ended):
             # The initiator chose a token that is in use.  It must not displace the other stream, so this stream
             # cannot be resumed.
-            stream.kept.token = token = None
+            stream.secure_end.token = token = None
         if token is not None:
             self._live[token] = stream
             self._watch_soon()
 
     def closed(self, stream: ClientStream, reason: int) -> None:
         """Forget a stream that this end has closed, and remember the reason for the other end."""
-        end = stream.kept
+        end = stream.secure_end
         if end.token is not None and self._live.get(end.token) is stream:
             del self._live[end.token]
             peer = stream.getPeer()
@@ -143,7 +143,7 @@ class Streams:
                 del self._ended[next(iter(self._ended))]
         self._progress.pop(stream, None)
         self._quiet.pop(stream, None)
-        self._wait_no_longer(stream)
+        self._stop_waiting(stream)
         searching = self._searching.pop(stream, None)
         if searching is not None:
             searching.cancel()
@@ -159,7 +159,7 @@ class Streams:
 
         :param final: whether one of the two ends gave the reason, so that another transport may be useless.
         """
-        end = stream.kept
+        end = stream.secure_end
         if stream.over:
             return
         resumable = end.token is not None and self.resume_timeout > 0 and not self._stopped
@@ -177,13 +177,13 @@ class Streams:
 
     def suspend(self, stream: ClientStream, reason: int) -> None:
         """Suspend ``stream``, which has lost its transport for ``reason``."""
-        stream.kept.detach()
+        stream.secure_end.detach()
         stream.suspend(NoCarrier(self, stream))
         if stream not in self._waiting:
             self._waiting[stream] = (self._reactor.seconds() + self.resume_timeout, reason)
             self._wait_for_oldest()
             self._waiting_of[stream.getPeer()] += 1
-            if not stream.kept.initiator:
+            if not stream.secure_end.initiator:
                 self._awaited[stream] = None
             self._make_room(stream)
 
@@ -204,7 +204,11 @@ class Streams:
 
     def is_live(self, stream: ClientStream) -> bool:
         """Whether a stream can be resumed: it is not closed, and the client does not stop."""
-        return not self._stopped and stream.kept.token is not None and self._live.get(stream.kept.token) is stream
+        return (
+            not self._stopped
+            and stream.secure_end.token is not None
+            and self._live.get(stream.secure_end.token) is stream
+        )
 
     def offered(self, resume: Resume, remote: PubKey) -> ClientStream | int | None:
         """Return the stream that ``remote`` wants to resume, the reason if it is closed, or None if there is none."""
@@ -213,14 +217,16 @@ class Streams:
             peer = stream.getPeer()
             known = isinstance(peer, DmsgAddress) and peer.public_key == remote
             return (
-                stream if known and resume.generation > stream.kept.generation and not stream.kept.initiator else None
+                stream
+                if known and resume.generation > stream.secure_end.generation and not stream.secure_end.initiator
+                else None
             )
         ended = self._ended.get(resume.token)
         return ended[1] if ended is not None and ended[2] == remote else None
 
     def moved(self, stream: ClientStream) -> None:
         """Record that a stream was resumed over another transport."""
-        self._wait_no_longer(stream)
+        self._stop_waiting(stream)
         self._progress.pop(stream, None)
         self.resumed += 1
         self._tell("stream with {peer} goes on{more}", stream)
@@ -245,7 +251,7 @@ class Streams:
         A move after which no data passed does not count as success.  Otherwise a relay that ends every transport at
         once would keep this client reconnecting in a tight loop.
         """
-        end = stream.kept
+        end = stream.secure_end
         progress = end.received, end.acknowledged
         end.idle_moves = end.idle_moves + 1 if progress == end.moved_at else 0
         end.moved_at = progress
@@ -277,9 +283,9 @@ class Streams:
         """Start the timer of the oldest suspended stream; all wait equally long, so one timer is enough."""
         if self._oldest is None and self._waiting:
             until = next(iter(self._waiting.values()))[0]
-            self._oldest = self._reactor.callLater(max(0.0, until - self._reactor.seconds()), self._too_late)
+            self._oldest = self._reactor.callLater(max(0.0, until - self._reactor.seconds()), self._on_timeout)
 
-    def _too_late(self) -> None:
+    def _on_timeout(self) -> None:
         self._oldest = None
         try:
             now = self._reactor.seconds()
@@ -297,7 +303,7 @@ class Streams:
         self.closed(stream, reason)
         stream.carrier_closed(reason if clean else reason or CloseReason.PEER_DISCONNECTED)
 
-    def _wait_no_longer(self, stream: ClientStream) -> None:
+    def _stop_waiting(self, stream: ClientStream) -> None:
         waiting = self._waiting.pop(stream, None)
         if waiting is None:
             return
@@ -312,18 +318,18 @@ class Streams:
 
     def _watch_soon(self) -> None:
         if self._watch is None and not self._stopped:
-            self._watch = self._reactor.callLater(STALL_CHECK, self._look)
+            self._watch = self._reactor.callLater(STALL_CHECK, self._check_streams)
 
-    def _look(self) -> None:
+    def _check_streams(self) -> None:
         self._watch = None
         now = self._reactor.seconds()
         self._ended = {token: ended for token, ended in self._ended.items() if ended[0] > now}
         for stream in list(self._live.values()):
-            end = stream.kept
+            end = stream.secure_end
             before = self._progress.get(stream)
             if not end.in_flight or end.transport is None:
                 self._progress.pop(stream, None)
-                self._look_at_quiet(stream, now)
+                self._check_quiet(stream, now)
             elif before is None or before[0] != end.acknowledged:
                 self._progress[stream] = (end.acknowledged, now)
             elif now - before[1] >= STALL_TIME:
@@ -353,13 +359,13 @@ class Streams:
             held -= _held_by(oldest)
             self._give_up(oldest, CloseReason.TOO_MANY_TRANSPORTS)
 
-    def _look_at_quiet(self, stream: ClientStream, now: float) -> None:
+    def _check_quiet(self, stream: ClientStream, now: float) -> None:
         """Probe an idle stream, because a server may swallow what the other end sends.
 
         Only the initiator, which could resume the stream, sends the probe.  It is a frame without data: if its ACK
         does not come, the stream counts as stalled.
         """
-        end = stream.kept
+        end = stream.secure_end
         before = self._quiet.get(stream)
         if end.transport is None or not end.initiator:
             self._quiet.pop(stream, None)
@@ -383,4 +389,4 @@ class Streams:
 
 def _held_by(stream: ClientStream) -> int:
     """Return the number of bytes that a stream holds: unread, unsent, and sent without an acknowledgement."""
-    return stream.held + stream.kept.in_flight_bytes
+    return stream.held + stream.secure_end.in_flight_bytes

@@ -126,7 +126,7 @@ class Recorder:
             if last:
                 self.spool.seal()
             else:
-                self.spool.look(self._monotonic())
+                self.spool.seal_if_due(self._monotonic())
         except OSError as error:
             self._failed(error)
 

@@ -131,7 +131,7 @@ class RelayTelemetry:
             fields |= _took(carried.accepted - carried.opened)
         self._telemetry.record("transport_close", fields)
 
-    def look(self, carried: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
+    def progress(self, carried: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
         now = None
         back = route.back
         if acks and back.asked_at is not None:

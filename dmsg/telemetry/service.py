@@ -289,7 +289,7 @@ class Telemetry:
         for turn in self.turns:
             call_isolated(turn)
         if now - self._beat_at >= HEARTBEAT_INTERVAL:
-            self.beat()
+            self.write_heartbeat()
         if self._writing is None:
             self._in_thread(self._flush)
         self._expected = now + FLUSH_INTERVAL
@@ -299,7 +299,7 @@ class Telemetry:
         self._recorder.flush(last=last)
         self._receipts.flush(last=last)
 
-    def beat(self) -> None:
+    def write_heartbeat(self) -> None:
         """Write a heartbeat now."""
         for told in self.beats:
             call_isolated(told)
@@ -331,7 +331,7 @@ class Telemetry:
             return maybeDeferred(lambda: None)
         self._call.cancel()
         self._call = None
-        self.beat()
+        self.write_heartbeat()
         self.record("stop", {})
 
         def flush(_: object = None) -> Deferred[None]:

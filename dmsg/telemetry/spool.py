@@ -98,7 +98,7 @@ class Spool:
         self._lines += count
         self._hash.update(lines)
 
-    def look(self, now: float) -> None:
+    def seal_if_due(self, now: float) -> None:
         """Seal the open file if it is large or old enough."""
         if self._file is not None and (
             self._size >= self._rotate_bytes or (self._lines and now - self._opened >= self._rotate_seconds)

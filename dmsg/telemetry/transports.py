@@ -20,8 +20,8 @@ from dmsg.telemetry.schema import BOUNDS, BUCKETS
 class DirectionCounts(Protocol):
     """Interface to one direction of a transport, as its relay counts it.
 
-    ``tick`` is a gate for the hot path. The relay calls :meth:`Observer.look` only for the first frames after its tick
-    has changed, not for every frame.
+    ``tick`` is a gate for the hot path. The relay calls :meth:`Observer.progress` only for the first frames after its
+    tick has changed, not for every frame.
 
     :ivar frames: number of data and ACK frames in this direction.
     :ivar acks: number of ACKs among them.
@@ -124,7 +124,7 @@ class Observer(Protocol):
         :param by: src, dst or server.
         """
 
-    def look(self, carried: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
+    def progress(self, carried: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
         """Record frames of a direction whose tick differs from the relay's: ``data`` data frames and ``acks`` ACKs."""
 
     def receipt(self, source: Peer, payload: bytes) -> bool:

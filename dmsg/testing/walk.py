@@ -57,7 +57,7 @@ class Walk:
             "restart": self._restart,
             "leave": self._leave,
             "pause": self._pause,
-            "go on": self._go_on,
+            "go on": self._proceed,
             "slow reader": self._slow_reader,
             "reader goes on": self._reader_goes_on,
             "clock jump": self._clock_jump,
@@ -90,7 +90,7 @@ class Walk:
                 self._actions[name]()
             self.lab.network.run(self.random.choice((0.0, 0.01, 0.3, 3.0, 12.0)))
             self._talkers.check()
-        self._mend()
+        self._repair()
         try:
             self.lab.network.run_until(self._all_there, PATIENCE)
         except AssertionError as error:
@@ -117,9 +117,9 @@ class Walk:
             for talker in self._streams
         )
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         self._heal()
-        self._go_on()
+        self._proceed()
         self._reader_goes_on()
         for name in [f"server-{number}" for number in range(1, SERVERS + 1)]:
             if name not in self.lab.servers:
@@ -188,7 +188,7 @@ class Walk:
     def _pause(self) -> None:
         self.lab.network.host(self.random.choice(list(self.lab.servers))).pause()
 
-    def _go_on(self) -> None:
+    def _proceed(self) -> None:
         for host in self.lab.network.hosts.values():
             host.resume()
 

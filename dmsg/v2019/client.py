@@ -293,7 +293,7 @@ class Client(DelegatedClient[ClientSession]):
         same = entry.server is not None and entry.server.address == address
         return entry.offers(RELAY_FEATURE) and not (same and until > self._reactor.seconds())
 
-    def _carries(self, entry: Entry) -> bool:
+    def _can_carry(self, entry: Entry) -> bool:
         return self.encryption is Encryption.OFF or self._carries_secure(entry)
 
     def _migrate(self, stream: StreamTransport) -> None:
@@ -352,7 +352,7 @@ class Client(DelegatedClient[ClientSession]):
         """
         features = (FEATURE, UPGRADE_FEATURE)
         try:
-            entry = await self._entries.of(remote)
+            entry = await self._entries.get(remote)
         except DmsgError:
             known = frozenset(feature for feature in features if (remote, feature) in self._seen)
             if not known:
@@ -378,8 +378,8 @@ class Client(DelegatedClient[ClientSession]):
         # Cancelling may end an attempt with any error.  The stream is closed or the client stops then, so the loop
         # checks is_live instead of relying on CancelledError.
         while self._reactor.seconds() < deadline and self.streams.is_live(stream):
-            moving = stream.kept.transport is not None
-            for server in await self._ways(remote, left_behind, moving=moving, fresh=rounds > 0):
+            moving = stream.secure_end.transport is not None
+            for server in await self._servers_to(remote, left_behind, moving=moving, fresh=rounds > 0):
                 if not self.streams.is_live(stream):
                     return
                 try:
@@ -414,16 +414,18 @@ class Client(DelegatedClient[ClientSession]):
         after = min(before + RESUME_BACK_OFF, now + RESUME_MAX_DELAY)
         remember(self._resume_after, (server, remote), after, REFUSED_SIZE)
 
-    async def _ways(self, remote: PubKey, left_behind: PubKey | None, *, moving: bool, fresh: bool) -> list[PubKey]:
+    async def _servers_to(
+        self, remote: PubKey, left_behind: PubKey | None, *, moving: bool, fresh: bool
+    ) -> list[PubKey]:
         """Return the servers through which to reach ``remote``; the server left behind comes last.
 
         :param moving: the stream still has a transport, so the server left behind is not tried.
         :param fresh: do not trust a cached entry.
         """
         if fresh:
-            self._entries.doubt(remote)
+            self._entries.mark_stale(remote)
         try:
-            entry = await self._entries.of(remote)
+            entry = await self._entries.get(remote)
             servers = self._servers_of(remote, entry)
             self._offers(remote, entry, UPGRADE_FEATURE)
         except DmsgError:

@@ -164,7 +164,7 @@ class Incoming:
                 # The reason is in the encrypted answer, so that no server can forge it in this client's name.
                 self._core.answer_ended(transport, CloseReason.NO_SUCH_STREAM)
                 return
-            self._go_on(stream, transport)
+            self._proceed(stream, transport)
             return
         factory = streams.factory(hello.port)
         if hello.probe is not None:
@@ -180,17 +180,17 @@ class Incoming:
         stream.end = end
         self._unconfirmed.add(transport, factory)
 
-    def _go_on(self, stream: ClientStream, transport: ClientTransport) -> None:
+    def _proceed(self, stream: ClientStream, transport: ClientTransport) -> None:
         """Answer a RESUME with the stream's position; the stream moves here once the initiator confirms."""
         mine = [
             one
-            for one in stream.kept.answers
+            for one in stream.secure_end.answers
             if isinstance(one, ClientTransport) and one.carrier.session is self._session
         ]
         if len(mine) >= MAX_ANSWERS:
             self._not_confirmed(mine[0], CloseReason.TOO_MANY_TRANSPORTS)
         TransportCarrier(self._session, transport, stream)
-        self._core.answer_resume(transport, stream.kept)
+        self._core.answer_resume(transport, stream.secure_end)
         self._unconfirmed.add(transport, None)
 
     def _not_confirmed(self, transport: ClientTransport, reason: CloseReason = CloseReason.TIMEOUT) -> None:
@@ -255,21 +255,21 @@ class Incoming:
             return
         factory = unconfirmed.factory
         if self._streams is not None:
-            self._streams.doorman.met(transport.remote)
+            self._streams.doorman.remember(transport.remote)
         if factory is None:
-            self._goes_on(stream, event, self._reactor.seconds() - unconfirmed.asked)
+            self._continue_stream(stream, event, self._reactor.seconds() - unconfirmed.asked)
             return
         protocol = build_accepted(factory, stream)
         if protocol is None:
             self._refuse(transport, CloseReason.REFUSED)
-            stream.kept.detach()
+            stream.secure_end.detach()
             stream.carrier_closed(CloseReason.REFUSED)
         else:
             self._session.begin(stream, transport, self._reactor.seconds() - unconfirmed.asked)
             stream.start(protocol)
 
-    def _goes_on(self, stream: ClientStream, event: Confirmed, round_trip: float) -> None:
-        end = stream.kept
+    def _continue_stream(self, stream: ClientStream, event: Confirmed, round_trip: float) -> None:
+        end = stream.secure_end
         end.round_trip = round_trip
         for transport, answer in list(end.answers.items()):
             if answer.is_late:

@@ -162,7 +162,7 @@ class Outgoing:
         stream, with a TransportRefused whose ``final`` is true.
         """
         streams = self._streams
-        end = stream.kept
+        end = stream.secure_end
         peer = stream.getPeer()
         assert streams is not None and isinstance(peer, DmsgAddress)
         # The present transport is given up only if this server can be tried at all.

@@ -105,9 +105,9 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         if self._bytes.level < 0 and self._slow is None and self.link is not None:
             factory.throttled += 1
             self.link.hold(HoldReason.THROTTLED)
-            self._slow = factory.call_later(-self._bytes.level / rate, self._go_on)
+            self._slow = factory.call_later(-self._bytes.level / rate, self._proceed)
 
-    def _go_on(self) -> None:
+    def _proceed(self) -> None:
         self._slow = None
         if self.link is not None:
             self.link.release(HoldReason.THROTTLED)
@@ -172,7 +172,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
             "sessions": len(self.sessions),
             "capacity": self.limits.max_connections,
             "handshakes": self.handshakes,
-            "registered": registration.current if registration is not None and registration.wanted else None,
+            "registered": registration.current if registration is not None and registration.is_wanted else None,
             **self.telemetry.load(),
         }
 
@@ -201,7 +201,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
         return len(peer.routes) * ROUTE_SIZE
 
     def _watch(self, peer: RelayPeer) -> None:
-        self._once_after(STALL_GRACE, peer, self.relay.stall)
+        self._schedule_once(STALL_GRACE, peer, self.relay.stall)
 
     def _close_relay(self) -> None:
         self.relay.close_all(CloseReason.SHUTTING_DOWN)

@@ -201,7 +201,7 @@ class ClientSession(Session):
         self._read_requests_later()
 
     def link_lost(self, reason: Failure) -> None:
-        self._look_at_loss()
+        self._check_loss()
         super().link_lost(reason)
 
     def _forget_streams(self, gone: Failure) -> Callable[[], None]:
@@ -227,11 +227,11 @@ class ClientSession(Session):
                 call_isolated(self._link_gone, transport)
                 self._keep_receipt(transport)
             self.core.removed += all_of_them
-            self._let_go()
+            self._unlink_closed()
 
         return tell
 
-    def _let_go(self) -> None:
+    def _unlink_closed(self) -> None:
         """Unlink closed transports from their carriers, because the reference cycle would keep streams in memory."""
         removed = self.core.removed
         while removed:
@@ -246,7 +246,7 @@ class ClientSession(Session):
         if receipt is not None and self._streams is not None:
             self._streams.kept_receipts.keep(self.server, receipt, sum(transport.says_delivered))
 
-    def _look_at_loss(self) -> None:
+    def _check_loss(self) -> None:
         """Check whether the server closed the connection at the first PING, and thus does not support PING."""
         pings, link = self.pings, self._link
         ours = not self.connected or link is None or link.ended_for is not None
@@ -273,7 +273,7 @@ class ClientSession(Session):
         """Register a secure stream that has opened."""
         assert self._streams is not None
         stream.end = transport.secure
-        stream.kept.round_trip = round_trip
+        stream.secure_end.round_trip = round_trip
         self._streams.add(stream)
 
     def carry(self, stream: ClientStream, transport: ClientTransport) -> None:
@@ -284,7 +284,7 @@ class ClientSession(Session):
 
     def _on_accepted(self, event: Accepted) -> None:
         if self._streams is not None and event.transport.is_secure:
-            self._streams.doorman.met(event.transport.remote)
+            self._streams.doorman.remember(event.transport.remote)
         self._outgoing.opening.succeed(event.transport, event)
 
     def _on_data(self, event: DataReceived) -> None:
@@ -383,5 +383,5 @@ class ClientSession(Session):
         return carrier.stream
 
     def _send_all(self) -> None:
-        self._let_go()
+        self._unlink_closed()
         self.core.send_through(self._link.send if self._link is not None else lambda frames: None)

@@ -439,7 +439,7 @@ class StrangeTests(AgentCase):
         for channel in channels:
             self.addCleanup(channel.close)
             channel.connect(os.fspath(self.path))
-        await self.until(lambda: self.agent.full)
+        await self.until(lambda: self.agent.is_full)
         self.assertIsNotNone(await deferToThread(find_agent, self.path))
         with self.assertRaisesRegex(DmsgError, "too many connections of programs"):
             await self.program.connect(self.peer.public_key, Factory.forProtocol(Recorder))

@@ -335,14 +335,14 @@ class TurnsTests(SynchronousTestCase):
         now = [100.0]
         turns = RefinementSchedule(lambda: now[0])
         self.assertTrue(turns.due())  # what was read before it began
-        with turns.taken():
+        with turns.measure():
             now[0] += 5
         self.assertFalse(turns.due())
         now[0] += 60
         self.assertFalse(turns.due())  # nothing came
         turns.wanted = True
         self.assertTrue(turns.due())
-        with turns.taken():
+        with turns.measure():
             now[0] += 20
             turns.wanted = True  # while it worked
         for passed, due in ((19, False), (1, True)):

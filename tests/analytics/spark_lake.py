@@ -166,7 +166,7 @@ class RunsTests(SynchronousTestCase):
         table = self.runs._open()
         assert table is not None
         for said, text in (('{"format": 3}', "another version"), ("[]", "what is no run"), ("{", "what is no run")):
-            row = self.runs._look()[1][-1]
+            row = self.runs._read_rows()[1][-1]
             self.runs.write(cast(Any, self.runs._open()), [replace(row, phase=DONE, said=said)])
             self.assertRaisesRegex(LakeError, text, self.runs.state)
 

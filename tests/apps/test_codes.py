@@ -249,13 +249,13 @@ class PakeTests(SynchronousTestCase):
 
     def test_byte_by_byte(self) -> None:
         receiver, sender = ends()
-        self.assertFalse(receiver.judges or sender.judges)
+        self.assertFalse(receiver.awaits_guess or sender.awaits_guess)
         for here, there in ((receiver, sender), (sender, receiver), (receiver, sender), (sender, receiver)):
             data = here.data_to_send()
             for at in range(len(data)):
                 self.assertFalse(there.done)
                 self.assertEqual(there.receive_data(data[at : at + 1]), b"")
-            self.assertIs(there.judges, not there.done)
+            self.assertIs(there.awaits_guess, not there.done)
         self.assertTrue(receiver.done and sender.done)
 
     def test_a_binding_of_another_size(self) -> None:

@@ -165,7 +165,7 @@ class ParcelTests(ChangeCase):
     @asynchronous
     async def test_an_older_sender(self) -> None:
         sender = FilesSender(walk([self.file]))
-        answered = sender._answered
+        answered = sender._on_answer
         sender._next = lambda message: answered({k: v for k, v in message.items() if k != "pieces"})
         await self.carry(sender, ParcelReceiver(Destination(self.there), lambda offer: None))
         self.assertEqual((self.there / "film").read_bytes(), bytes(SIZE))
@@ -176,7 +176,7 @@ class ParcelTests(ChangeCase):
         (self.here / "many").mkdir()
         for number in range(300):
             (self.here / "many" / f"{number:04}").write_bytes(b"1")
-        self.patch(ParcelReceiver._go_on, "__defaults__", (0.0,))  # after each step others have their turn
+        self.patch(ParcelReceiver._proceed, "__defaults__", (0.0,))  # after each step others have their turn
         ends = await self.parcel(self.here / "many", (self.here / "many" / "0299").unlink)
         self.both_are_told(ends, "many/0299 ")
 

@@ -32,13 +32,13 @@ class MemoryTests(SynchronousTestCase):
 
     def test_as_long_as_there_is_room(self) -> None:
         self.hold(("a",), 1000, 99)
-        self.assertEqual((self.memory.look(), self.gave, self.memory.total), (0, [], 1000))
+        self.assertEqual((self.memory.check(), self.gave, self.memory.total), (0, [], 1000))
 
     def test_what_is_old_gives_before_who_has_more(self) -> None:
         self.hold(("innocent",), 900)
         for number in range(20):
             self.hold((f"stranger {number}",), 10 + number, OLD)
-        self.memory.look()
+        self.memory.check()
         self.assertTrue(all(one[0].startswith("stranger") for one in self.gave))
         self.assertEqual(self.memory.total, 900)
 
@@ -47,7 +47,7 @@ class MemoryTests(SynchronousTestCase):
         self.hold(("b",), 250, OLD)
         self.hold(("b",), 200, OLD)
         self.hold(("c",), 400)
-        self.memory.look()
+        self.memory.check()
         self.assertEqual(self.gave, [("b", 250), ("a", 300)][: len(self.gave)])
         self.assertEqual(self.gave[0], ("b", 250))
 
@@ -56,7 +56,7 @@ class MemoryTests(SynchronousTestCase):
         for number in range(30):
             self.hold(("203.0.113.7", f"key {number}"), 30, OLD)
         self.hold(("198.51.100.1", "key"), 500, OLD)
-        self.memory.look()
+        self.memory.check()
         self.assertTrue(all(one[0] == "203.0.113.7" for one in self.gave[:13]), self.gave)
 
     def test_blocks_around_a_place(self) -> None:
@@ -65,7 +65,7 @@ class MemoryTests(SynchronousTestCase):
         for number in range(30):
             self.hold((f"203.0.113.{number}", "key"), 100, OLD, around=around)
         self.hold(("198.51.100.1", "key"), 300, OLD)
-        self.memory.look()
+        self.memory.check()
         self.assertEqual([one[0].startswith("203.0.113.") for one in self.gave[:7]], [True] * 6 + [False])
 
     @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 400), st.floats(0, 9)), max_size=40))
@@ -74,7 +74,7 @@ class MemoryTests(SynchronousTestCase):
         for place, key, size, age in held:
             self.hold((str(place), str(key)), size, age)
         before = sum(one.size for one in self.holdings)
-        self.memory.look()
+        self.memory.check()
         after = sum(one.size for one in self.holdings)
         if before <= 1000:
             self.assertEqual(after, before)

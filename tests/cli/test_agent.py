@@ -74,9 +74,9 @@ class LogTests(SynchronousTestCase):
             f"log = Log(pathlib.Path({os.fspath(path)!r}))\n"
             "for number in range(5):\n"
             "    sys.stderr.write(f'{number}' * LOG_SIZE)\n"
-            "    log.look()\n"
+            "    log.rotate_if_long()\n"
             "    print('line', number, flush=True)\n"
-            "    log.look()\n"
+            "    log.rotate_if_long()\n"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
@@ -93,7 +93,7 @@ class LogTests(SynchronousTestCase):
             "log = Log(path)\n"
             "sys.stderr.write('x' * (LOG_SIZE + 1))\n"
             "path.with_name('agent.log.1').mkdir()\n"
-            "log.look()\n"
+            "log.rotate_if_long()\n"
             "print('goes on', flush=True)\n"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

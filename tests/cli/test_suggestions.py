@@ -215,7 +215,7 @@ class PatienceTests(SynchronousTestCase):
             @click.command()
             @client_options_of(by_agent=None, loads=False)
             def command(settings: ClientSettings, found: list[float] = found) -> None:
-                found.append(settings.alone().resume_timeout)
+                found.append(settings.with_own_key().resume_timeout)
 
             result = CliRunner().invoke(command, ["-d", "http://x", *words])
             self.assertEqual((result.exit_code, found), (0, [expected]), result.output)

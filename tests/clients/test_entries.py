@@ -41,7 +41,7 @@ class SharedQueryTests(SynchronousTestCase):
         self.signed = Entry("0.0.1", 0, 1, KEY.public.hex(), ClientMeta(())).sign(KEY)
 
     def ask(self) -> Deferred[Entry]:
-        return Deferred.fromCoroutine(self.entries.of(KEY.public))
+        return Deferred.fromCoroutine(self.entries.get(KEY.public))
 
     def test_one_question_answers_all(self) -> None:
         callers = [self.ask() for _ in range(400)]
@@ -83,7 +83,7 @@ class SharedQueryTests(SynchronousTestCase):
 
     def test_after_a_doubt_discovery_is_asked_anew(self) -> None:
         """A question from before the doubt may bring the entry that is in doubt."""
-        for end in (lambda: self.entries.doubt(KEY.public), self.entries.forget):
+        for end in (lambda: self.entries.mark_stale(KEY.public), self.entries.forget):
             self.lookup.questions.clear()
             before = self.ask()
             end()

@@ -55,7 +55,7 @@ class DoormanTests(SynchronousTestCase):
         self.assertEqual(self.doorman.refused, 2)
 
     def test_of_one(self) -> None:
-        self.doorman.met(A)
+        self.doorman.remember(A)
         self.assertEqual(self.asked(OF_ONE_BURST + 10, A), OF_ONE_BURST)
         self.assertIs(self.here(A, request(0)), CloseReason.RATE_LIMITED)
         self.clock.advance(1)
@@ -64,7 +64,7 @@ class DoormanTests(SynchronousTestCase):
         self.assertEqual(self.asked(10, A, at=self.there), 10)
 
     def test_strangers_do_not_keep_out_who_has_been_met(self) -> None:
-        self.doorman.met(A)
+        self.doorman.remember(A)
         # as many as there are places, each under a name of its own
         names = [bytes([2]) + number.to_bytes(32, "big") for number in range(int(OF_STRANGERS_BURST) + 50)]
         self.assertEqual(self.asked(len(names), *names), OF_STRANGERS_BURST)
@@ -97,7 +97,7 @@ class DoormanTests(SynchronousTestCase):
     def test_what_each_has_whatever_the_others_do(self) -> None:
         others = [bytes([2]) + number.to_bytes(32, "big") for number in range(100)]
         for one in (A, *others):
-            self.doorman.met(one)  # type: ignore[arg-type]
+            self.doorman.remember(one)  # type: ignore[arg-type]
         least = RESERVED_BURST * len(others)
         self.assertEqual(self.asked(OF_KNOWN_BURST + least + 500, *others), OF_KNOWN_BURST + least)
         self.assertEqual(self.asked(RESERVED_BURST + 5, A), RESERVED_BURST)
@@ -105,13 +105,13 @@ class DoormanTests(SynchronousTestCase):
     def test_of_one_stranger(self) -> None:
         self.assertEqual(self.asked(ONE_STRANGER_BURST + 10, A), ONE_STRANGER_BURST)
         self.assertEqual(self.asked(5, B), 5)
-        self.doorman.met(A)
+        self.doorman.remember(A)
         self.assertEqual(self.asked(300, A), 300)
 
     def test_what_is_remembered(self) -> None:
         self.patch(doorman_module, "KNOWN", 3)
         for number in range(5):
-            self.doorman.met(bytes([number]))  # type: ignore[arg-type]
+            self.doorman.remember(bytes([number]))  # type: ignore[arg-type]
         self.assertEqual(len(self.doorman._known), 3)
 
     def test_who_is_admitted(self) -> None:

@@ -101,7 +101,7 @@ class HintTests(SynchronousTestCase):
         self.clock.advance(HINTS_FOR)
         for link in list(self.set.links.values()):
             link.leaving = True
-        self.set.look_soon(0)
+        self.set.search_soon(0)
         self.clock.pump([0, 0.1])
         self.assertEqual(self.lookups.asked, [])
 
@@ -128,13 +128,13 @@ class HintTests(SynchronousTestCase):
         self.assertEqual(list(self.set.links), [mine])
         self.lookups._listed = KEYS[1:]
         self.set.links[mine].leaving = True
-        self.set.look_soon(0)
+        self.set.search_soon(0)
         self.clock.pump([0, 0.1, 0.1])
         self.assertNotIn(mine, self.set.links)
         other = next(iter(self.set.links))
         self.clock.advance(AVOID_FOR)
         self.set.links[other].leaving = True
-        self.set.look_soon(0)
+        self.set.search_soon(0)
         found = self.successResultOf(Deferred.fromCoroutine(self.set._candidates()))
         self.assertEqual([entry.key for entry in found][:2], [other, mine])
         self.clock.pump([0, 0.1, 0.1])

@@ -91,7 +91,7 @@ class ExchangeTests(SynchronousTestCase):
     def test_no_room(self) -> None:
         with mock.patch.object(self.store, "check_room", side_effect=StoreFull("the collector's disk is full")):
             self.assertEqual(self.answer(spool_name(1), packed()).kind, Kind.LATER)
-        with mock.patch.object(self.store, "part", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+        with mock.patch.object(self.store, "open_part", side_effect=OSError(errno.ENOSPC, "No space left on device")):
             later = self.answer(spool_name(1), packed())
         self.assertEqual(later, Answer(Kind.LATER, "the collector cannot write: No space left on device"))
         with mock.patch.object(self.store, "keep", side_effect=OSError(errno.EIO, "Input/output error")):
@@ -101,10 +101,10 @@ class ExchangeTests(SynchronousTestCase):
 
     def test_a_disk_that_fills_on_the_way(self) -> None:
         stream = Stream(self.clock, self.factory)
-        part = self.store.part(ALICE)
+        part = self.store.open_part(ALICE)
         full = mock.Mock(wraps=part, write=mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
         full.name = part.name
-        with mock.patch.object(self.store, "part", return_value=full):
+        with mock.patch.object(self.store, "open_part", return_value=full):
             later = self.answer(spool_name(1), packed(), stream)
         self.assertEqual(later.kind, Kind.LATER)
         self.assertTrue(self.server_closed(stream))
@@ -181,8 +181,8 @@ class ExchangeTests(SynchronousTestCase):
         self.assertEqual(len(list(self.root.glob("*/.part-*"))), 2)
         other = Stream(self.clock, self.factory, BOB)
         size = len(packed())
-        self.assertEqual(self.factory.coming(other.receiving), (0, 2 * size))
-        self.assertEqual(self.factory.coming(streams[-1].receiving), (size, size))
+        self.assertEqual(self.factory.incoming_size(other.receiving), (0, 2 * size))
+        self.assertEqual(self.factory.incoming_size(streams[-1].receiving), (size, size))
         self.assertEqual(self.answer(spool_name(1), packed(), other).kind, Kind.KEPT)
 
     def test_one_thing_at_a_time_is_done_for_a_sender(self) -> None:

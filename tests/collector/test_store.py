@@ -36,7 +36,7 @@ class StoreTests(SynchronousTestCase):
     def bring(
         self, name: str, data: bytes, origin: object = ALICE, now: float = 20_000 * DAY, voucher: str = ""
     ) -> Path:
-        part = self.store.part(origin)  # type: ignore[arg-type]
+        part = self.store.open_part(origin)  # type: ignore[arg-type]
         part.write(data)
         try:
             return self.store.keep(origin, replace(offer_of(name, data), voucher=voucher), part, now)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ class StoreTests(SynchronousTestCase):
             (gzip.compress(b'{"producer": "a"}\n{"producer": "b"}\n'), "several producers"),
         ):
             self.assertRaisesRegex(FileRejected, why, self.bring, spool_name(1), data)
-        part = self.store.part(ALICE)
+        part = self.store.open_part(ALICE)
         part.write(whole[:-1] + b"\1")
         offer = offer_of(spool_name(1), whole)
         self.assertRaisesRegex(FileRejected, "not the bytes", self.store.keep, ALICE, offer, part, 0.0)
@@ -166,7 +166,7 @@ class StoreTests(SynchronousTestCase):
         first, second = packed(count=1), packed(count=2)
         parts = []
         for data in (first, second, first):
-            part = self.store.part(ALICE)
+            part = self.store.open_part(ALICE)
             part.write(data)
             parts.append(part)
         self.store.keep(ALICE, offer_of(spool_name(1), first), parts[0], 0.0)
@@ -189,14 +189,14 @@ class StoreTests(SynchronousTestCase):
         self.assertRaisesRegex(StoreFull, "limit", self.store.check_room, BOB, 500, 0, 501 - len(data))
         self.assertRaisesRegex(StoreFull, "its part", self.store.check_room, BOB, 400, 101, 101)
         next(self.root.glob("*/*/*.gz")).unlink()
-        self.store.look()
+        self.store.recount()
         self.store.check_room(ALICE, 500)
         self.store.close()
         self.store = self.opened(reserve=10**18)
         self.assertRaisesRegex(StoreFull, "disk", self.store.check_room, ALICE, 1)
 
     def test_one_collector_and_what_it_left(self) -> None:
-        part = self.store.part(ALICE)
+        part = self.store.open_part(ALICE)
         part.write(b"half")
         self.bring(spool_name(1), data := packed())
         self.assertRaisesRegex(StoreError, "in use by another collector", Store(self.root).open)

@@ -55,7 +55,7 @@ class BlocksTests(SynchronousTestCase):
                 there.remove(host)
             sums = Counter(name for one in there for name, _ in blocks_of(one))
             narrow = {blocks_of(one)[0].name for one in there}
-            self.assertEqual(dict(counts.narrow()), {name: sums[name] for name in narrow})
+            self.assertEqual(dict(counts.narrow_blocks()), {name: sums[name] for name in narrow})
             self.assertEqual(len(counts), len(narrow))
             loads = {one: max(sums[name] / factor for name, factor in blocks_of(one)) for one in HOSTS}
             self.assertEqual({one: counts.load(one) for one in HOSTS}, loads)
@@ -74,11 +74,11 @@ class BlocksTests(SynchronousTestCase):
         """Neighbours have as much as one address several times over, and no more."""
         counts = BlockCounts()
         for number in range(8):
-            self.assertEqual(counts.crowded(f"8.8.8.{number}", 10), "")
+            self.assertEqual(counts.crowded_block(f"8.8.8.{number}", 10), "")
             counts.add(f"8.8.8.{number}", 10)
-        self.assertEqual(counts.crowded("8.8.8.7", 10), "8.8.8.7")
-        self.assertEqual(counts.crowded("8.8.8.100", 10), "8.8.8.0/24")
-        self.assertEqual(counts.crowded("8.8.9.1", 10), "")
+        self.assertEqual(counts.crowded_block("8.8.8.7", 10), "8.8.8.7")
+        self.assertEqual(counts.crowded_block("8.8.8.100", 10), "8.8.8.0/24")
+        self.assertEqual(counts.crowded_block("8.8.9.1", 10), "")
 
     def test_a_rate_of_each_width(self) -> None:
         """A stranger with a /48 has 65536 blocks of /64; a neighbour in the /24 has a rate of its own."""
@@ -89,8 +89,8 @@ class BlocksTests(SynchronousTestCase):
             limit.allow(f"2600:1:2:{block:x}::1", 0.0) for block in range(0x100, 0x4000, 8) for _ in range(10)
         )
         self.assertEqual(allowed, 40)
-        self.assertTrue(limit.owes("2600:1:2:ffff::1", 0.0))
-        self.assertFalse(limit.owes("2600:1:3::1", 0.0))
+        self.assertTrue(limit.is_exhausted("2600:1:2:ffff::1", 0.0))
+        self.assertFalse(limit.is_exhausted("2600:1:3::1", 0.0))
         self.assertEqual(sum(limit.allow("8.8.8.8", 0.0) for _ in range(100)), 10)
         self.assertTrue(limit.allow("8.8.8.9", 0.0))
         # eight times as much comes back, too

@@ -165,7 +165,7 @@ class NetworkTests(EntityCase):
         await again.ready
         server.registration._register()
         bob._publisher.publish()
-        await self.until(lambda: not server.registration.busy and not bob._publisher.busy)
+        await self.until(lambda: not server.registration.is_busy and not bob._publisher.is_busy)
         # it has to answer at its address before it is listed
         while not (listed := await alice._lookups.available_servers()):
             pass

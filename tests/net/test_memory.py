@@ -76,12 +76,12 @@ class ServerMemoryTests(EntityCase):
         factory = server.factory
         quiet = [await self.raw_client(server) for _ in range(5)]
         await self.until(lambda: len(factory.sessions) == 5)
-        server.memory.look()
-        server.memory.look()
+        server.memory.check()
+        server.memory.check()
         self.assertEqual(factory.stirred, set())
         quiet[0].transport.write((500).to_bytes(2, "big") + b"the first bytes of a record")  # type: ignore[union-attr]
         await self.until(lambda: factory.stirred)
-        server.memory.look()
+        server.memory.check()
         (link,) = factory.stirred
         self.assertEqual(link.holds, 29)
         quiet[0].transport.abortConnection()  # type: ignore[union-attr]

@@ -26,7 +26,7 @@ class AllocatorTests(SynchronousTestCase):
     def look(self, seconds: float, held: int = 0) -> None:
         for _ in range(int(seconds)):
             self.clock.advance(1)
-            self.allocator.look(held)
+            self.allocator.trim(held)
 
     def test_nothing_to_give(self) -> None:
         self.look(600)

@@ -159,7 +159,7 @@ class LoopTests(SynchronousTestCase):
                 publisher.soon(0)
                 for _ in range(120):
                     clock.advance(1)
-                    if publisher.published and not publisher.busy:
+                    if publisher.published and not publisher.is_busy:
                         publisher.soon(0)  # as often as a client looks whether its entry is there
                 self.flushLoggedErrors()
                 self.assertGreater(questions.asked, bad, (bad, error))

@@ -169,7 +169,7 @@ class RankingTests(EntityCase):
             {"static": key, "weight": weight, "reasons": []} for key, weight in ((good, 1000), (bad, 0.001))
         ]
         ranking.write_bytes(sign_ranking(weights, operator, now, now + 600))
-        self.discovery._settings.ranking.look()
+        self.discovery._settings.ranking.reload()
         client = await self.start_client(url, min_servers=1)
         named = []
         for _ in range(10):
@@ -177,7 +177,7 @@ class RankingTests(EntityCase):
         self.assertEqual(set(named), {good})
         stale = sign_ranking(weights, operator, now - 900, now - 600)
         ranking.write_bytes(stale + b"\n")
-        self.discovery._settings.ranking.look()
+        self.discovery._settings.ranking.reload()
         named = []
         for _ in range(60):
             named += [entry.static for entry in await client._lookups.available_servers()]

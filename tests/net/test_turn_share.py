@@ -25,7 +25,7 @@ class Waiter:
     def __init__(self, share: TurnShare, owner: str, log: list[str], cost: float) -> None:
         self.share, self.owner, self.log, self.cost = share, owner, log, cost
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         if not self.share.allows(self.owner):
             self.share.wait(self)
             return
@@ -67,7 +67,7 @@ class ShareTests(SynchronousTestCase):
         share = self.share
 
         class Insatiable(Waiter):
-            def go_on(self) -> None:
+            def proceed(self) -> None:
                 if share.allows("nat"):
                     share.wait(self)
                     log.append(self.owner)
@@ -95,7 +95,7 @@ class ShareTests(SynchronousTestCase):
         log: list[str] = []
 
         class Bad:
-            def go_on(self) -> None:
+            def proceed(self) -> None:
                 raise ValueError("ours")
 
         self.share.wait(Bad())

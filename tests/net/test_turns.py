@@ -75,7 +75,7 @@ class TurnsTests(SynchronousTestCase):
     def test_a_part_of_each_turn(self) -> None:
         clock = Clock()
         worker = Worker(clock, TurnShare(clock), 5)
-        worker.go_on()
+        worker.proceed()
         for _ in range(5):
             clock.advance(0)
         each = round(MOST / 0.001)

@@ -101,19 +101,19 @@ class NonceTests(SynchronousTestCase):
         seen: set[int] = set()
         for number in numbers:
             new = number > 0 and number not in seen and number > max(seen, default=0) - 16
-            self.assertEqual(window.takes(number), new, (number, sorted(seen)))
+            self.assertEqual(window.accepts(number), new, (number, sorted(seen)))
             if new:
-                window.took(number)
+                window.record(number)
                 seen.add(number)
             self.assertEqual(window.highest, max(seen, default=0))
             self.assertLessEqual(window._seen.bit_length(), 16)
 
     def test_its_edges(self) -> None:
         window = NonceWindow()
-        window.took(WINDOW)
-        self.assertTrue(window.takes(1))
-        window.took(WINDOW + 1)
-        self.assertFalse(window.takes(1))
-        window.took(MAX_NONCE)
-        self.assertFalse(window.takes(WINDOW + 2))
-        self.assertTrue(window.takes(MAX_NONCE - WINDOW + 1))
+        window.record(WINDOW)
+        self.assertTrue(window.accepts(1))
+        window.record(WINDOW + 1)
+        self.assertFalse(window.accepts(1))
+        window.record(MAX_NONCE)
+        self.assertFalse(window.accepts(WINDOW + 2))
+        self.assertTrue(window.accepts(MAX_NONCE - WINDOW + 1))

@@ -28,11 +28,11 @@ class SamplesTests(SynchronousTestCase):
 
     def test_rates_and_values(self) -> None:
         samples = History()
-        self.assertEqual((samples.of(FRAMES), samples.now(FRAMES)), ([], None))
+        self.assertEqual((samples.points(FRAMES), samples.now(FRAMES)), ([], None))
         for at, frames, clients in ((0, 0, 1), (2, 20, 2), (4, 60, 3)):
             samples.add(100.0 + at, {"frames": frames, "clients": clients})
-        self.assertEqual(samples.of(FRAMES), [(2.0, 10.0), (0.0, 20.0)])
-        self.assertEqual(samples.of(CLIENTS), [(4.0, 1.0), (2.0, 2.0), (0.0, 3.0)])
+        self.assertEqual(samples.points(FRAMES), [(2.0, 10.0), (0.0, 20.0)])
+        self.assertEqual(samples.points(CLIENTS), [(4.0, 1.0), (2.0, 2.0), (0.0, 3.0)])
         self.assertEqual((samples.now(FRAMES), samples.now(CLIENTS), samples.seconds), (15.0, 3, 4.0))
 
     def test_a_count_that_was_nothing_before(self) -> None:
@@ -41,13 +41,13 @@ class SamplesTests(SynchronousTestCase):
         for at in (0.0, 2.0):
             samples.add(at, {})
         samples.add(4.0, {}, {of_reason("flood"): 10.0})
-        self.assertEqual(samples.of(line), [(2.0, 0.0), (0.0, 5.0)])
+        self.assertEqual(samples.points(line), [(2.0, 0.0), (0.0, 5.0)])
 
     def test_a_counter_that_starts_anew(self) -> None:
         samples = History()
         for at, frames in ((0, 1000), (1, 7)):
             samples.add(at, {"frames": frames})
-        self.assertEqual(samples.of(FRAMES), [(0.0, 7.0)])
+        self.assertEqual(samples.points(FRAMES), [(0.0, 7.0)])
         self.assertEqual(samples.now(FRAMES), 0.0)
 
     def test_limits(self) -> None:
@@ -55,16 +55,16 @@ class SamplesTests(SynchronousTestCase):
         for at in range(KEPT + 50):
             samples.add(at, {f"n{number}": at for number in range(MAX_NAMES + 10)})
         self.assertEqual(len(samples), KEPT)
-        self.assertEqual(len(samples.of(Line("", "n0"))), KEPT)
-        self.assertEqual(samples.of(Line("", f"n{MAX_NAMES}")), [])
+        self.assertEqual(len(samples.points(Line("", "n0"))), KEPT)
+        self.assertEqual(samples.points(Line("", f"n{MAX_NAMES}")), [])
 
     def test_one_that_comes_later_and_one_that_is_missing(self) -> None:
         samples = History()
         samples.add(0, {"a": 1})
         samples.add(1, {"a": 2, "b": 5})
         samples.add(2, {"b": 6})
-        self.assertEqual(samples.of(Line("", "a")), [(2.0, 1), (1.0, 2)])
-        self.assertEqual(samples.of(Line("", "b")), [(1.0, 5), (0.0, 6)])
+        self.assertEqual(samples.points(Line("", "a")), [(2.0, 1), (1.0, 2)])
+        self.assertEqual(samples.points(Line("", "b")), [(1.0, 5), (0.0, 6)])
         self.assertEqual((samples.now(Line("", "a")), samples.now(Line("", "b"))), (None, 6))
 
     @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.lists(st.integers(0, 50), min_size=4, max_size=4))
@@ -94,29 +94,31 @@ class HappeningsTests(SynchronousTestCase):
 
     def test_changes_and_counts(self) -> None:
         happenings = RecentEvents()
-        happenings.look(0.0, [Fact("State", "ok", told=True), Fact("Up for", "1 s")], {"flood": 5})
+        happenings.update(0.0, [Fact("State", "ok", told=True), Fact("Up for", "1 s")], {"flood": 5})
         self.assertEqual(list(happenings.events), [])
-        happenings.look(2.0, [Fact("State", "draining", told=True), Fact("Up for", "3 s")], {"flood": 8, "refused": 1})
+        happenings.update(
+            2.0, [Fact("State", "draining", told=True), Fact("Up for", "3 s")], {"flood": 8, "refused": 1}
+        )
         self.assertEqual(happenings.events, [(2.0, "State: draining (was ok)"), (2.0, "flood: 3"), (2.0, "refused: 1")])
         # what goes on is one event with the sum, at the time of the last; each reason has one
-        happenings.look(20.0, [Fact("State", "ok", told=True)], {"flood": 10})
+        happenings.update(20.0, [Fact("State", "ok", told=True)], {"flood": 10})
         self.assertEqual(
             happenings.events[1:], [(2.0, "refused: 1"), (20.0, "State: ok (was draining)"), (20.0, "flood: 5 in 18 s")]
         )
-        happenings.look(60.0, [Fact("State", "ok", told=True)], {"flood": 11})
+        happenings.update(60.0, [Fact("State", "ok", told=True)], {"flood": 11})
         self.assertEqual(happenings.events[-1], (60.0, "flood: 1"))
         self.assertEqual(len(happenings.events), 4)
 
     def test_a_flood_does_not_fill_it(self) -> None:
         happenings = RecentEvents()
-        happenings.look(0.0, [Fact("State", "ok", told=True)], {"flood": 0})
-        happenings.look(1.0, [Fact("State", "draining", told=True)], {"flood": 0})
+        happenings.update(0.0, [Fact("State", "ok", told=True)], {"flood": 0})
+        happenings.update(1.0, [Fact("State", "draining", told=True)], {"flood": 0})
         for at in range(2000):
-            happenings.look(at * 31.0, [Fact("State", "draining", told=True)], {"flood": at, f"r{at % 5}": at})
+            happenings.update(at * 31.0, [Fact("State", "draining", told=True)], {"flood": at, f"r{at % 5}": at})
         self.assertIn((1.0, "State: draining (was ok)"), happenings.events)
         self.assertEqual(len(happenings.events), 7)
         for at in range(200):
-            happenings.look(1e6 + at, [Fact("State", str(at), told=True)], {})
+            happenings.update(1e6 + at, [Fact("State", str(at), told=True)], {})
         self.assertEqual(len(happenings.events), EVENTS_KEPT + 6)
 
 
@@ -228,16 +230,16 @@ class DelegationsTests(SynchronousTestCase):
         delegations = Delegations()
         delegations.posted("a", ["x", "y", "x"], 0.0)
         delegations.posted("b", ["x"], 1.0)
-        self.assertEqual(delegations.most(5), [("x", 2), ("y", 1)])
+        self.assertEqual(delegations.most_named(5), [("x", 2), ("y", 1)])
         delegations.posted("a", ["y"], 2.0)
-        self.assertEqual((delegations.of("x"), delegations.of("y"), len(delegations)), (1, 1, 2))
+        self.assertEqual((delegations.count_of("x"), delegations.count_of("y"), len(delegations)), (1, 1, 2))
         delegations.posted("a", None, 3.0)
-        self.assertEqual(delegations.most(5), [("x", 1)])
-        delegations.look(1.0 + LASTS)
-        self.assertEqual((delegations.most(5), len(delegations)), ([], 0))
+        self.assertEqual(delegations.most_named(5), [("x", 1)])
+        delegations.forget_silent(1.0 + LASTS)
+        self.assertEqual((delegations.most_named(5), len(delegations)), ([], 0))
 
     def test_limit(self) -> None:
         delegations = Delegations()
         for number in range(MAX_CLIENTS + 10):
             delegations.posted(str(number), ["x"], 0.0)
-        self.assertEqual((len(delegations), delegations.of("x")), (MAX_CLIENTS, MAX_CLIENTS))
+        self.assertEqual((len(delegations), delegations.count_of("x")), (MAX_CLIENTS, MAX_CLIENTS))

@@ -140,7 +140,7 @@ class CallTests(MemoryCase):
         (uid,) = self.a._calls
         envelope = Envelope(uid=uid)
         envelope.error.message = EXPIRED
-        self.a._answered(cast(Any, SimpleNamespace(kind="error", envelope=envelope, by_relay=True)))
+        self.a._on_answer(cast(Any, SimpleNamespace(kind="error", envelope=envelope, by_relay=True)))
         error: Any = await self.assertFailure(calling, CallTimeout)
         self.assertIn("a relay says; its clock or this one's is wrong", str(error))
 

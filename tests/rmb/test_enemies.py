@@ -110,7 +110,7 @@ class SessionTests(SocketPairCase):
 
             def wait(self, socket: Any) -> None:
                 self.tired = False
-                reactor.callLater(0, socket.go_on)
+                reactor.callLater(0, socket.proceed)
 
             def now(self) -> float:
                 return 0.0

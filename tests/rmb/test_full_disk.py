@@ -118,7 +118,7 @@ class PartsTests(SynchronousTestCase):
         self.assertEqual(one.left("1", [QueuedMessage(0, b""), QueuedMessage(1, b"")]), [QueuedMessage(0, b"")])
         self.assertEqual(one.left("2", [QueuedMessage(1, b"")]), [QueuedMessage(1, b"")])
         one.done("1", [1, 2, 3])
-        self.assertEqual(one.some(), {})
+        self.assertEqual(one.oldest(), {})
 
     def test_the_reserve(self) -> None:
         path = self.mktemp()

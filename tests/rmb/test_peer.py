@@ -398,7 +398,7 @@ class DistrustTests(PeerCase):
         await self.pair()
         get = self.registry.get
         self.patch(self.registry, "get", lambda number: fail(RegistryUnavailable("away")))
-        some(self.gateway._there.registry).flush()
+        some(self.gateway._running_parts.registry).flush()
         self.a.send(self.a.envelope(self.to), self.now())
         await self.until(lambda: self.gateway.bus._running)
         self.assertFalse(self.b.redis.exists("msgbus.cmd"))
@@ -411,7 +411,7 @@ class DistrustTests(PeerCase):
         await self.pair()
         # only a database of its own may be full
         calls: list[str] = []
-        run = self.gateway._there.store._redis.eval
+        run = self.gateway._running_parts.store._redis.eval
 
         def full(script: str, *arguments: Any) -> Any:
             calls.append(script)
@@ -419,7 +419,7 @@ class DistrustTests(PeerCase):
                 return fail(ResponseError("ERR Error running script: OOM command not allowed"))
             return run(script, *arguments)
 
-        self.gateway._there.store._redis = _Instead(self.gateway._there.store._redis, full)
+        self.gateway._running_parts.store._redis = _Instead(self.gateway._running_parts.store._redis, full)
         self.a.send(self.a.envelope(self.to), self.now())
         self.assertIsNotNone(await deferToThread(self.b.pop, "msgbus.cmd"))
 
@@ -573,7 +573,7 @@ class ListTests(PeerCase):
         one = await self.named_relay()
         self.twin("A", one.domain)
         peer, _ = await self.peer("A", one)
-        store = peer._there.store
+        store = peer._running_parts.store
         for number in range(9):
             await some(store).hand_over("msgbus.x", b"%d" % number + bytes(999))
         redis = some(store)._redis
@@ -653,7 +653,7 @@ class LocalSideTests(PeerCase):
         a = await self.raw("A", relay)
         for number in range(8):
             a.send(a.envelope(Session(self.ids["B"]), uid=str(number)), self.now())
-        await self.until(lambda: peer._there.store.dropped == 3)
+        await self.until(lambda: peer._running_parts.store.dropped == 3)
         self.assertEqual(list("34567"), [b.pop("msgbus.cmd")["ref"] for _ in range(5)])
         ret = b.push(dst=[999])
         await self.until(lambda: b.redis.llen(ret) == 1)

@@ -295,10 +295,10 @@ class CacheTests(SynchronousTestCase):
         """For five minutes; then asked again."""
         twin = self.known()
         self.assertEqual(twin, self.successResultOf(self.cache.get(1)))
-        self.assertEqual(twin, self.cache.fresh(1))
+        self.assertEqual(twin, self.cache.get_cached(1))
         self.assertEqual(1, len(self.behind.asked))
         self.clock.advance(cache.TTL)
-        self.assertIsNone(self.cache.fresh(1))
+        self.assertIsNone(self.cache.get_cached(1))
         self.assertNoResult(self.cache.get(1))
         self.assertEqual(2, len(self.behind.asked))
 
@@ -349,7 +349,7 @@ class CacheTests(SynchronousTestCase):
             self.known(number)
         self.cache.get(1)
         self.known(4)
-        self.assertEqual([True, False, True], [self.cache.fresh(number) is not None for number in (1, 2, 3)])
+        self.assertEqual([True, False, True], [self.cache.get_cached(number) is not None for number in (1, 2, 3)])
         self.patch(cache, "MAX_QUESTIONS", 1)
         self.cache.get(10)
         self.failureResultOf(self.cache.get(11), RegistryUnavailable)

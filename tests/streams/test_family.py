@@ -76,10 +76,10 @@ class Session:
         self._clock.callLater(0, stream.flush)
 
     def consumed(self, carrier: TransportCarrier[Line], size: int) -> None:
-        carrier.stream.kept.consume(size)
+        carrier.stream.secure_end.consume(size)
 
     def closed(self, carrier: TransportCarrier[Line], reason: int) -> None:
-        self.core.frames.append((CLOSE, carrier.stream.kept.seal_close(reason, REASON_SIZE)))
+        self.core.frames.append((CLOSE, carrier.stream.secure_end.seal_close(reason, REASON_SIZE)))
         self._streams.closed(carrier.stream, reason)
 
     def left(self, transport: Line, reason: int) -> None:
@@ -90,10 +90,10 @@ class Session:
         for kind, payload in frames:
             end, stream = self.line.secure, self.line.carrier.stream
             if end is None:
-                answer = next(iter(stream.kept.answers.values()))
+                answer = next(iter(stream.secure_end.answers.values()))
                 assert answer.is_confirmed_by(kind, payload)
-                tickets, unsent = stream.kept.take_up(self.line, answer)
-                end = stream.kept
+                tickets, unsent = stream.secure_end.resume_over(self.line, answer)
+                end = stream.secure_end
                 stream.requeue(unsent)
                 self._streams.moved(stream)
                 stream.move(self.line.carrier)
@@ -169,19 +169,19 @@ class FamilyTests(SynchronousTestCase):
         """New connections, over which the stream goes on."""
         self.connect()
         (mine, theirs), (one, two) = self.ends, self.sessions
-        mine.kept.generation += 1
-        hello = Hello(0, mine.kept.offer_window(), resume=mine.kept.position())
+        mine.secure_end.generation += 1
+        hello = Hello(0, mine.secure_end.offer_window(), resume=mine.secure_end.position())
         proposal = Proposal(ONE, TWO.public, hello)
         offer = Offer(TWO, proposal.payload)
         assert offer.hello.resume is not None
         self.assertIs(self.streams[1].offered(offer.hello.resume, ONE.public), theirs)
-        told = Hello(0, theirs.kept.offer_window(), resume=theirs.kept.position())
+        told = Hello(0, theirs.secure_end.offer_window(), resume=theirs.secure_end.position())
         result, payload = offer.accept(told)
-        theirs.kept.answers = {two.line: theirs.kept.answer(result, offer.hello, told)}
+        theirs.secure_end.answers = {two.line: theirs.secure_end.answer(result, offer.hello, told)}
         TransportCarrier(two, two.line, theirs)
         result, answer = proposal.accepted(payload)
         carrier = TransportCarrier(one, one.line, mine)
-        one.core.frames.append((FWD, mine.kept.go_over(one.line, result, answer, hello.window)))
+        one.core.frames.append((FWD, mine.secure_end.go_over(one.line, result, answer, hello.window)))
         self.streams[0].moved(mine)
         mine.move(carrier)
 

@@ -48,6 +48,7 @@ class End:
         self.moved_at: Any = None
         self.received = self.acknowledged = 0
         self.in_flight: deque[Any] = deque()
+        self.in_flight_bytes = 0
         self.transport: Any = Transport()
         self.released = 0
         self.full = 0
@@ -70,6 +71,7 @@ class Stream:
     def __init__(self, number: int = 1, peer: Any = B, *, initiator: bool = True, token: bool = True) -> None:
         self.end: Any = End(number.to_bytes(16, "big") if token else None, initiator=initiator)
         self.over = False
+        self.held = 0
         self.reasons: list[int] = []
         self.carrier: Any = None
         self.probes = 0
@@ -77,7 +79,7 @@ class Stream:
         self._peer = DmsgAddress(peer)
 
     @property
-    def kept(self) -> Any:
+    def secure_end(self) -> Any:
         return self.end
 
     def getPeer(self) -> DmsgAddress:

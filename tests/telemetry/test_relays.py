@@ -89,7 +89,7 @@ class RelayTests(SynchronousTestCase):
         opened = self.event("transport_open")
         self.assertEqual((opened["src"], opened["dst"], opened["secure"], opened["accept_ms"]), (ONE, TWO, True, 500))
         there.frames, there.wire = 3, 300
-        self.observer.look(carried, there, 3, 0)
+        self.observer.progress(carried, there, 3, 0)
         self.observer.ended(carried, 0x1234, "src")
         closed = self.event("transport_close")
         self.assertEqual((closed["total_ab"], closed["total_ba"], closed["frames_ab"]), (300, 0, 3))

@@ -486,7 +486,7 @@ class TelemetryTests(SpoolCase):
         telemetry, clock = self.start()
         clock.advance(1)
         clock.advance(4)  # a turn of the reactor took three seconds too long
-        telemetry.beat()
+        telemetry.write_heartbeat()
         self.successResultOf(telemetry.stop())
         self.assertEqual([row["lag_ms"] for row in rows(self.directory) if row["type"] == "heartbeat"], [3000, 0])
 

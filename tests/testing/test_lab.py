@@ -172,7 +172,7 @@ class LabTests(SynchronousTestCase):
             lab.network.run(15)
             # discovery takes the question and does not answer
             lab.network.host("discovery").pause()
-            alice._entries.doubt(bob.public_key)
+            alice._entries.mark_stale(bob.public_key)
             name = next(n for n, server in lab.servers.items() if server._key.public == one.transport.server)
             lab.kill(name)
             lab.network.run_until(cast(Any, lambda alice=alice: alice.streams.suspended), 60)

@@ -96,7 +96,7 @@ class EndTests(SecureCase):
             self.assertIsNone(two.open_data(one.seal_end(None)))
             accepted, hello = proposal.accepted(payload)
             one.attach(Carrier(), accepted, hello, 1000)
-            two.take_up(Carrier(), answer)
+            two.resume_over(Carrier(), answer)
             if not data:
                 self.assertEqual(two.open_data(one.seal_end(None)), b"")  # told already
                 self.assertTrue(two.remote_ended)

@@ -102,8 +102,8 @@ class AnswerTests(ProvokedCase):
         self.assertEqual((newcomers, refused), (100, 0))
         self.assertLess(answered, self.limits.destination_burst + 5 * self.limits.destination_rate)
         self.assertGreater(self.relay.drops[DropReason.DESTINATION_RATE], 10_000)
-        self.assertTrue(all(peer.police.goes_on(self.now) for peer in self.enemies[-5:]))
-        self.assertFalse(self.victim.police.goes_on(self.now))
+        self.assertTrue(all(peer.police.ignores_refusals(self.now) for peer in self.enemies[-5:]))
+        self.assertFalse(self.victim.police.ignores_refusals(self.now))
 
     def test_answers_that_come_too_late_are_free(self) -> None:
         """Each REQUEST is taken back at once; the victim accepts and closes all the same."""

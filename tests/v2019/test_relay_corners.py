@@ -278,7 +278,7 @@ class Watching:
     def ended(self, carried: TransportRecord, reason: int, by: str) -> None:
         self.told.append((reason, by))
 
-    def look(self, carried: TransportRecord, route: Any, data: int, acks: int) -> None:
+    def progress(self, carried: TransportRecord, route: Any, data: int, acks: int) -> None:
         self.told.append((data, acks))
         if self.marks:
             route.tick += 1

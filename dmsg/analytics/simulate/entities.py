@@ -44,7 +44,7 @@ def _life(stage: Scenario) -> list[DataFrame]:
     load = 5 + 700 * F.col("n") / most * wave * (1 + F.col("day") * 0.03)
     # The cap keeps load below capacity, however much the simulated network has grown over the days.
     busy = F.when(full, CAPACITY - 1).otherwise(F.least(F.lit(0.75 * CAPACITY), load))
-    lives = stage.lives(stage.plan())
+    lives = stage.processes(stage.plan())
     lost = stage.on_last_day(LOSER) & minute.between(LOST_FROM, LOST_FROM + LOST_MINUTES - 1)
     beats = (
         lives.withColumn("i", F.explode(F.sequence(F.lit(1), F.col("minutes"))))

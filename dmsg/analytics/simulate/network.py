@@ -155,7 +155,7 @@ class Scenario:
         return F.floor(self.network.clients * F.pow(drawn, F.lit(2.0))).cast("int")
 
     @staticmethod
-    def lives(plan: DataFrame) -> DataFrame:
+    def processes(plan: DataFrame) -> DataFrame:
         """Return a row for each process: its ``first`` minute and number of ``minutes``. A server that was away has
         two."""
         away, life = F.col("away"), F.col("life")

@@ -43,7 +43,7 @@ class Pairing(Protocol):
 
     ``key`` fires with the other's lasting key once the other side has proved it, ``done`` once both sides have stored
     the keys.  After a failure the next of the two fails with :class:`PairingError`.  The caller that gets ``key``
-    calls :meth:`keep` when it has stored the key, or :meth:`refuse`.
+    calls :meth:`confirm_stored` when it has stored the key, or :meth:`refuse`.
     """
 
     def __init__(self, reactor: IReactorTime, role: Role, key: SecKey) -> None:
@@ -57,7 +57,7 @@ class Pairing(Protocol):
         self.done: Deferred[None] = Deferred(lambda _: self._give_up())
 
     def connectionMade(self) -> None:
-        self._timer = self._reactor.callLater(PAIR_TIMEOUT, self._too_late)
+        self._timer = self._reactor.callLater(PAIR_TIMEOUT, self._on_timeout)
         binding = stream_of(self).binding
         assert binding is not None
         signature = self._key.sign(signed_bytes(self._role, binding, self._key.public))
@@ -80,7 +80,7 @@ class Pairing(Protocol):
             self.key.callback(self._proved(message))
         elif message.get("ok") is True:
             self._is_kept_there = True
-            self._look()
+            self._read_state()
         else:
             raise TransferError
 
@@ -99,11 +99,11 @@ class Pairing(Protocol):
             raise PairingError("both sides have the same key")
         return key
 
-    def keep(self) -> None:
+    def confirm_stored(self) -> None:
         """Confirm that this side has stored the other side's key."""
         self._kept = True
         self._say(ok=True)
-        self._look()
+        self._read_state()
 
     def refuse(self, why: str) -> None:
         """Refuse the other side's key."""
@@ -112,7 +112,7 @@ class Pairing(Protocol):
         self._say(error=why)
         self.transport.loseConnection()  # type: ignore[union-attr]
 
-    def _look(self) -> None:
+    def _read_state(self) -> None:
         if self._kept and self._is_kept_there and not self.done.called:
             cancel_call(self._timer)
             # The connection is closed first, because the callback of ``done`` may end the program.
@@ -122,7 +122,7 @@ class Pairing(Protocol):
     def _say(self, **message: object) -> None:
         self.transport.write(_message(message))  # type: ignore[union-attr]
 
-    def _too_late(self) -> None:
+    def _on_timeout(self) -> None:
         self._fail(f"the other side did not answer within {PAIR_TIMEOUT:g} s")
 
     def _fail(self, why: str) -> None:

@@ -106,7 +106,7 @@ class Agreement:
         return self.verifier is not None
 
     @property
-    def judges(self) -> bool:
+    def awaits_guess(self) -> bool:
         """Whether the other end's next message is its guess."""
         return self._key is not None and not self.done
 

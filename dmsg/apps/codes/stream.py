@@ -53,12 +53,12 @@ class CodeAgreement:
 
     :ivar peer: key of the other end, for this stream only.
     :ivar verifier: 12 digits in three groups, the same at both ends, for people to compare.
-    :ivar go_on: gives the stream to a protocol, with the bytes received so far; the stream is paused until then.
+    :ivar proceed: gives the stream to a protocol, with the bytes received so far; the stream is paused until then.
     """
 
     peer: PubKey
     verifier: str
-    go_on: Callable[[IProtocol], None]
+    proceed: Callable[[IProtocol], None]
 
 
 class CodeEnd(Protocol):
@@ -95,7 +95,7 @@ class CodeEnd(Protocol):
         self._agreement = Agreement(
             self._role, self._code.password, local=host.public_key, remote=peer.public_key, binding=binding
         )
-        self._timer = self._reactor.callLater(AGREE_TIMEOUT, self._too_late)
+        self._timer = self._reactor.callLater(AGREE_TIMEOUT, self._on_timeout)
         self._send()
 
     def _send(self) -> None:
@@ -133,10 +133,10 @@ class CodeEnd(Protocol):
             transport.pauseProducing()
             assert agreement.verifier is not None
             self.agreed.callback(
-                CodeAgreement(cast(DmsgAddress, transport.getPeer()).public_key, agreement.verifier, self._go_on)
+                CodeAgreement(cast(DmsgAddress, transport.getPeer()).public_key, agreement.verifier, self._proceed)
             )
 
-    def _go_on(self, protocol: IProtocol) -> None:
+    def _proceed(self, protocol: IProtocol) -> None:
         transport = stream_of(self)
         if self._lost is None:
             # The stream resumes first, because the protocol may pause it in ``connectionMade``.
@@ -156,7 +156,7 @@ class CodeEnd(Protocol):
             self._next.connectionLost(reason)
         elif not self.agreed.called and not self._given_up:
             # This end has sent its confirmation, so a peer that hangs up now may have judged the code wrong.
-            judged = self._role is Role.RECEIVER and self._agreement is not None and self._agreement.judges
+            judged = self._role is Role.RECEIVER and self._agreement is not None and self._agreement.awaits_guess
             what = (
                 "instead of an answer: was the code right, and is it still good?"
                 if judged
@@ -166,7 +166,7 @@ class CodeEnd(Protocol):
         if not self.closed.called:
             self.closed.callback(None)
 
-    def _too_late(self) -> None:
+    def _on_timeout(self) -> None:
         self._fail(CodeUsedUp(f"the other side did not answer within {AGREE_TIMEOUT:g} s"))
 
     def _fail(self, error: DmsgError, *, abort: bool = True) -> None:

@@ -29,7 +29,7 @@ class Offer:
     text: str = ""
     of_0_1: bool = False
 
-    def called(self, name: str) -> Offer:
+    def with_name(self, name: str) -> Offer:
         """Return the offer with another name for its only item.
 
         :raises TransferError: the offer has several items, or none.

@@ -113,7 +113,7 @@ class ParcelReceiver(ParcelEnd):
         self._waits = False
         self._offer = Offer("text")
         self._began = time.monotonic()
-        self._size = self._there = 0
+        self._size = self._running_parts = 0
         self._hash = hashlib.sha256()
         self._checked = CheckedItems(hidden=place.hidden)
         self._have: dict[int, tuple[int, HASH]] = {}
@@ -140,9 +140,9 @@ class ParcelReceiver(ParcelEnd):
         if self._waits and self._messages.held > HELD_LIMIT:
             self._fail(TransferError("the other side sends what was not asked for"))
             return
-        self._go_on()
+        self._proceed()
 
-    def _go_on(self, slice_of_turn: float = SLICE) -> None:
+    def _proceed(self, slice_of_turn: float = SLICE) -> None:
         until = time.monotonic() + slice_of_turn
         try:
             while not self._waits and not self.done.called and self._step():
@@ -180,7 +180,7 @@ class ParcelReceiver(ParcelEnd):
                 return
             transport.resumeProducing()  # Without reading, the end of the connection would not be seen.
             if not self.done.called:
-                self._go_on()
+                self._proceed()
 
         waiting.addBoth(known)
 
@@ -192,7 +192,7 @@ class ParcelReceiver(ParcelEnd):
             return False
         self._offer = offer_of(message)
         if self._name is not None:
-            self._offer = self._offer.called(self._name)
+            self._offer = self._offer.with_name(self._name)
         if self._offer.kind == "files":
             self._place.check([(name, kind) for name, kind, *_ in self._offer.things])
 
@@ -265,7 +265,7 @@ class ParcelReceiver(ParcelEnd):
         if message is None:
             return False
         if message.get("whole") is True:
-            self._look_at_place()
+            self._check_destination()
             return True
         entries = message.get("entries")
         if not isinstance(entries, list) or not entries:
@@ -292,13 +292,13 @@ class ParcelReceiver(ParcelEnd):
         task = self._task = work_for_strangers(steps)
         self._wait(task.whenDone(), lambda _: then())
 
-    def _look_at_place(self) -> None:
+    def _check_destination(self) -> None:
         """Check that the manifest matches the accepted offer, and find out which parts exist already."""
         if [thing_of(top) for top in self._checked.tops] != self._offer.things:
             raise TransferError("the data differs from the offer")
-        self._work(self._look(), self._looked)
+        self._work(self._check_target(), self._on_destination_checked)
 
-    def _look(self) -> Iterator[object]:
+    def _check_target(self) -> Iterator[object]:
         here = 0
         for index, entry in enumerate(self._checked.entries):
             size = yield from self._place.clear(entry)
@@ -321,7 +321,7 @@ class ParcelReceiver(ParcelEnd):
         if some:
             self._say(have=some)
 
-    def _looked(self) -> None:
+    def _on_destination_checked(self) -> None:
         self._say(whole=True)
         self._step = self._take_offsets
 
@@ -340,10 +340,10 @@ class ParcelReceiver(ParcelEnd):
         if message is None:
             return False
         if message.get("whole") is True:
-            self._there = sum(self._from.values())
+            self._running_parts = sum(self._from.values())
             if message.get("pieces") is True:
                 self._pieces = ChunkReader()
-            self._progress(self._there)
+            self._progress(self._running_parts)
             self._begin_files()
             return True
         for index, offset in parse_numbers(message, "from", 2):
@@ -378,7 +378,7 @@ class ParcelReceiver(ParcelEnd):
     def _take_bytes(self) -> bool:
         assert self._file is not None
         if self._left:
-            data = self._messages.some(self._left)
+            data = self._messages.take_some(self._left)
             self._store(data)
             return bool(data)
         digest = self._messages.exactly(DIGEST_SIZE)
@@ -412,7 +412,7 @@ class ParcelReceiver(ParcelEnd):
         self._hash.update(data)
         self._left -= len(data)
         self._size += len(data)
-        self._progress(self._there + self._size)
+        self._progress(self._running_parts + self._size)
 
     def _end_file(self, digest: bytes) -> None:
         assert self._file is not None
@@ -480,7 +480,7 @@ class ParcelReceiver(ParcelEnd):
         """Process data that came before the end of the stream while this side was busy."""
         if self._pausing:
             self._waits = self._pausing = False
-            self._go_on(math.inf)
+            self._proceed(math.inf)
         elif self._waits and self._step == self._take_entries:
             try:
                 while self._messages.take() is not None:

@@ -108,7 +108,7 @@ class ParcelSender(ParcelEnd):
         super().__init__(refusal)
         self._taken = taken
         self._progress = progress
-        self._next: Callable[[dict[str, object]], None] = self._answered
+        self._next: Callable[[dict[str, object]], None] = self._on_answer
         self._flow: _FlowControl | None = None
         self._began = time.monotonic()
         self._size = self._files = 0
@@ -138,7 +138,7 @@ class ParcelSender(ParcelEnd):
         except TransferError as error:
             self._fail(error)
 
-    def _answered(self, message: dict[str, object]) -> None:
+    def _on_answer(self, message: dict[str, object]) -> None:
         if message.get("take") is not True:
             raise TransferRefused(f"not taken: {shorten(str(message.get('why', 'no reason')), MAX_WORDS_OF_STRANGERS)}")
         self._began = time.monotonic()
@@ -150,7 +150,7 @@ class ParcelSender(ParcelEnd):
     def _unexpected(self, message: dict[str, object]) -> None:
         raise TransferError("the other side does not speak dmsg's parcels")
 
-    def _arrived(self, message: dict[str, object]) -> None:
+    def _on_arrival(self, message: dict[str, object]) -> None:
         if message.get("ok") is not True or not self._said_all:
             self._unexpected(message)
         self.transport.loseConnection()  # type: ignore[union-attr]
@@ -223,14 +223,14 @@ class TextSender(ParcelSender):
         self._size = len(text.encode("utf-8", "replace"))
 
     def _offer(self) -> dict[str, object]:
-        self._next = self._arrived
+        self._next = self._on_arrival
         self._said_all = True
         return {"offer": "text", "text": self._text}
 
-    def _arrived(self, message: dict[str, object]) -> None:
+    def _on_arrival(self, message: dict[str, object]) -> None:
         if message.get("take") is False:
-            self._answered(message)
-        super()._arrived(message)
+            self._on_answer(message)
+        super()._on_arrival(message)
 
 
 class PipeSender(ParcelSender):
@@ -249,7 +249,7 @@ class PipeSender(ParcelSender):
         return {"offer": "pipe", "name": self._name}
 
     def _begin(self) -> None:
-        self._next = self._arrived
+        self._next = self._on_arrival
         self._files = 1
         self._in_bytes = True
         self._source(self)
@@ -303,14 +303,14 @@ class FilesSender(ParcelSender):
         if some:
             self._say(entries=some)
         # The other side cannot know which parts it has before it has the whole list.
-        self._next = self._had
+        self._next = self._on_offsets
         self._say(whole=True)
 
-    def _had(self, message: dict[str, object]) -> None:
+    def _on_offsets(self, message: dict[str, object]) -> None:
         if message.get("whole") is True:
             if self._flow is not None:
                 self._unexpected(message)
-            self._next = self._arrived
+            self._next = self._on_arrival
             self._send_all(self._rest())
             return
         for index, size, digest in parse_numbers(message, "have", 3):
@@ -395,7 +395,7 @@ class OldFileSender(FilesSender):
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self._next = self._arrived
+        self._next = self._on_arrival
         self._in_bytes = True
         self._taken()
         self._send_all(self._all_contents({}))

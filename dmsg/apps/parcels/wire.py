@@ -122,7 +122,7 @@ class Messages:
         """See :meth:`~dmsg.apps.chunks.ChunkReader.take`."""
         return reader.take(self._buffer, left)
 
-    def some(self, most: int) -> bytes:
+    def take_some(self, most: int) -> bytes:
         """Take at most this many bytes from the buffer."""
         data = bytes(self._buffer[:most])
         del self._buffer[:most]
@@ -130,7 +130,7 @@ class Messages:
 
     def exactly(self, size: int) -> bytes | None:
         """Remove and return ``size`` bytes; None if there are fewer."""
-        return self.some(size) if len(self._buffer) >= size else None
+        return self.take_some(size) if len(self._buffer) >= size else None
 
 
 def parse_numbers(message: dict[str, object], name: str, fields: int) -> list[list[Any]]:

@@ -109,7 +109,7 @@ def up(foreground: bool, log_file: str | None, settings: ClientSettings) -> None
         agent = Agent(reactor, client, path, settings.discovery, end)
         agent.startService()
         if log is not None:
-            looks = LoopingCall(log.look)
+            looks = LoopingCall(log.rotate_if_long)
             looks.clock = reactor
             looks.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
         tell(f"agent of {client.public_key.text} at {path}", agent=str(client.public_key), socket=str(path))

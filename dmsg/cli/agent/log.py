@@ -62,7 +62,7 @@ class Log:
         self._path = path
         self._take()
 
-    def look(self) -> None:
+    def rotate_if_long(self) -> None:
         """Start a new log if the present one is too long; if that fails, continue with the present one."""
         if os.fstat(2).st_size > LOG_SIZE:
             with suppress(DmsgError):  # A line about the failure would only make the log longer.

@@ -261,7 +261,7 @@ async def copy_one(
     who = AddressBook().name_of(peer) or peer.short
     with transfer_progress() as progress:
         away = _CopyProgress(reactor, progress, who, retry)
-        watching = LoopingCall(away.look)
+        watching = LoopingCall(away.update)
         watching.clock = reactor
         watching.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
         reached = False
@@ -284,7 +284,7 @@ async def copy_one(
                 except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
                     if not reached:
                         raise ConnectFailed(f"{copier.what}{error}", key=getattr(error, "key", "")) from None
-                    if away.given_up(busy=isinstance(error, CopyBusy)):
+                    if away.is_given_up(busy=isinstance(error, CopyBusy)):
                         raise CopyCut(f"{copier.what}{error}{away.where()}") from None
                 away.transport = None
                 await deferLater(reactor, RETRY_DELAY)
@@ -325,9 +325,9 @@ class _CopyProgress:
             self._say(f"{self._who} is back, {name} goes on at {human_size(offset)} of {human_size(size)}")
         self._name, self._size, self._done = name, size, offset
         self._back()
-        return self._moved
+        return self._on_progress
 
-    def _moved(self, done: int) -> None:
+    def _on_progress(self, done: int) -> None:
         self._done = done
         assert self._bar is not None
         self._progress.update(self._bar, completed=done)
@@ -339,7 +339,7 @@ class _CopyProgress:
         if self._bar is not None:
             self._progress.update(self._bar, description=self._name)
 
-    def given_up(self, *, busy: bool = False) -> bool:
+    def is_given_up(self, *, busy: bool = False) -> bool:
         """Whether the connection has been lost for too long.
 
         :param busy: whether the peer is connected but receives the file over another connection.
@@ -357,7 +357,7 @@ class _CopyProgress:
             f"; the same command goes on at {human_size(self._done)} of {human_size(self._size)}" if self._done else ""
         )
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Update the display, and end the copy if its peer has been away for too long."""
         stream = self.transport
         now = self._reactor.seconds()

@@ -108,10 +108,10 @@ class _Inbox(Factory):
         incoming = ParcelReceiver(
             Destination(self._directory, overwrite=self._overwrite, hidden=self._hidden),
             one.asked,
-            progress=one.moved,
+            progress=one.on_progress,
             most=self._max_size,
         )
-        incoming.done.addBoth(one.over).addBoth(self._ended)
+        incoming.done.addBoth(one.finish).addBoth(self._ended)
         return incoming
 
 
@@ -127,9 +127,9 @@ class _IncomingTransfer:
     def started(self, name: str, size: int) -> Callable[[int], None]:
         """Show the progress bar and return the callback for progress."""
         self._bar = self._progress.add_task(printable(name), total=size)
-        return self.moved
+        return self.on_progress
 
-    def moved(self, done: int) -> None:
+    def on_progress(self, done: int) -> None:
         """Show the number of bytes received so far."""
         if self._bar is not None:
             self._progress.update(self._bar, completed=done)
@@ -144,7 +144,7 @@ class _IncomingTransfer:
             self.started(list_names([name for name, *_ in offer.things]), offer.size)
         return None
 
-    def over(self, result: ReceivedParcel | Failure) -> Failure | None:
+    def finish(self, result: ReceivedParcel | Failure) -> Failure | None:
         """Show the result of the transfer."""
         bar, self._bar = self._bar, None
         if bar is not None:

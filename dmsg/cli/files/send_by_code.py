@@ -62,7 +62,7 @@ async def send_by_code(
     agreed = await offer_code(reactor, client, words, make.type_there, verify=verify, show_qr=show_qr)
     try:
         sender = make()
-        agreed.go_on(sender)
+        agreed.proceed(sender)
         with watch_connection(reactor, lambda: sender.transport, client.streams.resume_timeout, make.say):
             sent = await sender.done
         make.stop()
@@ -130,7 +130,7 @@ class ParcelFactory:
         self._bar = self._progress.add_task(printable(name), total=size)
         self._progress.start()
 
-    def _moved(self, done: int) -> None:
+    def _on_progress(self, done: int) -> None:
         if self._bar is not None:
             self._progress.update(self._bar, completed=done)
 
@@ -178,7 +178,7 @@ class FilesToSend(ParcelFactory):
         return self._sender(OldFileSender) if len(self._walked.checked.entries) == 1 else None
 
     def _sender(self, kind: type[FilesSender]) -> ParcelSender:
-        return kind(self._walked, taken=lambda: self._begin(self.what, self.size), progress=self._moved)
+        return kind(self._walked, taken=lambda: self._begin(self.what, self.size), progress=self._on_progress)
 
 
 class TextToSend(ParcelFactory):
@@ -208,7 +208,7 @@ class InputToSend(ParcelFactory):
             lambda pipe: _Input.read(self._reactor, pipe, self._descriptor),
             # At a terminal the progress bar would disturb the typing.
             taken=lambda: None if os.isatty(self._descriptor) else self._begin(self.what, None),
-            progress=self._moved,
+            progress=self._on_progress,
         )
 
 
@@ -325,13 +325,13 @@ class _TransferDialogue:
         """
         receiver = ParcelReceiver(
             self._place,
-            self._asked,
-            progress=self._moved,
+            self._on_offer,
+            progress=self._on_progress,
             pipe=self._write,
             most=self._max_size,
         )
         self._receiver = receiver
-        agreed.go_on(receiver)
+        agreed.proceed(receiver)
         try:
             with watch_connection(self._reactor, lambda: receiver.transport, self._patience, self._say):
                 taken = await receiver.done
@@ -367,7 +367,7 @@ class _TransferDialogue:
             tell(text, received=names, **fields)
             say_changed(taken.changed)
 
-    def _asked(self, offer: Offer) -> Deferred[str | None]:
+    def _on_offer(self, offer: Offer) -> Deferred[str | None]:
         if offer.kind == "text":
             if state.json:
                 tell("", text=offer.text)
@@ -402,7 +402,7 @@ class _TransferDialogue:
 
         return asked.addCallback(answered)
 
-    def _moved(self, done: int) -> None:
+    def _on_progress(self, done: int) -> None:
         if self._bar is not None:
             self._progress.update(self._bar, completed=done)
 

@@ -118,7 +118,7 @@ def send(  # noqa: C901
         async def use(client: Client) -> None:
             await send_by_code(reactor, client, make, words, verify=verify, show_qr=not no_qr)
 
-        await with_client(reactor, settings.alone(), use, published=True)
+        await with_client(reactor, settings.with_own_key(), use, published=True)
 
     run(main)
 
@@ -301,6 +301,6 @@ def _receive_code(
                 timeout=timeout,
             )
 
-        await with_client(reactor, settings.alone(), use)
+        await with_client(reactor, settings.with_own_key(), use)
 
     run(main)

@@ -58,7 +58,7 @@ class Fleet:
         self._client = WebClient(reactor, make_pool(reactor), timeout)
         self._before: dict[str, Snapshot] = {}
 
-    async def look(self) -> list[Row]:
+    async def poll(self) -> list[Row]:
         """Query all entities at the same time."""
         asking = gatherResults([Deferred.fromCoroutine(self._ask(url)) for url in self._urls])
         looks: list[Snapshot] = await cancellable(asking)
@@ -111,10 +111,10 @@ async def watch(
     """Show the table until Ctrl-C, or once."""
     fleet = Fleet(reactor, urls, timeout)
     console = screen(140)
-    rows = await fleet.look()
+    rows = await fleet.poll()
     if once:
         await deferLater(reactor, min(every, 2.0))
-        rows = _chosen(await fleet.look(), sort, wanted)
+        rows = _chosen(await fleet.poll(), sort, wanted)
         _say(console, rows)
         if wanted and not rows:
             raise DmsgError(f"no watched entity has the column {wanted!r}")
@@ -125,12 +125,12 @@ async def watch(
         while True:
             _say(console, _chosen(rows, sort, wanted))
             await deferLater(reactor, every)
-            rows = await fleet.look()
+            rows = await fleet.poll()
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
             live.update(draw_table(_chosen(rows, sort, wanted), console.width, console.height), refresh=True)
             await deferLater(reactor, every)
-            rows = await fleet.look()
+            rows = await fleet.poll()
 
 
 def _chosen(rows: list[Row], sort: str, wanted: str) -> list[Row]:

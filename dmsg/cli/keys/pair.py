@@ -101,14 +101,14 @@ def pair(
             else:
                 agreed = await accept_code(reactor, client, typed, verify=verify, timeout=timeout)
             pairing = Pairing(reactor, Role.SENDER if typed is None else Role.RECEIVER, key)
-            agreed.go_on(pairing)
+            agreed.proceed(pairing)
             other = await pairing.key
             try:
                 AddressBook().add(name, other, replace=replaces)
             except DmsgError:
                 pairing.refuse("it did not keep the key")
                 raise
-            pairing.keep()
+            pairing.confirm_stored()
             try:
                 await pairing.done
             except DmsgError as error:
@@ -116,7 +116,7 @@ def pair(
                 raise error from None
             tell(f"{name} is {other.text}", name=name, key=str(other))
 
-        await with_client(reactor, settings.alone(), use, published=typed is None)
+        await with_client(reactor, settings.with_own_key(), use, published=typed is None)
 
     if known is not None and not replaces:
         raise click.UsageError(f"{name} stands for {known.short}... already: choose another name, or --replace")

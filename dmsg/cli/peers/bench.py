@@ -78,7 +78,7 @@ def bench(
             elif public_key is not None:
                 await run_bench(reactor, client, public_key, sizes or SIZES, seconds, in_flight, timeout)
             else:
-                other = settings.alone().make(reactor)
+                other = settings.with_own_key().make(reactor)
                 other.listen(discard_factory())
                 other.startService()
                 try:

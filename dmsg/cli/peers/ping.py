@@ -49,7 +49,7 @@ class _PingPrinter:
         self._count = count
         self._times: list[float] = []
 
-    def told(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Print an event of :func:`dmsg.apps.pings.ping`."""
         if "notice" in event:
             notice(event["notice"])
@@ -110,7 +110,7 @@ def ping(
         if at is not None:
             request["port"] = at
         for event in ask_agent(settings.agent, request, interval + 2 * timeout):
-            shown.told(cast("Event", event))
+            shown.on_event(cast("Event", event))
         shown.end()
         return
     settings.load()
@@ -120,7 +120,9 @@ def ping(
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
-            await measure(reactor, client, key, at, count=count, interval=interval, timeout=timeout, told=shown.told)
+            await measure(
+                reactor, client, key, at, count=count, interval=interval, timeout=timeout, told=shown.on_event
+            )
             shown.end()
 
         await with_client(reactor, settings, use)

@@ -199,7 +199,7 @@ class OneStreamFactory(Factory):
         say(f"connected: {addr.text if isinstance(addr, DmsgAddress) else addr}", err=True)
         return self._stream
 
-    async def over(self, client: object) -> None:
+    async def wait_until_ended(self, client: object) -> None:
         """Wait until the stream has ended, with notices while the other side is away."""
         with watch_connection(
             self._reactor, lambda: getattr(self._stream, "transport", None), patience_of(client), notice
@@ -221,7 +221,7 @@ async def take_one(reactor: Reactor, client: AnyClient, wait: float | None, acce
     say(f"listening: {DmsgAddress(client.public_key, port).text}", err=True)
     access.show()
     try:
-        await factory.over(client)
+        await factory.wait_until_ended(client)
     finally:
         await maybeDeferred(listening.stopListening)
 
@@ -232,4 +232,4 @@ async def open_one(
     """Open a stream and join it to standard input and output, to its end."""
     factory = OneStreamFactory(reactor, wait, Access(()))  # The user has named the peer, so the access list is empty.
     await client.connect(remote, factory, timeout=timeout)
-    await factory.over(client)
+    await factory.wait_until_ended(client)

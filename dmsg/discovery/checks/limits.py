@@ -132,7 +132,7 @@ class NameResolver:
 
         :raises CheckPostponed: no resolution is possible now, and no addresses are known.
         """
-        if self._running >= RESOLVING or self._resolving.crowded(place, RESOLVING_OF_PLACE, RESOLVING // 2):
+        if self._running >= RESOLVING or self._resolving.crowded_block(place, RESOLVING_OF_PLACE, RESOLVING // 2):
             known = self._good.get(host)
             if known is None:
                 raise CheckPostponed("too many host names are being resolved")

@@ -67,7 +67,7 @@ class _Prover(protocol.Protocol):
 
     def connectionMade(self) -> None:
         if self._opening is None:
-            self._over(None)
+            self._finish(None)
         elif self.transport is not None:
             self.transport.write(self._opening.data_to_send())
 
@@ -78,17 +78,17 @@ class _Prover(protocol.Protocol):
         try:
             self._opening.receive_data(data)
         except HandshakeError as error:
-            self._over(error)
+            self._finish(error)
             return
         # The handshake produces its next message only if the proof was valid.
         if self._opening.data_to_send():
-            self._over(None)
+            self._finish(None)
 
     def connectionLost(self, reason: Failure = protocol.connectionDone) -> None:
         if not self.done.called:
             self.done.errback(reason)
 
-    def _over(self, error: Exception | None) -> None:
+    def _finish(self, error: Exception | None) -> None:
         if error is None:
             self.done.callback(None)
         else:

@@ -238,11 +238,11 @@ class ServerChecks:
             if isinstance(result, Failure) and not self._stopped:
                 _log.info("checking a server failed: {error}", error=str(result.value))
 
-        look = Deferred.fromCoroutine(self._look_at(due))
+        look = Deferred.fromCoroutine(self._check_server(due))
         self._under_way.add(look)
         look.addBoth(over)
 
-    async def _look_at(self, due: DueServer) -> None:
+    async def _check_server(self, due: DueServer) -> None:
         try:
             entry = decode(due.json)
         except EntryError:
@@ -253,14 +253,14 @@ class ServerChecks:
         try:
             why = await self._why_not(entry, due.place, due.refreshes, due.listed)
         except CheckPostponed:
-            await self._store.seen(entry.static, address, None, self._now() + self._postpone())
+            await self._store.record_check(entry.static, address, None, self._now() + self._postpone())
             return
         now = self._now()
         if not why:
             if self._failures.pop(entry.static, 0) >= UNLISTED_AFTER:
                 _log.info("server {key} is reachable again", key=entry.static)
             next_look = now + (PROVED_FOR if due.refreshes else self._ttl / CHECKS_PER_TTL)
-            await self._store.seen(entry.static, address, now, next_look, self._lasts)
+            await self._store.record_check(entry.static, address, now, next_look, self._lasts)
             return
         failures = self._failures.pop(entry.static, 0) + 1
         if failures == 1:
@@ -269,11 +269,11 @@ class ServerChecks:
         listed = failures < UNLISTED_AFTER
         if failures >= TRIES and not due.refreshes:
             self._failures.pop(entry.static, None)
-            await self._store.seen(entry.static, address, None, NEVER, listed=False)
+            await self._store.record_check(entry.static, address, None, NEVER, listed=False)
             return
         longest = LONGEST_REFRESHING if due.refreshes else LONGEST
         delay = min(longest, self._ttl / CHECKS_PER_TTL * 2 ** min(failures - 1, 20))
-        await self._store.seen(entry.static, address, None, now + delay, listed=listed)
+        await self._store.record_check(entry.static, address, None, now + delay, listed=listed)
 
     def _postpone(self) -> float:
         """Return the seconds after which a postponed server is tried again.
@@ -325,15 +325,17 @@ class ServerChecks:
         proved = self._proved.get(target)
         known = proved is not None or way.listed
         if not refreshes and proved is not None and now - proved < PROVED_FOR:
-            return await self._once((way.number, way.port, ""), way, known, lambda: self._try(way, None))
-        why = await self._once(target, way, known, lambda: self._prove(way, entry))
+            return await self._check_once((way.number, way.port, ""), way, known, lambda: self._try(way, None))
+        why = await self._check_once(target, way, known, lambda: self._prove(way, entry))
         if not why and not self._hosts.has_room(way.number, entry.static, now):
             return "there are as many servers at its address as may be"
         if not why:
             remember(self._proved, target, now, MAX_REMEMBERED)
         return why
 
-    async def _once(self, target: _Target, way: _CheckedAddress, known: bool, ask: Callable[[], Awaitable[str]]) -> str:
+    async def _check_once(
+        self, target: _Target, way: _CheckedAddress, known: bool, ask: Callable[[], Awaitable[str]]
+    ) -> str:
         """Return the result of an earlier check or of one under way, or make a new check.
 
         :param known: whether the server has proved its key there before.
@@ -369,7 +371,7 @@ class ServerChecks:
         """Return the queue in which a server waits for its check."""
         if way.listed:
             return self._listed
-        if self._silences.owes(way.place, self._reactor.seconds()):
+        if self._silences.is_exhausted(way.place, self._reactor.seconds()):
             return self._silent
         return self._own if block_of(way.number) == way.place else self._others
 

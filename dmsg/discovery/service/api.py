@@ -225,7 +225,7 @@ class DiscoveryAPI:
             servers = await self._store.ask(self._entries.available, most, since)
         else:
             # All ranked servers take part in the draw, however many unranked ones strangers have listed.
-            servers = await self._store.ask(self._entries.listed, ranking.some(RANKED_POOL, self._wall_clock()), since)
+            servers = await self._store.ask(self._entries.listed, ranking.draw(RANKED_POOL, self._wall_clock()), since)
             known = set(servers)
             others = await self._store.ask(self._entries.available, RANKED_POOL, since)
             servers += [body for body in others if body not in known]
@@ -289,10 +289,10 @@ class DiscoveryAPI:
         return self._nameplates.claim(request, self.client_of(request))
 
     @_app.route("/discovery/nameplates/<number>", methods=["GET"])
-    def look_at_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
+    def get_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
         """Return the key that a nameplate leads to."""
         self.requests += 1
-        return self._nameplates.look(request, self.client_of(request), number, self.charge)
+        return self._nameplates.find(request, self.client_of(request), number, self.charge)
 
     @_app.route("/discovery/nameplates/<number>", methods=["DELETE"])
     def release_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
@@ -358,7 +358,7 @@ class DiscoveryAPI:
             shown = health if HERE.refuses(request) is None else {"status": status}
             return json_response(request, json.dumps(shown).encode(), 200 if status == "ok" else 503)
 
-        return Deferred.fromCoroutine(self.told_health()).addCallback(told)
+        return Deferred.fromCoroutine(self.health_report()).addCallback(told)
 
     @_app.route("/metrics", methods=["GET"])
     def metrics(self, request: IRequest) -> Deferred[bytes]:
@@ -376,7 +376,7 @@ class DiscoveryAPI:
 
     # --- health, metrics, and numbers for the page ---
 
-    async def told_health(self) -> dict[str, object]:
+    async def health_report(self) -> dict[str, object]:
         """Return the content of ``/health``; ``status`` is ``ok`` if the store answers and took the last write.
 
         :raises StoreUnavailable: the store does not answer.

@@ -34,9 +34,9 @@ class Delegations:
             self._of.update(named)
         if len(self._clients) > MAX_CLIENTS:
             self._forget(next(iter(self._clients)))
-        self.look(now)
+        self.forget_silent(now)
 
-    def look(self, now: float) -> None:
+    def forget_silent(self, now: float) -> None:
         """Forget clients that have stopped posting."""
         while self._clients:
             client = next(iter(self._clients))
@@ -44,11 +44,11 @@ class Delegations:
                 return
             self._forget(client)
 
-    def of(self, server: str) -> int:
+    def count_of(self, server: str) -> int:
         """Return the number of clients that name this server."""
         return self._of[server]
 
-    def most(self, number: int) -> list[tuple[str, int]]:
+    def most_named(self, number: int) -> list[tuple[str, int]]:
         """Return the servers that most clients name, with their numbers of clients."""
         return self._of.most_common(number)
 

@@ -93,7 +93,7 @@ class Nameplates:
         self._forget()
         known = self._claimed.get(static)
         if (known is None or known[0] != place) and not math.isinf(most):
-            crowded = self._of.crowded(place, most)
+            crowded = self._of.crowded_block(place, most)
             if crowded:
                 raise NameplatesInUse(429, f"{crowded} has {self._of[crowded]} nameplates")
         if known is None and len(self._claimed) >= MAX_NAMEPLATES:
@@ -132,7 +132,7 @@ class Nameplates:
         self._missed.fill(ATTACK_FORGOTTEN, ATTACK_MISSES, self._seconds())
         return self._missed.level < 1.0
 
-    def look(
+    def find(
         self, request: IRequest, poster: str, text: str, charge: Callable[[IRequest, float], None]
     ) -> Deferred[bytes]:
         """Return the key behind a number.
@@ -155,7 +155,7 @@ class Nameplates:
             self._missed.level = max(-LASTS * ATTACK_FORGOTTEN, self._missed.level - 1.0)
             return answer(request, 404, NO_SUCH)
 
-        return self._store.ask(self._nameplates.look, number, self._now()).addCallbacks(found, missed)
+        return self._store.ask(self._nameplates.find, number, self._now()).addCallbacks(found, missed)
 
     def release(self, request: IRequest, text: str) -> Deferred[bytes]:
         """Release a number, as its key demands."""

@@ -37,7 +37,7 @@ class ServerQuota:
         block = _counted_as(poster)
         if block is None or self._servers.get(static, ("",))[0] == block:
             return None
-        crowded = self._counts.crowded(block, OF_POSTER)
+        crowded = self._counts.crowded_block(block, OF_POSTER)
         return f"too many servers from {crowded}" if crowded else None
 
     def count(self, static: str, poster: str, now: float) -> None:

@@ -125,7 +125,7 @@ class RankingFile:
     def watch(self, reactor: IReactorTime) -> None:
         """Read the file now, and look every few seconds whether it has changed."""
         self._reactor = reactor
-        self._look_again()
+        self._check_again()
 
     def stop(self) -> None:
         """Stop watching the file."""
@@ -133,12 +133,12 @@ class RankingFile:
             self._call.cancel()
             self._call = None
 
-    def _look_again(self) -> None:
+    def _check_again(self) -> None:
         assert self._reactor is not None
-        call_isolated(self.look)
-        self._call = self._reactor.callLater(LOOK_INTERVAL, self._look_again)
+        call_isolated(self.reload)
+        self._call = self._reactor.callLater(LOOK_INTERVAL, self._check_again)
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Read the file if it has changed."""
         try:
             with open(self._path, "rb") as file:
@@ -194,7 +194,7 @@ class RankingFile:
         weights = {} if ranking is None else ranking.weights
         return self._draw([(weights.get(self._key_of(body), LEAST_WEIGHT), body) for body in servers], most)
 
-    def some(self, most: int, now: float) -> list[str]:
+    def draw(self, most: int, now: float) -> list[str]:
         """Draw at most ``most`` keys of servers in the ranking, by their weights."""
         ranking = self.current(now)
         if ranking is None:

@@ -119,7 +119,7 @@ class Discovery(ListeningService):
             settings.page_token,
             DiscoveryStatus(self._reactor, running.api, self.metrics, self._started, clock),
             running.api.rendered_metrics,
-            running.api.told_health,
+            running.api.health_report,
         )
         await self._status.start()
         await self._listen(guarded)
@@ -176,7 +176,7 @@ class Discovery(ListeningService):
         if step > 0:
             self._running.sweep.postpone()
             return
-        self._running.store.set_back(now).addErrback(
+        self._running.store.shift_times(now).addErrback(
             lambda failure: _log.warn(
                 "timestamps of entries could not be corrected: {error}", error=failure.getErrorMessage()
             )

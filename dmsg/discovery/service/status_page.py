@@ -104,24 +104,24 @@ class DiscoveryStatus(StatusSource):
         self._asking: Deferred[None] | None = None
         self._asked = 0.0
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Ask the store, unless a request is under way. If it does not answer, the page shows its last answer and
         says so."""
         now = time.monotonic()
         if self._asking is None:
             self._asked = now
             self._asking = Deferred.fromCoroutine(self._ask())
-            self._asking.addBoth(self._answered)
+            self._asking.addBoth(self._on_answer)
         elif now - self._asked > SLOW:
             self._status = f"no answer for {now - self._asked:.0f} s"
 
     async def _ask(self) -> None:
-        status = str((await self._api.told_health())["status"])
+        status = str((await self._api.health_report())["status"])
         self._kinds, self._size = await self._api.counts()
         self._servers = await self._api.some_servers(SHOWN_SERVERS)
         self._status = status
 
-    def _answered(self, result: object) -> None:
+    def _on_answer(self, result: object) -> None:
         self._asking = None
         if isinstance(result, Failure):
             self._status = "it does not answer"
@@ -187,7 +187,7 @@ class DiscoveryStatus(StatusSource):
 
     async def tables(self) -> list[Table]:
         now = time.time()
-        self._api.delegations.look(self._store_clock())
+        self._api.delegations.forget_silent(self._store_clock())
         listed, quiet, _ = self._servers
         known = {str(json.loads(body).get("static")) for body in (*listed, *quiet)}
         states = ("listed", listed), ("seen, says nothing", quiet), ("missed", self._missed())
@@ -210,13 +210,13 @@ class DiscoveryStatus(StatusSource):
                         f"{100 * number / max(1, len(self._api.delegations)):.0f} %",
                         "yes" if server in known else "no",
                     )
-                    for server, number in self._api.delegations.most(SHOWN_RELAYS)
+                    for server, number in self._api.delegations.most_named(SHOWN_RELAYS)
                 ],
                 "no client has posted an entry since it started",
             ),
         ]
 
-    def _whole(self, text: str) -> str:
+    def _full_key(self, text: str) -> str:
         """Return the full key of a server on the page, given its first digits; any other text as it is."""
         if BEGIN <= len(text) < 66:
             keys = {str(json.loads(body).get("static")) for bodies in self._servers for body in bodies}
@@ -237,7 +237,7 @@ class DiscoveryStatus(StatusSource):
 
     async def search(self, text: str) -> Table:
         columns = ("What", "Says")
-        text = self._whole(text)
+        text = self._full_key(text)
         try:
             key = PubKey.from_text(text)
             answer = Deferred.fromCoroutine(self._api.entry_of(key.hex()))

@@ -97,7 +97,7 @@ class IEntryStore(Interface):
         Their next check is set to ``next_look``, so that a check that is lost is repeated then.
         """
 
-    def seen(
+    def record_check(
         static: str, target: str, at: float | None, next_look: float, lasts: float = ..., listed: bool = ...
     ) -> Deferred[None]:
         """Record the result of a check, and plan the next one for ``next_look``.
@@ -108,7 +108,7 @@ class IEntryStore(Interface):
         :param listed: whether a server that was not found stays listed; if not, it is listed again once it is found.
         """
 
-    def set_back(now: float) -> Deferred[None]:
+    def shift_times(now: float) -> Deferred[None]:
         """Correct times after the clock was set back to ``now``: entries posted or seen later count as posted or seen
         now.
 
@@ -178,7 +178,7 @@ class INameplates(Interface):
         Fires with the number, ``NONE_FREE`` or ``TOO_MANY``.
         """
 
-    def look(number: int, now: float) -> Deferred[str]:
+    def find(number: int, now: float) -> Deferred[str]:
         """Return the key of a nameplate. Fails with EntryNotFound."""
 
     def release(number: int, static: str, now: float) -> Deferred[None]:

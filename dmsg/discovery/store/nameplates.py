@@ -62,7 +62,7 @@ class SQLiteNameplates:
         ).fetchone()
         return None if row is None else StoredNameplate(*row)
 
-    def look(self, number: int, now: float) -> Deferred[str]:
+    def find(self, number: int, now: float) -> Deferred[str]:
         try:
             return succeed(check_stored(self._kept("number", number), now).static)
         except (EntryNotFound, sqlite3.Error):
@@ -174,16 +174,16 @@ class RedisNameplates:
         static, _, place = kept.decode().partition(" ")
         return StoredNameplate(int(number), static, place, ends)
 
-    async def _look(self, number: int, now: float, static: str | None = None) -> tuple[StoredNameplate, bytes]:
+    async def _find(self, number: int, now: float, static: str | None = None) -> tuple[StoredNameplate, bytes]:
         kept, ends = await self._redis.eval(_LOOK, self._keys, [str(number)])
         return check_stored(self._kept(b"%d" % number, kept, float(ends or 0)), now, static), kept
 
-    def look(self, number: int, now: float) -> Deferred[str]:
-        return Deferred.fromCoroutine(self._look(number, now)).addCallback(lambda found: found[0].static)
+    def find(self, number: int, now: float) -> Deferred[str]:
+        return Deferred.fromCoroutine(self._find(number, now)).addCallback(lambda found: found[0].static)
 
     def release(self, number: int, static: str, now: float) -> Deferred[None]:
         async def change() -> int | None:
-            _, kept = await self._look(number, now, static)
+            _, kept = await self._find(number, now, static)
             released: int | None = await self._redis.eval(_RELEASE, self._keys, [str(number), kept])
             return released
 

@@ -74,14 +74,14 @@ async def open_store(
     if kind == "sqlite":
         file = SQLiteStore(rest, limit, dropped=dropped)
         try:
-            await file.set_back(now())
+            await file.shift_times(now())
         except file.failures as error:
             _log.warn("{path}: timestamps of entries could not be corrected: {error}", path=rest, error=str(error))
         return file
     try:
         connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)
         store = RedisStore(connection, limit=limit, dropped=dropped)
-        await store.set_back(now())
+        await store.shift_times(now())
     except RedisUnavailable as error:
         raise StoreError(str(error)) from None
     return store

@@ -207,7 +207,7 @@ class RedisStore:
 
         return self._run(DUE, ["looks"], [repr(now), str(most), repr(next_look)], rows_of)
 
-    def seen(
+    def record_check(
         self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
     ) -> Deferred[None]:
         arguments: list[str | bytes] = [
@@ -219,7 +219,7 @@ class RedisStore:
         ]
         return self._run(SEEN, [f"entry:{static}", *_KEYS], arguments, _nothing)
 
-    def set_back(self, now: float) -> Deferred[None]:
+    def shift_times(self, now: float) -> Deferred[None]:
         times: list[str | bytes] = [repr(now), repr(now + LATEST_LOOK), repr(NEVER)]
         return self._run(SET_BACK, ["servers", "quiet", "looks"], times, _nothing)
 

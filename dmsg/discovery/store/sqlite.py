@@ -333,7 +333,7 @@ class SQLiteStore:
             return fail()
         return succeed([DueServer(body, place, not quiet, bool(checked)) for _, body, place, quiet, checked in rows])
 
-    def seen(
+    def record_check(
         self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
     ) -> Deferred[None]:
         if at is None:
@@ -350,7 +350,7 @@ class SQLiteStore:
             )
         return succeed(None)
 
-    def set_back(self, now: float) -> Deferred[None]:
+    def shift_times(self, now: float) -> Deferred[None]:
         try:
             with transaction(self._db):
                 self._db.execute("UPDATE entries SET posted = ? WHERE posted > ?", (now, now))

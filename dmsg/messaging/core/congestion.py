@@ -50,7 +50,7 @@ class Congestion:
     """Backlogs of one relay.
 
     :param now: returns seconds of a monotonic clock.
-    :param on_held: callback invoked when a link is held.  The caller calls :meth:`look` after ``HOLD`` seconds.
+    :param on_held: callback invoked when a link is held.  The caller calls :meth:`check_source` after ``HOLD`` seconds.
     :param give_up: closes a channel whose receiver reads nothing.
     :ivar held: number of times that a source was held.
     :ivar total: number of bytes in all backlogs.
@@ -132,7 +132,7 @@ class Congestion:
             # Half of the mark is the level for release; otherwise a source would be held and released for each piece.
             source = end.other.peer
             if source.held and end.queued <= HOLD_AT // 2:
-                self._let_go(source, only_if_short=True)
+                self._release_source(source, only_if_short=True)
             # Only a flush shows whether TCP takes more.  Without it the whole backlog would move into one output queue,
             # where channels no longer take turns.
             if room <= 0:
@@ -155,7 +155,7 @@ class Congestion:
     def _is_full(self, end: End) -> bool:
         return end.queued >= (SCARCE_BACKLOG if self.total >= BACKLOG_TOTAL else CHANNEL_BACKLOG)
 
-    def look(self, source: RelayPeer) -> None:
+    def check_source(self, source: RelayPeer) -> None:
         """Check a held source: release it, or end channels whose receivers read nothing."""
         if not source.held:
             return
@@ -176,11 +176,11 @@ class Congestion:
         # A source with other receivers is released early, because they would have to wait for the slow one.
         full = any(self._is_full(end.other) for end in source.ends.values())
         if (source.served and not full) or late:
-            self._let_go(source)
+            self._release_source(source)
         else:
             self._on_held(source)
 
-    def _let_go(self, source: RelayPeer, *, only_if_short: bool = False) -> None:
+    def _release_source(self, source: RelayPeer, *, only_if_short: bool = False) -> None:
         if only_if_short and any(end.other.queued > HOLD_AT for end in source.ends.values()):
             return
         now = self._now()

@@ -243,7 +243,7 @@ class Relay(ConnectionTable[RelayPeer]):
     def let_read(self, peer: RelayPeer) -> None:
         """Check whether reading of a paused link may resume."""
         if peer in self.peers:
-            self.congestion.look(peer)
+            self.congestion.check_source(peer)
 
     def _give_up(self, end: End, reason: DropReason) -> None:
         """Close a channel whose other end reads nothing."""

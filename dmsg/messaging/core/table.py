@@ -318,7 +318,7 @@ class ClientConnection:
         elif channel is None:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             if frame_type == CHANNEL_OPENED:
-                self._too_late(body, None)
+                self._close_late_channel(body, None)
             elif frame_type == CHANNEL_CLOSED:
                 self._doubtful.pop(body[0], None)
                 self._lost_behind_close(body[0], events)
@@ -395,7 +395,7 @@ class ClientConnection:
     def _opened(self, body: bytes, channel: ClientChannel, events: list[Event]) -> None:
         if channel.state is not State.OPENING:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-            self._too_late(body, channel)
+            self._close_late_channel(body, channel)
             return
         assert channel.proposal is not None
         try:
@@ -418,7 +418,7 @@ class ClientConnection:
         channel.moves(Input.RECV_OPENED)
         events.append(Opened(channel))
 
-    def _too_late(self, body: bytes, channel: ClientChannel | None) -> None:
+    def _close_late_channel(self, body: bytes, channel: ClientChannel | None) -> None:
         """Close a channel at its responder, whose answer came after this side had given up.
 
         With two ids, only the answer says which id the CloseChannel must have.

@@ -169,7 +169,7 @@ class Acceptor(Factory):
         return free if free or not self._by_block else max(0, self._places[self._places.heaviest()] - FEW_PLACES)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether all places are taken, so that another client must leave first."""
         return len(self._block_of) >= self.limits.max_connections
 
@@ -181,7 +181,7 @@ class Acceptor(Factory):
     def by_connections(self) -> dict[str, int]:
         """Return the number of addresses with 1, 2 to 9, 10 to 99, and 100 or more connections."""
         found = {"1": 0, "2-9": 0, "10-99": 0, "100-": 0}
-        for _, count in self._of_address.narrow():
+        for _, count in self._of_address.narrow_blocks():
             found["1" if count < 2 else "2-9" if count < 10 else "10-99" if count < 100 else "100-"] += 1
         return found
 
@@ -202,11 +202,11 @@ class Acceptor(Factory):
         # No check here stores anything about the stranger.
         if self.draining:
             return DropReason.DRAINING
-        if self.full and (block is None or not self._may_come(block)):
+        if self.is_full and (block is None or not self._may_come(block)):
             return DropReason.TOO_MANY_CONNECTIONS
-        if block is not None and self._failures.owes(block, self._reactor.seconds()):
+        if block is not None and self._failures.is_exhausted(block, self._reactor.seconds()):
             return DropReason.FAILED_BEFORE
-        if block is not None and self._by_block and self._of_address.crowded(block, self.limits.max_per_address):
+        if block is not None and self._by_block and self._of_address.crowded_block(block, self.limits.max_per_address):
             return DropReason.TOO_MANY_FROM_ADDRESS
         return None
 
@@ -219,18 +219,18 @@ class Acceptor(Factory):
         heaviest = self._places.load(self._places.heaviest())
         return self._by_block and heaviest > max(FEW_PLACES, self._places.load(block) + 1)
 
-    def _least(self, session: AcceptedSession) -> float:
+    def _load_to_exceed(self, session: AcceptedSession) -> float:
         """Return the load that another block must exceed to lose a client for ``session``, which is already counted."""
         return max(FEW_PLACES, self._places.load(self._block_of[session]))
 
     def _may_have_place(self, session: AcceptedSession) -> bool:
-        return self._by_block and self._places.load(self._places.heaviest()) > self._least(session)
+        return self._by_block and self._places.load(self._places.heaviest()) > self._load_to_exceed(session)
 
     def _make_place(self, session: AcceptedSession) -> bool:
         """End a client of a block with more load than that of ``session``. Return False if there is none."""
         if not self._may_have_place(session):
             return False
-        least = self._least(session)
+        least = self._load_to_exceed(session)
         now = self._reactor.seconds()
         # The newest client leaves, so that a flood of connections cannot displace clients that came before it.
         victim = self._newest_idle(self._places.heaviest())
@@ -376,7 +376,7 @@ class Acceptor(Factory):
         self.sessions.add(session)
         self.connections_opened += 1
         # The key is proven now. Floods are charged to it, and not to an address that many people may share.
-        if refusal is None and self._floods.owes(str(session.link.remote), self._reactor.seconds()):
+        if refusal is None and self._floods.is_exhausted(str(session.link.remote), self._reactor.seconds()):
             refusal = DropReason.FLOODED_BEFORE
             self._refused(refusal, session.link.address)
         if refusal is None:

@@ -161,7 +161,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self.made_at = self._reactor.seconds()
         # The address is read now, because a closed socket no longer knows it.
         self.address = str(getattr(self.transport.getPeer(), "host", "")) if self.transport is not None else ""
-        self._timer = self._reactor.callLater(self._timeout, self._too_late)
+        self._timer = self._reactor.callLater(self._timeout, self._on_timeout)
         read_kept(self.transport, self._received, self._may_read)
         self._send_handshake()
 
@@ -204,7 +204,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         # Data received before the end are delivered before the end is reported.
         while (self._left or (self._held and len(self._tail) <= MAX_TAIL)) and self.ended_for is None:
-            self._go_on()
+            self._proceed()
         self._gone = True
         if self.stirred is not None:
             self.stirred.discard(self)
@@ -256,7 +256,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         if rest and self.ended_for is None:
             self._take(rest)
 
-    def _too_late(self) -> None:
+    def _on_timeout(self) -> None:
         self._timer = None
         self._peer_erred(HandshakeError("handshake took too long", DropReason.HANDSHAKE_TIMEOUT))
 
@@ -330,9 +330,9 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         return bool(self.held_by - {HoldReason.TURN})
 
     def _work(self) -> None:
-        self._spend(self._go_on)
+        self._spend(self._proceed)
 
-    def _go_on(self) -> None:
+    def _proceed(self) -> None:
         if self._left:
             self._left = False
             self.read_again()
@@ -362,7 +362,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
 
     # --- writing ---
 
-    def _dirtied(self) -> None:
+    def _mark_dirty(self) -> None:
         if not self._dirty:
             self._dirty = True
             self._turn.add(self)

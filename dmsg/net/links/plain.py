@@ -47,7 +47,7 @@ class PlainLink(Link):
             return
         self._pending.append(bytes(data))
         self._pending_size += len(data)
-        self._dirtied()
+        self._mark_dirty()
 
     def _outgoing(self) -> tuple[list[bytes], int]:
         pending, size = self._pending, self._pending_size

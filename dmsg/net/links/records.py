@@ -111,7 +111,7 @@ class RecordLink(Link):
             # Sealed before another small piece could exceed the size of a record.
             if self._pending_size > MAX_PLAINTEXT - DIRECT_SIZE:
                 self._seal_pending()
-        self._dirtied()
+        self._mark_dirty()
 
     def _seal(self, data: bytes | bytearray | memoryview) -> None:
         sealer = self._sealer

@@ -101,7 +101,7 @@ class Outbox:
         self.size += sum(len(data) for data, _ in again)
         self.waiting = deque([*again, *self.waiting])
 
-    def rest(self) -> None:
+    def free_if_empty(self) -> None:
         """Free the queue object if it is empty. Idle streams are many, and an empty deque takes hundreds of bytes."""
         if not self.waiting:
             self.waiting = NO_QUEUE

@@ -146,7 +146,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         """Suspend the stream after its connection is lost; ``carrier`` stands in until another one is found."""
         self._carrier = carrier
         self._suspended = True
-        self._outbox.rest()
+        self._outbox.free_if_empty()
         if self.away_since is None:
             self.away_since = self._reactor.seconds()
         if self._linger is not None:

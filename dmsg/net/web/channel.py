@@ -156,7 +156,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
                 break
             self._spend(self._parse, self._behind.popleft())
         if self._over:
-            self.let_go()
+            self.drop_buffer()
         elif self._behind:
             self._paused = True
             self._networkProducer.pauseProducing()
@@ -169,17 +169,17 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         # An upgrade takes the transport away, and a response may end the connection.
         return self._given_up or self.transport is None or bool(self.transport.disconnecting)  # type: ignore[attr-defined]
 
-    def let_go(self) -> None:
+    def drop_buffer(self) -> None:
         """Drop the data that are not parsed: the connection ends, or belongs to somebody else now."""
         self._behind.clear()
-        self.site.unanswered.let_go(self)
+        self.site.unanswered.remove(self)
 
     def linger(self) -> None:
         """Close the connection when the client has had time to read a response that was written before its request was
         whole.
         """
         self._given_up = True
-        self.let_go()
+        self.drop_buffer()
         self.setTimeout(None)  # type: ignore[no-untyped-call]
         self._networkProducer.resumeProducing()
         if self._lingering is None:
@@ -202,7 +202,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
             self.transport.abortConnection()  # type: ignore[union-attr]
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self.let_go()
+        self.drop_buffer()
         cancel_call(self._lingering)
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
         # A request, its channel and its decoder refer to each other. Without this they would wait for the garbage

@@ -54,26 +54,26 @@ class GuardedConnection:
     since = 0.0
     _timer: IDelayedCall | None = None
 
-    def heard(self) -> None:
+    def start_deadline(self) -> None:
         """Start the deadline for a whole request; called when bytes arrive."""
         if self._timer is None and not self.answering:
-            self._timer = self.guard.clock.callLater(WHOLE_WITHIN, self._late)
+            self._timer = self.guard.clock.callLater(WHOLE_WITHIN, self._on_deadline)
 
     def request_is_whole(self) -> None:
         """Note that a whole request has arrived. The time until the response is the server's own."""
         self.answering = True
-        self.wait_no_longer()
+        self.stop_waiting()
 
     def request_is_answered(self) -> None:
         """Note that the request was answered, so the next one may come."""
         self.answering = False
 
-    def wait_no_longer(self) -> None:
+    def stop_waiting(self) -> None:
         """Stop the deadline: the request is whole, or not wanted any more."""
         timer, self._timer = self._timer, None
         cancel_call(timer)
 
-    def _late(self) -> None:
+    def _on_deadline(self) -> None:
         self._timer = None
         self.guard.refused("slow_request")
         self.drop()
@@ -126,13 +126,13 @@ class Guard:
     def __len__(self) -> int:
         return len(self._open)
 
-    def came(self, one: GuardedConnection) -> None:
+    def add(self, one: GuardedConnection) -> None:
         """Add a connection, and close another one if there are too many."""
         one.guard = self
         one.since = self.clock.seconds()
         if self._by_place:
             one.block = blocks_of(str(getattr(one.transport.getPeer(), "host", "")))[0].name
-        crowded = self._of.crowded(one.block, self._most_of_block) if self._by_place else ""
+        crowded = self._of.crowded_block(one.block, self._most_of_block) if self._by_place else ""
         self._open[one] = None
         self._of.add(one.block)
         if not crowded and len(self._open) > self._most:
@@ -142,7 +142,7 @@ class Guard:
             # block.
             victim = self._victim(self._of.heaviest(crowded) if crowded else one.block, one)
             self.refused("too_many_connections")
-            self.went(victim)
+            self.remove(victim)
             victim.drop()
 
     def _victim(self, block: str, new: GuardedConnection) -> GuardedConnection:
@@ -163,7 +163,7 @@ class Guard:
         for one in list(self._open):
             one.drop()
 
-    def went(self, one: GuardedConnection) -> None:
+    def remove(self, one: GuardedConnection) -> None:
         """Remove a connection that has ended or is no longer the site's."""
         if one in self._open:
             del self._open[one]
@@ -174,19 +174,19 @@ class _GuardedProtocol(GuardedConnection, ProtocolWrapper):
     factory: GuardedFactory
 
     def connectionMade(self) -> None:
-        self.factory.guard.came(self)
+        self.factory.guard.add(self)
         super().connectionMade()  # type: ignore[no-untyped-call]
 
     def dataReceived(self, data: bytes) -> None:
-        self.heard()
+        self.start_deadline()
         try:
             super().dataReceived(data)  # type: ignore[no-untyped-call]
         except Exception:
             self.failed()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self.wait_no_longer()
-        self.guard.went(self)
+        self.stop_waiting()
+        self.guard.remove(self)
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
 
 

@@ -20,7 +20,7 @@ class MemoryHolder(Protocol):
     block: str
 
     def give_up(self) -> None:
-        """Close the connection and free what it holds. The account calls :meth:`PendingRequests.let_go` if the
+        """Close the connection and free what it holds. The account calls :meth:`PendingRequests.remove` if the
         connection did not.
         """
 
@@ -61,9 +61,9 @@ class PendingRequests:
         if size != before:
             self.book(one, size - before)
         if not size:
-            self.let_go(one)
+            self.remove(one)
 
-    def let_go(self, one: MemoryHolder) -> None:
+    def remove(self, one: MemoryHolder) -> None:
         """Remove a connection from the account."""
         holders = self._holders.get(one.block)
         if holders is None or one not in holders:
@@ -81,4 +81,4 @@ class PendingRequests:
         try:
             oldest.give_up()
         finally:
-            self.let_go(oldest)
+            self.remove(oldest)

@@ -119,7 +119,7 @@ class BoundedRequest(TurnTaker, PlainRequest):
         self._received = command, path, version
         if self.channel.feeding:
             self.channel.count()
-        self.go_on()
+        self.proceed()
 
     @property
     def owner(self) -> str:  # type: ignore[override]
@@ -285,7 +285,7 @@ class Gate(Resource):
         now = self._reactor.seconds()
         request.began = now  # type: ignore[attr-defined]
         address = self._address_of(request)
-        crowded = self._open.crowded(address, MAX_WAITING_OF_ADDRESS)
+        crowded = self._open.crowded_block(address, MAX_WAITING_OF_ADDRESS)
         self._open.add(address)
         finished = request.notifyFinish()
         finished.addErrback(self._left, request)
@@ -296,7 +296,7 @@ class Gate(Resource):
             request.setHeader(b"retry-after", b"1")
             return answer(request, 429, "too many requests wait for an answer")
         own = self._posts is not None and self._is_post(request)
-        own = own and (self._independent or not self._limit.owes(address, now))
+        own = own and (self._independent or not self._limit.is_exhausted(address, now))
         limit = self._posts if own and self._posts is not None else self._limit
         room = not self._stopped and len(self._waiting) < MAX_WAITING and self._waiting_size < MAX_WAITING_SIZE
         wait = limit.reserve(address, now, self._patience(request) if room else 0.0)
@@ -309,7 +309,7 @@ class Gate(Resource):
             return self._let_in(request)
         self.delayed += 1
         self._waiting_size += self._size_of(request)
-        self._waiting[request] = self._reactor.callLater(wait, self._go_on, request)
+        self._waiting[request] = self._reactor.callLater(wait, self._proceed, request)
         return NOT_DONE_YET
 
     @staticmethod
@@ -330,7 +330,7 @@ class Gate(Resource):
             self._waiting_size -= self._size_of(request)
             cancel_call(call)
 
-    def _go_on(self, request: Request) -> None:
+    def _proceed(self, request: Request) -> None:
         self._forget(request)
         try:
             body = self._let_in(request)

@@ -115,10 +115,10 @@ class RmbPeer(Service):
     @property
     def bus(self) -> Participant:
         """Participant that connects this twin to its relays; available once the peer has started."""
-        return self._there.bus
+        return self._running_parts.bus
 
     @property
-    def _there(self) -> _Running:
+    def _running_parts(self) -> _Running:
         assert self._running is not None
         return self._running
 
@@ -154,7 +154,7 @@ class RmbPeer(Service):
             self._now,
             self._random,
             drops=self.drops,
-            taken=self._taken,
+            taken=self._deliver,
             rejected=self._rejected,
         )
         files = FileUploads(self._reactor, settings.uploads, self._ask, store, self._now)
@@ -197,7 +197,7 @@ class RmbPeer(Service):
             return  # The shutdown cancelled it; the next process finds it in Redis and sends it again.
         self._recording += 1
         try:
-            await self._there.store.confirmed(outgoing, uid)
+            await self._running_parts.store.confirmed(outgoing, uid)
         finally:
             self._recording -= 1
         self._under_way.pop(uid, None)
@@ -212,9 +212,9 @@ class RmbPeer(Service):
     def _request_taken(self, uid: str, at: float, raw: bytes) -> None:
         if uid not in self._under_way:
             self._under_way[uid] = REQUESTS
-            self.bus.run(self._deal_with(REQUESTS, uid, self._request(uid, at, raw)))
+            self.bus.run(self._handle(REQUESTS, uid, self._request(uid, at, raw)))
 
-    async def _deal_with(self, outgoing: str, uid: str, work: Coroutine[Deferred[object], object, None]) -> None:
+    async def _handle(self, outgoing: str, uid: str, work: Coroutine[Deferred[object], object, None]) -> None:
         """Process a message once, even when it fails: a malformed message must not return after a restart."""
         try:
             await work
@@ -247,7 +247,7 @@ class RmbPeer(Service):
             return
         plugin, _, command = request.command.partition(".")
         if plugin == FILE and command == "upload":
-            await self._there.files.upload(uid, request, min(left, SENT_EXPIRATION))
+            await self._running_parts.files.upload(uid, request, min(left, SENT_EXPIRATION))
             return
         await self._ask(uid, request, life.timestamp, min(life.expiration, SENT_EXPIRATION))
 
@@ -261,7 +261,7 @@ class RmbPeer(Service):
             ttl=expiration,
             destinations=request.destinations,
         )
-        await self._there.store.remember(backlog, expiration)
+        await self._running_parts.store.remember(backlog, expiration)
         under_way = [
             self.bus.run(self._ask_one(uid, request, twin, timestamp, expiration)) for twin in request.destinations
         ]
@@ -297,14 +297,16 @@ class RmbPeer(Service):
         self, reply_to: str, reference: str | None, error: tuple[int, str], *, once: tuple[str, ...] = ()
     ) -> None:
         """Push an error of this peer to a client's list; it has no source."""
-        await self._there.store.hand_over(reply_to, incoming_response(reference, b"", "", None, 0, error), once=once)
+        await self._running_parts.store.hand_over(
+            reply_to, incoming_response(reference, b"", "", None, 0, error), once=once
+        )
 
     # --- local programs: responses ---
 
     def _response_taken(self, uid: str, at: float, raw: bytes) -> None:
         if uid not in self._under_way:
             self._under_way[uid] = RESPONSES
-            self.bus.run(self._deal_with(RESPONSES, uid, self._response(at, raw)))
+            self.bus.run(self._handle(RESPONSES, uid, self._response(at, raw)))
 
     async def _response(self, at: float, raw: bytes) -> None:
         try:
@@ -348,12 +350,12 @@ class RmbPeer(Service):
             code, request = rejected.wants_answer
             self._answer(request, b"", (code, str(rejected)))
 
-    async def _taken(self, received: ReceivedMessage) -> None:
+    async def _deliver(self, received: ReceivedMessage) -> None:
         """Hand a message to a service or client; return once it is in Redis."""
         if received.kind == "request":
             await self._requested(received)
         elif received.kind in ("response", "error"):
-            await self._answered(received)
+            await self._on_answer(received)
 
     def _say(self, kind: object, text: str) -> None:
         """Log a line about a message, throttled by kind, because anyone can send many."""
@@ -373,7 +375,7 @@ class RmbPeer(Service):
         command = envelope.request.command
         plugin, dot, rest = command.partition(".")
         if dot and plugin == FILE:
-            await self._there.files.requested(received, rest, functools.partial(self._answer, envelope))
+            await self._running_parts.files.requested(received, rest, functools.partial(self._answer, envelope))
             return
         if dot and plugin == RMB:
             if rest == "version":
@@ -421,7 +423,7 @@ class RmbPeer(Service):
         ttl_left = max(1, envelope.timestamp + envelope.expiration - int(self._now()) + 1)
         same = (str(received.source.twin), envelope.uid, received.kind)
         try:
-            new = await self._there.store.hand_over(key, message, once=same, ttl=ttl_left)
+            new = await self._running_parts.store.hand_over(key, message, once=same, ttl=ttl_left)
         except DmsgError:
             raise
         except Exception as error:  # Redis refused this one message, for example because the key is no list.
@@ -433,9 +435,9 @@ class RmbPeer(Service):
         if not new:
             self.drops[Drop.REPLAYED] += 1
 
-    async def _answered(self, received: ReceivedMessage) -> None:
+    async def _on_answer(self, received: ReceivedMessage) -> None:
         envelope = received.envelope
-        backlog = await self._there.store.recall(envelope.uid)
+        backlog = await self._running_parts.store.recall(envelope.uid)
         if backlog is None:
             self.drops[Drop.UNKNOWN_REPLY] += 1
             self._say("expired", "received reply of an expired message")
@@ -446,7 +448,7 @@ class RmbPeer(Service):
             return
         error = (envelope.error.code, envelope.error.message) if received.kind == "error" else None
         if backlog.module == FILE:
-            self._there.files.answered(envelope.uid, received.payload, error, envelope.tags)
+            self._running_parts.files.answered(envelope.uid, received.payload, error, envelope.tags)
             return
         reference = backlog.reference if backlog.HasField("reference") else None
         schema = envelope.schema if envelope.HasField("schema") else None
@@ -455,6 +457,6 @@ class RmbPeer(Service):
         message = incoming_response(reference, data, source, schema, envelope.timestamp, error)
         if received.by_relay and len(backlog.destinations) > 1:
             # A relay's error does not say which destination it concerns, so several may come and none is a duplicate.
-            await self._there.store.hand_over(backlog.reply_to, message)
+            await self._running_parts.store.hand_over(backlog.reply_to, message)
             return
         await self._once(received, backlog.reply_to, message)

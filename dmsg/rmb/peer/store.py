@@ -184,7 +184,7 @@ class PeerStore:
 
     async def confirmed(self, outgoing: str, uid: str) -> None:
         """Forget a message that a relay confirmed or that was answered, so that it is not sent again."""
-        await self._insist(lambda: self._redis.execute_command("HDEL", outgoing, uid))
+        await self._repeat_until_answered(lambda: self._redis.execute_command("HDEL", outgoing, uid))
 
     # --- to local programs ---
 
@@ -197,25 +197,25 @@ class PeerStore:
         mark = "msgbus.seen." + hashlib.sha256("\0".join(once).encode()).hexdigest()[:40]
         arguments = [str(ttl) if once else "", message, str(QUEUE_LENGTH), str(QUEUE_TTL), str(QUEUE_SIZE)]
         keys = [mark, key, f"msgbus.system.size.{key}"]
-        over = int(await self._insist(lambda: self._redis.eval(_HAND_OVER, keys, arguments)))
+        over = int(await self._repeat_until_answered(lambda: self._redis.eval(_HAND_OVER, keys, arguments)))
         self.dropped += max(0, over)
         return over >= 0
 
     async def remember(self, backlog: Backlog, ttl: int) -> None:
         """Store where the answers to a request go."""
         key, value = f"msgbus.backlog.{backlog.uid}", backlog.SerializeToString()
-        await self._insist(lambda: self._redis.execute_command("SETEX", key, ttl, value))
+        await self._repeat_until_answered(lambda: self._redis.execute_command("SETEX", key, ttl, value))
 
     async def recall(self, uid: str) -> Backlog | None:
         """Return what :meth:`remember` stored; None when its time is over."""
-        value = await self._insist(lambda: self._redis.execute_command("GET", f"msgbus.backlog.{uid}"))
+        value = await self._repeat_until_answered(lambda: self._redis.execute_command("GET", f"msgbus.backlog.{uid}"))
         if value is None:
             return None
         backlog = Backlog()
         backlog.ParseFromString(value)
         return backlog
 
-    async def _insist(self, call: Callable[[], Deferred[_T]]) -> _T:
+    async def _repeat_until_answered(self, call: Callable[[], Deferred[_T]]) -> _T:
         """Repeat a call until Redis answers. The call must be idempotent, because it may be executed twice."""
         from txredisapi import ResponseError
 

@@ -98,7 +98,7 @@ class RegistryAPI:
         return self._table.get(min(twin, MAX_TWIN + 1)).addCallback(lambda found: self._json(request, found.as_dict()))
 
     @_app.route("/twins", methods=["GET"])
-    def several(self, request: IRequest) -> Deferred[bytes]:
+    def list_twins(self, request: IRequest) -> Deferred[bytes]:
         """Answer with a twin by its account, or with a page of all twins."""
         self.requests += 1
         account = request.args.get(b"account")

@@ -21,7 +21,7 @@ TTL = 300.0
 NEGATIVE_TTL = 5.0
 """Seconds for which an id counts as unknown after the registry said so."""
 DOUBT = 1.0
-"""Seconds before an unknown id is asked again for a caller that calls :meth:`CachedRegistry.doubt`."""
+"""Seconds before an unknown id is asked again for a caller that calls :meth:`CachedRegistry.mark_stale`."""
 STALE = 24 * 3600.0
 """Seconds for which an entry is used while the registry is unavailable."""
 AWAY = 2.0
@@ -68,7 +68,7 @@ class CachedRegistry:
     def __len__(self) -> int:
         return len(self._known)
 
-    def fresh(self, twin: int) -> Twin | None:
+    def get_cached(self, twin: int) -> Twin | None:
         """Return the cached entry of a twin if it is still valid, otherwise None; never asks the registry."""
         known = self._known.get(twin)
         if known is None or known[0] + self._ttl <= self._clock.seconds():
@@ -76,7 +76,7 @@ class CachedRegistry:
         self.hits += 1
         return known[1]
 
-    def doubt(self, twin: int) -> None:
+    def mark_stale(self, twin: int) -> None:
         """Make the next :meth:`get` ask the registry again, but at most once every few seconds."""
         now = self._clock.seconds()
         known = self._known.get(twin)
@@ -106,10 +106,10 @@ class CachedRegistry:
             return waiting
         self._asking[twin] = [waiting]
         self.misses += 1
-        self.registry.get(twin).addBoth(self._answered, twin)
+        self.registry.get(twin).addBoth(self._store_answer, twin)
         return waiting
 
-    def _answered(self, result: Twin | Failure, twin: int) -> None:
+    def _store_answer(self, result: Twin | Failure, twin: int) -> None:
         now = self._clock.seconds()
         if isinstance(result, Twin):
             self._remember(twin, result)

@@ -45,7 +45,7 @@ class FileRegistry:
         self._twins: dict[int, Twin] = {}
         self._accounts: dict[bytes, int] = {}
         self._watchers: list[Callable[[Twin], None]] = []
-        self._poll = LoopingCall(self._look)
+        self._poll = LoopingCall(self._check_file)
         self._poll.clock = reactor
         self._load()
 
@@ -87,7 +87,7 @@ class FileRegistry:
             raise RegistryUnavailable(f'{self.path}: not {{"twins": [...]}}') from None
         return twins
 
-    def _look(self) -> None:
+    def _check_file(self) -> None:
         try:
             self._load()
         except RegistryUnavailable as error:

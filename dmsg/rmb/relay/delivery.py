@@ -201,7 +201,7 @@ class Delivery:
             holder.wait_for(self)
 
     @property
-    def crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         """Whether so much waits that further senders are held."""
         return self._crowded(1)
 
@@ -234,7 +234,7 @@ class Delivery:
         for holder in held:
             holder.caught_up(self)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Store the window and the line in the queue if a message has been in the line for two looks, one a second."""
         if self._line and self._lined - len(self._line) < self._marks[0]:
             self._spill_all()
@@ -288,7 +288,7 @@ class Delivery:
             self._handing = True
             self._store.hand_later(self)
 
-    def hand(self) -> bool:
+    def count_delivered(self) -> bool:
         """Count as delivered what was handed to the connection of a trusted session.
 
         :returns: whether that is everything; otherwise call it again later.
@@ -334,7 +334,7 @@ class Delivery:
             self.ping_behind()
 
     @property
-    def few(self) -> bool:
+    def has_few_unconfirmed(self) -> bool:
         """Whether so few messages are unconfirmed that the ping behind them can be delayed."""
         return len(self._window) < FEW_IN_WINDOW and self._size < WINDOW_SIZE // 2
 
@@ -342,11 +342,11 @@ class Delivery:
         """Ping the session, so that it confirms everything that was sent."""
         if self._window and not self.closed:
             self._carrier.barrier(self._sent)
-            self._store.busy(self)
+            self._store.mark_busy(self)
         else:
             self._barrier = False
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Read the queue, because something was put into it."""
         self.catching_up = True
         self._again = True
@@ -415,7 +415,7 @@ class Delivery:
             if queued.id in self._skip:
                 self._skip.discard(queued.id)
                 continue
-            until = self._store.until(queued)
+            until = self._store.life_end(queued)
             if until is None:
                 expired.append(queued.id)
             else:
@@ -482,7 +482,7 @@ class Delivery:
 
     def close(self) -> list[Message]:
         """End the delivery; return the messages that are neither confirmed nor stored in the queue."""
-        self.hand()
+        self.count_delivered()
         delivered = self.trusted
         self.closed = True
         left = [

@@ -34,7 +34,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
         memory.add(self._holdings, self.tell)
 
     def _holdings(self) -> Iterator[Holding]:
-        self.next_look()
+        self.next_check()
         switch = self._switch
         for delivery in list(switch.waiting):
             session = switch.sessions.get(delivery.session)

@@ -94,11 +94,11 @@ class LookupLines:
             if session.lookups <= MAX_LOOKUPS // 2 and session.socket is not None:
                 session.socket.release(HoldReason.LOOKUPS)
             for one in self._lines.pop(twin):
-                call_isolated(self._over, one, said)
+                call_isolated(self._finish, one, said)
 
         ask()
 
-    def _over(self, waiting: WaitingMail, said: Twin | Failure | None) -> None:
+    def _finish(self, waiting: WaitingMail, said: Twin | Failure | None) -> None:
         self._count(waiting.session, -len(waiting.mail.data))
         self._answered(waiting, said)
 

@@ -42,9 +42,9 @@ class PeriodicChecks:
     def round(self) -> None:
         """Run all checks, once a second; an error in one check stops neither the others nor the next round."""
         for step in (
-            self._look_at_deliveries,
-            self._look_at_unfinished,
-            self._look_at_sessions,
+            self._check_deliveries,
+            self._check_unfinished,
+            self._check_sessions,
             self._poll,
             self._answer_expired,
             self._tell_who_is_here,
@@ -56,14 +56,14 @@ class PeriodicChecks:
             except Exception:
                 _log.failure("a step of the round failed")
 
-    def _look_at_deliveries(self) -> None:
+    def _check_deliveries(self) -> None:
         """Spill deliveries whose confirmations take long, and end sessions that confirm nothing."""
         switch, now = self._switch, self._clock.seconds()
         for delivery in list(switch.waiting):
             if not len(delivery):
                 del switch.waiting[delivery]
                 continue
-            delivery.look()
+            delivery.check()
             if delivery.since is not None and now - delivery.since >= SPILL_AFTER:
                 delivery.stall()
                 session = switch.sessions.get(delivery.session)
@@ -76,7 +76,7 @@ class PeriodicChecks:
                     if here is not None:
                         here.end(Drop.STALLED, FAILED, "nothing was confirmed for too long")
 
-    def _look_at_unfinished(self) -> None:
+    def _check_unfinished(self) -> None:
         """End sessions with a message that does not become complete."""
         now = self._clock.seconds()
         for session in list(self._switch.growing):
@@ -86,7 +86,7 @@ class PeriodicChecks:
             elif now - since >= UNFINISHED_FOR:
                 session.end(Drop.UNFINISHED, TRY_LATER, "a message that does not end")
 
-    def _look_at_sessions(self) -> None:
+    def _check_sessions(self) -> None:
         """Ping sessions that are silent, and end those that remain silent."""
         switch, now = self._switch, self._clock.seconds()
         for session in list(switch.sessions.values()):

@@ -39,10 +39,10 @@ class Store(Protocol[_Delivery_contra]):
     def remove(self, session: Session, ids: list[QueueId]) -> None:
         """Delete delivered messages from the session's queue."""
 
-    def until(self, queued: QueuedMessage) -> float | None:
+    def life_end(self, queued: QueuedMessage) -> float | None:
         """Return when the life of a queued message ends; None when it has ended, after telling the sender."""
 
-    def busy(self, delivery: _Delivery_contra) -> None:
+    def mark_busy(self, delivery: _Delivery_contra) -> None:
         """Note that the delivery has messages in its window."""
 
     def waits(self, delivery: _Delivery_contra) -> None:

@@ -45,7 +45,7 @@ class Presence:
             self._most.remove(twin)
             self._newest.pop(twin, None)
 
-    def makes_place(self, twin: int | None = None) -> bool:
+    def can_make_place(self, twin: int | None = None) -> bool:
         """Whether some twin has so many sessions that one of them may be ended for ``twin``, or for any twin (None)."""
         most = self._most.first()
         own = 0 if twin is None else self.of_twin[twin]
@@ -57,7 +57,7 @@ class Presence:
         None when no twin has more sessions, or when none of its sessions is idle.
         """
         most = self._most.first()
-        if most is None or not self.makes_place(twin):
+        if most is None or not self.can_make_place(twin):
             return None
         return next((one for one in reversed(self._newest[most].values()) if one.is_idle), None)
 

@@ -137,7 +137,7 @@ class RmbRelay(ListeningService):
         return None if self._running is None else self._running.switch
 
     @property
-    def _there(self) -> _Running:
+    def _running_parts(self) -> _Running:
         assert self._running is not None
         return self._running
 
@@ -203,14 +203,14 @@ class RmbRelay(ListeningService):
     def _admits(self) -> Drop | None:
         if self._draining:
             return Drop.DRAINING
-        switch = self._there.switch
-        if len(switch.sessions) < self.settings.max_sessions or switch.presence.makes_place():
+        switch = self._running_parts.switch
+        if len(switch.sessions) < self.settings.max_sessions or switch.presence.can_make_place():
             return None
         return Drop.TOO_MANY_SESSIONS
 
     def _make_place(self, twin: int) -> bool:
         """Whether ``twin`` may have one more session; if all are taken, ends one of the twin with most sessions."""
-        switch = self._there.switch
+        switch = self._running_parts.switch
         if len(switch.sessions) < self.settings.max_sessions:
             return True
         session = switch.presence.make_place(twin)
@@ -221,7 +221,7 @@ class RmbRelay(ListeningService):
 
     def health(self) -> dict[str, object]:
         """Return the content of ``/health``."""
-        switch = self._there.switch
+        switch = self._running_parts.switch
         trouble = switch.queue.trouble
         return {
             "status": "draining" if self._draining else "ok" if trouble is None else TAKES_NOTHING,

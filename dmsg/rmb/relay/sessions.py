@@ -60,7 +60,7 @@ class SessionHost(Store[Delivery], Protocol):
     def fragmented(self, session: RelaySession, small: int) -> None:
         """Count the small fragments that a session sent."""
 
-    def look_at_unfinished(self) -> None:
+    def check_unfinished(self) -> None:
         """Check the limit of incomplete messages after their size has changed."""
 
 
@@ -145,7 +145,7 @@ class RelaySession:
                 self.switch.growing[self] = None
             else:
                 self.switch.growing.pop(self, None)
-            self.switch.look_at_unfinished()
+            self.switch.check_unfinished()
 
     def _fragmented(self, small: int) -> None:
         if not self.gone:

@@ -213,7 +213,7 @@ class RelaySite(Resource):
         try:
             parsed = token.parse(upgrade.target.partition(b"?")[2])
             parsed.check_times(int(self._switch.now()), self._settings.max_token_ttl)
-            twin = self._switch.registry.fresh(parsed.session.twin)
+            twin = self._switch.registry.get_cached(parsed.session.twin)
             if twin is not None:
                 parsed.check_signature(twin.account)
         except TokenError:
@@ -341,7 +341,7 @@ class BatchAnswer:
         self._lines: list[bytes] = []
         self._gone = self._soon = False
         self._left = 0
-        request.notifyFinish().addErrback(self._nobody)
+        request.notifyFinish().addErrback(self._cancel)
 
     def take_all(self, messages: list[tuple[bytes, bool]]) -> None:
         """Process each message on its own, so that none waits for another."""
@@ -384,7 +384,7 @@ class BatchAnswer:
         if not self._left:
             self._request.finish()
 
-    def _nobody(self, _: Failure) -> None:
+    def _cancel(self, _: Failure) -> None:
         """Cancel what is under way, because the other relay has left."""
         self._gone = True
         for taking in list(self._taking.values()):

@@ -67,7 +67,7 @@ class RmbRelayStatus(StatusSource):
     def key(self) -> str:
         return ", ".join(sorted(self._relay.settings.domains))
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         sent = {str(name): session.delivery.sent for name, session in self._switch.sessions.items()}
         self._rates = self._growth.since(time.monotonic(), sent)
         came = {str(name): session.bytes_in for name, session in self._switch.sessions.items()}

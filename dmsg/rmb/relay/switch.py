@@ -108,7 +108,7 @@ class Switch:
         """Sessions that sent something while they were held; ``SessionHoldings`` removes those with nothing parked."""
         self.growing: dict[RelaySession, None] = {}
         """Sessions with a large incomplete message."""
-        self.lookups = LookupLines(clock, registry, self._looked_up)
+        self.lookups = LookupLines(clock, registry, self._on_lookup)
         self.unfinished = 0
         """Bytes of all incomplete messages."""
         # A whole line that goes into the queue must not make the queue evict its oldest messages.
@@ -146,7 +146,7 @@ class Switch:
         for message in session.delivery.close():
             call_isolated(partial(self._enqueue, session.session, message, answers=False))
 
-    def busy(self, delivery: Delivery) -> None:
+    def mark_busy(self, delivery: Delivery) -> None:
         """Note that a delivery waits for a confirmation; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         if delivery.since is None:
             delivery.since = self._clock.seconds()
@@ -162,7 +162,7 @@ class Switch:
         waiting, self._to_ping = self._to_ping, {}
         now = self._clock.seconds()
         for delivery, since in waiting.items():
-            if delivery.few and now - since < PING_BEHIND_FEW and not delivery.closed:
+            if delivery.has_few_unconfirmed and now - since < PING_BEHIND_FEW and not delivery.closed:
                 self._to_ping[delivery] = since
             else:
                 delivery.ping_behind()
@@ -170,7 +170,8 @@ class Switch:
             self._clock.callLater(PING_BEHIND, self._ping_behind)
 
     def hand_later(self, delivery: Delivery, wait: float = HAND_AGAIN) -> None:
-        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.hand` after this turn, whose end writes what was sent.
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this turn, whose end writes what was
+        sent.
 
         Part of :class:`~dmsg.rmb.relay.ports.Store`.
 
@@ -183,7 +184,7 @@ class Switch:
     def _hand(self) -> None:
         waiting, self._to_hand = self._to_hand, []
         for delivery, wait in waiting:
-            if not delivery.hand():
+            if not delivery.count_delivered():
                 self._clock.callLater(wait, self.hand_later, delivery, min(2 * wait, HAND_SLOWLY))
 
     def waits(self, delivery: Delivery) -> None:
@@ -200,7 +201,7 @@ class Switch:
         if self._fragments.charge(str(session.owner), small, self._clock.seconds()) > 0.0:
             session.end(Drop.FRAGMENTS, TOO_MUCH, "too many small fragments")
 
-    def look_at_unfinished(self) -> None:
+    def check_unfinished(self) -> None:
         """End the sessions with the largest incomplete messages while these exceed their limit."""
         if self.unfinished <= self._max_unfinished:
             return
@@ -220,7 +221,7 @@ class Switch:
         if self._delivered(mail):
             return
         number = mail.destination.twin
-        twin = self.registry.fresh(number)
+        twin = self.registry.get_cached(number)
         if twin is not None and number not in self.lookups:
             self._route(session, mail, twin)
         else:
@@ -263,7 +264,7 @@ class Switch:
         self.counters["message_rx"] += 1
         self.counters["message_rx_bytes"] += len(mail.data)
 
-    def _looked_up(self, waiting: WaitingMail, result: Twin | Failure | None) -> None:
+    def _on_lookup(self, waiting: WaitingMail, result: Twin | Failure | None) -> None:
         """Route a message after the registry has answered or failed.
 
         When the registry failed, the sender of a request is told; any other message counts as lost, so that it is sent
@@ -375,7 +376,7 @@ class Switch:
             header = Header.read(data)
         except EnvelopeError:
             return
-        twin = self.registry.fresh(header.source.twin)
+        twin = self.registry.get_cached(header.source.twin)
         # A session that is away finds the notice in its queue; a session of another relay would never get it.
         if header.source in self.sessions or (twin is not None and twin.relays & self.rules.domains):
             self._say(header, texts.EXPIRED)
@@ -418,7 +419,7 @@ class Switch:
         receiver = self.sessions.get(session)
         if receiver is not None:
             # The receiver has connected meanwhile, or is slow.
-            receiver.delivery.poke()
+            receiver.delivery.wake()
         elif others:
             self.federation.offers.add(str(session), QueuedMessage(number, mail.data), others, mail.until)
 
@@ -449,7 +450,7 @@ class Switch:
         """Delete from a session's queue; part of :class:`~dmsg.rmb.relay.ports.Store`."""
         self.queue.remove(str(session), ids)
 
-    def until(self, queued: QueuedMessage) -> float | None:
+    def life_end(self, queued: QueuedMessage) -> float | None:
         """Return when a message's life ends, or tell its sender and return None; part of
         :class:`~dmsg.rmb.relay.ports.Store`."""
         try:
@@ -472,7 +473,7 @@ class Switch:
         :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         session = None if name == FEDERATION else self.presence.named(name)
         if session is not None:
-            session.delivery.poke()
+            session.delivery.wake()
 
     def connected_elsewhere(self, name: str) -> None:
         """End a session that has moved to another process; part of

@@ -141,14 +141,14 @@ class RelayLink:
             query = self._uplink.make_token()
             self._connecting = connect(self._reactor, self.url, query, self, self._turn)
         except Exception as error:  # For example, autobahn refuses the URL.
-            self._again(str(error))
+            self._reconnect(str(error))
             return
 
         def done(result: Socket | Failure) -> None:
             self._connecting = None
             if isinstance(result, Failure):
                 if not result.check(CancelledError):
-                    self._again(str(result.value) or type(result.value).__name__)
+                    self._reconnect(str(result.value) or type(result.value).__name__)
                 return
             # TCP is connected; the websocket handshake is under way.
             self._half = result
@@ -157,7 +157,7 @@ class RelayLink:
 
         self._connecting.addBoth(done)
 
-    def _again(self, why: str) -> None:
+    def _reconnect(self, why: str) -> None:
         if self._stopped:
             return
         self._failures += 1
@@ -181,7 +181,7 @@ class RelayLink:
         self._since = self._heard_at = self._spoke_at = now
         self.error = None
         _log.info("connected to {url}", url=self.shown_url)
-        self._uplink.came(self)
+        self._uplink.link_up(self)
 
     def lost(self, why: str) -> None:
         self._half = None
@@ -190,8 +190,8 @@ class RelayLink:
             if self._reactor.seconds() - self._since >= STEADY_AFTER:
                 self._failures = 0
             left, self._window = self._window, deque()
-            self._uplink.went(self, left)
-        self._again(why)
+            self._uplink.link_down(self, left)
+        self._reconnect(why)
 
     def received(self, data: bytes) -> None:
         message = Message(data, 0.0, self._ledger)
@@ -331,7 +331,7 @@ class Uplink:
         self._waiting: deque[Outgoing] = deque()
         self._held = 0
         self._size = 0
-        self._round = LoopingCall(self._look)
+        self._round = LoopingCall(self._check_links)
         self._round.clock = reactor
         self._online: list[Deferred[None]] = []
 
@@ -427,7 +427,7 @@ class Uplink:
 
     # --- the relays ---
 
-    def came(self, link: RelayLink) -> None:
+    def link_up(self, link: RelayLink) -> None:
         """Use a relay that has connected: prefer it if it is the only one, and send what waits."""
         if not any(other.connected for other in self.links if other is not link):
             self.links.remove(link)
@@ -438,18 +438,18 @@ class Uplink:
                 one.callback(None)
         self._send_waiting()
 
-    def went(self, link: RelayLink, left: deque[Outgoing]) -> None:
+    def link_down(self, link: RelayLink, left: deque[Outgoing]) -> None:
         """Put the unconfirmed messages of a lost connection first in the outbox, and send them over another."""
         self._waiting.extendleft(reversed(left))
         self._send_waiting()
 
-    def _look(self) -> None:
+    def _check_links(self) -> None:
         try:
-            self._look_at_all()
+            self._check_all()
         except Exception:
             _log.failure("a round failed")
 
-    def _look_at_all(self) -> None:
+    def _check_all(self) -> None:
         for link in self.links:
             link.round()
         now = self._now()

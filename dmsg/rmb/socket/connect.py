@@ -22,8 +22,8 @@ from dmsg.rmb.socket.websocket import HANDSHAKE_TIMEOUT, OPTIONS, Receiver, Sock
 class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]
     masked_here = True
 
-    def _why(self, code: int | None, reason: str | None) -> str:
-        why = super()._why(code, reason)
+    def _close_reason(self, code: int | None, reason: str | None) -> str:
+        why = super()._close_reason(code, reason)
         head, blank, body = bytes(getattr(self, "data", b"") or b"").partition(b"\r\n\r\n")
         if not self._opened and blank and head.startswith(b"HTTP/1.1 ") and body:
             # The body has the relay's reason for refusing the token.

@@ -113,12 +113,12 @@ class HeldMessages(TurnTaker):
         return self._in_next_turn(call)
 
     def _work(self) -> None:
-        self._spend(self._take_up)
+        self._spend(self._resume)
         if self.size < PARKED_SIZE // 2:
             self._release()
         self._soon()
 
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
         share = self.share
         until = share.now() + share.left(self.owner) if share is not None else 0.0
         for _ in range(AT_ONCE):

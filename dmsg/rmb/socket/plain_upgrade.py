@@ -103,7 +103,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
         self._address = address
 
     def connectionMade(self) -> None:
-        self._door.guard.came(self)
+        self._door.guard.add(self)
         # Requests find their connection's guard on the transport.
         for name in ("request_is_whole", "request_is_answered", "request_is_taken"):
             setattr(self.transport, name, getattr(self, name))
@@ -118,7 +118,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
         self.transport.abortConnection()
 
     def _cancel(self) -> None:
-        self.wait_no_longer()
+        self.stop_waiting()
         silence, self._silence = self._silence, None
         if silence is not None:
             silence.cancel()
@@ -126,7 +126,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
     def request_is_taken(self) -> None:
         """End the guard of this connection, because its request was an upgrade."""
         self._cancel()
-        self._door.guard.went(self)
+        self._door.guard.remove(self)
 
     def dataReceived(self, data: bytes) -> None:
         if self._behind is None:
@@ -138,7 +138,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
                     self.transport.protocol.dataReceived(upgrade.rest)
                 return
             self._open()
-        self.heard()
+        self.start_deadline()
         assert self._behind is not None
         try:
             self._behind.dataReceived(data)
@@ -153,7 +153,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._cancel()
-        self._door.guard.went(self)
+        self._door.guard.remove(self)
         if self._behind is not None:
             self._behind.connectionLost(reason)
 

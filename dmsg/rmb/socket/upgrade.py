@@ -126,7 +126,7 @@ class UpgradeResource:
         if self._is_plain(request):
             transport = cast(SocketTransport, request.channel.transport)
             getattr(transport, "request_is_taken", _nobody)()
-            self._let_go(request)
+            self._release(request)
             request.channel.transport = None
             self.take(transport, request.getHeader(b"sec-websocket-key") or b"", receiver)
             transport.resumeProducing()  # The channel had paused the transport while it processed the request.
@@ -136,16 +136,16 @@ class UpgradeResource:
             return self._build(_ServerSocket, receiver)
 
         getattr(request.channel.transport, "request_is_taken", _nobody)()
-        self._let_go(request)
+        self._release(request)
         self._factory.buildProtocol = build  # type: ignore[method-assign]
         rendered: bytes | int = self._resource.render(request)
         return rendered
 
     @staticmethod
-    def _let_go(request: Request) -> None:
+    def _release(request: Request) -> None:
         channel = request.channel
         assert isinstance(channel, BoundedChannel)  # RelaySite.make_site gives each request such a channel.
-        channel.let_go()
+        channel.drop_buffer()
 
     def _build(self, kind: type[_S], receiver: Receiver) -> _S:
         socket = kind()

@@ -126,10 +126,10 @@ class Socket(HeldReading, TurnTaker):
         super().connectionMade()  # type: ignore[misc]
 
     def _give_up_after(self, seconds: float) -> None:
-        self._patience_over()
+        self._on_timeout()
         self._timer = self.reactor.callLater(seconds, self.abort)
 
-    def _patience_over(self) -> None:
+    def _on_timeout(self) -> None:
         timer, self._timer = self._timer, None
         cancel_call(timer)
 
@@ -270,7 +270,7 @@ class Socket(HeldReading, TurnTaker):
 
     def onOpen(self) -> None:
         self._opened = True
-        self._patience_over()
+        self._on_timeout()
         self._begin_frames()
         tune(self.transport)
         # These attributes would hold some kilobytes for each idle session.
@@ -317,17 +317,17 @@ class Socket(HeldReading, TurnTaker):
         """Do nothing; ``connectionLost`` follows."""
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:
-        self._patience_over()
+        self._on_timeout()
         if not self._told:
             self._left = self.unsent
             self._told = True
-            why = self._why(code, reason)
+            why = self._close_reason(code, reason)
             self._drop_data()
             self._out = None
             forget_unsent(self.transport)
             self.receiver.lost(why)
 
-    def _why(self, code: int | None, reason: str | None) -> str:
+    def _close_reason(self, code: int | None, reason: str | None) -> str:
         return reason or f"connection closed ({code or 'no code'})"
 
     # --- outbound ---

@@ -382,7 +382,7 @@ class ResumableEnd:
             self.answers = {}
         self.answers[transport] = answer
 
-    def take_up(self, transport: Transport, answer: Answer) -> Unsent:
+    def resume_over(self, transport: Transport, answer: Answer) -> Unsent:
         """Continue over ``transport``, whose initiator has confirmed ``answer``, from the position in the answer.
 
         Data that the former transport delivered after the answer arrive again.  They are counted and not given to the

@@ -269,7 +269,7 @@ class SecureTable(TransportTable):
     def _confirm(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
         """Handle the first frame after ACCEPT; an authentic one proves that the initiator holds the keys."""
         if transport.answer is not None:
-            self._take_up(transport, transport.answer, frame_type, payload, events)
+            self._resume_stream(transport, transport.answer, frame_type, payload, events)
         if transport.secure is None or transport.state is State.CLOSED:
             return  # Another transport took the stream, or this frame did not confirm the resumption.
         after: list[Event] = []
@@ -288,7 +288,7 @@ class SecureTable(TransportTable):
                 self._due.append(transport)
         events += after
 
-    def _take_up(
+    def _resume_stream(
         self, transport: ClientTransport, answer: Answer, frame_type: int, payload: bytes, events: list[Event]
     ) -> None:
         """Resume a stream over ``transport`` if the first frame of the transport is authentic."""
@@ -303,7 +303,7 @@ class SecureTable(TransportTable):
         self._move(transport, Input.RECV_CONFIRM)
         events.append(confirmed)
         try:
-            confirmed.tickets, confirmed.unsent = end.take_up(transport, answer)
+            confirmed.tickets, confirmed.unsent = end.resume_over(transport, answer)
         except SecureError as error:
             # Both ends hold the keys, so the reason reaches the initiator authenticated.
             self._fail(transport, error.reason, events)

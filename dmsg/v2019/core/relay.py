@@ -149,7 +149,7 @@ class Relay(RouteTable):
                                     last_route.acks += acks
                                     last_route.ack_wire += ack_bytes
                                 if last_route.tick != self.tick:
-                                    self._look(last_route, count, acks)
+                                    self._observe(last_route, count, acks)
                                 if last_route.peer is not route.peer or route.peer.congested:
                                     self._forward(peer, last_route, view[start:position])
                                     start = position
@@ -211,11 +211,11 @@ class Relay(RouteTable):
         route.acks += acks
         route.ack_wire += ack_bytes
         if route.tick != self.tick:
-            self._look(route, frames, acks)
+            self._observe(route, frames, acks)
 
-    def _look(self, route: Route, frames: int, acks: int) -> None:
+    def _observe(self, route: Route, frames: int, acks: int) -> None:
         if self.observer is not None and route.carried is not None:
-            self.observer.look(route.carried, route, frames - acks, acks)
+            self.observer.progress(route.carried, route, frames - acks, acks)
         else:
             route.tick = self.tick
 

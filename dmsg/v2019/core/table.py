@@ -358,7 +358,7 @@ class ClientConnection(SecureTable):
 
     def _on_close(self, transport: ClientTransport, payload: bytes, events: list[Event]) -> None:
         if transport.answer is not None:
-            self._take_up(transport, transport.answer, CLOSE, payload, events)
+            self._resume_stream(transport, transport.answer, CLOSE, payload, events)
         end = transport.secure
         said = None
         if end is not None and transport.state in (State.OPEN, State.ANSWERED):

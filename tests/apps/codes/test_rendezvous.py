@@ -54,8 +54,8 @@ class RendezvousTests(SynchronousTestCase):
         self.assertEqual((here.peer, there.peer), (self.bob.public_key, self.alice.public_key))
         self.assertEqual(here.verifier, there.verifier)
         one, two = Recorder(b"from alice"), Recorder(b"from bob")
-        here.go_on(one)
-        there.go_on(two)
+        here.proceed(one)
+        there.proceed(two)
         self.lab.network.run_until(lambda: one.got == b"from bob" and two.got == b"from alice", 30.0)
 
     def check_is_over(self, code: Code) -> None:

@@ -110,10 +110,10 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual((one.peer, two.peer), (self.alice.public_key, self.bob.public_key))
         self.assertEqual(one.verifier, two.verifier)
         here, there = Recorder(b"from bob"), Recorder(b"from alice")
-        one.go_on(here)
+        one.proceed(here)
         # what came before there was anybody to take it is not lost
         self.lab.network.run(5.0)
-        two.go_on(there)
+        two.proceed(there)
         self.run_until(lambda: here.got == b"from alice" and there.got == b"from bob")
         here.transport.loseConnection()  # type: ignore[union-attr]
         self.run_until(lambda: here.lost is not None and there.lost is not None)
@@ -288,7 +288,7 @@ class CodeStreamTests(CodeStreamCase):
                 self.transport.pauseProducing()  # type: ignore[union-attr]
 
         protocol = Pauses()
-        agreed.go_on(protocol)
+        agreed.proceed(protocol)
         self.assertEqual(protocol.got, b"early")
         self.assertFalse(transport.producing)  # as it wants
         sender, transport = end(Role.SENDER)
@@ -305,7 +305,7 @@ class CodeStreamTests(CodeStreamCase):
 
         class Thief(CodeEnd):
             def dataReceived(self, data: bytes) -> None:
-                if self._agreement is not None and self._agreement.judges:
+                if self._agreement is not None and self._agreement.awaits_guess:
                     self._abort()
                 else:
                     super().dataReceived(data)

@@ -200,7 +200,7 @@ class SeedPathTests(APICase):
         self.assertEqual(servers[0]["static"], live.static)
         self.assertEqual(len(servers), 3)
         old = SecKey.from_seed(b"old").public.hex()
-        self.successResultOf(self.store.seen(old, "8.8.8.8:1", 110.0, 1000.0))
+        self.successResultOf(self.store.record_check(old, "8.8.8.8:1", 110.0, 1000.0))
         self.now = 140.0
         servers = json.loads(self.request("GET", "/messaging-discovery/available_servers")[1])
         self.assertEqual([server["static"] for server in servers], [live.static, old])
@@ -270,7 +270,7 @@ class SeedPathTests(APICase):
         self.request("POST", "/discovery/entries", entry.to_json())
         self.assertEqual(len(told), 1)
         self.assertEqual(self.message("GET", "/discovery/available_servers")[0], 404)
-        self.successResultOf(self.store.seen(entry.static, "h:1", 0.0, 100.0))
+        self.successResultOf(self.store.record_check(entry.static, "h:1", 0.0, 100.0))
         self.assertEqual(self.request("GET", "/discovery/available_servers")[0], 200)
 
     def test_servers_that_are_never_taken_off_the_list(self) -> None:

@@ -75,7 +75,7 @@ class QuotaTests(SynchronousTestCase):
             self.post(number, f"8.8.8.{poster}", now)
             servers = self.quota._servers
             self.assertLessEqual(len(servers), 5)
-            self.assertEqual(sum(count for _, count in self.quota._counts.narrow()), len(servers))
-            for name, count in self.quota._counts.narrow():
+            self.assertEqual(sum(count for _, count in self.quota._counts.narrow_blocks()), len(servers))
+            for name, count in self.quota._counts.narrow_blocks():
                 self.assertEqual(count, sum(name == block for block, _ in servers.values()))
                 self.assertLessEqual(count, 2)

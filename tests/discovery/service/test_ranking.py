@@ -117,10 +117,10 @@ class FileTests(SynchronousTestCase):
         self.assertLess(abs(first[bodies[0]] / 1000 - 1 / 1.5), 0.05)
 
     def test_some_of_the_ranking(self) -> None:
-        self.assertEqual(self.file.some(2, NOW), [])
+        self.assertEqual(self.file.draw(2, NOW), [])
         self.write(sign_ranking(ranked(1, 1, 0.001), OPERATOR, NOW, NOW + 60))
-        self.assertEqual(set(self.file.some(10, NOW)), set(SERVERS))
-        drawn = Counter(key for _ in range(1000) for key in self.file.some(2, NOW))
+        self.assertEqual(set(self.file.draw(10, NOW)), set(SERVERS))
+        drawn = Counter(key for _ in range(1000) for key in self.file.draw(2, NOW))
         self.assertLess(drawn[SERVERS[2]], 20)
 
     def test_nobody_is_left_out_or_brought_in(self) -> None:

@@ -180,8 +180,8 @@ class GateTests(APICase):
         self.assertEqual(limit.reserve("b", 0.0, 0.0), 0.0)
         self.assertEqual(limit.reserve("a", 1.0, 1.0), 0.5)
         limit.charge("b", 100.0, 0.0)
-        self.assertTrue(limit.owes("b", 1.0))
-        self.assertFalse(limit.owes("b", 2.0))
+        self.assertTrue(limit.is_exhausted("b", 1.0))
+        self.assertFalse(limit.is_exhausted("b", 2.0))
 
     def test_paths_that_are_not_utf_8(self) -> None:
         answer = self.serve(b"GET /discovery/entries/%ff%fe HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -51,12 +51,12 @@ class NameplatesMixin:
         verifyObject(INameplates, self.store.nameplates)
         self.assertEqual(await self.claim(ONE, 7, 8), 7)
         self.assertEqual(await self.claim(TWO, 7, 8), 8)
-        self.assertEqual(await self.store.nameplates.look(7, 1.0), ONE)
-        self.assertEqual(await self.store.nameplates.look(8, 1.0), TWO)
-        await self.missing(self.store.nameplates.look(9, 1.0))
+        self.assertEqual(await self.store.nameplates.find(7, 1.0), ONE)
+        self.assertEqual(await self.store.nameplates.find(8, 1.0), TWO)
+        await self.missing(self.store.nameplates.find(9, 1.0))
         await self.missing(self.store.nameplates.release(7, TWO, 1.0))
         await self.store.nameplates.release(7, ONE, 1.0)
-        await self.missing(self.store.nameplates.look(7, 1.0))
+        await self.missing(self.store.nameplates.find(7, 1.0))
         await self.missing(self.store.nameplates.release(7, ONE, 1.0))
         self.assertEqual(await self.claim(THREE, 7), 7)
 
@@ -64,8 +64,8 @@ class NameplatesMixin:
     async def test_one_for_each_key_and_for_longer(self: Any) -> None:
         self.assertEqual(await self.claim(ONE, 7), 7)
         self.assertEqual(await self.claim(ONE, 3, 4, now=8.0), 7)
-        self.assertEqual(await self.store.nameplates.look(7, 17.9), ONE)
-        await self.missing(self.store.nameplates.look(7, 18.0))
+        self.assertEqual(await self.store.nameplates.find(7, 17.9), ONE)
+        await self.missing(self.store.nameplates.find(7, 18.0))
         await self.missing(self.store.nameplates.release(7, ONE, 18.0))
         self.assertEqual(await self.claim(ONE, 3, now=18.0), 3)
         self.assertEqual(await self.claim(TWO, 7, now=18.0), 7)
@@ -118,7 +118,7 @@ class SQLiteTests(NameplatesMixin, TestCase):
         other = SQLiteStore(self.path)
         self.addCleanup(other.close)
         self.assertEqual(await self.claim(ONE, 7), 7)
-        self.assertEqual(await other.nameplates.look(7, 1.0), ONE)
+        self.assertEqual(await other.nameplates.find(7, 1.0), ONE)
         self.assertEqual(await other.nameplates.claim(TWO, (7, 8), "p", math.inf, 1.0, 9.0), 8)
 
 
@@ -164,15 +164,15 @@ class RedisTests(NameplatesMixin, TestCase):
     async def test_changed_between(self) -> None:
         """What was read is no longer so when it is written: it is read again."""
         await self.claim(ONE, 7)
-        read = self.store.nameplates._look
+        read = self.store.nameplates._find
 
         async def moved(*asked: Any) -> Any:
-            self.store.nameplates._look = read
+            self.store.nameplates._find = read
             found = await read(*asked)
             await self.claim(ONE, 7, place="elsewhere")
             return found
 
-        self.store.nameplates._look = moved
+        self.store.nameplates._find = moved
         await self.store.nameplates.release(7, ONE, 1.0)
         self.assertEqual(await self.store._redis.keys("dmsg:nameplates*"), [])
 
@@ -180,14 +180,14 @@ class RedisTests(NameplatesMixin, TestCase):
     async def test_changed_each_time(self) -> None:
         """Attempts end, and the nameplate stays."""
         await self.claim(ONE, 7)
-        read, places = self.store.nameplates._look, itertools.count()
+        read, places = self.store.nameplates._find, itertools.count()
 
         async def moved(*asked: Any) -> Any:
             found = await read(*asked)
             await self.claim(ONE, 7, place=f"p{next(places)}")
             return found
 
-        self.store.nameplates._look = moved
+        self.store.nameplates._find = moved
         with self.assertRaisesRegex(StoreContended, "each of 8 attempts"):
             await self.store.nameplates.release(7, ONE, 1.0)
         self.assertEqual(next(places), ATTEMPTS)

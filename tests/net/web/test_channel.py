@@ -36,7 +36,7 @@ class Echo(Resource):
     def answer(self, request: Any) -> bytes:
         return request.path + b" " + request.content.read() + b"\n"
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         while self.waiting:
             request = self.waiting.pop(0)
             request.write(self.answer(request))
@@ -134,9 +134,9 @@ class ChannelTests(SynchronousTestCase):
         for cut in cuts:
             case.channel.dataReceived(data[:cut])
             data = data[cut:]
-            case.page.go_on()
+            case.page.proceed()
         case.channel.dataReceived(data)
-        case.page.go_on()
+        case.page.proceed()
         self.assertEqual(case.answers(), expected)
         self.assertTrue(case.reading)
 
@@ -152,7 +152,7 @@ class ChannelTests(SynchronousTestCase):
             self.assertFalse(case.reading)
             self.assertLessEqual(len(case.channel._buffer) + sum(map(len, case.channel._dataBuffer)), 2 * PIECE)
         while case.page.waiting:
-            case.page.go_on()
+            case.page.proceed()
         self.assertTrue(case.reading)
         self.assertEqual(len(case.answers()) + 20, 65536 // len(request("/later", b"x")))
 

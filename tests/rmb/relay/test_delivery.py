@@ -186,10 +186,10 @@ class QueueStore:
             # as the real ones: what was confirmed while it was being kept may go a second time, on the next connection
             self.kept.pop(number, None)
 
-    def until(self, queued: QueuedMessage) -> float | None:
+    def life_end(self, queued: QueuedMessage) -> float | None:
         return 1e9
 
-    def busy(self, delivery: Delivery) -> None:
+    def mark_busy(self, delivery: Delivery) -> None:
         self.told.append("busy")
 
     def waits(self, delivery: Delivery) -> None:
@@ -237,7 +237,7 @@ class DeliveryTests(SynchronousTestCase):
     def test_a_long_queue(self) -> None:
         """Of which nothing is delivered any more: read to its end, however long it is."""
         store = QueueStore()
-        store.until = lambda queued: None  # type: ignore[method-assign]
+        store.life_end = lambda queued: None  # type: ignore[method-assign]
         for number in range(5000):
             store.kept[number + 1] = b"x"
         current = Delivery(Session(1), FakeSession(), store)
@@ -268,7 +268,7 @@ class DeliveryTests(SynchronousTestCase):
         def enqueue(message: Message) -> None:
             def kept(number: Any) -> None:
                 message.settle()
-                current.poke()
+                current.wake()
 
             store.keep(Session(1), message).addCallback(kept)
 
@@ -290,7 +290,7 @@ class DeliveryTests(SynchronousTestCase):
             elif step in ("answer reads", "fail reads"):
                 store.answer_reads(well=step == "answer reads")
             elif step == "look":
-                current.look()
+                current.check()
             elif step == "stall":
                 current.stall()
             elif step == "round":
@@ -365,10 +365,10 @@ class HandingTests(SynchronousTestCase):
             self.assertTrue(self.current.offer(message))
         self.ledger.ping(b"all of it")
         self.session.unsent = 1
-        self.assertFalse(self.current.hand())
+        self.assertFalse(self.current.count_delivered())
         self.assertEqual([message.settled for message in messages], [True, True, False])
         self.session.unsent = 0
-        self.assertTrue(self.current.hand())
+        self.assertTrue(self.current.count_delivered())
         self.assertEqual((self.pongs, self.current.close()), ([b"all of it"], []))
 
     def test_what_was_not_handed_comes_again(self) -> None:
@@ -386,7 +386,7 @@ class HandingTests(SynchronousTestCase):
         self.current.start()
         message = self.message()
         self.current.offer(message)
-        self.assertTrue(self.current.hand())
+        self.assertTrue(self.current.count_delivered())
         self.assertEqual((message.settled, self.current.close()), (False, [message]))
 
     def test_what_was_in_the_queue(self) -> None:
@@ -394,14 +394,14 @@ class HandingTests(SynchronousTestCase):
         self.store.kept.update({1: b"one", 2: b"two"})
         self.current.start()
         self.assertEqual(self.session.got, [b"one", b"two"])
-        self.current.hand()
+        self.current.count_delivered()
         self.assertEqual(len(self.store.kept), 2)
         self.answer()
-        self.current.hand()
+        self.current.count_delivered()
         self.assertEqual(self.store.kept, {})
         self.store.kept[3] = b"three"
-        self.current.poke()
-        self.current.hand()
+        self.current.wake()
+        self.current.count_delivered()
         self.assertEqual((self.store.kept, self.current.close()), ({}, []))
 
     def test_it_does_not_answer_any_more(self) -> None:
@@ -409,7 +409,7 @@ class HandingTests(SynchronousTestCase):
         self.current.start()
         self.answer()
         self.current.offer(self.message(b"1"))
-        self.current.hand()
+        self.current.count_delivered()
         self.current.stall()
         self.assertFalse(self.current.trusted)
         self.current.offer(self.message(b"2"))
@@ -426,7 +426,7 @@ class HandingTests(SynchronousTestCase):
         self.current.offer(self.message(b"1", durable=True))
         self.assertEqual(list(self.store.kept.values()), [b"1"])
         self.answer()
-        self.current.hand()
+        self.current.count_delivered()
         self.store.answer()
         self.assertEqual(self.store.kept, {})
         self.current.offer(self.message(b"2", durable=True))
@@ -440,10 +440,10 @@ class HandingTests(SynchronousTestCase):
         for durable in (True, False, True):
             self.current.offer(self.message(b"%d" % durable, durable=durable))
         self.ledger.durable = True
-        self.assertFalse(self.current.hand())
+        self.assertFalse(self.current.count_delivered())
         self.assertEqual(list(self.store.kept.values()), [b"1"])
         self.session.unsent = 0
-        self.assertTrue(self.current.hand())
+        self.assertTrue(self.current.count_delivered())
         self.assertEqual((self.store.kept, self.current.close()), ({}, []))
 
     def test_what_is_sent_is_handed_after_its_turn(self) -> None:
@@ -451,12 +451,12 @@ class HandingTests(SynchronousTestCase):
         self.current.start()
         self.answer()
         self.assertEqual(self.store.told.count("hand later"), 1)  # The answer shows that the client answers at all.
-        self.current.hand()
+        self.current.count_delivered()
         for looks in (2, 3):
             for _ in range(2):
                 self.current.offer(self.message())
             self.assertEqual(self.store.told.count("hand later"), looks)
-            self.assertTrue(self.current.hand())
+            self.assertTrue(self.current.count_delivered())
 
     def test_a_session_that_recognises_repeated_messages_is_not_handed(self) -> None:
         self.current.lazy = False
@@ -473,7 +473,7 @@ class HandingTests(SynchronousTestCase):
         for message in (large, small):
             self.current.offer(message)
         self.session.unsent = 6
-        self.assertFalse(self.current.hand())
+        self.assertFalse(self.current.count_delivered())
         self.assertEqual((large.settled, small.settled), (False, False))
 
     def test_confirmed_messages_count_as_handed(self) -> None:
@@ -487,10 +487,10 @@ class HandingTests(SynchronousTestCase):
                 self.current.offer(message)
             self.session.unsent = 3
             if looks:
-                self.current.hand()
+                self.current.count_delivered()
             self.current.confirmed(1)
             self.session.unsent = 2
-            self.current.hand()
+            self.current.count_delivered()
             self.assertEqual([message.settled for message in messages], [True, True, False, False], looks)
             self.assertEqual(self.current.close(), messages[2:])
 
@@ -502,14 +502,14 @@ class HandingTests(SynchronousTestCase):
         for message in messages:
             self.current.offer(message)
         self.session.unsent = 6
-        self.assertFalse(self.current.hand())
+        self.assertFalse(self.current.count_delivered())
         self.current.confirmed(2)
         self.session.unsent = 3
-        self.assertFalse(self.current.hand())
+        self.assertFalse(self.current.count_delivered())
         self.assertEqual([message.settled for message in messages[:5]], [True] * 5)
         self.assertEqual(list(self.store.kept.values()), [b"5", b"6", b"7"])
         self.session.unsent = 0
-        self.assertTrue(self.current.hand())
+        self.assertTrue(self.current.count_delivered())
         self.assertEqual((self.store.kept, self.current.close()), ({}, []))
 
 
@@ -589,7 +589,7 @@ class KeepingTests(SynchronousTestCase):
         """It goes nowhere: the next connection reads it."""
         self.store.slow_reads = True
         self.store.kept[1] = b"kept"
-        self.current.poke()
+        self.current.wake()
         self.current.close()
         self.store.answer_reads()
         self.assertEqual((self.session.got, self.store.kept), ([], {1: b"kept"}))
@@ -597,7 +597,7 @@ class KeepingTests(SynchronousTestCase):
     def test_a_read_that_fails_is_made_again_in_the_round(self) -> None:
         self.store.slow_reads = True
         self.store.kept[1] = b"kept"
-        self.current.poke()
+        self.current.wake()
         self.store.answer_reads(well=False)
         self.assertEqual((self.session.got, self.store.reads), ([], []))
         self.current.retry()
@@ -608,9 +608,9 @@ class KeepingTests(SynchronousTestCase):
         """It is read too, without being told of again."""
         self.store.slow_reads = True
         self.store.kept[1] = b"one"
-        self.current.poke()
+        self.current.wake()
         self.store.kept[2] = b"two"
-        self.current.poke()
+        self.current.wake()
         while self.store.reads:
             self.store.answer_reads()
         self.assertEqual((self.session.got, self.current.catching_up), ([b"one", b"two"], False))
@@ -621,7 +621,7 @@ class KeepingTests(SynchronousTestCase):
         self.store.slow = True
         self.current.spill()
         self.store.kept[9] = b"later"
-        self.current.poke()
+        self.current.wake()
         self.assertEqual(self.session.got, [b"window"])
         self.store.answer()
         self.assertEqual(self.session.got, [b"window", b"later"])
@@ -629,11 +629,11 @@ class KeepingTests(SynchronousTestCase):
     def test_a_read_that_was_too_early(self) -> None:
         """It found nothing, and something was put into the queue before its answer came."""
         self.store.slow_reads = True
-        self.current.poke()
+        self.current.wake()
         ((early, _),) = self.store.reads
         self.store.reads.clear()
         self.store.kept[1] = b"one"
-        self.current.poke()
+        self.current.wake()
         self.assertEqual(self.store.reads, [])
         early.callback([])
         self.store.answer_reads()
@@ -645,7 +645,7 @@ class KeepingTests(SynchronousTestCase):
             self.current.offer(self.message(data))
         self.store.slow_reads = True
         self.store.kept[1] = b"queue"
-        self.current.poke()
+        self.current.wake()
         self.current.confirmed(self.session.pings[-1])
         self.assertEqual(self.session.got, [b"1", b"2"])
         for _ in range(5):
@@ -669,7 +669,7 @@ class KeepingTests(SynchronousTestCase):
         self.patch(delivery, "WINDOW_MESSAGES", 6)
         self.store.kept.update(dict.fromkeys(range(1, 9), b"kept"))
         self.current._behind = 7
-        self.current.poke()
+        self.current.wake()
         self.assertEqual((len(self.session.got), self.current._behind), (8, 0))
         self.current._behind = 3
         self.current._got([])
@@ -681,9 +681,9 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.current._behind, 2)
 
     def test_what_is_over_is_taken_out_and_not_sent(self) -> None:
-        self.store.until = lambda queued: None if queued.data == b"old" else 1e9  # type: ignore[method-assign]
+        self.store.life_end = lambda queued: None if queued.data == b"old" else 1e9  # type: ignore[method-assign]
         self.store.kept.update({1: b"old", 2: b"new"})
-        self.current.poke()
+        self.current.wake()
         self.assertEqual((self.session.got, list(self.store.kept)), ([b"new"], [2]))
         self.current.confirmed(1)
         self.assertEqual(self.store.kept, {})
@@ -847,10 +847,10 @@ class KeepingTests(SynchronousTestCase):
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         for _ in range(2):
             self.current.offer(self.message())
-        self.current.look()
-        self.current.look()
+        self.current.check()
+        self.current.check()
         self.assertEqual(self.store.kept, {})
-        self.current.look()
+        self.current.check()
         self.assertEqual(len(self.store.kept), 2)
 
     def test_pings_behind(self) -> None:
@@ -865,13 +865,13 @@ class KeepingTests(SynchronousTestCase):
         self.current.lazy = True
         self.current.offer(self.message())
         self.assertEqual((self.session.pings, self.store.told[-1]), ([1, 2], "ping later"))
-        self.assertTrue(self.current.few)
+        self.assertTrue(self.current.has_few_unconfirmed)
         with mock.patch.object(delivery, "WINDOW_SIZE", 4):
-            self.assertTrue(self.current.few)
+            self.assertTrue(self.current.has_few_unconfirmed)
         with mock.patch.object(delivery, "WINDOW_SIZE", 3):
-            self.assertFalse(self.current.few)
+            self.assertFalse(self.current.has_few_unconfirmed)
         with mock.patch.object(delivery, "FEW_IN_WINDOW", 1):
-            self.assertFalse(self.current.few)
+            self.assertFalse(self.current.has_few_unconfirmed)
         self.current.ping_behind()
         self.assertEqual((self.session.pings, self.store.told[-1]), ([1, 2, 3], "busy"))
         self.current.confirmed(3)
@@ -879,7 +879,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((self.session.pings, self.current._barrier), ([1, 2, 3], False))
         for _ in range(delivery.FEW_IN_WINDOW):
             self.current.offer(self.message())
-        self.assertFalse(self.current.few)
+        self.assertFalse(self.current.has_few_unconfirmed)
         self.current.since = 5.0
         for old in (3, 2):
             self.current.confirmed(old)
@@ -903,7 +903,7 @@ class KeepingTests(SynchronousTestCase):
         """A read is sent as a whole, so the window may be larger than allowed; it is full all the same."""
         self.patch(delivery, "WINDOW_MESSAGES", 2)
         self.store.kept.update(dict.fromkeys(range(1, 13), b"kept"))
-        self.current.poke()
+        self.current.wake()
         self.assertEqual((len(self.session.got), self.current.sent), (5, 5))
         for confirmed, sent in ((3, 5), (4, 10)):
             self.current.confirmed(confirmed)
@@ -924,14 +924,14 @@ class KeepingTests(SynchronousTestCase):
             inside -= 1
 
         self.patch(Delivery, "_got", count)
-        self.current.poke()
+        self.current.wake()
         self.assertEqual((len(self.session.got), deepest), (50, 1))
 
     def test_a_read_is_repeated_when_a_message_goes_to_the_queue_meanwhile(self) -> None:
         """The relay stores the message that was not taken; what comes later must not overtake it."""
         self.current.offer(self.message(b"window"))
         self.store.slow_reads = True
-        self.current.poke()
+        self.current.wake()
         ((early, _),) = self.store.reads
         self.store.reads.clear()
         self.ledger.durable = True
@@ -946,7 +946,7 @@ class KeepingTests(SynchronousTestCase):
         self.patch(delivery, "WINDOW_MESSAGES", 2)
         self.current.offer(self.message(b"window"))
         self.store.slow_reads = self.store.slow = True
-        self.current.poke()
+        self.current.wake()
         self.current.offer(self.message(b"line"))
         ((early, _),) = self.store.reads
         self.store.reads.clear()
@@ -989,7 +989,7 @@ class KeepingTests(SynchronousTestCase):
         self.current.lazy = True
         self.current.offer(self.message())
         self.current.spill()
-        self.current.hand()
+        self.current.count_delivered()
         self.current.confirmed(4)
         self.assertEqual((removed, self.current._skip), ([1, 2, 3, 4], set()))
 
@@ -998,7 +998,7 @@ class KeepingTests(SynchronousTestCase):
         self.current.offer(self.message(b"once"))
         self.current.spill()
         self.store.slow_reads = True
-        self.current.poke()
+        self.current.wake()
         ((reading, _),) = self.store.reads
         self.store.reads.clear()
         batch = self.store.found(None)
@@ -1013,7 +1013,7 @@ class KeepingTests(SynchronousTestCase):
         for _ in range(3):
             self.current.offer(self.message())
         for number in range(10):
-            self.current.look()
+            self.current.check()
             for one in (1, 2):
                 self.current.confirmed(2 * number + one)
                 self.current.offer(self.message())
@@ -1026,14 +1026,14 @@ class KeepingTests(SynchronousTestCase):
         current.offer(self.message())
         for stored in (0, 0, 4):
             current.offer(self.message())
-            current.look()
+            current.check()
             self.assertEqual(len(self.store.kept), stored)
 
     def test_few_messages_are_unconfirmed(self) -> None:
         """Then a session that logs each ping is pinged later."""
         for number in range(1, delivery.FEW_IN_WINDOW + 2):
             self.current.offer(self.message())
-            self.assertIs(self.current.few, number < delivery.FEW_IN_WINDOW, number)
+            self.assertIs(self.current.has_few_unconfirmed, number < delivery.FEW_IN_WINDOW, number)
 
     def test_senders_go_on_below_half_of_what_holds_them(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)
@@ -1041,9 +1041,9 @@ class KeepingTests(SynchronousTestCase):
         current.start()
         told = self.hold()
         for number in range(13):
-            self.assertIs(current.crowded, False, number)
+            self.assertIs(current.is_crowded, False, number)
             current.offer(self.message())
-        self.assertEqual((current.crowded, told), (True, ["held"]))
+        self.assertEqual((current.is_crowded, told), (True, ["held"]))
         for number in range(1, 8):
             self.assertEqual(told, ["held"], number)
             current.confirmed(number)

@@ -23,7 +23,7 @@ class PlaceTests(SwitchCase):
         self.connect_many(A, 7)
         for own, makes_place in ((4, True), (5, True), (6, False), (7, False)):
             self.connect_many(B, own)
-            self.assertIs(self.presence.makes_place(B), makes_place, own)
+            self.assertIs(self.presence.can_make_place(B), makes_place, own)
             self.assertIs(self.presence.make_place(B) is not None, makes_place, own)
 
     def test_nobody_has_to_go_from_an_empty_relay(self) -> None:

@@ -279,8 +279,8 @@ class WayTests(SwitchCase):
         limits = self.queue.limits
         self.assertEqual(self.switch.line_size, limits.size // 2)
         self.assertEqual(self.switch.line_messages, min(LINE_MESSAGES, limits.messages // 2))
-        self.assertEqual(replace(limits, total=64, size=1).part, max(64 // PART, 2))
-        self.assertEqual(replace(limits, total=64, size=64).part, 128)
+        self.assertEqual(replace(limits, total=64, size=1).sender_size, max(64 // PART, 2))
+        self.assertEqual(replace(limits, total=64, size=64).sender_size, 128)
 
     def test_a_session_that_is_elsewhere_now(self) -> None:
         session, wire = self.connect(A, "one")
@@ -300,12 +300,12 @@ class WayTests(SwitchCase):
 
     def test_whose_session_goes_for_another(self) -> None:
         here = self.switch.presence
-        self.assertFalse(here.makes_place() or here.makes_place(A))
+        self.assertFalse(here.can_make_place() or here.can_make_place(A))
         for number in range(presence.FEW_SESSIONS + 1):
-            self.assertFalse(here.makes_place(B))
+            self.assertFalse(here.can_make_place(B))
             self.connect(A, str(number))
-        self.assertTrue(here.makes_place() and here.makes_place(B))
-        self.assertFalse(here.makes_place(A))
+        self.assertTrue(here.can_make_place() and here.can_make_place(B))
+        self.assertFalse(here.can_make_place(A))
 
     def test_who_is_waited_for_after_a_start(self) -> None:
         here = self.switch.presence
@@ -515,7 +515,7 @@ class ExpiredTests(SwitchCase):
     def test_bytes_that_are_no_envelope_are_dropped(self) -> None:
         self.switch.answer_expired(b"\xff")
         self.assertEqual(self.drops(), {Drop.EXPIRED: 1})
-        self.assertIsNone(self.switch.until(QueuedMessage(1, b"\xff")))
+        self.assertIsNone(self.switch.life_end(QueuedMessage(1, b"\xff")))
 
     def test_only_pongs_are_delivered_after_their_life(self) -> None:
         """A peer that was away learns by them that its ping arrived."""
@@ -523,7 +523,7 @@ class ExpiredTests(SwitchCase):
             envelope = self.envelope(A, B)
             envelope.timestamp -= 100
             getattr(envelope, kind).SetInParent()
-            until = self.switch.until(QueuedMessage(1, envelope.SerializeToString()))
+            until = self.switch.life_end(QueuedMessage(1, envelope.SerializeToString()))
             self.assertIs(until is not None, delivered, kind)
 
 
@@ -547,7 +547,7 @@ class _Lazy:
 
     def __init__(self, clock: StrictClock, *, few: bool = True, closed: bool = False) -> None:
         self._clock = clock
-        self.few, self.closed = few, closed
+        self.has_few_unconfirmed, self.closed = few, closed
         self.pinged: list[float] = []
 
     def ping_behind(self) -> None:
@@ -564,7 +564,7 @@ class PingLaterTests(SwitchCase):
             self.switch.ping_later(cast(Any, delivery))
         for _ in range(4 * int(PING_BEHIND_FEW / PING_BEHIND)):
             if self.clock.seconds() - began > PING_BEHIND_FEW / 2:
-                becomes_many.few = False
+                becomes_many.has_few_unconfirmed = False
             self.clock.advance(PING_BEHIND / 2)
         waited = [[round(at - began, 2) for at in one.pinged] for one in (few, many, closed, becomes_many)]
         self.assertEqual(waited[1:3], [[PING_BEHIND], [PING_BEHIND]])
@@ -612,7 +612,7 @@ class HandLaterTests(SwitchCase):
             looks = 0
             unread = True
 
-            def hand(self) -> bool:
+            def count_delivered(self) -> bool:
                 self.looks += 1
                 return not self.unread
 

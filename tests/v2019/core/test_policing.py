@@ -217,11 +217,11 @@ class AdmissionTests(ServerCase):
         self.admission.deny = KeyList(path)
         for text in ("nonsense\n", "02ab\n", "\x00", "zz" * 33):
             self.write("deny", text=text)
-            self.assertFalse(self.admission.look())
+            self.assertFalse(self.admission.reload())
             self.assertIs(self.admission.check(KEYS["A"].public), False)
             self.assertRaises(ListError, KeyList, path)
         os.unlink(path)
-        self.assertFalse(self.admission.look())
+        self.assertFalse(self.admission.reload())
         self.assertIs(self.admission.check(KEYS["A"].public), False)
         self.assertRaises(ListError, KeyList, path)
 
@@ -232,7 +232,7 @@ class AdmissionTests(ServerCase):
         deny = KeyList(path)
         Path(path).write_text(f"{KEYS['B'].public}  # a friend\n")
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-        self.assertTrue(deny.look())
+        self.assertTrue(deny.reload())
         self.assertEqual(deny.keys, {KEYS["B"].public})
 
     def test_the_hook(self) -> None:

@@ -71,7 +71,7 @@ class _Item:
     next: float = 0.0
     delay: float = field(default_factory=lambda: RETRY_FIRST)
 
-    def told(self, seconds: float) -> None:
+    def record_answer(self, seconds: float) -> None:
         """Record that a relay answered, after this many seconds."""
         self.answered = seconds
 
@@ -177,7 +177,7 @@ class Federation:
         self._items_of[item.mail.sender] += 1
         self._size_of[item.mail.sender] += len(item.mail.data)
 
-    def _take_up(self) -> None:
+    def _take_from_queue(self) -> None:
         """Take messages from the queue, if there is room."""
         if not self._taking and len(self._items) < MAX_ITEMS // 2 and self._size < self._max_size // 2:
             if not self._behind and self._may_begin_again():
@@ -186,7 +186,7 @@ class Federation:
                 self._over_before = self._over
                 self._queue.federation_again()
             self._taking = True
-            self._queue.take_federation().addCallbacks(self._taken, lambda _: None).addBoth(self._took)
+            self._queue.take_federation().addCallbacks(self._on_batch, lambda _: None).addBoth(self._took)
 
     def _may_begin_again(self) -> bool:
         """Whether to read the queue again from its first message, for the messages that were passed over."""
@@ -243,7 +243,9 @@ class Federation:
                 self._finish(item, EXPIRED)
                 return
             item.asked = True
-            outcome = await self.asking.ask_all(item.mail.data, item.relays, only_connected=False, answered=item.told)
+            outcome = await self.asking.ask_all(
+                item.mail.data, item.relays, only_connected=False, answered=item.record_answer
+            )
             if outcome is not AttemptOutcome.FAILED:
                 self._finish(item, None if outcome is AttemptOutcome.TAKEN else REMOTE + OFFLINE)
                 return
@@ -264,7 +266,7 @@ class Federation:
         item.done(item.mail, error)
         self._over += 1
         if len(self._items) < TAKE_UP_BELOW and (self._behind or self._may_begin_again()):
-            self._take_up()
+            self._take_from_queue()
 
     def _keep(self, item: _Item) -> None:
         """Store a message in the queue, so that it survives the process."""
@@ -299,14 +301,14 @@ class Federation:
                     self._keep(item)
             elif item.next:
                 item.next = 0.0
-                self.asking.run(self._again(item)).addErrback(self._failed)
-        self._take_up()
+                self.asking.run(self._requeue(item)).addErrback(self._failed)
+        self._take_from_queue()
 
     def _failed(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
             _log.failure("federation failed", failure)
 
-    async def _again(self, item: _Item) -> None:
+    async def _requeue(self, item: _Item) -> None:
         """Retry a message, with the relays that the registry now lists for the receiver."""
         if item.mail.header.is_over(self._now()):
             self._finish(item, EXPIRED)
@@ -325,7 +327,7 @@ class Federation:
             return
         self._make_ready(item)
 
-    def _taken(self, batch: list[QueuedMessage]) -> None:
+    def _on_batch(self, batch: list[QueuedMessage]) -> None:
         self._behind = bool(batch)
         for queued in batch:
             if queued.id in self._kept or queued.id in self._finished_ids:
@@ -341,7 +343,7 @@ class Federation:
             if self._has_room(item):
                 self._hold(item)
                 self._kept[queued.id] = item
-                self.asking.run(self._again(item)).addErrback(self._failed)
+                self.asking.run(self._requeue(item)).addErrback(self._failed)
             else:
                 self._passed_over = True
 

@@ -119,9 +119,9 @@ class Poster:
             status = await self._with_others(url, data, only_connected)
             if status is not None:
                 return status
-        return await self._alone(url, data, only_connected)
+        return await self._post_single(url, data, only_connected)
 
-    async def _alone(self, url: str, data: bytes, only_connected: bool) -> int:
+    async def _post_single(self, url: str, data: bytes, only_connected: bool) -> int:
         headers = Headers({"content-type": ["application/octet-stream"]})
         if only_connected:
             headers.addRawHeader(ONLY_CONNECTED, b"1")
@@ -206,11 +206,11 @@ class Poster:
             if not line.under_way and line.leaves is None and self._lines.get(url) is line:
                 del self._lines[url]
 
-        Deferred.fromCoroutine(self._together(url, part)).addErrback(failed).addBoth(over)
+        Deferred.fromCoroutine(self._post_batch(url, part)).addErrback(failed).addBoth(over)
 
-    async def _together(self, url: str, part: list[_Posted]) -> None:
+    async def _post_batch(self, url: str, part: list[_Posted]) -> None:
         if len(part) == 1:
-            part[0].tell(await self._alone(url, part[0].data, part[0].only_connected))
+            part[0].tell(await self._post_single(url, part[0].data, part[0].only_connected))
             return
         body = batch.encode((posted.data, posted.only_connected) for posted in part)
         headers = Headers({"content-type": [batch.CONTENT_TYPE]})

@@ -134,7 +134,7 @@ class Slots(Generic[Item]):
                 continue
             part = sender, kind
             # An item without room waits under the limit that stopped it, so that it is not examined again until then.
-            if self._of_relays[relays] >= self._most(relays, kind):
+            if self._of_relays[relays] >= self._limit_of(relays, kind):
                 self._block(relays, item, relays, sender)
             elif self._of_sender[part] >= _MOST_OF_SENDER[kind]:
                 self._block(part, item, relays, sender)
@@ -186,10 +186,10 @@ class Slots(Generic[Item]):
         decrement(self._of_sender, part)
         # The limit depends on what is known of the relays now.
         kind = self._kind(attempt.relays)
-        self._unblock(attempt.relays, self._most(attempt.relays, kind) - self._of_relays[attempt.relays])
+        self._unblock(attempt.relays, self._limit_of(attempt.relays, kind) - self._of_relays[attempt.relays])
         self._unblock(part, _MOST_OF_SENDER[attempt.kind] - self._of_sender[part])
 
-    def _most(self, relays: Relays, kind: _Kind) -> int:
+    def _limit_of(self, relays: Relays, kind: _Kind) -> int:
         return 1 if relays in self._failing else _MOST_OF_RELAYS[kind]
 
     def _begin(self, item: Item, attempt: _Attempt) -> None:

@@ -35,7 +35,7 @@ class InboundAcceptor:
         ledger.add(mail)
         ledger.ping(b"")
         receiver = switch.sessions.get(header.destination)
-        if receiver is not None and receiver.delivery.crowded and not mail.is_answer:
+        if receiver is not None and receiver.delivery.is_crowded and not mail.is_answer:
             # A sender of this relay would be held; another relay tries again later.
             taken.errback(MessageRefused(Drop.BUSY))
             return taken

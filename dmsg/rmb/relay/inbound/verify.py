@@ -120,9 +120,9 @@ class InboundVerifier:
             return self._refuse(Drop.INTAKE_SIGNATURE, 401, f"bad signature: {error}"), True
         except DmsgError as error:
             return self._later(Drop.REGISTRY_DOWN, f"failed to get twin: {error}"), False
-        return await self._hand_on(envelope, header, data, receiver, only_connected), False
+        return await self._pass_on(envelope, header, data, receiver, only_connected), False
 
-    async def _hand_on(
+    async def _pass_on(
         self, envelope: Envelope, header: Header, data: bytes, receiver: Twin | None, only_connected: bool
     ) -> Verdict:
         """Pass on a message whose sender has signed it."""
@@ -163,7 +163,7 @@ class InboundVerifier:
         domains = self._switch.rules.domains
         if not domains or (twin is not None and twin.relays & domains):
             return twin
-        self._switch.registry.doubt(number)
+        self._switch.registry.mark_stale(number)
         try:
             return await self._twin(number)
         except DmsgError:

@@ -57,7 +57,7 @@ class QueueLimits:
     )
 
     @property
-    def part(self) -> int:
+    def sender_size(self) -> int:
         """Bytes that the kept messages of one sender may use."""
         return max(self.total // PART, 2 * self.size)
 

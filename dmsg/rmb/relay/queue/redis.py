@@ -281,7 +281,7 @@ class RedisQueue:
     async def _append(self, batch: list[_Append]) -> None:
         # Common arguments are sent once per call: encoding a call costs as much as Redis takes to execute it.
         limits = self.limits
-        common = limits.total, limits.part, self._name, STREAM_PREFIX, limits.messages, EXPIRE
+        common = limits.total, limits.sender_size, self._name, STREAM_PREFIX, limits.messages, EXPIRE
         arguments: list[str | bytes] = [*(str(one) for one in common), str(FEDERATION_LENGTH), FEDERATION]
         for one in batch:
             arguments += one.data, repr(one.until), str(one.sender)
@@ -372,7 +372,7 @@ class RedisQueue:
 
     async def _remove_again(self) -> None:
         """Delete what could not be deleted, and find out whether Redis accepts writes again."""
-        while found := self._removals.some():
+        while found := self._removals.oldest():
             for session, ids in found.items():
                 await self._remove(session, ids)
                 self._removals.done(session, ids)
@@ -408,9 +408,9 @@ class RedisQueue:
     def watch(self, watcher: QueueWatcher) -> None:
         self._watcher = watcher
         if self._subscription is None:
-            self._subscription = subscribe(self._reactor, self._url, CHANNEL, self._told)
+            self._subscription = subscribe(self._reactor, self._url, CHANNEL, self._on_notice)
 
-    def _told(self, message: bytes) -> None:
+    def _on_notice(self, message: bytes) -> None:
         name, _, rest = message.decode(errors="replace").partition(" ")
         what, _, session = rest.partition(" ")
         watcher = self._watcher

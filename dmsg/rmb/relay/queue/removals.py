@@ -42,7 +42,7 @@ class Removals:
         for number in ids:
             self._ids.pop((session, number), None)
 
-    def some(self) -> dict[str, list[QueueId]]:
+    def oldest(self) -> dict[str, list[QueueId]]:
         """Return the oldest ids, by session."""
         found: dict[str, list[QueueId]] = {}
         for (session, number), _ in zip(self._ids, range(AT_ONCE), strict=False):

@@ -189,7 +189,7 @@ class SQLiteQueue:
             self._reserve.release()
             if self._reserve.holds(self._path + "-wal"):
                 self._checkpoint()
-        found = self._removals.some()
+        found = self._removals.oldest()
         try:
             self._begin()
             for session, ids in found.items():
@@ -222,7 +222,7 @@ class SQLiteQueue:
         """Return why a message of this size exceeds a limit; None when it does not."""
         if self.total + size > self.limits.total:
             return REFUSALS[0]
-        if sender and self._from[sender] + size > self.limits.part:
+        if sender and self._from[sender] + size > self.limits.sender_size:
             return REFUSALS[1].format(sender=sender)
         return None
 
