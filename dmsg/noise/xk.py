@@ -3,6 +3,9 @@
 The client is the initiator and knows the server's key. Each handshake message has a 2-byte big-endian length in front,
 so messages take 51, 51 and 67 bytes on TCP. Messages are sent without payload. A received payload is dropped, as the
 reference does.
+
+The server proves its key with the second message, and the client with the third. So a server pays for a Diffie-Hellman
+before it knows who asks. Any error ends the connection; nothing is retried.
 """
 
 from __future__ import annotations

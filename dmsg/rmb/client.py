@@ -302,9 +302,8 @@ class RmbClient(Service):
     def serve(self, command: str, handler: Handler) -> None:
         """Answer a command with what ``handler`` returns, at once or later.
 
-        An exception of the handler is answered as an error with code 255; :class:`HandlerError` carries a code of its
-        own.
-        ``module.*`` stands for every command of a module.
+        An exception of the handler is answered as an error with code 255; :class:`~dmsg.rmb.HandlerError` has a code of
+        its own. ``module.*`` stands for every command of a module.
         """
         self._handlers.add(command, handler)
 

@@ -3,6 +3,9 @@
 RMB's own form (``cipher``) has one key for a pair of twins and for both directions, and no additional data. Twins
 whose registry entry says ``strict`` use the form ``bound``. It has a key for each direction, and the rest of the
 envelope is the additional data.
+
+A ciphertext of the form ``cipher`` can therefore be sent back to its sender, or moved to another envelope of the same
+pair, and still decrypts. Only the signature of the envelope protects against that.
 """
 
 from __future__ import annotations

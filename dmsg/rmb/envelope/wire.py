@@ -1,5 +1,9 @@
 """Encoding of envelopes: their bytes, their signed bytes, their times. Protobuf, without I/O and clock.
 
+The functions convert between bytes and envelopes, and say which bytes a signature covers and when a message's life
+ends. They check the form only; :mod:`dmsg.rmb.session.seal` decides whether a message is believed. The format is the
+reference's (docs/rmb/protocol.md).
+
 The field ``signature`` signs the MD5 of a concatenation without borders ("challenge"). So whoever carries a message can
 move characters from one field to the next. Peers of this package therefore add a second signature over all fields with
 their borders: :func:`strict_challenge`.

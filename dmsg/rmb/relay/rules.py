@@ -1,8 +1,8 @@
 """Rules by which a relay decides about a message. No I/O.
 
 The inputs are the header of a message, the session or relay that brings it, the receiver's registry entry, and the
-time. The output is a :class:`Decision`, or :exc:`Refused` with the reason for the sender. The relay itself carries the
-decision out (:mod:`dmsg.rmb.relay.switch`).
+time. The output is a :class:`Decision`, or :exc:`MessageRefused` with the reason for the sender. The relay itself
+carries the decision out (:mod:`dmsg.rmb.relay.switch`).
 
 A message comes only from the session that its source names. A message that another relay brings is never forwarded a
 second time, so messages cannot circulate. Each refusal has one reason, which is counted by whoever catches it.

@@ -3,6 +3,10 @@
 ``received -> admitted -> delivered, or: looked up -> routed -> queue, forward, probe, refuse``.  The rules are in
 :mod:`dmsg.rmb.relay.rules`, the steps between a message and its confirmation in :mod:`dmsg.rmb.relay.delivery`, and
 the messages of other relays in :mod:`dmsg.rmb.relay.inbound.accept`.
+
+Every accepted message ends in exactly one way: confirmed by its receiver, stored in a queue, accepted by another relay,
+or refused with a reason to its sender. Only then are the sender's pings behind it answered, so a sender that repeats
+what was not confirmed loses nothing.
 """
 
 from __future__ import annotations
