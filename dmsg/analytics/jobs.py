@@ -415,7 +415,7 @@ class Pipeline:
 
     @staticmethod
     def _touched(fresh: Iterable[File], before: State) -> NewLines:
-        """Return what the log of bronze tells of the files of new batches."""
+        """Return the batches, days and numbers of lines of new files, from the log of bronze."""
         batches = dict(before.batches)
         days: set[str] = set()
         near: set[str] = set()

@@ -213,7 +213,7 @@ def _as_reset(packet: bytes) -> bytes:
 
 
 def main() -> None:
-    """``SEED NAMESPACE=ADDRESS...``; says ``ready`` when all devices are up."""
+    """Run the wire with the arguments ``SEED NAMESPACE=ADDRESS...``; print ``ready`` when all devices are up."""
     seed, *hosts = sys.argv[1:]
     tuns = {}
     for number, host in enumerate(hosts):

@@ -37,7 +37,7 @@ class NotAHost(WrongUse):
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """What ``dmsg host`` was told.
+    """Settings of ``dmsg host``.
 
     :ivar directory: keeps the server's key and discovery's entries.
     :ivar key: secret key of the server.
@@ -116,7 +116,7 @@ class HostSettings:
 
     @property
     def who_may_come(self) -> str:
-        """Say who can reach the network, and who is admitted."""
+        """Text that says who can reach the network, and who is admitted."""
         ports = f"TCP ports {self.discovery_port} and {self.server_port}"
         kind = self._kind
         if kind == "loopback":
@@ -139,9 +139,9 @@ class HostSettings:
         return kind_of(number)
 
     def hold(self) -> KeyLock:
-        """Keep a second ``dmsg host`` out of the directory.
+        """Lock the directory against a second ``dmsg host``.
 
-        :raises KeyInUse: one runs already.
+        :raises KeyInUse: another one is running.
         """
         return hold_key(self.directory / "host", "dmsg host", advice="stop that, or name another --directory")
 

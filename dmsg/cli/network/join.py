@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class _NameTaken(WrongUse):
-    """Another network has this name."""
+    """Error: another network has this name."""
 
 
 class _OtherNetwork(DmsgError):
-    """Discovery does not know the server of the invitation."""
+    """Error: discovery does not know the server of the invitation."""
 
 
 @command()

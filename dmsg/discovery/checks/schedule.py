@@ -45,7 +45,7 @@ from dmsg.net.fair_queue import FairQueue, QueueCrowded
 from dmsg.net.retry_loop import RetryLoop
 
 CHECK_INTERVAL = 5.0
-"""Seconds between rounds."""
+"""Seconds between two rounds of checks."""
 SOON = 0.05
 """Seconds after which a server is checked whose entry was just posted."""
 AT_ONCE, AT_ONCE_OWN = 32, 32
