@@ -52,7 +52,7 @@ class NotAnInvitation(WrongUse, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What an invitation says.
+    """Content of an invitation.
 
     :ivar name: name of the network, as in the address book.
     :ivar discovery: URL of its discovery, ``http://HOST:PORT`` or ``https://HOST:PORT/PATH``.

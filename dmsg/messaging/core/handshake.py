@@ -114,7 +114,7 @@ class _Scanner:
 
 
 class JSONHandshake:
-    """One side of a link handshake, over bytes.
+    """Side of a link handshake, over bytes.
 
     :param remote: key of the responder, if this side is the initiator; None for the responder's side.
     :param nonce: 16 bytes; like ``sign``, only for tests with recorded randomness.
