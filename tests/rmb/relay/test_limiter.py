@@ -76,8 +76,15 @@ class FixedWindowTests(SynchronousTestCase):
         window = FixedWindow(2, 100)
         self.assertTrue(window.measure(1, 1, 0.0, is_answer=True))  # Nobody asked, so this answer counts.
         window.ask(1, 0.0)
-        self.assertTrue(window.measure(1, 1, 0.0))
+        self.assertEqual([window.measure(1, 1, 0.0) for _ in range(2)], [True, False])
         self.assertEqual([window.measure(1, 1, 0.0, is_answer=True) for _ in range(2)], [True, False])
+
+    def test_the_rest_of_a_long_answer_counts(self) -> None:
+        window = FixedWindow(2, 10_000)
+        for _ in range(2):
+            window.ask(1, 0.0)
+        answers = [window.measure(1, FREE_ANSWER + rest, 0.0, is_answer=True) for rest in (5000, 5001)]
+        self.assertEqual(answers, [True, False])
 
     def test_a_later_window_allows_no_more_than_the_first(self) -> None:
         window = FixedWindow(2, 5)
