@@ -304,4 +304,4 @@ class EntryError(DmsgError, ValueError):
 
 def needs_extra(extra: str) -> str:
     """Return how to install an extra of setup.cfg, for an error message."""
-    return f"needs what an extra brings; in dmsg's directory: pip install -e '.[{extra}]'"
+    return f"more packages are needed; in dmsg's directory: pip install -e '.[{extra}]'"

@@ -185,7 +185,7 @@ class Signature(bytes):
         if self[64] > 3:
             raise SignatureError("recovery id is greater than 3")
         if self[32] & 0x80:
-            raise SignatureError("s is high")
+            raise SignatureError("the signature's s is above half of the curve's order")
         try:
             point = coincurve.PublicKey.from_signature_and_message(bytes(self), digest, hasher=None)
             return bytes.__new__(PubKey, point.format())

@@ -207,7 +207,9 @@ class Bridge(Protocol):
                 self.transport.abort(reason)
         elif kind in (Kind.DATA, Kind.END):
             if self._outstanding > WINDOW or self._frames >= WINDOW_FRAMES:
-                raise WireError(f"more than {WINDOW} bytes, or {WINDOW_FRAMES} frames, that are not acknowledged")
+                raise WireError(
+                    f"more than {WINDOW} bytes or {WINDOW_FRAMES} frames sent without waiting for acknowledgements"
+                )
             self._outstanding += len(payload)
             self._frames += 1
             sent = self._send(kind, payload)

@@ -150,7 +150,7 @@ class AgentClient:
         :raises ValueError: ``port`` is not a port.
         """
         if not 0 <= port < 65536:
-            raise ValueError("port is 0 to 65535")
+            raise ValueError("port must be from 0 to 65535")
         return Deferred.fromCoroutine(self._listen(factory, port))
 
     async def _listen(self, factory: IProtocolFactory, port: int) -> IListeningPort:

@@ -156,7 +156,7 @@ class StreamConnection(Protocol):
             while carrier is not None and not carrier.closed and (found := self._reader.next_frame()) is not None:
                 carrier.received(*found)
         except WireError:
-            _log.failure("the agent violated the protocol")
+            _log.failure("the agent sent a frame that breaks its protocol")
             self._give_up()
 
     def _on_answer(self) -> bool:

@@ -94,9 +94,11 @@ class AgentListeningPort:
             number = int(content["stream"])
             peer = DmsgAddress(PubKey.from_hex(str(content["peer"])), int(content["peer_port"]))
         except (KeyError, TypeError, ValueError):
-            raise WireError("a line that does not offer a stream") from None
+            raise WireError("the agent sent a line that does not offer a stream") from None
         taking = Deferred.fromCoroutine(self._take(number, peer, lines))
-        taking.addErrback(lambda failure: _log.failure("accepting a stream failed", failure))
+        taking.addErrback(
+            lambda failure: _log.failure("unhandled error while a stream of the agent was accepted", failure)
+        )
 
     async def _take(self, number: int, peer: DmsgAddress, lines: LineConnection) -> None:
         """Accept or refuse a stream that a peer has opened."""
@@ -114,7 +116,7 @@ class AgentListeningPort:
             await self._taking.run(self._accept, number, protocol)
         except (DmsgError, *AWAY) as error:
             # The stream ended before this program accepted it, so its protocol never had a transport.
-            _log.info("a stream from {peer} was not accepted: {error}", peer=str(peer)[:16], error=str(error))
+            _log.info("the stream from {peer} could not be accepted: {error}", peer=str(peer)[:16], error=str(error))
 
     def _accept(self, number: int, protocol: IProtocol) -> Deferred[IProtocol]:
         connection = StreamConnection(self._road, lambda opened: protocol)

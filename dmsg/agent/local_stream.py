@@ -111,7 +111,7 @@ class LocalCarrier:
         elif kind is Kind.TAKEN:
             count = parse_count(payload)
             if count > len(self._in_flight):
-                raise WireError("more bytes were acknowledged than were sent")
+                raise WireError("the agent acknowledged more bytes than were sent")
             done = [self._in_flight.popleft() for _ in range(count)]
             size = sum(size for size, _ in done)
             self.bytes_in_flight -= size
@@ -133,7 +133,7 @@ class LocalCarrier:
             self.server = None if server is None else PubKey.from_hex(server)
             self.stream.away(None if away is None else float(away))
         except (ValueError, TypeError, KeyError):
-            raise WireError("WAY names no path") from None
+            raise WireError("a WAY frame that does not name a server") from None
 
     @property
     def closed(self) -> bool:
@@ -162,7 +162,7 @@ class OpenedStream:
             self.half_close = answer.get("half_close") is True  # Agents before 0.2 send no such member.
             self.binding = None if answer["binding"] is None else bytes.fromhex(answer["binding"])
         except (KeyError, TypeError, ValueError):
-            raise WireError("an answer that does not describe a stream") from None
+            raise WireError("the agent's answer does not describe a stream") from None
 
     def start(self, reactor: IReactorTime, connection: Protocol, turn: TurnFlush, protocol: IProtocol) -> LocalCarrier:
         """Make ``protocol`` the user of the stream."""

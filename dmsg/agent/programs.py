@@ -235,9 +235,11 @@ class ProgramConnection(Protocol):
             elif self.service is not None:
                 self._on_lines(self.service)
             elif self._reader.waiting > WINDOW:
-                raise WireError("it sends too many requests without waiting for answers")
+                raise WireError("the program sends too many requests without waiting for answers")
         except (WireError, ValueError, DmsgError) as error:
-            _log.info("closing a program's connection: {error}", error=printable(str(error)))
+            _log.info(
+                "the agent closes a program's connection because of its error: {error}", error=printable(str(error))
+            )
             if self._bridge is None:
                 self._say_last(error)
             else:
@@ -270,7 +272,11 @@ class ProgramConnection(Protocol):
             self._agent.services.pop(self.service.port, None)
             self._listening.stopListening()
             self.service.stop()
-            _log.info("port {port}: {program} has gone", port=self.service.port, program=self.service.program)
+            _log.info(
+                "port {port} is free again: {program} has ended or disconnected",
+                port=self.service.port,
+                program=self.service.program,
+            )
 
     def say(self, content: Mapping[str, object]) -> None:
         """Send one line to the program."""
@@ -337,9 +343,11 @@ class ProgramConnection(Protocol):
         if do not in REQUESTS:
             raise WireError(f"the agent does not know the request {do[:40]!r}")
         if self._agent.is_full and do not in RESERVED:
-            raise DmsgError("the agent has too many connections of programs: end some of them, see dmsg status")
+            raise DmsgError(
+                "the agent has reached its limit of connections from programs: end some of them; dmsg status lists them"
+            )
         if request.get("as") not in (None, str(self._agent.client.public_key)):
-            raise DmsgError(f"the agent has another key now, {self._agent.client.public_key}")
+            raise DmsgError(f"the agent now runs with another key, {self._agent.client.public_key}")
         getattr(self, f"on_{do}")(request)
 
     def on_hello(self, request: dict[str, object]) -> None:
@@ -411,17 +419,19 @@ class ProgramConnection(Protocol):
         except CannotListenError:
             other = self._agent.services.get(port)
             by = f" by {other.program} (process {other.pid})" if other is not None else ""
-            raise DmsgError(f"port {port} of the agent's key is taken{by}: choose another, or stop that") from None
+            raise DmsgError(
+                f"port {port} of the agent's key is in use{by}: choose another port, or stop that program"
+            ) from None
         self.service = self._agent.services[port] = service
         self.say({"host": str(self._agent.client.public_key), "port": port})
-        _log.info("port {port}: {program} (process {pid})", port=port, program=self.program, pid=self.pid)
+        _log.info("port {port} is served by {program} (process {pid})", port=port, program=self.program, pid=self.pid)
 
     def on_accept(self, request: dict[str, object]) -> None:
         """Give the program a stream that a peer has opened."""
         number = request.get("stream")
         bridge = self._agent.untaken.get(number) if isinstance(number, int) else None
         if bridge is None or bridge.transport is None:
-            raise WireError("no such stream: it has ended, or was not accepted in time")
+            raise WireError("there is no such stream: it has ended, or was not accepted in time")
         for service in self._agent.services.values():
             if number in service.waiting:
                 service.take(number)
@@ -440,7 +450,7 @@ class ProgramConnection(Protocol):
                 if self._finished or result.check(CancelledError):
                     return
                 if not result.check(DmsgError, OSError):
-                    _log.failure("a request failed", result)
+                    _log.failure("unhandled error in a program's request to the agent", result)
                 self._say_last(result.value or Exception())
             elif not stays:
                 self._end()

@@ -86,14 +86,16 @@ class Agent(TwistedService):
     def _listen(self) -> IListeningPort:
         path, reactor = self._path, cast(IReactorUNIX, self._reactor)
         if len(os.fsencode(path)) > MAX_PATH:
-            raise AgentError(f"{path}: longer than {MAX_PATH} bytes, the limit for the path of a socket")
+            raise AgentError(
+                f"{path}: this path has more than {MAX_PATH} bytes, the limit for a socket: choose a shorter one"
+            )
         try:
             make_directory(path.parent)
             if os.path.lexists(path):
                 if not is_socket(path):
-                    raise AgentError(f"{path}: exists and is not a socket")
+                    raise AgentError(f"{path}: this file exists and is not a socket: remove it, or choose another path")
                 if (other := find_agent(path)) is not None:
-                    raise AgentError(f"{path}: an agent is up there already (process {other.pid})")
+                    raise AgentError(f"{path}: an agent runs there already (process {other.pid})")
                 path.unlink()  # A killed agent has left the socket behind.
             before = os.umask(0o177)
             try:
@@ -180,7 +182,10 @@ class _ProgramFactory(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> _CountedConnection | None:
         if len(self._open) >= MAX_PROGRAMS + RESERVE:
-            _log.warn("a program was refused: more than {most} connections", most=MAX_PROGRAMS + RESERVE)
+            _log.warn(
+                "a program's connection was refused: the agent has {most} connections, its limit",
+                most=MAX_PROGRAMS + RESERVE,
+            )
             return None
         return _CountedConnection(self._agent, self._reactor, self._numbers.__next__, self._open)
 

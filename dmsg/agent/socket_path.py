@@ -83,9 +83,7 @@ def find_agent(path: Path | None = None) -> FoundAgent | None:
     except DmsgError as error:
         raise AgentError(f"agent at {path}: {error}") from None
     if answer.get("protocol") != PROTOCOL:
-        raise AgentError(
-            f"agent at {path}: speaks another version of the protocol; restart it with: dmsg down, dmsg up"
-        )
+        raise AgentError(f"agent at {path}: it belongs to another version of dmsg; restart it with: dmsg down, dmsg up")
     try:
         return FoundAgent(
             path,
@@ -110,7 +108,7 @@ def is_socket(path: Path) -> bool:
     if not stat.S_ISSOCK(found.st_mode):
         return False
     if found.st_uid not in (os.getuid(), 0):
-        raise AgentError(f"agent at {path}: is another user's")
+        raise AgentError(f"agent at {path}: its socket belongs to another user")
     return True
 
 
@@ -122,7 +120,7 @@ def ask(path: Path, request: dict[str, object], *, patience: float = PATIENCE) -
     """
     for answer in lines(path, request, patience=patience, limit=MAX_STATUS):
         return answer
-    raise ConnectionResetError(None, "ended without an answer")
+    raise ConnectionResetError(None, "the agent closed the connection without an answer")
 
 
 def lines(
@@ -150,7 +148,7 @@ def lines(
             except WireError as error:
                 raise AgentError(f"agent at {path}: {error}") from None
             except TimeoutError:
-                raise TimeoutError(None, f"no answer for {patience:g} s") from None
+                raise TimeoutError(None, f"the agent did not answer within {patience:g} s") from None
             raise_error(answer)
             yield answer
 

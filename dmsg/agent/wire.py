@@ -133,7 +133,7 @@ def parse_count(payload: bytes) -> int:
     :raises WireError: it is not a number.
     """
     if len(payload) != _COUNT.size:
-        raise WireError("TAKEN or READ without a number")
+        raise WireError("a TAKEN or READ frame without a byte count")
     return int(_COUNT.unpack(payload)[0])
 
 
@@ -143,7 +143,7 @@ def parse_close(payload: bytes) -> int:
     :raises WireError: there is none, or it has more than ``MAX_REASON`` bytes.
     """
     if not 0 < len(payload) <= MAX_REASON:
-        raise WireError("CLOSE without a reason")
+        raise WireError("a CLOSE frame without a reason")
     return int.from_bytes(payload, "big")
 
 

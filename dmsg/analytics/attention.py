@@ -223,7 +223,7 @@ def _crashed(boots: Sequence[Row], sessions: Sequence[Row], newest: date) -> Ite
     for (producer, role), rows in sorted(ends.items(), key=lambda item: -len(item[1])):
         down = sum(row["down_seconds"] or 0 for row in rows)
         times = "" if len(rows) == 1 else f" {len(rows)} times, the last"
-        text = f"{role} crashed{times} at {_when(max(row['last_at'] for row in rows))}; was away for {_long(down)}"
+        text = f"{role} crashed{times} at {_when(max(row['last_at'] for row in rows))}; was down for {_long(down)}"
         if lost[producer]:
             text += f", {lost[producer]} sessions were lost"
         text += lost_with(rows)
@@ -240,7 +240,7 @@ def _full(days: Sequence[Row], newest: date) -> Iterator[Finding]:
         worst = max(rows, key=lambda row: row["peak_share"] or 0)
         peak = f"{worst['peak_sessions']:,} of {worst['capacity']:,} sessions at its peak"
         refused, busy = (sum(row[name] or 0 for row in rows) for name in ("refused_full", "busy_hours"))
-        words = f"refused {refused:,} connections as too many" if refused else f"nearly full in {busy} hours"
+        words = f"refused {refused:,} connections because it was full" if refused else f"nearly full in {busy} hours"
         # A refusal alone does not prove that the server is full: the limit per address refuses connections too.
         urgency = Urgency.NOW if refused and (worst["peak_share"] or 0) >= BUSY else Urgency.SOON
         yield Finding(urgency, "full", server, f"{words}, until {_day(last['dt'])}; {peak}", "Capacity")
@@ -300,13 +300,13 @@ def _liars(days: Sequence[Row], newest: date) -> Iterator[Finding]:
 OF_DISCOVERY = ("entries", "lookups", "churn")
 """Kinds of actors that discovery services observe."""
 _DEEDS = {
-    "scan": "asked for {targets:,} clients that are not there",
+    "scan": "asked for {targets:,} clients that are not connected",
     "flood": "{refused:,} requests refused, most over its rate",
-    "handshakes": "{refused:,} failed handshakes of its network",
+    "handshakes": "{refused:,} failed handshakes from its network",
     "entries": "{refused:,} requests that discovery refused",
-    "lookups": "asked discovery for {targets:,} clients that are not there",
-    "churn": "{posts:,} entries",
-    "unanswered": "{refused:,} of {requests:,} requests nobody accepted",
+    "lookups": "asked discovery for {targets:,} clients without an entry",
+    "churn": "posted {posts:,} entries",
+    "unanswered": "{refused:,} of its {requests:,} requests were accepted by nobody",
 }
 
 
@@ -343,7 +343,7 @@ def _clocks(days: Sequence[Row], newest: date) -> Iterator[Finding]:
 def _unheard(days: Sequence[Row], newest: date) -> Iterator[Finding]:
     for row in days:
         if row["dt"] == newest and row["state"] == "unheard":
-            text = f"discovery saw it on {_day(newest)}, but nothing that it wrote has come"
+            text = f"discovery saw it on {_day(newest)}, but no events of it have arrived"
             yield Finding(Urgency.SOON, "unheard", row["server"], text, "Data")
 
 
@@ -356,14 +356,14 @@ def _missing(days: Sequence[Row]) -> Iterator[Finding]:
         events = sum(row["missing"] for row in rows)
         first, last = (edge(row["dt"] for row in rows) for edge in (min, max))
         period = _day(first) if first == last else f"{_day(first)} to {_day(last)}"
-        text = f"{events:,} events of {period} have not come: a file is lost, or not yet collected"
+        text = f"{events:,} events of {period} have not arrived: a file is lost or not yet collected"
         yield Finding(Urgency.SOON, "missing", producer, text, "Data")
 
 
 def _old(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
     newest = max(row["last_at"] for row in boots)
     if _seconds(now, newest) > OLD_SECONDS:
-        text = f"nothing newer than {_when(newest)} has been read: is collecting going on, and are the runs?"
+        text = f"the newest event is of {_when(newest)}: check that events are collected and that runs are scheduled"
         yield Finding(Urgency.NOW, "old", "", text, "Data")
 
 

@@ -172,16 +172,19 @@ class Delta:
             table = DeltaTable(self.uri, version=version)
         except TableNotFoundError:
             if version is not None:
-                raise LakeError(f"version {version} of {self.uri} is gone, or the whole of it") from None
+                raise LakeError(f"{self.uri}: version {version} or the whole table was removed") from None
             return None
         except DeltaError as error:
             raise LakeError(f"{self.uri} cannot be read: {str(error).splitlines()[0]}") from None
         protocol = table.protocol()
         if protocol.min_reader_version > READER_VERSION:
-            raise LakeError(f"{self.uri} was changed by a program that needs version {protocol.min_reader_version}")
+            raise LakeError(
+                f"{self.uri} uses version {protocol.min_reader_version} of the Delta format, which is too "
+                "new for this dmsg: update dmsg"
+            )
         there = {one.name for one in table.schema().fields}
         if table.metadata().partition_columns != self.partitions or self.schema.fieldNames()[0] not in there:
-            raise LakeError(f"{self.uri} is another program's table")
+            raise LakeError(f"{self.uri} is the table of another program: choose another directory for dmsg's tables")
         return table
 
     def version(self) -> int | None:
@@ -339,7 +342,7 @@ class Delta:
         except CommitFailedError:
             raise self._overtaken() from None
         except DeltaError as error:
-            raise LakeError(f"{self.uri} cannot be made: {str(error).splitlines()[0]}") from None
+            raise LakeError(f"{self.uri} cannot be created: {str(error).splitlines()[0]}") from None
 
     def _widen(self, table: DeltaTable) -> None:
         """Add columns that the table lacks because an older version of the program made it."""
@@ -413,7 +416,7 @@ class Delta:
                 removed += vacuum(left_behind, full=True)
             table.cleanup_metadata()
         except DeltaError as error:
-            raise LakeError(f"{self.uri} cannot be made smaller: {str(error).splitlines()[0]}") from None
+            raise LakeError(f"{self.uri} cannot be compacted: {str(error).splitlines()[0]}") from None
         return len(set(removed))
 
     def forget(self, before: str) -> None:

@@ -107,17 +107,18 @@ def _uptime(read: Reader, day: date) -> Section | None:
     for clock in read("clock_day"):
         way = f"{clock['skew_ms']:,} ms" if clock["skew_ms"] is not None else "not known"
         found.lines.append(
-            f"clock: {way} beside discovery's, by {clock['posts']:,} entries (limit {CLOCK_LIMIT_MS:,} ms either way)"
+            f"clock: {way} from discovery's, measured by {clock['posts']:,} entries (limit {CLOCK_LIMIT_MS:,} ms "
+            "either way)"
         )
     hours = sorted(read("server_hour"), key=lambda one: one["hour"])
     for one in hours:
         alive, seen = one["alive_minutes"] or 0, one["seen_minutes"]
         if alive < 60 or (seen is not None and seen < 60):
-            by = "nobody watched" if seen is None else f"discovery saw it in {seen}"
-            found.lines.append(f"{one['hour']:02d}h: {alive} minutes by its heartbeats, {by}")
+            by = "no discovery watched" if seen is None else f"discovery saw it in {seen} minutes"
+            found.lines.append(f"{one['hour']:02d}h: {alive} minutes with heartbeats, {by}")
     there = {one["hour"] for one in hours}
     if gaps := _spans([hour for hour in range(24) if hour not in there]) if there else "":
-        found.lines.append(f"nothing at all of {gaps}")
+        found.lines.append(f"no data for {gaps}")
     return found
 
 
@@ -142,7 +143,7 @@ def _minutes(row: Row) -> Iterator[str]:
     observed = row["observed_minutes"]
     if row["alive_minutes"] is not None:
         yield (
-            f"{row['alive_minutes']:,} minutes by its own heartbeats, of {observed or 0:,} of which anybody tells: "
+            f"{row['alive_minutes']:,} minutes with heartbeats, of {observed or 0:,} minutes with any report: "
             f"uptime {_percent(row['uptime'])}"
         )
     if row["seen_minutes"] is None:
@@ -155,7 +156,7 @@ def _minutes(row: Row) -> Iterator[str]:
     )
     if row["alive_minutes"]:
         share = (row["alive_minutes"] - (agreed or 0)) / row["alive_minutes"]
-        yield f"{_percent(share)} of its minutes discovery did not see (limit {DISTRUST * 100:g} %)"
+        yield f"discovery did not see {_percent(share)} of its minutes (limit {DISTRUST * 100:g} %)"
 
 
 def _life(boot: Row, day: date) -> str:
@@ -167,10 +168,10 @@ def _life(boot: Row, day: date) -> str:
         )
     if boot["ended"] == "silent":
         return (
-            f"{text}silent: no stop event, and nothing for {SILENCE_SECONDS // 60} minutes and more{lost_with([boot])}"
+            f"{text}silent: no stop event, and no event for at least {SILENCE_SECONDS // 60} minutes{lost_with([boot])}"
         )
     ended = str(boot["ended"])
-    return text + {"stopped": "stopped in order", "running": "still running"}.get(ended, ended)
+    return text + {"stopped": "stopped cleanly", "running": "still running"}.get(ended, ended)
 
 
 # --- settlement ---
@@ -189,29 +190,29 @@ def _settlement(read: Reader) -> Section | None:
     )
     found.lines.append(f"{row['transports']:,} transports: {states}")
     found.lines.append(
-        f"claimed {row['claimed_bytes']:,} bytes, credited by the word of both ends {row['credited_bytes']:,}"
+        f"claimed {row['claimed_bytes']:,} bytes; both ends signed for {row['credited_bytes']:,}, which are credited"
     )
     seen = row["matched"] + row["cut"] + row["conflict"]
     if seen:
         claimed, word = (sum(one[name] or 0 for one in verdicts) for name in ("sure_claimed", "sure_word"))
         found.lines.append(
-            f"where nothing can have been on its way: claimed {claimed:,} bytes, both ends' word {word:,} bytes: "
+            f"transports that ended with nothing in transit: claimed {claimed:,} bytes, signed {word:,} bytes: "
             f"inflation {_percent(row['inflation'])} (limit {INFLATION_LIMIT * 100:g} %)"
         )
         found.lines.append(
-            f"that it claims more say {row['accusers'] or 0:,} of {row['witnesses'] or 0:,} clients that asked for "
-            f"transports (more than {MOST * 100:g} % are needed)"
+            f"{row['accusers'] or 0:,} of {row['witnesses'] or 0:,} clients that opened transports report less than "
+            "it claims "
+            f"(more than {MOST * 100:g} % are needed)"
         )
         claimed, word = (sum(one[name] or 0 for one in verdicts) for name in ("left_claimed", "left_word"))
+        found.lines.append(f"other transports: claimed {claimed:,} bytes, signed {word:,} bytes")
         found.lines.append(
-            f"where something may have been, by its own word: claimed {claimed:,} bytes, both ends' word {word:,} bytes"
-        )
-        found.lines.append(
-            f"{row['sided_with_one']:,} of {seen:,} transports with both words, where it agrees with one end against "
-            f"the other (limit {SIDED_LIMIT * 100:g} %)"
+            f"{row['sided_with_one']:,} of {seen:,} transports with both receipts: it agrees with one end against "
+            "the other "
+            f"(limit {SIDED_LIMIT * 100:g} %)"
         )
     found.lines.append(
-        f"both words of {seen:,} of {row['transports']:,} transports (at least {WITNESS_LIMIT * 100:g} % are needed)"
+        f"both receipts of {seen:,} of {row['transports']:,} transports (at least {WITNESS_LIMIT * 100:g} % are needed)"
     )
     conflicts = sorted(read("settlement_conflict_day"), key=lambda one: (one["credited"] or 0) - (one["claimed"] or 0))
     for one in conflicts[:CONFLICTS]:
@@ -226,7 +227,7 @@ def _conflict(row: Row, read: Reader) -> Iterator[str]:
         return "-" if row[name] is None else f"{row[name]:,}"
 
     yield (
-        f"transport {row['transport']}: {row['word']}; bytes there: server {number('relay_ab')}, "
+        f"transport {row['transport']}: {row['word']}; bytes forward: server {number('relay_ab')}, "
         f"sender {number('a_out')}, receiver {number('b_in')}; back: server {number('relay_ba')}, "
         f"sender {number('b_out')}, receiver {number('a_in')}"
     )
@@ -287,19 +288,22 @@ def _room(read: Reader) -> Section | None:
     row = next(iter(read("capacity_day")), None)
     if row is None:
         return None
-    found = Section("Capacity", "full" if row["refused_full"] else "busy" if row["busy_hours"] else "there is room")
+    found = Section("Capacity", "full" if row["refused_full"] else "busy" if row["busy_hours"] else "has room")
     capacity = "not known" if row["capacity"] is None else f"{row['capacity']:,}"
     found.lines.append(
         f"{row['peak_sessions'] or 0:,} sessions at its peak, capacity {capacity}: {_percent(row['peak_share'])}"
     )
-    found.lines.append(f"{row['busy_hours'] or 0} hours nearly full, {row['refused_full'] or 0:,} connections too many")
+    found.lines.append(
+        f"{row['busy_hours'] or 0} hours nearly full, {row['refused_full'] or 0:,} connections refused because it "
+        "was full"
+    )
     refused: dict[tuple[str, str], list[int]] = {}
     for one in read("refusal_hour", "producer"):
         sums = refused.setdefault((one["what"], one["reason"]), [0, 0])
         sums[0] += one["n"] or 0
         sums[1] = max(sums[1], one["who"] or 0)
     for (what, reason), (count, who) in sorted(refused.items(), key=lambda item: -item[1][0]):
-        by = f", of up to {who:,} in an hour" if who else ""
+        by = f", from up to {who:,} sources in an hour" if who else ""
         found.lines.append(f"{count:,} x {what}: {reason}{by}")
     return found
 
@@ -323,8 +327,9 @@ def _data(read: Reader) -> Section | None:
         return None
     found = Section("Data", "complete" if not row["missing"] else f"{row['missing']:,} events are missing")
     found.lines.append(
-        f"{row['distinct_events']:,} of {row['expected']:,} numbers have come ({_percent(row['completeness'])}), "
-        f"{row['duplicates']:,} came twice"
+        f"{row['distinct_events']:,} of {row['expected']:,} event numbers have arrived "
+        f"({_percent(row['completeness'])}), "
+        f"{row['duplicates']:,} arrived twice"
     )
     per_boot: dict[str, list[int]] = {}
     for one in read("numbers", "producer", layer="silver"):
@@ -337,6 +342,6 @@ def _data(read: Reader) -> Section | None:
     for missing, boot, first, last in gaps[:GAPS]:
         if missing:
             found.lines.append(
-                f"process {boot[:8]}: {missing:,} of the numbers from {first:,} to {last:,} have not come"
+                f"process {boot[:8]}: {missing:,} of the event numbers {first:,} to {last:,} have not arrived"
             )
     return found

@@ -92,7 +92,9 @@ def stream(
     :raises LakeError: one of the streaming queries ended.
     """
     if is_connect(spark):
-        raise SparkFailed("a stream needs Spark here, not a Spark Connect server: repeat `dmsg analytics run` there")
+        raise SparkFailed(
+            "a stream needs Spark on this machine; with a Spark Connect server, repeat `dmsg analytics run`"
+        )
     pipeline = Pipeline(spark, out)
     pipeline.begin_small()
     one_at_a_time = threading.Lock()

@@ -115,7 +115,7 @@ def _cards(content: Content) -> str:
     arrived = sum(row["distinct_events"] for row in complete)
     cards = [
         (human(newest.get("servers")), "servers on the last day"),
-        (human(newest.get("clients")), "clients, by server, on the last day"),
+        (human(newest.get("clients")), "clients on the last day, counted at each server"),
         (human(sum(row["transports"] for row in network)), f"transports {period}"),
         (human(sum(row["bytes"] for row in network), "B"), f"carried {period}"),
         (_percent(sum(uptime) / len(uptime)) if uptime else NOTHING, f"mean uptime of servers, {SHOWN_DAYS} days"),
@@ -162,8 +162,8 @@ def _servers(content: Content) -> str:
             ]
         )
     span = f"hours, {_label(hours[0])} to {_label(hours[-1])}" if hours else "hours"
-    heads = ("server", span, "up, by itself", "seen by discovery too", "crashes", "remarks")
-    return _table(heads, lines, (2, 3, 4)) + _more(content.more.get("uptime", 0), "servers with less to say")
+    heads = ("server", span, "uptime", "availability", "crashes", "remarks")
+    return _table(heads, lines, (2, 3, 4)) + _more(content.more.get("uptime", 0), "servers with fewer remarks")
 
 
 def _more(count: int, what: str) -> str:
@@ -197,15 +197,15 @@ def _by_server(content: Content) -> str:
         "server",
         "carried",
         "transports",
-        "why they ended",
+        "reasons for their end",
         "sessions",
-        "clients of a day",
+        "clients per day",
         "sessions lost",
         "p50, ms",
         "p99, ms",
         "refused",
-        "fullest",
-        "too many",
+        "peak load",
+        "refused as full",
     )
     return _table(heads, rows, (1, 2, 4, 5, 6, 7, 8, 9, 10, 11))
 
@@ -223,7 +223,7 @@ def _discovery(content: Content) -> str:
         ]
         for row in content["discovery"]
     ]
-    heads = ("discovery", "day", "new entries", "changed", "deleted", "refused", "not there", "servers")
+    heads = ("discovery", "day", "new entries", "changed", "deleted", "refused", "unknown keys", "servers")
     return _table(heads, rows, (2, 3, 4, 5, 6, 7))
 
 
@@ -297,12 +297,24 @@ def _refusals(content: Content) -> str:
     ]
     return (
         (chart if hours else '<p class="note">Nothing was refused.</p>')
-        + "<h3>Who causes more than is usual</h3><p class='note'>A score of 100 is the limit of a day. Counted are "
-        "requests that went on, requests that were refused, different clients that were asked for, entries that were "
-        "posted. At how many servers is known where they share a secret (--telemetry-secret); else one client is "
-        "another at each.</p>"
+        + "<h3>Unusual activity</h3><p class='note'>A score of 100 is the limit for a day. Counted are accepted "
+        "requests, "
+        "refused requests, different clients asked for, and posted entries. The number of servers is known only for "
+        "servers that share a secret (--telemetry-secret); other servers have different names for the same client.</p>"
         + _table(
-            ("who", "kind", "score", "servers", "most at", "days", "last", "requests", "refused", "targets", "posts"),
+            (
+                "who",
+                "kind",
+                "score",
+                "servers",
+                "mostly at",
+                "days",
+                "last day",
+                "requests",
+                "refused",
+                "targets",
+                "posts",
+            ),
             rows,
             (2, 3, 5, 7, 8, 9, 10),
         )
@@ -330,7 +342,7 @@ def _forecast(content: Content) -> str:
         ]
         for row in content["capacity_forecast"]
     ]
-    heads = ("server", "peak sessions", "capacity", "full", "more sessions a day", "fit", "days left", "full on")
+    heads = ("server", "peak sessions", "capacity", "peak load", "more sessions per day", "fit", "days left", "full on")
     return _table(heads, rows, (1, 2, 3, 4, 5, 6, 7))
 
 
@@ -358,15 +370,15 @@ def _settlement(content: Content) -> str:
     heads = (
         "server",
         "day",
-        "claims",
+        "claimed",
         "credited",
-        "not certain",
+        "uncertain",
         "matched",
         "cut",
         "conflict",
         "one end",
         "no receipt",
-        "claims more by",
+        "claimed too much",
         "verdict",
     )
     conflicts = [
@@ -379,14 +391,26 @@ def _settlement(content: Content) -> str:
         ]
         for row in content["settlement_conflict_day"]
     ]
-    words = ("transport", "server", "day", "there: server", "sender", "receiver", "back: server", "sender", "receiver")
+    words = (
+        "transport",
+        "server",
+        "day",
+        "forward: server",
+        "sender",
+        "receiver",
+        "back: server",
+        "sender",
+        "receiver",
+    )
     parts = [_table(heads, rows, tuple(range(2, 11))), _more(content.more.get("settlement_day", 0), "that agree")]
     if not conflicts:
         return "".join(parts)
     return "".join(parts) + (
-        "<h3>Transports about which words differ</h3>"
-        "<p class='note'>In bytes, those with the largest claims. All: table settlement_conflict_day, and "
-        "<code>dmsg analytics explain</code>.</p>" + _table((*words, "who"), conflicts, tuple(range(3, 9)))
+        "<h3>Transports with conflicting reports</h3>"
+        "<p class='note'>In bytes, for the transports with the largest claims. The table settlement_conflict_day has "
+        "all of "
+        "them; <code>dmsg analytics explain</code> shows their events.</p>"
+        + _table((*words, "who disagrees"), conflicts, tuple(range(3, 9)))
     )
 
 
@@ -412,7 +436,7 @@ def _placement(content: Content) -> str:
         ]
         for row in content["placement"]
     ]
-    return _table(("server", "weight", "availability", "free places", "median answer, ms", "why"), rows, (1, 2, 3, 4))
+    return _table(("server", "weight", "availability", "free places", "median latency, ms", "why"), rows, (1, 2, 3, 4))
 
 
 def _quality(content: Content) -> str:
@@ -428,7 +452,7 @@ def _quality(content: Content) -> str:
         ]
         for row in content["quality_day"]
     ]
-    heads = ("written by", "day", "events", "twice", "missing", "complete", "clock set by, ms")
+    heads = ("producer", "day", "events", "duplicates", "missing", "complete", "clock steps, ms")
     parts = [_table(heads, rows, (2, 3, 4, 5, 6))]
     if content["quarantine"]:
         lines = [[_cell(row["problem"]), _cell(row["lines"])] for row in content["quarantine"]]
@@ -445,25 +469,39 @@ def _quality(content: Content) -> str:
 _SECTIONS = (
     (
         "Servers",
-        "Each cell is an hour: full and green when the server tells of every minute of it, lower when of fewer, a "
-        "frame when of none, grey when discovery saw it and nothing that it wrote has come. "
-        "Those with most to say first.",
+        "Each cell is one hour. A full green bar means that the server reported every minute, a lower bar that it "
+        "reported fewer, an empty frame that it reported none. Grey means that discovery saw the server, but no events "
+        "of it have arrived. Uptime is what the server reports; for availability, discovery saw it as well. Servers "
+        "with most remarks come first.",
         _servers,
     ),
-    ("By server", f"Sums of the last {SHOWN_DAYS} days, of those that carried most.", _by_server),
-    ("Traffic", "What servers carried, user data only.", _traffic),
-    ("Latency", "From data passing a server to its acknowledgement coming back, over all servers.", _latency),
-    ("Refusals", "What servers and discovery refused.", _refusals),
-    ("Capacity", "When a server reaches its limit, if the daily peaks go on as they did.", _forecast),
+    ("By server", f"Sums over the last {SHOWN_DAYS} days, for the servers that carried most.", _by_server),
+    ("Traffic", "User data that servers carried.", _traffic),
+    ("Latency", "Time from data passing a server until its acknowledgement comes back, over all servers.", _latency),
+    ("Refusals", "Connections and requests that servers and discovery refused.", _refusals),
+    ("Capacity", "When each server reaches its limit if its daily peaks keep growing as before.", _forecast),
     (
         "Settlement",
-        "What servers claim, and what both ends of each transport signed. Only the latter is credited.",
+        "Bytes that servers claim to have carried. A server is credited only with bytes for which both ends signed.",
         _settlement,
     ),
-    ("Discovery", "What it took and refused; not there: look-ups of clients that have no entry.", _discovery),
-    ("Placement", "Where clients should be sent; discovery draws by weight.", _placement),
-    ("Public", "What may be published: sums of whole days, no cell of few clients.", _public),
-    ("Data", "How much of what was written has arrived.", _quality),
+    (
+        "Discovery",
+        "Entries that discovery accepted and requests that it refused. Unknown keys: look-ups of keys without an "
+        "entry.",
+        _discovery,
+    ),
+    (
+        "Placement",
+        "How often discovery should offer each server to clients: it draws servers at random by weight.",
+        _placement,
+    ),
+    (
+        "Public",
+        "Figures that may be published: sums of whole days, without values that concern only few clients.",
+        _public,
+    ),
+    ("Data", "Share of the written events that has arrived.", _quality),
 )
 
 
@@ -483,7 +521,8 @@ def render(content: Content) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         f"<title>dmsg network, {period}</title><style>{style}</style></head><body><header><div><h1>dmsg network</h1>",
         f"<p class='meta'>{period}, UTC. Run {content.run}, computed {content.generated:%Y-%m-%d %H:%M} UTC. "
-        f"By the hour: the last {SHOWN_DAYS} days.</p></div><button class='theme'>Light / dark</button></header>",
+        f"Hourly charts cover the last {SHOWN_DAYS} days.</p></div><button class='theme'>Light / "
+        "dark</button></header>",
         _attention(content),
         _cards(content),
     ]
@@ -491,6 +530,8 @@ def render(content: Content) -> str:
         head = f"<section id='{_anchor(title)}'><h2>{title}</h2><p class='note'>{note}</p>"
         parts.append(f"{head}{section(content)}</section>")
     if content.cut:
-        parts.append(f"<p class='note'>Not all rows are shown of: {escape(', '.join(content.cut))}.</p>")
+        parts.append(
+            f"<p class='note'>These tables have more rows than are shown: {escape(', '.join(content.cut))}.</p>"
+        )
     parts.append(f"<script>{script}</script></body></html>\n")
     return "".join(parts)

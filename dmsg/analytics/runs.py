@@ -106,7 +106,7 @@ class _Row:
                 raise LakeError(f"{where} was written by another version of dmsg")
             return State(**said)
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise LakeError(f"{where}/runs holds what is no run: {self.said[:60]!r}") from None
+            raise LakeError(f"{where}/runs holds a row that is not a run: {self.said[:60]!r}") from None
 
 
 def _this_process() -> str:
@@ -160,7 +160,9 @@ class Runs:
             try:
                 return table, sorted((_Row(**row) for row in rows_of(table).to_pylist()), key=lambda row: row.run)
             except (TypeError, AttributeError):
-                raise LakeError(f"{self._uri} is another program's table") from None
+                raise LakeError(
+                    f"{self._uri} is the table of another program: choose another directory for dmsg's tables"
+                ) from None
             except LakeError:
                 # A concurrent writer may have replaced and removed the files between opening and reading: read once
                 # more.
@@ -187,7 +189,9 @@ class Runs:
             return states[-1] if states else State()
         then = [state for state in states if state.at <= at.timestamp() * 1000]
         if not then:
-            raise LakeError(f"{self._root} has no tables of {at:%Y-%m-%d %H:%M} any more, or had none")
+            raise LakeError(
+                f"{self._root} has no tables from before {at:%Y-%m-%d %H:%M}: none were made, or they were removed"
+            )
         return then[-1]
 
     def check_free(self) -> None:
@@ -205,8 +209,10 @@ class Runs:
             # or a clock was set.
             seen = owner_exists(newest.owner)
             if seen or (seen is None and silent < LEASE_SECONDS):
-                ago = f"{silent:.0f} s ago" if silent >= 0 else f"by a clock that is {-silent:.0f} s ahead of this one"
-                raise self._busy(f", which said so {ago}")
+                ago = (
+                    f"{silent:.0f} s ago" if silent >= 0 else f"from a clock that is {-silent:.0f} s ahead of this one"
+                )
+                raise self._busy(f", last sign of life {ago}")
 
     def claim(self) -> Claim:
         """Claim the right to write.

@@ -87,7 +87,7 @@ class Store:
         if (found := unusable_character(self.root)) is not None:
             raise LakeError(f"tables cannot be in {self.root}: its path has a {found}")
         if self.local and Path(self.root).exists() and not Path(self.root).is_dir():
-            raise LakeError(f"tables cannot be in {self.root}: it is no directory")
+            raise LakeError(f"tables cannot be in {self.root}: it is not a directory")
         self.runs = Runs(self.root)
 
     # --- runs ---

@@ -52,7 +52,7 @@ class ChunkReader:
             if not self._left:
                 return None
             if self._left > min(left, CHUNK_LIMIT):
-                raise TransferError("more bytes of the file came than were offered")
+                raise TransferError("the other side sent more bytes than it had offered")
         data = bytes(buffer[: self._left])
         del buffer[: len(data)]
         self._left -= len(data)
@@ -71,7 +71,7 @@ def digest_of(message: dict[str, object], left: int) -> bytes:
     except ValueError:
         digest = b""
     if left or len(digest) != 32:
-        raise TransferError("the other side ended a file too early")
+        raise TransferError("the other side ended the file too early")
     return digest
 
 

@@ -149,7 +149,7 @@ def open_ours(name: str, at: int, shown: str) -> int:
     """
     status = os.stat(name, dir_fd=at, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.EINVAL, "is neither file nor directory", shown)
+        raise OSError(errno.EINVAL, "is neither a file nor a directory", shown)
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     flags |= os.O_RDONLY | os.O_DIRECTORY if stat.S_ISDIR(status.st_mode) else os.O_RDWR
     check_ours(status, at, shown)

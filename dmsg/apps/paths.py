@@ -29,7 +29,7 @@ def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
     base = root.resolve()
     path = (base / text).resolve()
     if not path.is_relative_to(base) or path == base:
-        raise TransferError("the path leads out of the directory")
+        raise TransferError("the path leads outside the directory")
     if path.name.endswith(PART_SUFFIX):
         raise TransferError("path is malformed")
     check_names(path.relative_to(base).as_posix(), hidden=hidden)  # The check covers the target of a link, too.
@@ -74,5 +74,5 @@ def there_is(name: str, at: int) -> os.stat_result | None:
     if not stat.S_ISREG(found.st_mode):
         raise TransferError(f"{name}: not a regular file")
     if not os.access(name, os.W_OK, dir_fd=at):
-        raise TransferError(f"{name}: may not be written")
+        raise TransferError(f"{name}: no permission to write this file")
     return found

@@ -227,5 +227,5 @@ def dial(
             one.transport.abortConnection()  # type: ignore[attr-defined]
 
     connect(factory).addCallbacks(connected, not_connected).addErrback(
-        lambda failure: _log.failure("joining connections failed", failure)
+        lambda failure: _log.failure("unhandled error while two connections were joined", failure)
     )

@@ -66,7 +66,7 @@ def take_framed(buffer: bytearray, limit: int, what: str) -> bytes | None:
         return None
     size = int.from_bytes(buffer[:4], "big")
     if size > limit:
-        raise TransferError(f"the other side does not speak dmsg's {what}")
+        raise TransferError(f"the other side does not use dmsg's protocol for {what}")
     if len(buffer) < 4 + size:
         return None
     body = bytes(buffer[4 : 4 + size])
@@ -89,5 +89,5 @@ def _take_message(
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise TransferError(f"the other side does not speak dmsg's {what}")
+        raise TransferError(f"the other side does not use dmsg's protocol for {what}")
     return value

@@ -56,7 +56,7 @@ class PrefixedBuffer:
             return None
         size = data[0] << 8 | data[1]
         if size > self._limit:
-            raise ValueError(f"message of {size} bytes, the limit is {self._limit}")
+            raise ValueError(f"message has {size} bytes, the limit is {self._limit}")
         if len(data) < 2 + size:
             return None
         message = bytes(data[2 : 2 + size])

@@ -161,7 +161,7 @@ class Policer:
             self._excess, self._patience = Bucket(burst, now), Bucket(HEEDLESS, now)
         self._patience.take(1, HEEDED, HEEDLESS, now)
         if not self._excess.take(1, flood, burst, now):
-            raise RemoteProtocolError(DropReason.FLOOD, f"flood of {kind.name} frames")
+            raise RemoteProtocolError(DropReason.FLOOD, f"too many {kind.name} frames")
 
     def ignores_refusals(self, now: float) -> bool:
         """Whether more than :data:`HEEDLESS` frames of the client were refused recently."""

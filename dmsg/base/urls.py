@@ -19,7 +19,7 @@ def check_url(url: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise ValueError(f"{without_userinfo(url)[:80]!r} is not a URL, as http://127.0.0.1:9090 is")
+        raise ValueError(f"{without_userinfo(url)[:80]!r} is not a URL such as http://127.0.0.1:9090")
     return url
 
 

@@ -122,25 +122,29 @@ def is_loopback(interface: str) -> bool:
         return interface == "localhost"
 
 
-allow_option = click.option(
-    "--allow",
-    multiple=True,
-    type=AllowedType(),
-    metavar="NAME",
-    help="Allow only this peer: a name, a key or an @GROUP; repeatable.  Default: anyone who knows the key.",
-)
+def _allow(otherwise: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    return click.option(
+        "--allow",
+        multiple=True,
+        type=AllowedType(),
+        metavar="NAME",
+        help=f"Allow only this peer: a name, a key or an @GROUP; repeatable.  {otherwise}",
+    )
+
+
+allow_option = _allow("Default: anyone who knows the key.")
 anyone_option = click.option("--anyone", is_flag=True, help="Accept files from anyone who knows the key.")
 hidden_option = click.option(
     "--hidden", is_flag=True, help="Include files and directories whose names begin with a dot."
 )
 anything_option = click.option(
-    "--anything", is_flag=True, help="Allow a home directory, or a directory that contains one."
+    "--anything", is_flag=True, help="Allow the directory to be a home directory, or to contain one."
 )
 
 
 def accepting_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add the options of a command that accepts files from peers: --allow, --anyone and --anything."""
-    return allow_option(anyone_option(anything_option(command)))
+    return _allow("Accepting files needs --allow or --anyone.")(anyone_option(anything_option(command)))
 
 
 def check_takes(access: Access, *, anyone: bool, what: str) -> None:

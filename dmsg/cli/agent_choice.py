@@ -28,7 +28,7 @@ def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSetti
     try:
         found = find_agent()
     except AgentError as error:
-        notice(f"{error}; working without it")
+        notice(f"{error}; the command works without the agent")
         return settings
     if found is None:
         return settings

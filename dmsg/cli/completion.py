@@ -63,5 +63,5 @@ def _without_blank(shell: str, script: str) -> str:
     """Patch a script so that no blank follows a completion that ends with a dash or a colon; fish needs no patch."""
     before, after = BLANKS.get(shell, ("", ""))
     if before not in script:
-        raise RuntimeError(f"click's script for {shell} is another one than it was")
+        raise RuntimeError(f"click's completion script for {shell} has changed: this version of click is not supported")
     return script.replace(before, after) if before else script

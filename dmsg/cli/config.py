@@ -133,7 +133,9 @@ def _change(name: str, value: object) -> None:
     *tables, last = name.split(".")
     if value is not None and not tables and last not in (*NETWORK, NAMES):
         known = ", ".join((*NETWORK, NAMES))
-        raise WrongSetting(f"there is no setting {last!r} for all commands, only {known}; COMMAND.{last} is of one")
+        raise WrongSetting(
+            f"there is no setting {last!r} for all commands, only {known}; use COMMAND.{last} for one command"
+        )
     if value is not None:
         _check(tables, last, value)
     write_settings({name: value})
@@ -149,7 +151,7 @@ def _check(tables: list[str], name: str, value: object) -> None:
     if not tables:
         if name == NAMES:
             if not isinstance(value, str):
-                raise WrongSetting(f"{NAMES} is a file")
+                raise WrongSetting(f"{NAMES} must be the name of a file")
             return
         tables = ["ping"]  # The command ping has all options of the network.
     if tables and tables[0] == NETWORKS:

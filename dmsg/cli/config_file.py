@@ -71,7 +71,7 @@ def read_config() -> dict[str, object]:
         if not isinstance(value, dict) and _spelled(name) not in (*NETWORK, NAMES):
             raise ConfigError(f"{_where(path, text, name)}: there is no setting {name!r} for all commands")
     if NAMES in content and not isinstance(content[NAMES], str):
-        raise ConfigError(f"{_where(path, text, NAMES)}: names is a text")
+        raise ConfigError(f"{_where(path, text, NAMES)}: names must be a text")
     return content
 
 
@@ -83,7 +83,7 @@ def check_tables(content: dict[str, object], commands: Sequence[str]) -> None:
     for name, value in content.items():
         if isinstance(value, dict) and name not in (*commands, NETWORKS):
             path = config_path()
-            raise ConfigError(f"{path}: [{name}] is no command of dmsg")
+            raise ConfigError(f"{path}: [{name}] is not a command of dmsg")
 
 
 def use_names(content: dict[str, object]) -> None:
@@ -141,11 +141,11 @@ def check_value(option: click.Option, name: str, value: object) -> object:
     if option.multiple or option.nargs != 1:
         value = value if isinstance(value, list) else [value]
     elif isinstance(value, list):
-        raise ConfigError(f"{config_path()}: {name} has one value")
+        raise ConfigError(f"{config_path()}: {name} takes one value, not a list")
     for one in value if isinstance(value, list) else [value]:
         if option.is_flag != isinstance(one, bool):
-            wanted = "true or false" if option.is_flag else "no true and no false"
-            raise ConfigError(f"{config_path()}: {name} is {wanted}")
+            wanted = "true or false" if option.is_flag else "a text or a number, not true or false"
+            raise ConfigError(f"{config_path()}: {name} must be {wanted}")
     return value
 
 
@@ -153,7 +153,7 @@ def _value(name: str, value: object) -> object:
     if isinstance(value, list):
         return [_value(name, one) for one in value]
     if not isinstance(value, str | int | float | bool):
-        raise ConfigError(f"{config_path()}: {name} is a text, a number, true, false, or a list of these")
+        raise ConfigError(f"{config_path()}: {name} must be a text, a number, true, false, or a list of these")
     return _expanded(value) if isinstance(value, str) else value
 
 

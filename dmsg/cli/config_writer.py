@@ -40,7 +40,7 @@ def _change(document: MutableMapping[str, Any], name: str, value: object, file: 
     for one in tables:
         below = way[-1].setdefault(one, tomlkit.table())
         if not isinstance(below, MutableMapping):
-            raise ConfigError(f"{file}: {one} is no table")
+            raise ConfigError(f"{file}: {one} is not a table")
         way.append(below)
     table = way[-1]
     spelled = next((known for known in table if known.replace("_", "-") == last), last)

@@ -82,7 +82,7 @@ async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, m
         all_.found(
             Verdict.WRONG,
             "discovery",
-            "no discovery is named",
+            "no discovery is set",
             "; ".join(f"{what}: {line}" for what, line in WAYS_TO_A_DISCOVERY),
         )
         return all_.well
@@ -110,9 +110,9 @@ def _config(all_: Examination) -> None:
     try:
         content = read_config()
     except DmsgError as error:
-        all_.found(Verdict.WRONG, "config", str(error), "mend that line, or use `dmsg config`")
+        all_.found(Verdict.WRONG, "config", str(error), "correct that line, or use `dmsg config`")
         return
-    what = f"{config_path()} is read" if content else f"no settings in {config_path()}"
+    what = f"the settings in {config_path()} are valid" if content else f"no settings in {config_path()}"
     all_.found(Verdict.OK, "config", what)
 
 
@@ -121,21 +121,23 @@ def _book(all_: Examination) -> None:
     try:
         number = len(names.all())
     except DmsgError as error:
-        all_.found(Verdict.WRONG, "names", str(error), "mend that line, or move the file away")
+        all_.found(Verdict.WRONG, "names", str(error), "correct that line, or move the file away")
         return
     all_.found(Verdict.OK, "names", f"{number} names in {names.path}" if number else f"no names in {names.path} yet")
 
 
 def _key(all_: Examination, key_file: str | None) -> SecKey | None:
     if key_file is None:
-        all_.found(Verdict.NOTE, "key", "no key file is named: commands make a key for each run")
+        all_.found(Verdict.NOTE, "key", "no key file is set: each command creates a new key for its run")
         return None
     try:
         key = read_key_file(key_file)
     except DmsgError as error:
-        all_.found(Verdict.WRONG, "key", str(error), "`dmsg key new FILE` makes one, and --create where it is named")
+        all_.found(
+            Verdict.WRONG, "key", str(error), "create one with `dmsg key new FILE`, or add --create to the command"
+        )
         return None
-    all_.found(Verdict.OK, "key", f"{key_file} is the key {key.public.text}")
+    all_.found(Verdict.OK, "key", f"{key_file} holds the key {key.public.text}")
     return key
 
 
@@ -151,21 +153,24 @@ async def _discovery(reactor: Reactor, all_: Examination, url: str, servers: dic
         took = reactor.seconds() - began
     except DmsgError as error:
         all_.found(
-            Verdict.WRONG, "discovery", str(error), "is the URL right, does it run, and may this machine connect to it?"
+            Verdict.WRONG,
+            "discovery",
+            str(error),
+            "check the URL, that the discovery runs, and that this machine may connect to it",
         )
         return
     finally:
         await lookup.close()
     what = f"discovery {url} answers in {milliseconds(took)}"
     if not listed:
-        advice = "servers register themselves: is one running, and does it name this discovery?"
-        all_.found(Verdict.WRONG, "discovery", f"{what}, and offers no server", advice)
+        advice = "start a server with --discovery and this URL: servers register themselves"
+        all_.found(Verdict.WRONG, "discovery", f"{what}, but lists no server", advice)
         return
     ours = [entry for entry in listed if not any(mark.startswith("messaging-") for mark in features(entry.version))]
     others = len(listed) - len(ours)
-    what += f", and offers {len(ours)} server{'s' * (len(ours) != 1)}"
+    what += f", and lists {len(ours)} server{'s' * (len(ours) != 1)}"
     if others:
-        what += f" of dmsg and {others} of the Messaging System, which are not looked at"
+        what += f" of dmsg and {others} of the Messaging System, which this command does not check"
     if ours:
         all_.found(Verdict.OK, "discovery", what)
     else:
@@ -193,7 +198,7 @@ def _clock(all_: Examination, url: str, response: IResponse, asked: float, took:
     try:
         there = parsedate_to_datetime(said).timestamp()
     except (TypeError, ValueError):
-        all_.found(Verdict.NOTE, "clock", f"discovery {url} does not say what time it is there")
+        all_.found(Verdict.NOTE, "clock", f"discovery {url} does not send its time, so the clock is not checked")
         return
     # The server read its clock at some time between request and answer, and reports whole seconds.
     off = there + 0.5 - (asked + took / 2)
@@ -205,7 +210,7 @@ def _clock(all_: Examination, url: str, response: IResponse, asked: float, took:
             Verdict.WRONG,
             "clock",
             f"the clock is {abs(off):.0f} s {ahead} that of {url}",
-            "set it, by NTP if you can (`timedatectl set-ntp true`): entries and tokens have times in them",
+            "set the clock, with NTP if possible (`timedatectl set-ntp true`): entries and tokens contain the time",
         )
 
 
@@ -225,8 +230,8 @@ async def _network(reactor: Reactor, all_: Examination, urls: Sequence[str], ser
             all_.found(
                 Verdict.WRONG,
                 "servers",
-                "no server is reached",
-                f"is outgoing TCP to port {', '.join(ports)} blocked by a firewall, here or on the way?",
+                "no server can be reached",
+                f"check that no firewall blocks outgoing TCP to port {', '.join(ports)}",
             )
             return
         await _stream(reactor, all_, asking, answering)
@@ -248,10 +253,10 @@ async def _server(reactor: Reactor, all_: Examination, client: Client, entry: En
         raise
     except Exception as error:
         why = shorten(str(error)) or f"no answer within {PATIENCE:g} s"
-        advice = "others take its place; if it is yours, see its log, and whether its port is open to you"
-        all_.found(Verdict.NOTE, "server", f"{name} is not reached: {why}", advice)
+        advice = "clients use other servers; if the server is yours, read its log and check that its port is open"
+        all_.found(Verdict.NOTE, "server", f"{name} cannot be reached: {why}", advice)
         return False
-    far = " (far away: others may be nearer, see --prefer)" if took > SLOW else ""
+    far = " (slow: other servers may be nearer, see --prefer)" if took > SLOW else ""
     all_.found(Verdict.OK, "server", f"{name}: {milliseconds(took)}{far}")
     return True
 
@@ -270,11 +275,11 @@ async def _stream(reactor: Reactor, all_: Examination, asking: Client, answering
         all_.found(
             Verdict.WRONG,
             "stream",
-            f"a stream from this machine to itself is not carried: {shorten(str(error))}",
-            "servers are reached: `dmsg trace KEY` shows each way to somebody",
+            f"a stream from this machine through a server and back failed: {shorten(str(error))}",
+            "the servers themselves can be reached: `dmsg trace KEY` tests each server of a peer",
         )
         return
-    all_.found(Verdict.OK, "stream", f"a stream through them and back takes {milliseconds(took)}")
+    all_.found(Verdict.OK, "stream", f"a stream through a server and back takes {milliseconds(took)}")
 
 
 # --- the entry of a key ---
@@ -286,14 +291,19 @@ async def _entry(reactor: Reactor, all_: Examination, urls: Sequence[str], key: 
         try:
             entry = await client.entry(key.public)
         except EntryNotFound:
-            text = "discovery has no entry of this key: nobody reaches it now"
-            all_.found(Verdict.NOTE, "entry", text, "it is there while a program runs with it: is it to?")
+            text = "discovery has no entry of this key: peers cannot reach it now"
+            all_.found(
+                Verdict.NOTE,
+                "entry",
+                text,
+                "the entry exists while a program runs with this key: start it, if peers are to reach it",
+            )
             return
         except DmsgError as error:
             all_.found(Verdict.WRONG, "entry", str(error))
             return
         if entry.client is None and entry.server is not None:
-            all_.found(Verdict.NOTE, "entry", f"this key is that of a server, at {entry.server.address}")
+            all_.found(Verdict.NOTE, "entry", f"this key belongs to a server, at {entry.server.address}")
             return
         if entry.client is None or not entry.client.delegated_servers:
             all_.found(Verdict.WRONG, "entry", "the entry of this key names no server", "restart its program")
@@ -307,15 +317,17 @@ async def _entry(reactor: Reactor, all_: Examination, urls: Sequence[str], key: 
                 raise
             except Exception as error:
                 why = shorten(str(error))
-                all_.found(Verdict.NOTE, "entry", f"through server {text[:8]} this key is not reached: {why}")
+                all_.found(Verdict.NOTE, "entry", f"this key cannot be reached through server {text[:8]}: {why}")
             else:
                 stream_of(probed).loseConnection()
                 ways += 1
         number = len(entry.client.delegated_servers)
         if ways:
-            all_.found(Verdict.OK, "entry", f"this key is reached through {ways} of its {number} servers")
+            all_.found(Verdict.OK, "entry", f"this key can be reached through {ways} of its {number} servers")
         else:
-            advice = "its program may have been killed: start it, or `dmsg discovery delete -k FILE`"
-            all_.found(Verdict.WRONG, "entry", f"this key is reached through none of its {number} servers", advice)
+            advice = (
+                "perhaps its program was killed: start it, or withdraw the entry with `dmsg discovery delete -k FILE`"
+            )
+            all_.found(Verdict.WRONG, "entry", f"this key can be reached through none of its {number} servers", advice)
     finally:
         await client.stopService()

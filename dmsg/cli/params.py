@@ -82,7 +82,7 @@ def parse_target(text: str, default_port: int | None = None) -> DmsgAddress:
     who, colon, port = text.removeprefix("dmsg:").partition(":")
     if not colon:
         if default_port is None:
-            raise ValueError(f"{text[:80]!r} has no port: KEY:PORT is needed, or NAME:PORT")
+            raise ValueError(f"{text[:80]!r} has no port: write KEY:PORT or NAME:PORT")
         return DmsgAddress(AddressBook().find(who), default_port)
     return DmsgAddress(AddressBook().find(who), parse_port(port))
 
@@ -112,7 +112,7 @@ class Seconds(click.FloatRange):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(cast(float, value), param, ctx)
         if math.isnan(number):
-            self.fail(f"{value} is no number", param, ctx)
+            self.fail(f"{value} is not a number", param, ctx)
         return number
 
 
@@ -154,8 +154,8 @@ WAYS_TO_A_DISCOVERY = (
 )
 """Advice for users who have no discovery."""
 NO_DISCOVERY = (
-    "no discovery is named. A discovery is the service that knows\n"
-    "through which servers a key is reached; who wants to meet, names the same one:\n"
+    "no discovery is set. A discovery is the service that knows through which\n"
+    "servers a key is reached; peers that want to meet use the same discovery:\n"
     + "\n".join(f"  {what + ':':<25}{line}" for what, line in WAYS_TO_A_DISCOVERY)
 )
 

@@ -59,7 +59,7 @@ def check_name(name: str) -> str:
     if len(name) == PUBKEY_TEXT_SIZE:
         with suppress(KeyFormatError):
             PubKey.from_text(name)
-            raise NotAName(f"{name} is a public key, and no name for one")
+            raise NotAName(f"{name} is a public key: choose a name that is not one")
     return name
 
 
@@ -178,10 +178,10 @@ class AddressBook:
         names = self.all()
         name = check_name(name)
         if names.get(name, key) != key and not replace:
-            raise UnknownName(f"{name!r} stands for {names[name].short}... already (replace it with --replace)")
+            raise UnknownName(f"{name!r} already stands for {names[name].short}... (use --replace to change it)")
         names[name] = key
         if len(names) > MAX_NAMES:
-            raise UnknownName(f"more than {MAX_NAMES} names")
+            raise UnknownName(f"the address book has {MAX_NAMES} names, the limit: remove some first")
         self._write(names)
 
     def remove(self, name: str) -> None:

@@ -239,7 +239,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         :raises ValueError: ``port`` is not 0 to 65535.
         """
         if not 0 <= port < 65536:
-            raise ValueError("port is 0 to 65535")
+            raise ValueError("port must be from 0 to 65535")
         if port in self.factories:
             raise CannotListenError(None, port, OSError(f"a factory is listening on port {port} already"))
         return _ListeningPort(self, factory, port)

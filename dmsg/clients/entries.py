@@ -136,7 +136,7 @@ class Entries:
             if entry.successor is None:
                 return remote, entry
             remote = entry.successor.key
-        raise ConnectFailed(f"{remote.short}: more than {SUCCESSORS} keys follow each other")
+        raise ConnectFailed(f"{remote.short}: its key was replaced more than {SUCCESSORS} times in a row")
 
 
 def delegated_servers(remote: PubKey, entry: Entry) -> list[PubKey]:
@@ -151,5 +151,5 @@ def delegated_servers(remote: PubKey, entry: Entry) -> list[PubKey]:
         except KeyFormatError:
             continue
     if not servers:
-        raise ConnectFailed(f"{remote.short} is connected to no server")
+        raise ConnectFailed(f"{remote.short} is not connected to a server")
     return servers

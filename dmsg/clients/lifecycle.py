@@ -93,7 +93,7 @@ def _go_offline(lifecycle: Lifecycle, core: LifecycleCore) -> None:
 @_searching.upon(Lifecycle.stop).to(_stopped)
 def _stop_searching(lifecycle: Lifecycle, core: LifecycleCore) -> None:
     core.state = "stopped"
-    core.fire(Failure(DmsgError("client is stopped")))
+    core.fire(Failure(DmsgError("the client is stopped")))
 
 
 @_online.upon(Lifecycle.stop).to(_stopped)

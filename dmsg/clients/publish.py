@@ -119,13 +119,13 @@ class EntryPublisher:
                 withdrawn = self._lookups.withdraw(self._key, "client", offered)
                 await withdrawn.addTimeout(WITHDRAW_TIMEOUT, self._reactor)
             except (DmsgError, TimeoutError) as error:
-                _log.info("entry was not withdrawn: {error}", error=str(error))
+                _log.info("the entry could not be deleted from discovery: {error}", error=str(error))
         self.published = None
         self._told = False
         waiting, self._waiting = self._waiting, []
         for deferred in waiting:
             if not deferred.called:
-                deferred.errback(DmsgError("client is stopped"))
+                deferred.errback(DmsgError("the client is stopped"))
 
     async def _publish(self) -> float | None:
         wanted = self._delegated()

@@ -316,7 +316,7 @@ class ServerSet(Generic[SessionT]):
         return True
 
     def _remove(self, link: ServerLink[SessionT], why: str) -> None:
-        _log.info("server {server} {why}, another takes its place", server=link.server.short, why=why)
+        _log.info("server {server} {why} and is replaced by another server", server=link.server.short, why=why)
         del self.links[link.server]
         self._avoid[link.server] = self._reactor.seconds() + AVOID_FOR
         if link.slow:
@@ -390,7 +390,9 @@ class ServerSet(Generic[SessionT]):
 
     def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
         """Replace a leaving server (:class:`~dmsg.clients.session.SessionKeeper`)."""
-        _log.info("server {server} leaves in {seconds} s", server=session.server.short, seconds=seconds)
+        _log.info(
+            "server {server} announced that it will leave in {seconds} s", server=session.server.short, seconds=seconds
+        )
         now = self._reactor.seconds()
         self._avoid[session.server] = now + AVOID_FOR
         link = self.links.get(session.server)
@@ -414,7 +416,7 @@ class ServerSet(Generic[SessionT]):
         session = await self._uses.opener(entry).open()
         if not self._running:
             session.close()
-            raise DmsgError("client is stopped")
+            raise DmsgError("the client is stopped")
         self._visited[server] = session
         self._welcome(session)
 

@@ -167,7 +167,7 @@ class Session:
             raise core.broken
         if link is not None and link.congested and link.queued() > CLIENT_QUEUE_LIMIT:
             raise RemoteProtocolError(
-                DropReason.SEND_BUFFER_FULL, "the server sends frames that need answers, but reads none"
+                DropReason.SEND_BUFFER_FULL, "the server sends frames that need answers, but does not read the answers"
             )
         return taken
 
@@ -250,7 +250,7 @@ def no_answer(result: object, seconds: float) -> NoReturn:
 
     :raises DmsgTimeout: always.
     """
-    raise DmsgTimeout(f"no answer within {seconds:.3g} s")
+    raise DmsgTimeout(f"the peer did not answer within {seconds:.3g} s")
 
 
 def start_opened(stream: StreamTransport, factory: IProtocolFactory, close: Callable[[int], None]) -> IProtocol:

@@ -45,7 +45,9 @@ class SharedClients(Generic[C]):
         """
         urls = tuple((discovery or os.environ.get("DMSG_DISCOVERY", "")).split())
         if not urls:
-            raise ValueError(f"{self._prefix}: endpoint needs discovery=URL or the variable DMSG_DISCOVERY")
+            raise ValueError(
+                f"{self._prefix}: the endpoint needs discovery=URL or the environment variable DMSG_DISCOVERY"
+            )
         key = key or os.environ.get("DMSG_KEY_FILE", "")
         name = (id(reactor), urls, key, *others)
         client = self._clients.get(name)

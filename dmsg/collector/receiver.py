@@ -183,7 +183,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         elif isinstance(error, OSError):
             self._answer(Answer(Kind.LATER, f"the collector cannot write: {error.strerror}"), "disk")
         else:
-            _log.failure("keeping a file failed", failure)
+            _log.failure("unhandled error while a received file was stored", failure)
             self._answer(Answer(Kind.LATER, "the collector failed"), "failed")
         self._proceed()
 
@@ -311,7 +311,11 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         self.refusals[reason] += 1
         if (more := self._seldom.suffix((origin, reason))) is not None:
             _log.warn(
-                "not kept of {origin}: {reason}: {why}{more}", origin=origin.short, reason=reason, why=why, more=more
+                "a file of {origin} was refused ({reason}): {why}{more}",
+                origin=origin.short,
+                reason=reason,
+                why=why,
+                more=more,
             )
 
     def stop(self) -> None:

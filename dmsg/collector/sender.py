@@ -107,7 +107,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         try:
             answer = parse_answer(line)
             if self._answered is None or (answer.kind is Kind.SEND and self._file is None):
-                raise WireError("an answer to nothing")
+                raise WireError("the collector sent an answer that nothing asked for")
         except WireError as error:
             self._end(SendError(str(error)))
             return
@@ -205,7 +205,8 @@ class SpoolSender(Service):
         super().startService()  # type: ignore[no-untyped-call]
         self._over = False
         _log.info(
-            "finished files of {directory} go to {collector}, as {key}: a collector takes them from keys of its list",
+            "files of {directory} are sent to collector {collector} with key {key}; "
+            "the collector must have this key on its list",
             directory=str(self._directory),
             collector=str(self._collector),
             key=str(self.key.public),
@@ -283,7 +284,7 @@ class SpoolSender(Service):
             if waiting := await in_thread(self._reactor, self._waiting):
                 await self._send(waiting)
         except KeyInUse:
-            raise SendError(f"another process sends what is in {self._directory}") from None
+            raise SendError(f"another process already sends the files of {self._directory}") from None
         finally:
             await self._stop()
         return self.sent
@@ -293,7 +294,7 @@ class SpoolSender(Service):
         if isinstance(error, ConnectFailed) and error.attempts:
             why = f"{why}; is {self.key.public} on its list?"
         if self._seldom.suffix(type(error).__name__) is not None:
-            self._warned(f"{count} files of events wait for their collector: {why}")
+            self._warned(f"{count} files of events could not be sent to the collector and wait: {why}")
 
     def _waiting(self) -> list[Path]:
         now = self._reactor.seconds()
@@ -312,7 +313,7 @@ class SpoolSender(Service):
         :raises KeyInUse: another process is sending the files of this directory.
         """
         if self._over:
-            raise SendError("it is over")
+            raise SendError("the sender has stopped")
         if self._lock is None:
             self._lock = hold_key(self._directory / KEY_FILE, self.name)
         if self._client is None:
@@ -336,7 +337,7 @@ class SpoolSender(Service):
             for path in waiting:
                 answer = await self._send_one(stream, path)
                 if answer is not None and answer.kind is Kind.LATER:
-                    raise SendError(f"not now: {answer.why}")
+                    raise SendError(f"the collector cannot take files now: {answer.why}")
                 self._failures = 0
         finally:
             self._stream = None
@@ -366,7 +367,7 @@ class SpoolSender(Service):
                 self._postpone(path, f"is with the collector, but cannot be removed: {error.strerror}")
             if not self._taking:
                 self._taking = True
-                _log.info("the collector {collector} takes files of events", collector=str(self._collector))
+                _log.info("the collector {collector} accepts files of events", collector=str(self._collector))
         elif answer.kind is Kind.REFUSED:
             self.sent.refused += 1
             self._postpone(path, f"is refused by the collector and stays: {answer.why}")

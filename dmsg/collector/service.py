@@ -108,14 +108,17 @@ class Collector(Service):
             again.start()
             again.soon(seconds)
         _log.info(
-            "collector {key} listens on port {port} of dmsg; files of {count} senders are kept in {root}",
+            "collector {key} listens on dmsg port {port}; it stores files of {count} listed senders in {root}",
             key=str(self.client.public_key),
             port=self._port,
             count=len(self._senders.keys),
             root=str(self.store.root),
         )
         self.client.when_published().addCallbacks(
-            lambda _: _log.info("collector {key} can be reached", key=str(self.client.public_key)), lambda _: None
+            lambda _: _log.info(
+                "collector {key} is online and can be reached by its senders", key=str(self.client.public_key)
+            ),
+            lambda _: None,
         )
 
     def stopService(self) -> Deferred[None]:
@@ -145,13 +148,13 @@ class Collector(Service):
 
     async def _check(self) -> float:
         if self._senders.reload():
-            _log.info("the list of senders has {count} keys now", count=len(self._senders.keys))
+            _log.info("the list of senders changed and was reloaded: {count} keys", count=len(self._senders.keys))
         return LOOK_INTERVAL
 
     def reload(self) -> None:
         """Read the list of senders again."""
         self._senders.reload(force=True)
-        _log.info("the list of senders was read again: {count} keys", count=len(self._senders.keys))
+        _log.info("the list of senders was reloaded: {count} keys", count=len(self._senders.keys))
 
     async def _count(self) -> float:
         await in_thread(self._reactor, self.store.recount)

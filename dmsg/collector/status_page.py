@@ -38,10 +38,10 @@ class CollectorStatus(StatusSource):
 
     kind = "dmsg collector"
     charts = (
-        Chart("Files kept", "/s", (Line("kept", "files", rate=True),)),
-        Chart("Bytes kept", "bytes/s", (Line("kept", "bytes", rate=True),)),
-        Chart("Files that are there", "bytes", (Line("held", "held"),)),
-        Chart("Not kept", "/s", (Line("all reasons", "refused", rate=True),)),
+        Chart("Files stored", "/s", (Line("stored", "files", rate=True),)),
+        Chart("Bytes stored", "bytes/s", (Line("stored", "bytes", rate=True),)),
+        Chart("Size of the store", "bytes", (Line("all files", "held"),)),
+        Chart("Refused", "/s", (Line("all reasons", "refused", rate=True),)),
     )
 
     def __init__(
@@ -63,22 +63,22 @@ class CollectorStatus(StatusSource):
         return [
             Fact("State", status, GOOD if status == "ok" else BAD, told=True),
             *of_process(self._started),
-            Fact("Servers", str(health["servers"]), told=True),
-            Fact("Senders", human_count(len(health["newest_file_seconds"]))),
-            Fact("Files since it started", human_count(health["files"])),
-            Fact("Files that are there", human_size(health["bytes_held"])),
-            Fact("Runs", f"dmsg {VERSION}"),
+            Fact("Connected servers", str(health["servers"]), told=True),
+            Fact("Senders with files", human_count(len(health["newest_file_seconds"]))),
+            Fact("Files stored since the start", human_count(health["files"])),
+            Fact("Size of the store", human_size(health["bytes_held"])),
+            Fact("Version", f"dmsg {VERSION}"),
         ]
 
     def problems(self) -> list[str]:
         health = self._health()
         found = []
         if health["status"] != "ok":
-            found.append("It is connected to no server: nobody can bring files.")
+            found.append("The collector is not connected to a server: senders cannot reach it.")
         late = [origin for origin, age in health["newest_file_seconds"].items() if age > LATE]
         if late:
             senders = "1 sender" if len(late) == 1 else f"{len(late)} senders"
-            found.append(f"{senders} brought nothing for {human_time(LATE)} and more.")
+            found.append(f"{senders} sent no file for at least {human_time(LATE)}.")
         return found
 
     def numbers(self) -> dict[str, float]:
@@ -96,4 +96,4 @@ class CollectorStatus(StatusSource):
     async def tables(self) -> list[Table]:
         ages = sorted(self._health()["newest_file_seconds"].items(), key=lambda one: -one[1])
         rows = [(origin, f"{human_time(age)} ago") for origin, age in ages[:SHOWN_SENDERS]]
-        return [Table("Senders, the most silent first", ("Sender", "Its last file"), rows, "none has brought a file")]
+        return [Table("Senders, longest silence first", ("Sender", "Last file"), rows, "no sender has sent a file")]

@@ -135,7 +135,7 @@ class Store:
         for path in self.root.glob(f"{origin.hex()}/*/{offer.name}"):
             with open(path, "rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != offer.sha256:
-                    raise FileRejected("another file of that name is there")
+                    raise FileRejected("the collector has another file of that name")
             return True
         return False
 
@@ -149,9 +149,9 @@ class Store:
         with self._guard:
             own, total = self._held.get(origin.hex(), 0), sum(self._held.values())
         if total + coming + size > self._limit:
-            raise StoreFull("the collector's limit is reached")
+            raise StoreFull("the collector is full: its limit for all senders is reached")
         if own + own_coming + size > self._limit // OWN_PART:
-            raise StoreFull("this sender has filled its part of the collector")
+            raise StoreFull("this sender has filled its share of the collector")
         free = free_bytes(self.root)
         if free is not None and free - coming - size < self._reserve:
             missing = self._reserve + coming + size - free
@@ -181,7 +181,7 @@ class Store:
         received = Path(part.name)
         with open(received, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != offer.sha256:
-                raise FileRejected("these are not the bytes that were offered")
+                raise FileRejected("the bytes differ from the SHA-256 that was offered")
         if self.has(origin, offer):  # The file was delivered over another stream meanwhile.
             self.discard(part)
             return received
@@ -213,29 +213,29 @@ class Store:
         found, read, cut = set(), 0, False
         for number, line in enumerate(read_lines(path, TEXT_LIMIT)):
             if number == LINES_LIMIT:
-                raise FileRejected(f"it has more than {LINES_LIMIT} lines")
+                raise FileRejected(f"the file has more than {LINES_LIMIT} lines")
             read += len(line)
             # Programs disagree about where a malformed line ends: part of it could pass as an event of any producer in
             # one of them. So a file with such a line is rejected.
             if cut or b"\r" in line:
-                raise FileRejected("a line in it is no JSON")
+                raise FileRejected("a line in the file is not JSON")
             try:
                 producer = json.loads(line)["producer"]
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if not torn or not _is_cut(error):
-                    raise FileRejected("a line in it is no JSON, or of nobody") from None
+                    raise FileRejected("a line in the file is not a JSON object that names its producer") from None
                 cut = True  # The last line of a torn file may be incomplete.
                 continue
             if not isinstance(producer, str) or not _PRODUCER.fullmatch(producer):
-                raise FileRejected("a producer's name is none")
+                raise FileRejected("a producer's name in the file is malformed")
             found.add(producer)
             if len(found) > 1:
-                raise FileRejected("events of several producers are in it")
+                raise FileRejected("the file has events of several producers")
         # The reader stops at a line that is too long, and then has less text than the file.
         if read < size:
-            raise FileRejected(f"a line in it is longer than {MAX_LINE} bytes")
+            raise FileRejected(f"a line in the file is longer than {MAX_LINE} bytes")
         if not found:
-            raise FileRejected("no event is in it")
+            raise FileRejected("the file has no events")
         return found.pop()
 
     def _claim(self, origin: PubKey, producer: str, voucher: str) -> None:
@@ -289,7 +289,7 @@ class Store:
         place = self.root / PRODUCERS
         mine = sum(path.read_text().startswith(origin.hex()) for path in place.iterdir())
         if mine >= PRODUCERS_LIMIT:
-            raise FileRejected(f"this sender has brought {mine} producers already")
+            raise FileRejected(f"this sender has sent files of {mine} producers already, the limit")
 
 
 def _key_of(producer: str) -> PubKey | None:
@@ -302,7 +302,7 @@ def _key_of(producer: str) -> PubKey | None:
     except KeyFormatError:
         return None
     if key.hex() != producer:
-        raise FileRejected("a producer's key is not in lower case")
+        raise FileRejected("a producer's key in the file is not in lower case")
     return key
 
 
@@ -323,12 +323,12 @@ def _check_size(file: IO[bytes]) -> tuple[int, bool]:
         for piece in unpack_gzip(file):
             size += len(piece)
             if size > TEXT_LIMIT:
-                raise FileRejected(f"it has more than {TEXT_LIMIT} bytes of text")
+                raise FileRejected(f"the file has more than {TEXT_LIMIT} bytes after unpacking")
     except EOFError:
         return size, True
     except zlib.error:
         if not size:
-            raise FileRejected("it is not packed by gzip") from None
+            raise FileRejected("the file is not in gzip format") from None
         return size, True  # The part before the tear is used.
     return size, False
 

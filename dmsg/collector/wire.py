@@ -103,7 +103,7 @@ def _row(line: bytes) -> dict[str, object]:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise WireError("not a line of a spool's transfer")
+        raise WireError("this line is not a JSON object, as the transfer of event files needs")
     return row
 
 
@@ -114,17 +114,19 @@ def parse_offer(line: bytes) -> Offer:
     """
     row = _row(line)
     if row.get("v") != VERSION:
-        raise WireError(f"version {str(row.get('v'))[:20]} of the transfer is not known here, but {VERSION}")
+        raise WireError(
+            f"version {str(row.get('v'))[:20]} of the transfer protocol is not supported, only version {VERSION}"
+        )
     name, size, digest = row.get("name"), row.get("size"), row.get("sha256")
     if not isinstance(name, str) or not is_spool_name(name):
-        raise WireError("no name of a spool's file")
+        raise WireError("the offer's name is not that of a finished file of events")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= FILE_LIMIT:
-        raise WireError(f"a file has 1 to {FILE_LIMIT} bytes")
+        raise WireError(f"the offer's size is not a number from 1 to {FILE_LIMIT}")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise WireError("no SHA-256")
+        raise WireError("the offer has no valid SHA-256")
     voucher = row.get("voucher", "")
     if not isinstance(voucher, str) or not _VOUCHER.fullmatch(voucher):
-        raise WireError("no voucher")
+        raise WireError("the offer's voucher is malformed")
     return Offer(name, size, digest, voucher)
 
 
@@ -137,4 +139,4 @@ def parse_answer(line: bytes) -> Answer:
     try:
         return Answer(Kind(str(row.get("answer"))), printable(str(row.get("why", ""))[:WHY_LIMIT]))
     except ValueError:
-        raise WireError("no answer of a collector") from None
+        raise WireError("this line is not an answer of a collector") from None

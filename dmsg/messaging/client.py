@@ -125,7 +125,7 @@ class Client(DelegatedClient[ClientSession]):
         def prepare(remote: PubKey, entry: Entry) -> Opening[ClientSession]:
             offered = features(entry.version)
             if offered and self.profile.feature not in offered:
-                raise ConnectFailed(f"{remote.short} does not speak {self.profile.feature}, as its entry says")
+                raise ConnectFailed(f"{remote.short} does not support {self.profile.feature} according to its entry")
 
             ours = self.profile.feature in offered
             acks = False if ours and self.dialect.acks is None else self.dialect.acks

@@ -74,7 +74,7 @@ class Server(RelayServer):
         while relay.channel_count and self._reactor.seconds() < until:
             await deferLater(self._reactor, DRAIN_LOOK)
         if relay.channel_count:
-            _log.info("{count} channels are closed", count=relay.channel_count)
+            _log.info("the server stops: {count} channels are closed", count=relay.channel_count)
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return the gauges: help text and value by name."""

@@ -316,7 +316,10 @@ class ClientSession(Session):
         while total > LEFT_LIMIT:
             oldest = self._ended.pop(0)
             total -= oldest.waiting
-            _log.info("what {peer} sent is dropped: nobody reads it", peer=str(oldest.getPeer())[:13])
+            _log.info(
+                "unread data of an ended channel with {peer} is dropped: more was left unread than may be buffered",
+                peer=str(oldest.getPeer())[:13],
+            )
             oldest.abortConnection()
 
     # --- closing ---

@@ -79,7 +79,8 @@ def name_step(step: float) -> None:
     """Log that the system's clock was set."""
     way = "back" if step < 0 else "forward"
     _log.warn(
-        "the clock of this machine was set {way} by {much}: timers go on as they were, dates are the new ones",
+        "the clock of this machine was set {way} by {much}: "
+        "timers are not affected; log lines and entries carry the new time",
         way=way,
         much=human_time(round(abs(step))),
     )

@@ -24,7 +24,7 @@ def _flush_all(ones: list[Flushable]) -> None:
         try:
             one.flush()
         except Exception:
-            _log.failure("flushing {one!r} failed", one=one)
+            _log.failure("unhandled error while {one!r} was flushed", one=one)
 
 
 class TurnFlush:

@@ -27,9 +27,9 @@ def check_endpoint(description: str) -> str:
     try:
         port = getattr(serverFromString(reactor, description), "_port", 0)
         if isinstance(port, int) and not 0 <= port < 65536:
-            raise ValueError(f"{port} is no port")
+            raise ValueError(f"{port} is not a port, 0 to 65535")
     except Exception as error:
-        raise ValueError(f"{description!r} is not an endpoint string, as tcp:8080 is: {error}") from None
+        raise ValueError(f"{description!r} is not an endpoint string such as tcp:8080: {error}") from None
     return description
 
 

@@ -119,7 +119,9 @@ class MemoryWatch(Generic[Holder]):
     def start(self) -> None:
         """Start the periodic checks."""
         running = self._call.start(self.interval, now=False)
-        running.addErrback(lambda failure: _log.failure("the memory watch stopped", failure))
+        running.addErrback(
+            lambda failure: _log.failure("unhandled error: buffered memory is not limited any more", failure)
+        )
 
     def stop(self) -> None:
         """Stop the periodic checks."""
@@ -135,7 +137,8 @@ class MemoryWatch(Generic[Holder]):
         if more is None:
             return
         _log.warn(
-            "{held} MiB are buffered for {what}, more than {limit}: {kind} of {owner} ({size} KiB) is dropped{more}",
+            "{held} MiB are buffered for {what}, more than the limit of {limit} MiB: "
+            "{kind} of {owner} ({size} KiB) is dropped{more}",
             held=self._memory.total >> 20,
             what=self.what,
             limit=self._memory.limit >> 20,
@@ -149,7 +152,7 @@ class MemoryWatch(Generic[Holder]):
         try:
             given = self._memory.check()
         except Exception:
-            _log.failure("the held memory could not be measured")
+            _log.failure("unhandled error while buffered memory was measured")
             return
         if given:
             self.note_dropped(given)

@@ -90,7 +90,7 @@ class RetryLoop:
         if isinstance(result, Failure):
             self._raised += 1
             if not result.check(CancelledError):
-                _log.failure("{what} failed, and is tried again", result, what=self._what)
+                _log.failure("unhandled error: {what} failed and will be retried", result, what=self._what)
             delay: float | None = self._retry(self._raised)
         else:
             self._raised = 0

@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IAddress
 
 from dmsg.errors import DmsgError
 
-NOT_PUBLIC = "the numbers are for programs of this machine, or for others where --metrics opens them\n"
+NOT_PUBLIC = "metrics are served to programs on this machine; --metrics opens an endpoint for other machines\n"
 """Answer at a public port to requests for /metrics from other machines."""
 MIN_TOKEN, MAX_TOKEN = 16, 512
 """Length of a token in characters: shortest and longest."""
@@ -82,11 +82,14 @@ class Access:
                 return None
             return 401, "this page needs the token of its operator, as a password or a bearer token\n"
         if any(request.getHeader(name) is not None for name in _PROXIES):
-            return 403, "this page is for its own machine, not through a proxy; see --page-token\n"
+            return (
+                403,
+                "this page is served to its own machine only, not through a proxy; the option --page-token opens it\n",
+            )
         if not _is_here(str(getattr(request.getClientAddress(), "host", ""))):
-            return 403, "this page is for its own machine; see --page-token\n"
+            return 403, "this page is served to its own machine only; the option --page-token opens it to others\n"
         if not _is_plain((request.getHeader(b"host") or b"").decode("ascii", "replace")):
-            return 403, "this page is for its own machine, by an address or as localhost\n"
+            return 403, "this page is served to its own machine only, by an IP address or as localhost\n"
         return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.web.template import Tag, tags
 
-from dmsg.base.units import human_count, human_size
+from dmsg.base.units import human_count, human_size, human_time
 from dmsg.pages.history import History
 from dmsg.pages.model import Chart, Line
 
@@ -22,7 +22,7 @@ def draw(chart: Chart, samples: History) -> Tag:
         preserveAspectRatio="none",
         role="img",
     )
-    svg(Tag("title")(f"{chart.title}, the last {span / 60:.0f} minutes, at most {with_unit(top, chart.unit)}"))
+    svg(Tag("title")(f"{chart.title}, the last {human_time(span)}, at most {with_unit(top, chart.unit)}"))
     for place in (0.25, 0.5, 0.75):
         height = f"{HEIGHT * place:.1f}"
         svg(Tag("line")(class_="grid", x1="0", x2=f"{WIDTH:.0f}", y1=height, y2=height))
@@ -39,7 +39,7 @@ def draw(chart: Chart, samples: History) -> Tag:
                 tags.b("-" if now is None else with_unit(now, chart.unit)),
             )
         )
-    legend(tags.span(f"{span / 60:.0f} min, top {with_unit(top, chart.unit)}", class_="top"))
+    legend(tags.span(f"last {human_time(span)}, maximum {with_unit(top, chart.unit)}", class_="top"))
     return tags.figure(tags.figcaption(chart.title), svg, legend)
 
 

@@ -50,7 +50,7 @@ class StatusPort:
         site = status_site(self._reactor, self._pages, self._refuse)
         self.port = await serverFromString(self._reactor, self._where).listen(site)
         self._sampling.start()
-        _log.info("status page, /metrics and /health: {address}", address=str(self.port.getHost()))
+        _log.info("status page, /metrics and /health are at {address}", address=str(self.port.getHost()))
 
     def _refuse(self, _: str) -> None:
         self.refused += 1

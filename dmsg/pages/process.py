@@ -19,7 +19,7 @@ def of_process(started: float) -> list[Fact]:
     :param started: Unix time of the start.
     """
     return [
-        Fact("Up for", human_time(monotonic() - _BEGAN)),
-        Fact("Since", time.strftime("%d %b %H:%M", time.localtime(started))),
+        Fact("Uptime", human_time(monotonic() - _BEGAN)),
+        Fact("Started", time.strftime("%d %b %H:%M", time.localtime(started))),
         Fact("Memory of the process", human_size(resident())),
     ]

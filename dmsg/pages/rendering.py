@@ -59,7 +59,7 @@ def whole_page(shown: StatusSource, found: Parts, searched: str = "", answer: Ta
     header = tags.header(
         tags.h1(shown.kind),
         tags.code(shown.key) if shown.key else "",
-        tags.p("Nothing comes from it: this is what it said last.", id="lost", hidden="hidden"),
+        tags.p("No connection: this page shows the last known state.", id="lost", hidden="hidden"),
     )
     body = tags.body(header, Tag("main")(*(tags.section(part, id=name) for name, part in found.items())))
     if shown.asks:
@@ -139,8 +139,8 @@ def _reasons(reasons: Mapping[str, float], samples: History) -> Tag:
             )
         )
     if not rows:
-        rows = [tags.tr(tags.td("nothing was refused", class_="empty"))]
-    heads = ("Reason", "text"), ("Since it started", "number"), ("Now", "number"), ("The last minutes", "text")
+        rows = [tags.tr(tags.td("none since the start", class_="empty"))]
+    heads = ("Reason", "text"), ("Since the start", "number"), ("Rate now", "number"), ("Last minutes", "text")
     head = tags.thead(tags.tr(*(tags.th(name, class_=kind) for name, kind in heads)))
     return tags.div(tags.h2("Refused, dropped or ended"), tags.table(head, tags.tbody(*rows)))
 
@@ -151,5 +151,5 @@ def _events(happenings: RecentEvents, wall: float) -> Tag:
         clock = time.strftime("%H:%M:%S" if wall - at < 86400 else "%Y-%m-%d %H:%M", time.localtime(at))
         rows.append(tags.tr(tags.td(clock, class_="when"), tags.td(printable(text))))
     if not rows:
-        rows = [tags.tr(tags.td("nothing since it started", class_="empty"))]
-    return tags.div(tags.h2("Recently"), tags.table(tags.tbody(*rows)))
+        rows = [tags.tr(tags.td("none since the start", class_="empty"))]
+    return tags.div(tags.h2("Recent events"), tags.table(tags.tbody(*rows)))

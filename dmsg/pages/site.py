@@ -125,7 +125,7 @@ class StatusPages:
             self._sampling.watch(request)
         except TooManyWatch:
             request.setResponseCode(503)
-            return b"too many watch already\n"
+            return b"too many browsers watch this page already\n"
         return Deferred()
 
     @app.handle_errors(HTTPException)
@@ -134,7 +134,7 @@ class StatusPages:
             return answer_http_error(request, failure)
         request.setResponseCode(404)
         request.setHeader(b"content-type", b"text/plain; charset=utf-8")
-        return b"there are /, /metrics and /health\n"
+        return b"not found; this port serves /, /metrics and /health\n"
 
     def _refused(self, request: Request) -> bytes | None:
         """Set the security headers; return the refusal, or None if the request is allowed."""
@@ -154,7 +154,7 @@ class StatusPages:
 def _no_script(request: Request) -> bytes:
     request.setResponseCode(403)
     request.setHeader(b"content-type", b"text/plain; charset=utf-8")
-    return b"this is not for pages of other sites\n"
+    return b"requests from pages of other sites are refused\n"
 
 
 def _file(request: Request, name: str, kind: bytes) -> bytes:

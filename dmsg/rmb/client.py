@@ -231,11 +231,11 @@ class RmbClient(Service):
         :raises RmbError: the twin is unknown, or too many calls wait for an answer.
         """
         if not 0 < timeout < 1e9:
-            raise RmbError(f"a timeout of {timeout} seconds")
+            raise RmbError(f"timeout is {timeout}: it must be above 0 and below 1e9 seconds")
         if not self._bus.is_open:
             await self.when_online(timeout)
         if len(self._calls) >= MAX_CALLS:
-            raise RmbError(f"{MAX_CALLS} calls wait for an answer")
+            raise RmbError(f"{MAX_CALLS} calls already wait for an answer, the limit")
         receiver = await self.registry.get(twin)
         now = self._now()
         # The timestamp has whole seconds, and part of the current second has passed already.
@@ -310,7 +310,7 @@ class RmbClient(Service):
     # --- what came ---
 
     async def _rejected(self, rejected: MessageRejected) -> None:
-        _log.debug("dropped: {why}", why=str(rejected))
+        _log.debug("a received message was dropped: {why}", why=str(rejected))
         if rejected.wants_answer is not None:
             code, request = rejected.wants_answer
             await self._handlers.answer_error(request, code, str(rejected))

@@ -102,7 +102,7 @@ class KeyList:
         try:
             keys = read_keys(self.path)
         except ListError as error:
-            _log.error("the list was not reloaded: {error}", error=str(error))
+            _log.error("the list cannot be used; the one loaded before stays in use: {error}", error=str(error))
             return False
         changed = keys != self.keys
         self.keys = keys
@@ -154,7 +154,7 @@ class Hook:
         if answer is None:
             self.unanswered += 1
             _log.warn(
-                "admission hook gives no answer, {what}: {problem}",
+                "the admission hook did not answer, so {what}: {problem}",
                 what="admitted" if self._when_down else "refused",
                 problem=problem,
             )

@@ -121,7 +121,7 @@ class Registration:
             marks = features(self._mark(""))
             await self._lookups.withdraw(self._key, "server", marks).addTimeout(WITHDRAW_TIMEOUT, self._reactor)
         except (DmsgError, TimeoutError) as error:
-            _log.info("entry was not withdrawn: {error}", error=str(error))
+            _log.info("the entry could not be deleted from discovery: {error}", error=str(error))
 
     async def close(self) -> None:
         """Close the connections to discovery."""
@@ -162,9 +162,11 @@ class Registration:
             if isinstance(result, Failure):
                 self._failures += 1
                 if result.check(DiscoveryError) is None:
-                    _log.failure("registering failed", result)
+                    _log.failure("unhandled error while the server registered in discovery", result)
                 elif self._failures == 1:
-                    _log.warn("not registered: {error}", error=str(result.value))
+                    _log.warn(
+                        "the server is not registered in discovery yet; retrying: {error}", error=str(result.value)
+                    )
                 self._soon(retry_delay(self._failures, self._random))
                 return
             if self._failures or self._posted is None:
@@ -203,4 +205,4 @@ def address_of(port: IListeningPort) -> str:
         return f"{host.host}:{host.port}"
     if isinstance(host, IPv6Address) and host.host != "::":
         return f"[{host.host}]:{host.port}"
-    raise DmsgError("say with --public-address where clients reach this server")
+    raise DmsgError("no public address is known: say with --public-address HOST:PORT where clients reach this server")

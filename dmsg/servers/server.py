@@ -115,7 +115,7 @@ class RelayServer(ListeningService):
         self.factory.admission.reload(force=True)
         self.factory.admission_changed()
         self.registration.changed()
-        _log.info("{what} were read again", what="lists" if limits is None else "settings and lists")
+        _log.info("{what} were reloaded", what="lists" if limits is None else "settings and lists")
 
     async def _start(self) -> None:
         self.started = time.time()
@@ -152,8 +152,9 @@ class RelayServer(ListeningService):
             if not self.running or not isinstance(result, Failure):
                 return
             _log.warn(
-                "this server does not reach itself at its public address {address}: {error}.  Clients are sent there: "
-                "is it right, and let through?  (Some networks do not lead back in.)",
+                "this server cannot connect to its own public address {address}: {error}. Clients are sent to this "
+                "address: check --public-address and the firewall. (In some networks no machine can connect to its "
+                "own public address.)",
                 address=address,
                 error=str(result.value).rstrip(".") or type(result.value).__name__,
             )
@@ -177,7 +178,10 @@ class RelayServer(ListeningService):
             try:
                 await self.factory.drain().addTimeout(CLOSE_TIMEOUT, self._reactor)
             except TimeoutError:
-                _log.info("{count} clients did not leave in time", count=len(self.factory.sessions))
+                _log.info(
+                    "{count} clients were still connected when the time for leaving was over",
+                    count=len(self.factory.sessions),
+                )
             self._holdings.stop()
             await self._closed()
             await self.registration.close()
@@ -210,7 +214,7 @@ class RelayServer(ListeningService):
             "held_bytes": ("Bytes held in memory for clients at the last check", self.memory.total),
             "memory_limit_bytes": ("Limit of the bytes held in memory for clients (--memory)", self.memory.limit),
             "reachable": (
-                "1 if the server reached itself at its public address, 0 if not, -1 before the first check",
+                "1 if the server can connect to its own public address, 0 if not, -1 before the first check",
                 -1.0 if self.reachable is None else float(self.reachable),
             ),
             "registered": (

@@ -37,7 +37,7 @@ class ServerSettings(PageSettings):
     )
     admission: Admission | None = None
     drain_timeout: float = option(
-        8.0, "Seconds to wait at shutdown until streams have moved to other servers", SECONDS, group=NETWORK
+        8.0, "Seconds to wait at shutdown until clients have left for other servers", SECONDS, group=NETWORK
     )
     memory: int | None = option(
         None,

@@ -27,16 +27,20 @@ CHARTS = (
     Chart("Frames", "/s", (Line("received", "frames", rate=True),)),
     Chart("Bytes", "bytes/s", (Line("received", "frame_bytes", rate=True),)),
     Chart("Clients", "", (Line("connected", "connections"), Line("handshakes", "handshakes"))),
-    Chart("New", "/s", (Line("connects", "connections_opened", rate=True), Line("transports", "opened", rate=True))),
+    Chart(
+        "New connections and transports",
+        "/s",
+        (Line("connections", "connections_opened", rate=True), Line("transports", "opened", rate=True)),
+    ),
     Chart("Refused, dropped or ended", "/s", (Line("all reasons", "drops", rate=True),)),
-    Chart("Relaying, from reading to writing", "ms", (Line("half within", "p50"), Line("99 of 100 within", "p99"))),
-    Chart("Waiting for clients that read slowly", "bytes", (Line("queued", "queue_bytes"), Line("held", "held_bytes"))),
+    Chart("Relay delay", "ms", (Line("median", "p50"), Line("99th percentile", "p99"))),
+    Chart("Buffered for slow clients", "bytes", (Line("queued", "queue_bytes"), Line("in memory", "held_bytes"))),
     Chart("Transports", "", (Line("open", "transports"),)),
 )
 
 CHARTS_OF_LINKS = (
-    *(chart for chart in CHARTS if chart.title not in ("Transports", "New")),
-    Chart("New", "/s", (Line("connects", "connections_opened", rate=True),)),
+    *(chart for chart in CHARTS if chart.title not in ("Transports", "New connections and transports")),
+    Chart("New connections", "/s", (Line("connections", "connections_opened", rate=True),)),
 )
 """Charts for a family without transports."""
 
@@ -92,8 +96,10 @@ class ServerStatus(StatusSource):
         connections, free = gauges["connections"], gauges["available_connections"]
         status = str(health["status"])
         held, most = gauges["held_bytes"], gauges["memory_limit_bytes"]
-        reachable = {True: "yes", False: "no", None: "not looked"}[server.reachable]
-        registered = "yes" if server.registration.current else "no" if server.registration.is_wanted else "not wanted"
+        reachable = {True: "yes", False: "no", None: "not checked yet"}[server.reachable]
+        registered = (
+            "yes" if server.registration.current else "no" if server.registration.is_wanted else "no discovery set"
+        )
         admission = server.factory.admission
         facts = [
             Fact("State", status, GOOD if status == "ok" else BAD, told=True),
@@ -105,12 +111,12 @@ class ServerStatus(StatusSource):
         return [
             *facts,
             Fact("Registered in discovery", registered, BAD if registered == "no" else "", told=True),
-            Fact("Reaches itself at its address", reachable, BAD if reachable == "no" else "", told=True),
-            Fact("Address", server.registration.address or "none", told=True),
-            Fact("Admission", _admission(admission), told=True),
-            Fact("Memory for clients", f"{human_size(held)} of {human_size(most)}"),
+            Fact("Reaches its own address", reachable, BAD if reachable == "no" else "", told=True),
+            Fact("Public address", server.registration.address or "none", told=True),
+            Fact("Admission rules", _admission(admission), told=True),
+            Fact("Buffered for clients", f"{human_size(held)} of {human_size(most)}"),
             Fact("Congested clients", human_count(gauges["congested"])),
-            Fact("Runs", f"dmsg {VERSION}"),
+            Fact("Version", f"dmsg {VERSION}"),
         ]
 
     def problems(self) -> list[str]:
@@ -120,21 +126,31 @@ class ServerStatus(StatusSource):
         connections, free = gauges["connections"], gauges["available_connections"]
         found = []
         if health["status"] == "draining":
-            found.append("It is leaving: clients are sent elsewhere, and nobody new is taken.")
+            found.append("The server is leaving: its clients move to other servers, and new clients are refused.")
         if server.registration.is_wanted and not server.registration.current:
-            found.append("Discovery did not take its last entry: clients are not sent here once the one before ends.")
+            found.append(
+                "Discovery did not accept the server's last entry: once the previous entry expires, clients do not "
+                "find this server."
+            )
         if server.registration.shared_with is not None:
             found.append(
-                f"Another server, at {server.registration.shared_with}, posts the entry of the same key: stop one."
+                f"Another server, at {server.registration.shared_with}, posts the entry of the same key: stop one of "
+                "them, or give it a key of its own."
             )
         if server.reachable is False:
-            found.append("It did not reach itself at its public address: can clients?")
+            found.append("The server cannot connect to its own public address: check that clients can.")
         if health["status"] == "full":
-            found.append(f"It is full: {connections:.0f} clients are connected, and others are sent elsewhere.")
+            found.append(
+                f"The server is full: {connections:.0f} clients are connected, and further clients are refused."
+            )
         elif connections + free and connections / (connections + free) >= NEARLY_FULL:
-            found.append(f"{connections:.0f} of {connections + free:.0f} clients are connected: it is nearly full.")
+            found.append(
+                f"The server is nearly full: {connections:.0f} of {connections + free:.0f} clients are connected."
+            )
         if gauges["held_bytes"] >= NEARLY_FULL * gauges["memory_limit_bytes"]:
-            found.append("The memory for clients that read slowly is nearly used up: who has most will lose it.")
+            found.append(
+                "The memory for slow clients is nearly used up; the client with most buffered data will lose it first."
+            )
         return found
 
     def numbers(self) -> dict[str, float]:
@@ -170,8 +186,8 @@ class ServerStatus(StatusSource):
         )
         return [
             Table(
-                "Who sends most",
-                ("Client", "Now", "Bytes", "Frames"),
+                "Clients that send most",
+                ("Client", "Rate now", "Bytes", "Frames"),
                 [
                     (
                         self._server.client_name(peer.key),
@@ -181,16 +197,16 @@ class ServerStatus(StatusSource):
                     )
                     for peer in busiest
                 ],
-                "nobody is connected",
+                "no client is connected",
             ),
             Table(
-                "Who reads slowest",
-                ("Client", "Waits for it", "State"),
+                "Clients that read slowest",
+                ("Client", "Queued", "State"),
                 [
                     (self._server.client_name(peer.key), human_size(self._waiting(peer)), _slow(peer))
                     for peer in slowest
                 ],
-                "nothing waits for anybody",
+                "no data waits for a client",
             ),
         ]
 
@@ -206,8 +222,8 @@ def _values(told: dict[str, tuple[str, float]]) -> dict[str, float]:
 
 def _slow(peer: ServedPeer) -> str:
     if getattr(peer, "stalled", False):
-        return "takes nothing"
-    return "congested" if peer.congested else "reads"
+        return "reads nothing"
+    return "congested" if peer.congested else "reading"
 
 
 def _admission(admission: Admission) -> str:

@@ -48,7 +48,7 @@ class StreamHoldings(MemoryWatch[ClientStream]):
     def note_dropped(self, count: int) -> None:
         """Log one line for all streams that an inspection has ended."""
         _log.warn(
-            "more than {limit} MiB were held for others: {given} streams that were not read were ended",
+            "buffers exceeded {limit} MiB: {given} streams whose peers do not read were ended",
             limit=self._memory.limit >> 20,
             given=count,
         )

@@ -268,7 +268,7 @@ class Streams:
             self._searching.pop(stream, None)
             if isinstance(result, Failure) and not result.check(CancelledError):
                 if result.check(DmsgError) is None:
-                    _log.failure("resuming a stream failed", result)
+                    _log.failure("unhandled error while a stream was resumed", result)
                 if not stream.over and stream in self._waiting:
                     reason = getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM)
                     self._give_up(stream, reason, clean=getattr(result.value, "final", False))

@@ -27,7 +27,8 @@ class Options(KeyOptions):
     plugin = "dmsg-collector"
     key_name = "collector"
     longdesc = (
-        "Takes finished files of events from servers and discoveries, over dmsg, and keeps them for dmsg analytics. "
+        "A collector receives finished event files from servers and discoveries over dmsg "
+        "and stores them for dmsg analytics. "
         "Example: twistd -n dmsg-collector --discovery http://discovery.example.org:9090 --senders senders.txt "
         "--store /srv/spool"
     )
@@ -55,7 +56,7 @@ class Options(KeyOptions):
             if self[name] is None:
                 raise UsageError(f"--{name} is needed: {what}")
         if not self["discovery"]:
-            raise UsageError("--discovery is needed: where is the collector found?")
+            raise UsageError("--discovery is needed: the collector is found through it")
         self.take_key()
 
 

@@ -53,17 +53,17 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
         if known[name].repeated:
             values = value if isinstance(value, list) else [value]
             if not all(isinstance(one, str) for one in values):
-                raise UsageError(f"{place}{given_name} is a text or a list of texts")
+                raise UsageError(f"{place}{given_name} must be a text or a list of texts")
             texts = [GivenText(one) for one in values]
             for text in texts:
                 text.where = place
             settings[name] = texts
         elif isinstance(known[name].kind, Flag):
             if not isinstance(value, bool):
-                raise UsageError(f"{place}{given_name} is true or false")
+                raise UsageError(f"{place}{given_name} must be true or false")
             settings[name] = value
         elif isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise UsageError(f"{place}{given_name} is a text or a number")
+            raise UsageError(f"{place}{given_name} must be a text or a number")
         else:
             text = GivenText(value)
             text.where = place
@@ -93,4 +93,4 @@ def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
     try:
         signal.signal(signal.SIGHUP, hung_up)
     except ValueError:  # Outside the main thread a program of its own uses this module and handles signals itself.
-        _log.debug("SIGHUP is not listened to")
+        _log.debug("this system has no SIGHUP: settings cannot be reloaded")

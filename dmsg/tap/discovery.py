@@ -68,9 +68,11 @@ class Options(EntityOptions):
         self["telemetry-settings"] = telemetry(self)
         reached = any(one.startswith("tcp:") for one in self["listen"])
         if self["telemetry-to"] is not None and self["telemetry-discovery"] is None and not reached:
-            raise UsageError("telemetry-to needs --telemetry-discovery here: this one is not reached over plain HTTP")
+            raise UsageError(
+                "--telemetry-to needs --telemetry-discovery here: this discovery does not listen for plain HTTP"
+            )
         if (self["ranking"] is None) != (self["ranking-key"] is None):
-            raise UsageError("ranking and ranking-key go together")
+            raise UsageError("--ranking and --ranking-key must be given together")
 
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:

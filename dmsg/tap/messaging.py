@@ -45,7 +45,7 @@ class Options(RelayOptions):
 
     def finish(self) -> None:
         if self["ids"] is not None and self["profile"] is not Profile.SKYWIRE:
-            raise UsageError("ids: is a setting of --profile skywire")
+            raise UsageError("--ids needs --profile skywire")
         super().finish()
 
 

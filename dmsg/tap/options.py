@@ -132,7 +132,7 @@ class EntityOptions(UsageOptions):
                 if self[name] in UNSAID:
                     self[name] = value
         if self.get("page-token") is not None and self["metrics"] is None:
-            raise UsageError("--page-token: there is no page without --metrics")
+            raise UsageError("--page-token needs --metrics, which opens the page")
         for row in self.rows:
             self[row.name] = self._value(row)
 

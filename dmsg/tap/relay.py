@@ -65,10 +65,14 @@ class RelayOptions(KeyOptions):
                 fresh, needs_restart = self.read_again()
                 limits = fresh.limits()
             except UsageError as error:
-                _log.error("settings were not reloaded: {error}", error=str(error))
+                _log.error(
+                    "the changed settings cannot be used; those loaded before stay in use: {error}", error=str(error)
+                )
             else:
                 if needs_restart:
-                    _log.warn("changes that need a restart: {names}", names=", ".join(needs_restart))
+                    _log.warn(
+                        "these changed settings take effect at the next start: {names}", names=", ".join(needs_restart)
+                    )
             server.reload(limits)
 
         config.on_hangup(reactor, hung_up)
@@ -83,5 +87,5 @@ class RelayOptions(KeyOptions):
             and self["discovery"]
             and not any("interface=" in one for one in self["listen"])
         ):
-            raise UsageError("--public-address is needed: where do clients reach this server?")
+            raise UsageError("--public-address is needed: clients reach this server there")
         self.take_key()

@@ -31,7 +31,7 @@ class RmbOptions(EntityOptions):
         self._nodes: list[str] = []
 
     def opt_substrate(self, value: str) -> None:
-        """The same as --registry tfchain:URL, as rmb-rs has it; of several the first is asked"""
+        """Same as --registry tfchain:URL, for command lines of rmb-rs; of several URLs only the first is used"""
         self._nodes.append(value)
 
     opt_s = opt_substrate
@@ -53,12 +53,12 @@ class RmbOptions(EntityOptions):
         """
         if self._nodes:
             if self["registry"] is not None:
-                raise UsageError("--substrate is --registry tfchain:URL: give one of them")
+                raise UsageError("--substrate means --registry tfchain:URL: give one of them")
             self["registry"] = check_registry(f"tfchain:{self._nodes[0]}")
             if len(self._nodes) > 1:
-                self.note(f"--substrate: only the first node is asked, {self._nodes[0]}")
+                self.note(f"--substrate: of several URLs only the first is used, {self._nodes[0]}")
         if self["registry"] is None:
-            raise UsageError(f"--registry is needed, to look twins up: {REGISTRIES}")
+            raise UsageError(f"--registry is needed: twins are looked up there: {REGISTRIES}")
 
 
 def one_each(words: Sequence[str], several: Sequence[str]) -> list[str]:

@@ -33,7 +33,8 @@ class Options(RmbOptions):
 
     plugin = "rmb-peer"
     longdesc = (
-        "The gateway of a twin: services and clients speak JSON over Redis, the peer speaks for them to its relays. "
+        "The gateway of a twin exchanges JSON with local programs over Redis, and messages with relays "
+        "over websockets. "
         "Example: twistd -n rmb-peer --key-file twin.key --registry https://registry.example.org "
         "--relay wss://relay.example.org"
     )
@@ -63,18 +64,18 @@ class Options(RmbOptions):
     )
 
     def opt_mnemonic(self, value: str) -> None:
-        """Not taken: what is on a command line everybody can read who may list processes"""
+        """Refused, because every user of this machine can read command lines; use --key-file"""
         raise UsageError(
-            "words on a command line are seen by everybody who may list processes: "
-            f"put them into a file of mode 0600 and say --key-file FILE, or into {SECRET}"
+            "every user of this machine can see the words on a command line: put them into a file of mode 0600 "
+            f"and use --key-file FILE, or put them into the environment variable {SECRET}"
         )
 
     def opt_mnemonics(self, value: str) -> None:
-        """Not taken, as --mnemonic"""
+        """Refused like --mnemonic"""
         self.opt_mnemonic(value)
 
     def opt_seed(self, value: str) -> None:
-        """Not taken, as --mnemonic"""
+        """Refused like --mnemonic"""
         self.opt_mnemonic(value)
 
     opt_m = opt_mnemonic
@@ -82,7 +83,7 @@ class Options(RmbOptions):
     def finish(self) -> None:
         self.check_registry()
         if not self["relay"]:
-            raise UsageError("--relay is needed: through which relay is this twin reached?")
+            raise UsageError("--relay is needed: this twin is reached through it")
         try:
             relay_text(self["relay"])
         except ValueError as error:

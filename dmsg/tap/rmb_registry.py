@@ -29,7 +29,7 @@ class Options(EntityOptions):
 
     plugin = "rmb-registry"
     longdesc = (
-        "The registry of twins: who has which number, key, and relays. "
+        "The registry of twins stores each twin's number, keys and relays. "
         "Example: twistd -n rmb-registry --listen tcp:9091 --store sqlite:/var/lib/rmb/registry.sqlite"
     )
     rows = (

@@ -77,7 +77,7 @@ class Options(RmbOptions):
         Option(
             name="workers",
             short="w",
-            help="Number of workers in the terms of the reference; only used to compute --max-sessions",
+            help="Number of workers, for command lines of rmb-rs; used only to compute --max-sessions",
             kind=Number(1, 10**6, "workers"),
             group=LIMITS,
         ),
@@ -88,12 +88,12 @@ class Options(RmbOptions):
     )
 
     def opt_redis(self, value: str) -> None:
-        """The same as --queue"""
+        """Same as --queue, for command lines of rmb-rs"""
         self["queue"] = GivenText(value)
 
     def opt_catchup_threshold(self, value: str) -> None:
-        """Taken and not needed: no twin is kept so long that its changes would have to be caught up with"""
-        self.note("--catchup-threshold is not needed: what is known of twins is looked up again every five minutes")
+        """Do nothing; accepted for command lines of rmb-rs"""
+        self.note("--catchup-threshold does nothing: the relay looks each twin up again every five minutes")
 
     several = (*RmbOptions.several, "-m", "--domain")
 

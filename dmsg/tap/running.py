@@ -147,7 +147,7 @@ class StopOnFailure(MultiService):
             message = str(failure.value)
         else:
             message = f"{type(failure.value).__name__}: {failure.value}"
-            _log.failure("cannot start", failure)
+            _log.failure("unhandled error at start", failure)
         self._could_not = True
         self._message = message
         _log.critical("{name}: {message}", name=self.entity.name, message=message)

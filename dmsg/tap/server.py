@@ -29,7 +29,7 @@ class Options(RelayOptions):
     def finish(self) -> None:
         self["telemetry-settings"] = telemetry(self)
         if self["telemetry-to"] is not None and not self["discovery"]:
-            raise UsageError("telemetry-to needs --discovery: where is the collector found?")
+            raise UsageError("--telemetry-to needs --discovery: the collector is found through it")
         super().finish()
 
 

@@ -45,7 +45,7 @@ def telemetry(options: EntityOptions) -> TelemetrySettings | None:
     """
     if options["telemetry"] is None:
         if options["telemetry-to"] is not None:
-            raise UsageError("telemetry-to needs --telemetry: the files of which directory?")
+            raise UsageError("--telemetry-to needs --telemetry DIRECTORY, whose files it sends")
         return None
     settings = options.make(TelemetrySettings)
     settings.prepare()

@@ -33,7 +33,7 @@ def unpack_gzip(file: IO[bytes]) -> Iterator[bytes]:
             yield unpack.decompress(packed, CHUNK)
             packed = unpack.unconsumed_tail
     if not unpack.eof:
-        raise EOFError("the end is missing")
+        raise EOFError("the end of the file is missing")
 
 
 def read_lines(path: Path, limit: int) -> Iterator[bytes]:

@@ -97,7 +97,7 @@ def parse_receipt(data: bytes) -> Receipt:
     :raises ReceiptError: the receipt is malformed or not signed by its signer.
     """
     if len(data) != RECEIPT_SIZE:
-        raise ReceiptError(f"{len(data)} bytes are no receipt")
+        raise ReceiptError(f"a receipt cannot have {len(data)} bytes")
     body = data[: _BODY.size]
     version, role, transport, server, signer, peer, out, received = _BODY.unpack(body)
     if version != VERSION or role not in (0, 1) or max(out, received) >= 2**63:
@@ -110,5 +110,5 @@ def parse_receipt(data: bytes) -> Receipt:
     except KeyFormatError:
         raise ReceiptError("malformed key or signature") from None
     except SignatureError:
-        raise ReceiptError("signed by somebody else") from None
+        raise ReceiptError("the receipt is not signed by the client that it names") from None
     return receipt

@@ -140,7 +140,7 @@ def _vouch(directory: Path, key: SecKey) -> None:
     try:
         write_voucher(directory, key)
     except (DmsgError, OSError) as error:
-        _log.warn("no collector will take the events in {directory}: {error}", directory=directory, error=str(error))
+        _log.warn("events in {directory} are not sent to a collector: {error}", directory=directory, error=str(error))
 
 
 class _RepeatCount:
@@ -339,7 +339,7 @@ class Telemetry:
 
         def late(error: Failure) -> None:
             error.trap(TimeoutError)
-            _log.warn("some telemetry is not written yet and is lost")
+            _log.warn("the program stops before all telemetry is written; the rest is lost")
 
         done = flush() if self._writing is None else self._writing.addCallback(flush)
         return done.addTimeout(STOP_TIMEOUT, self._reactor).addErrback(late)
@@ -353,7 +353,7 @@ class Telemetry:
             if self._writing is writing:
                 self._writing = None
             if isinstance(result, Failure):
-                _log.failure("writing telemetry failed", result)
+                _log.failure("unhandled error while telemetry was written", result)
 
         writing = in_thread(self._reactor, act, *args, **options).addBoth(finished)
         if not writing.called:  # Under a test clock the work is done synchronously.

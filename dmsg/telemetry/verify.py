@@ -65,12 +65,12 @@ def check_line(
         row = {name: row[name] for name in _KEPT if name in row} | {"type": "receipt_checked"}
         try:
             if text is None:
-                raise ReceiptError("written as if it were checked")
+                raise ReceiptError("the spool marks the receipt as checked already; only the pipeline checks receipts")
             receipt = parse_receipt(bytes.fromhex(text))
             if receipt.server.hex() != row["producer"]:
-                raise ReceiptError("for another server than the one that hands it on")
+                raise ReceiptError("the receipt is for another server than the one that reports it")
             if not is_new(receipt.transport, receipt.signer):
-                raise ReceiptError("handed in before")
+                raise ReceiptError("the receipt was handed in before")
         except ReceiptError as error:
             row["reason"] = str(error)
         else:

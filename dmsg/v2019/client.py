@@ -204,7 +204,7 @@ class Client(DelegatedClient[ClientSession]):
         if isinstance(error, ConnectFailed) and error.attempts and all(PLAIN_ONLY in why for _, why in error.attempts):
             raise ConnectFailed(
                 f"{address.public_key.short}: none of its servers carries secure transports, and its program is too "
-                "old to do without; update dmsg there, or let both use a server of dmsg",
+                "old to connect without them; update dmsg there, or let both use a server of dmsg",
                 error.attempts,
                 error.key,
             ) from None
@@ -224,7 +224,9 @@ class Client(DelegatedClient[ClientSession]):
 
         def prepare(remote: PubKey, entry: Entry) -> Opening[ClientSession]:
             if self.encryption is Encryption.OFF or not entry.offers(PING_FEATURE):
-                raise PingUnavailable(f"{remote.short} does not answer pings below its programs")
+                raise PingUnavailable(
+                    f"{remote.short} answers no pings: its program is of 2019 or an earlier version of dmsg"
+                )
             factory = Factory.forProtocol(Protocol)
             upgrade = self._offers(remote, entry, UPGRADE_FEATURE)
 
@@ -323,7 +325,7 @@ class Client(DelegatedClient[ClientSession]):
         """
         if self.encryption is Encryption.OFF:
             if port:
-                raise EncryptionUnavailable("encryption is off, and without it only port 0 can be reached")
+                raise EncryptionUnavailable("encryption is off, and ports other than 0 need it")
             return False
         if self._offers(remote, entry, FEATURE):
             return True
@@ -332,7 +334,7 @@ class Client(DelegatedClient[ClientSession]):
                 f"{remote.short} does not offer secure transports, and this client requires them (see --encryption)"
             )
         if port:
-            raise EncryptionUnavailable(f"{remote.short} does not offer secure transports, and ports need them")
+            raise EncryptionUnavailable(f"{remote.short} does not offer secure transports, which ports need")
         return False
 
     def _offers(self, remote: PubKey, entry: Entry, feature: str) -> bool:
@@ -395,7 +397,11 @@ class Client(DelegatedClient[ClientSession]):
                 except CancelledError:
                     raise
                 except Exception as error:  # Twisted's errors of connecting have no common base class.
-                    _log.debug("not resumed through {server}: {error}", server=server.short, error=str(error))
+                    _log.debug(
+                        "the stream could not be resumed through server {server}: {error}",
+                        server=server.short,
+                        error=str(error),
+                    )
                 else:
                     return
             rounds += 1

@@ -80,7 +80,9 @@ class SessionEndpoint:
             await session.established.addTimeout(self._timeout, self._reactor)
         except TimeoutError:
             session.close()
-            raise HandshakeError("server sent no OK frame", DropReason.NO_OK_FRAME) from None
+            raise HandshakeError(
+                "the server did not accept the connection: it sent no OK frame", DropReason.NO_OK_FRAME
+            ) from None
         except BaseException:
             session.close()
             raise

@@ -87,14 +87,16 @@ class Server(RelayServer):
         if not others or not relay.announce_drain(round(self.settings.drain_timeout), others):
             return
         _log.info(
-            "draining: {count} clients are told of {others} other servers", count=len(relay.peers), others=len(others)
+            "the server is leaving: it tells {count} clients about {others} other servers",
+            count=len(relay.peers),
+            others=len(others),
         )
         started = self._reactor.seconds()
         while (passed := self._reactor.seconds() - started) < self.settings.drain_timeout:
             if not relay.peers or (not relay.route_count and passed >= DRAIN_GRACE):
                 break
             await deferLater(self._reactor, DRAIN_LOOK)
-        _log.info("drained, {count} transports are left", count=relay.route_count // 2)
+        _log.info("the server has left: {count} transports remain open", count=relay.route_count // 2)
 
     def _mark(self, version: str) -> str:
         version = with_feature(version, RELAY_FEATURE)

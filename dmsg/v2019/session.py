@@ -163,7 +163,7 @@ class ClientSession(Session):
 
     def _stalled(self) -> None:
         if self._link is not None:
-            _log.info("server {server} does not answer", server=self.server.short)
+            _log.info("server {server} does not answer pings: the connection is closed", server=self.server.short)
             self._link.abort(DropReason.STALLED)
 
     def _on_pong(self, event: Ponged) -> None:

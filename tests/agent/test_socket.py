@@ -89,7 +89,7 @@ class ProgramTests(AgentCase):
         await self.up()
         self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), 0o600)
         self.assertEqual(stat.S_IMODE(self.path.parent.stat().st_mode), 0o700)
-        with self.assertRaisesRegex(AgentError, "is up there already"):
+        with self.assertRaisesRegex(AgentError, "an agent runs there already"):
             other = Agent(reactor, self.agent.client, self.path, (), lambda: None)
             await deferToThread(other._listen)
         await self.agent.stopService()
@@ -216,7 +216,7 @@ class ProgramTests(AgentCase):
         self.assertEqual(accepting.built[0].transport.getPeer().public_key, self.peer.public_key)
         accepting.built[0].transport.write(b"answer")
         await self.until(lambda: streams[0].data == b"answer")
-        with self.assertRaisesRegex(DmsgError, r"port 80 .* is taken by a test \(process \d+\)"):
+        with self.assertRaisesRegex(DmsgError, r"port 80 .* is in use by a test \(process \d+\)"):
             await self.program.listen(Accepting(), 80)
         told = self.agent.status()
         self.assertEqual([(one["port"], one["taken"]) for one in told["services"]], [(80, 3)])
@@ -321,9 +321,11 @@ class ProgramTests(AgentCase):
         await self.until(lambda: len(self.told) == 1)
         self.agent = await self.start_agent(SecKey.generate())
         await self.until(lambda: len(self.told) == 2)
-        self.assertRegex(self.told[1], f"^the agent has another key now, {self.agent.client.public_key}; tried again")
+        self.assertRegex(
+            self.told[1], f"^the agent now runs with another key, {self.agent.client.public_key}; tried again"
+        )
         self.assertEqual(self.agent.services, {})
-        with self.assertRaisesRegex(DmsgError, "another key now"):
+        with self.assertRaisesRegex(DmsgError, "now runs with another key"):
             await self.program.connect(self.peer.public_key, Factory.forProtocol(Recorder))
 
 
@@ -441,9 +443,9 @@ class StrangeTests(AgentCase):
             channel.connect(os.fspath(self.path))
         await self.until(lambda: self.agent.is_full)
         self.assertIsNotNone(await deferToThread(find_agent, self.path))
-        with self.assertRaisesRegex(DmsgError, "too many connections of programs"):
+        with self.assertRaisesRegex(DmsgError, "limit of connections from programs"):
             await self.program.connect(self.peer.public_key, Factory.forProtocol(Recorder))
-        with self.assertRaisesRegex(AgentError, "is up there already"):
+        with self.assertRaisesRegex(AgentError, "an agent runs there already"):
             await deferToThread(Agent(reactor, self.agent.client, self.path, (), lambda: None)._listen)
         for _ in range(3):
             self.assertIn(b'"pid"', await self.say_first(encode_line({"do": "down"})))

@@ -76,19 +76,19 @@ class RowsTests(SynchronousTestCase):
         sessions = [{"server": "a", "dt": DAY, "lost": 7}]
         found = self.only(boot=[boot(), crashed, crashed], session_day=sessions)
         self.assertEqual(
-            found.text, "server crashed 2 times, the last at 10 Mar 11:00; was away for 60 s, 7 sessions were lost"
+            found.text, "server crashed 2 times, the last at 10 Mar 11:00; was down for 60 s, 7 sessions were lost"
         )
         took = {"lost_transports": 3, "lost_witnessed": 2, "lost_least_bytes": 1_000_000, "lost_most_bytes": 1_200_000}
         text = self.only(boot=[boot(), crashed | took]).text
         self.assertIn(
-            "away for 30 s, 3 transports ended with it; 2 of them had carried 1 MB to 1.2 MB, both ends say", text
+            "down for 30 s, 3 transports ended with it; 2 of them had carried 1 MB to 1.2 MB, both ends say", text
         )
         exact = {"lost_transports": 2, "lost_most_bytes": 1_000_000}
         text = self.only(boot=[boot(), crashed | took | exact]).text
         self.assertIn(", 2 transports ended with it; they had carried 1 MB, both ends say", text)
         unsaid = took | {"lost_witnessed": 0, "lost_least_bytes": None, "lost_most_bytes": None}
         text = self.only(boot=[boot(), crashed | unsaid]).text
-        self.assertTrue(text.endswith("away for 30 s, 3 transports ended with it"), text)
+        self.assertTrue(text.endswith("down for 30 s, 3 transports ended with it"), text)
         old = crashed | {"last_at": NOON - timedelta(days=2)}
         self.assertEqual(self.found(boot=[boot(), old]), [])
 
@@ -148,11 +148,12 @@ class RowsTests(SynchronousTestCase):
         row = {"who": "x", "kind": "scan", "score": 100.0, "servers": 3, "last_day": DAY, "targets": 1200}
         row |= {"refused": 5, "posts": 0, "requests": 0, "most_at": "02ab" * 16}
         text = (
-            "scan: asked for 1,200 clients that are not there, at 3 servers, most at 02ab02ab, until 10 Mar; score 100"
+            "scan: asked for 1,200 clients that are not connected, at 3 servers, most at 02ab02ab, until 10 Mar; "
+            "score 100"
         )
         self.assertEqual(self.only(actor=[row]).text, text)
         self.assertEqual(self.only(actor=[row]).urgency, Urgency.NOW)
-        self.assertIn("there, at 02ab02ab, until", self.only(actor=[row | {"servers": 1}]).text)
+        self.assertIn("connected, at 02ab02ab, until", self.only(actor=[row | {"servers": 1}]).text)
         seen_by = row | {"kind": "entries", "servers": 1, "most_at": "discovery-1"}
         self.assertIn("discovery refused, at discovery-1, until", self.only(actor=[seen_by]).text)
         self.assertEqual(self.only(actor=[row | {"last_day": DAY - timedelta(1)}]).urgency, Urgency.SOON)
@@ -190,9 +191,9 @@ class RowsTests(SynchronousTestCase):
         self.assertIn("40 events of 9 Mar to 10 Mar", self.only(quality_day=both).text)
         self.assertEqual(self.found(quality_day=[missing | {"completeness": 0.99}]), [])
         unheard = {"server": "a", "dt": DAY, "state": "unheard"}
-        self.assertIn("nothing that it wrote has come", self.only(uptime_day=[unheard]).text)
+        self.assertIn("no events of it have arrived", self.only(uptime_day=[unheard]).text)
         old = self.found(NOON + timedelta(hours=2, seconds=1))
-        self.assertIn("nothing newer than 10 Mar 12:00", old[0].text)
+        self.assertIn("the newest event is of 10 Mar 12:00", old[0].text)
         self.assertEqual(self.found(NOON + timedelta(hours=2)), [])
 
     def test_what_changed(self) -> None:

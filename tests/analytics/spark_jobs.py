@@ -264,9 +264,9 @@ class QuarantineTests(LakeCase):
             files,
             {
                 "events-a.jsonl.gz": None,
-                "events-cut.jsonl.gz": "the end is missing",
+                "events-cut.jsonl.gz": "the end of the file is missing",
                 "events-noise.jsonl.gz": "nothing in it can be read",
-                "events-text.jsonl.gz": "the end is missing",
+                "events-text.jsonl.gz": "the end of the file is missing",
                 "events-x.jsonl.gz": None,
                 "events-y.jsonl.gz": "lines are missing",
             },
@@ -303,7 +303,7 @@ class RoomTests(LakeCase):
             self.assertEqual(self.days(name, layer), {str(NEXT)}, name)
         for name in ("uptime_day", "quality_day", "public_day"):
             self.assertLessEqual(self.days(name), {str(NEXT)}, name)
-        self.assertIn("nothing would be left", self.command("forget", "--before", "2030-01-01"))
+        self.assertIn("every day would be removed", self.command("forget", "--before", "2030-01-01"))
         # the files are there still, and known
         before = self.pipeline().lake.state()
         self.assertEqual(Story.told().run_jobs(self.out).state, before)

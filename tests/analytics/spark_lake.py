@@ -57,7 +57,7 @@ class RunsTests(SynchronousTestCase):
         self.assertEqual(self.runs.state(), State())
         with self.runs.claim() as claim:
             self.assertEqual(claim.number, 1)
-            self.assertRaisesRegex(TablesBusy, "another run writes to .*, which said so 0 s ago", self.runs.claim)
+            self.assertRaisesRegex(TablesBusy, "another run writes to .*, last sign of life 0 s ago", self.runs.claim)
             self.assertRaises(TablesBusy, self.runs.check_free)
             self.assertEqual(self.runs.state().run, 0)
             claim.finish(State(run=1, at=5))
@@ -110,7 +110,7 @@ class RunsTests(SynchronousTestCase):
 
     def test_another_programs_table(self) -> None:
         write_deltalake(f"{self.root}/runs", pa.table({"x": [1]}))
-        self.assertRaisesRegex(LakeError, "another program's table", self.runs.state)
+        self.assertRaisesRegex(LakeError, "the table of another program", self.runs.state)
 
     def test_a_place_where_nothing_can_be(self) -> None:
         Path(self.root).parent.mkdir(parents=True, exist_ok=True)
@@ -159,13 +159,19 @@ class RunsTests(SynchronousTestCase):
         self.assertEqual(sorted(set(days)), list(range(109 - runs.KEPT_DAYS + 1, 110)))
         # of each day the last run
         self.assertEqual(self.runs.state(datetime.fromtimestamp(day * 108 - 1, UTC)).at, int(day * 107.75 * 1000))
-        self.assertRaisesRegex(LakeError, "no tables of 1970-01-02", self.runs.state, datetime.fromtimestamp(day, UTC))
+        self.assertRaisesRegex(
+            LakeError, "no tables from before 1970-01-02", self.runs.state, datetime.fromtimestamp(day, UTC)
+        )
 
     def test_of_another_format(self) -> None:
         self.finish(5)
         table = self.runs._open()
         assert table is not None
-        for said, text in (('{"format": 3}', "another version"), ("[]", "what is no run"), ("{", "what is no run")):
+        for said, text in (
+            ('{"format": 3}', "another version"),
+            ("[]", "a row that is not a run"),
+            ("{", "a row that is not a run"),
+        ):
             row = self.runs._read_rows()[1][-1]
             self.runs.write(cast(Any, self.runs._open()), [replace(row, phase=DONE, said=said)])
             self.assertRaisesRegex(LakeError, text, self.runs.state)
@@ -248,8 +254,8 @@ class DeltaTests(SynchronousTestCase):
 
     def test_another_programs_table(self) -> None:
         write_deltalake(str(self.place), pa.table({"x": [1, 2]}))
-        self.assertRaisesRegex(LakeError, "another program's table", self.add, "run=1.a", 1)
-        self.assertRaisesRegex(LakeError, "another program's table", self.delta.read)
+        self.assertRaisesRegex(LakeError, "the table of another program", self.add, "run=1.a", 1)
+        self.assertRaisesRegex(LakeError, "the table of another program", self.delta.read)
         self.assertEqual(DeltaTable(str(self.place)).version(), 0)
 
     def test_days_are_forgotten(self) -> None:

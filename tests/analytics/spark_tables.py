@@ -235,7 +235,9 @@ class Story(LakeCase):
         signed(S1, "t5", True, 40, 0)
         signed(S1, "t5", False, 0, 40, NEXT, "00:00:01")
         # not believed: it is not counted
-        receipts.event("receipt_checked", DAY, "11:00:00", reason="signed by somebody else")
+        receipts.event(
+            "receipt_checked", DAY, "11:00:00", reason="the receipt is not signed by the client that it names"
+        )
         write_file(self.checked / "receipts-1.jsonl.gz", receipts.rows)
 
 
@@ -409,7 +411,7 @@ class TableTests(LakeCase):
 
     def test_abuse_day(self) -> None:
         scan = self.row("abuse_day", kind="scan")
-        self.check(scan, who="a", score=150.0, targets=150, evidence="asked for 150 clients that are not there")
+        self.check(scan, who="a", score=150.0, targets=150, evidence="asked for 150 clients that are not connected")
         self.check(self.row("abuse_day", kind="flood"), who="b", score=50.0, evidence="500 requests over its rate")
         self.check(self.row("abuse_day", kind="handshakes"), who="n2", score=50.0, refused=100)
         self.check(self.row("abuse_day", kind="entries"), who="n1", score=12.0)

@@ -61,7 +61,7 @@ class WordTests(SynchronousTestCase):
         told = sum(not Code(number, CODE.words).fits for number in range(1000, 10_000))
         self.assertAlmostEqual(told / 9000, 1 - 2**-CHECK_BITS, places=2)
         error = self.assertRaises(CodeError, Code.parse, "5247-guitar-alpha-juice")
-        self.assertIn("do not belong together; no attempt", str(error))
+        self.assertIn("do not match; it was not tried", str(error))
         self.assertRaises(CodeError, Code.parse, "5274-alpha-guitar-juice")
 
     def test_what_is_secret(self) -> None:
@@ -240,12 +240,12 @@ class PakeTests(SynchronousTestCase):
             b"\x01\x00\x23" + first[3:] + b"x",
         ):
             error = self.assertRaises(CodeProtocolError, ends()[1].receive_data, early)
-            said = "does not speak dmsg's codes" if early[0] == 2 else "another version"
+            said = "does not use dmsg's protocol for codes" if early[0] == 2 else "another version"
             self.assertIn(said, str(error))
         sender.receive_data(first)
         receiver.receive_data(sender.data_to_send())
         self.assertRaises(CodeProtocolError, receiver.receive_data, bytes(3))
-        self.assertIn("does not speak", str(self.assertRaises(CodeProtocolError, sender.receive_data, first)))
+        self.assertIn("does not use", str(self.assertRaises(CodeProtocolError, sender.receive_data, first)))
 
     def test_byte_by_byte(self) -> None:
         receiver, sender = ends()

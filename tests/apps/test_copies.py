@@ -140,8 +140,8 @@ class ListenerTests(ChangeCase):
             ("no/thing", "there is no file thing"),
             ("tree", "tree: is a directory"),
             ("pipe", "pipe: is not a regular file"),
-            ("link", "the path leads out of the directory"),
-            ("../x", "the path leads out of the directory"),
+            ("link", "the path leads outside the directory"),
+            ("../x", "the path leads outside the directory"),
         ):
             got, _ = await self.carry(Get(name, self.there / "got"), self.peer(self.here))
             self.assertIsInstance(got, TransferRefused)

@@ -237,7 +237,7 @@ class FilesTests(ParcelCase):
     async def test_what_is_not_wanted(self) -> None:
         planted(self.here)
         said = await self.fails(FilesSender(walk([self.here / "tree"])), lambda offer: "no, thank you")
-        self.assertEqual(said, ("no, thank you", "not taken: no, thank you"))
+        self.assertEqual(said, ("no, thank you", "the other side refused: no, thank you"))
         self.assertEqual(self.left(), [])
 
     @asynchronous
@@ -451,7 +451,7 @@ class PeerTests(TestCase):
         for message in ({"whole": True}, {"have": [[0, 1, "0" * 64]]}, {"ok": True}):
             sender, transport, results = self.sender(1000)
             sender.dataReceived(encode(take=True) + encode(**message))
-            self.assertIn("does not speak", str(results[0].value))
+            self.assertIn("does not use", str(results[0].value))
             sender.connectionLost(Failure(ConnectionDone()))
             self.assertNotIn(bytes(100), transport.value())
 
@@ -462,7 +462,7 @@ class PeerTests(TestCase):
             sender.dataReceived(encode(take=True))
             await self.until(transport, b'"whole":true')
             sender.dataReceived(encode(have=[have]))
-            self.assertIn("does not speak", str(results[0].value))
+            self.assertIn("does not use", str(results[0].value))
 
     @asynchronous
     async def test_thanks_for_nothing(self) -> None:
@@ -471,7 +471,7 @@ class PeerTests(TestCase):
         sender.dataReceived(encode(take=True))
         await self.until(transport, b'"whole":true')
         sender.dataReceived(encode(whole=True) + encode(ok=True))
-        self.assertIn("does not speak", str(results[0].value))
+        self.assertIn("does not use", str(results[0].value))
 
     @asynchronous
     async def test_a_link_in_place_of_a_file(self) -> None:
@@ -498,7 +498,7 @@ class OtherTests(ParcelCase):
         await self.send(TextSender("words\nü"), offers.append)
         self.assertEqual((offers[0].kind, offers[0].text), ("text", "words\nü"))
         said = await self.fails(TextSender("words"), lambda offer: "no")
-        self.assertEqual(said, ("no", "not taken: no"))
+        self.assertEqual(said, ("no", "the other side refused: no"))
 
     @asynchronous
     async def test_a_pipe(self) -> None:
@@ -533,7 +533,7 @@ class OtherTests(ParcelCase):
     def again(self, sender: ParcelSender) -> Deferred[Any]:
         result: Deferred[Any] = Deferred()
         sender.done.addErrback(lambda _: None)
-        result.errback(Failure(TransferRefused("not taken")))
+        result.errback(Failure(TransferRefused("you declined the offer")))
         return result
 
 
@@ -739,7 +739,7 @@ class LiarTests(TestCase):
     def test_a_message_without_an_end(self) -> None:
         liar = Liar(self.there)
         liar.receiver.dataReceived((MESSAGE_LIMIT + 1).to_bytes(4, "big"))
-        self.assertIn("does not speak", liar.why)
+        self.assertIn("does not use", liar.why)
 
     @given(st.binary(max_size=200))
     def test_whatever_comes(self, data: bytes) -> None:
@@ -783,7 +783,7 @@ class LiarTests(TestCase):
         while b'"whole":true' not in liar.transport.value():
             await deferLater(reactor, 0.01)
         liar.say(**{"from": [[0, 3]]})
-        self.assertIn("does not speak", liar.why)
+        self.assertIn("does not use", liar.why)
 
     @asynchronous
     async def test_a_hash_that_is_wrong(self) -> None:
@@ -846,7 +846,7 @@ class WalkTests(SynchronousTestCase):
         (self.root / "d" / "a").write_bytes(b"")
         os.mkfifo(self.root / "fifo")
         error = self.assertRaises(TransferError, walk, [self.root / "a", self.root / "d" / "a"])
-        self.assertIn("two of them are called a", str(error))
+        self.assertIn("two of the given files are called a", str(error))
         error = self.assertRaises(TransferError, walk, [self.root / "fifo"])
         self.assertIn("neither a file nor a directory", str(error))
         for paths in ([self.root / "no"], [self.root / "a", self.root / "a"], [Path("/")], [Path("/dev/null")]):

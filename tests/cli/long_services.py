@@ -45,7 +45,7 @@ class SixServicesTests(AgentCase):
         # one that asks for a port that another has
         status, _, err = await self.run_command("serve", "inbox", **self.environment)
         self.assertEqual(status, 1)
-        self.assertRegex(err, r"^dmsg: port 80 of the agent's key is taken by .*serve \(process \d+\)")
+        self.assertRegex(err, r"^dmsg: port 80 of the agent's key is in use by .*serve \(process \d+\)")
         await self.use_them(key)
         os.kill(told["pid"], 9)
         for each in services[:5]:
@@ -165,7 +165,7 @@ class FromPeerToPeerTests(ToolCase):
         copying.transport.signalProcess("STOP")  # type: ignore[union-attr]
         status, _, err = await self.run_command("cp", "alice:film", "bob:", **self.environment)
         self.assertEqual(status, 1, err)
-        self.assertIn("the same copy is under way already", err)
+        self.assertIn("makes the same copy already", err)
         copying.transport.signalProcess(signal.SIGCONT)  # type: ignore[union-attr]
         self.assertEqual(await copying.ended, 0, copying.err)
         self.assertEqual((theirs / "film").read_bytes(), (ours / "film").read_bytes())

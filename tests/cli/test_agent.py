@@ -136,7 +136,7 @@ class UpTests(AgentCase):
         for options, environment, expected in (
             (("-k", str(self.home / "bad.key")), {}, r"bad\.key: not a key file"),
             (("-k", str(self.home / "none.key")), {}, r"none\.key: there is no such key file"),
-            ((), {"DMSG_AGENT": str(self.home / ("x" * 120))}, r"longer than 100 bytes"),
+            ((), {"DMSG_AGENT": str(self.home / ("x" * 120))}, r"more than 100 bytes"),
             ((), {"DMSG_AGENT": "off"}, r"DMSG_AGENT is off"),
             (
                 (),
@@ -159,7 +159,7 @@ class UpTests(AgentCase):
         status, out, err = await self.run_command("status", **elsewhere)
         self.assertEqual(status, 3)
         self.assertRegex(out, "searching")
-        self.assertRegex(err, r"^dmsg: not online: it waits for .*127\.0\.0\.1:1")
+        self.assertRegex(err, r"^dmsg: the agent is not online: it waits for .*127\.0\.0\.1:1")
         command.transport.signalProcess("INT")  # type: ignore[union-attr]
         self.assertEqual(await command.ended, 130)
         self.assertFalse((self.home / "run" / "agent.sock").exists())
@@ -210,7 +210,7 @@ class UpTests(AgentCase):
         await self.take_down()
         status, _, err = await self.run_command("ping", key, **environment)
         self.assertEqual(status, 2)
-        self.assertIn("no discovery is named", err)
+        self.assertIn("no discovery is set", err)
 
     @asynchronous
     async def test_statuses_are_those_without_it(self) -> None:

@@ -53,11 +53,11 @@ class ConfigTests(CodeCase):
             (("send.nonsense", "1"), "dmsg send has no option --nonsense"),
             (("send.words", "abc"), "words: 'abc' is not a valid integer"),
             (("send.words", "1"), "words: 1 is not in the range"),
-            (("send.words", "3", "4"), "words has one value"),
+            (("send.words", "3", "4"), "words takes one value"),
             (("nosuch.x", "1"), "there is no command dmsg nosuch"),
             (("discovery.list.json", "true"), "dmsg discovery list has no option --json"),
             (("min-servers", "many"), "min-servers: 'many'"),
-            (("agent", "perhaps"), "agent is true or false"),
+            (("agent", "perhaps"), "agent must be true or false"),
             (("encryption", "maybe"), "encryption: 'maybe' is not one of"),
         ):
             status, _, err = await self.config("set", *setting)
@@ -83,9 +83,9 @@ class ConfigTests(CodeCase):
         self.assertEqual(file.read_text().strip(), "")
         file.write_text("[name]\nadd = 3\n")
         status, _, err = await self.config("set", "name.add.replace", "true")
-        self.assertEqual((status, err), (1, "dmsg: config.toml: add is no table\n"))
+        self.assertEqual((status, err), (1, "dmsg: config.toml: add is not a table\n"))
         file.write_text("[nope]\nx = 1\n")
-        self.assertEqual((await self.config())[2], "dmsg: config.toml: [nope] is no command of dmsg\n")
+        self.assertEqual((await self.config())[2], "dmsg: config.toml: [nope] is not a command of dmsg\n")
 
     @asynchronous
     async def test_a_link_stays_one(self) -> None:
@@ -103,12 +103,12 @@ class ConfigTests(CodeCase):
             ("nonsense\n", "config.toml: "),
             ("words = 3\n", "config.toml, line 1: there is no setting 'words' for all commands"),
             ("\n[send]\nword = 3\n", "config.toml, line 3: dmsg send has no option --word"),
-            ("names = 3\n", "config.toml, line 1: names is a text"),
-            ("[send]\nwords = [1, 2]\n", "config.toml: words has one value"),
-            ("[send]\nwords = 1979-05-27\n", "words is a text, a number"),
-            ("agent = 5\n", "config.toml: agent is true or false"),
-            ("key-file = true\n", "config.toml: key-file is no true and no false"),
-            ("[recieve]\ndir = 'x'\n", "config.toml: [recieve] is no command of dmsg"),
+            ("names = 3\n", "config.toml, line 1: names must be a text"),
+            ("[send]\nwords = [1, 2]\n", "config.toml: words takes one value"),
+            ("[send]\nwords = 1979-05-27\n", "words must be a text, a number"),
+            ("agent = 5\n", "config.toml: agent must be true or false"),
+            ("key-file = true\n", "config.toml: key-file must be a text or a number"),
+            ("[recieve]\ndir = 'x'\n", "config.toml: [recieve] is not a command of dmsg"),
             ("min-servers = 'many'\n", "'many' is not a valid integer"),
             ("[send]\nwords = 99\n", "99 is not in the range"),
         ):

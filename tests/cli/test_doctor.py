@@ -114,7 +114,7 @@ class DoctorTests(ToolCase):
         url = await self.start_discovery()
         status, found = await self.examined("-d", url)
         self.assertEqual((status, found["discovery"]["verdict"]), (1, "wrong"))
-        self.assertIn("offers no server", found["discovery"]["text"])
+        self.assertIn("lists no server", found["discovery"]["text"])
         port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Site(_Elsewhere()))
         self.addCleanup(port.stopListening)
         status, found = await self.examined("-d", f"http://127.0.0.1:{port.getHost().port}")

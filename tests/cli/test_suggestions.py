@@ -159,7 +159,7 @@ class MistakeTests(WordsCase):
         for typed, words in (
             ("name add bob 02ab", "a public key has 53 characters, or 66 in hexadecimal, not 4"),
             (f"name add no_name {KEY}", "is not a name"),
-            (f"name add {KEY} {KEY}", "is a public key, and no name for one"),
+            (f"name add {KEY} {KEY}", "is a public key: choose a name that is not one"),
             ("name show nobody", "neither a public key"),
             ("config set nonsense x", "there is no setting"),
             ("config set ping.nonsense x", "has no option"),

@@ -478,19 +478,19 @@ class CopyTests(ToolCase):
             (("film", "alice:../film"), "leads out"),
             (("alice:../alice.key", "x"), "leads out"),
             (("alice:nothing", "x"), "no file"),
-            (("film", "back"), "on a peer"),
+            (("film", "back"), "at a peer"),
             (("nothing", "alice:"), "nothing: No such file or directory"),
             (("alice:.", "x"), "names no file"),
             (("alice:film", "nowhere/"), "no such directory"),
             (("alice:film", "nowhere/x"), "nowhere: there is no such directory"),
-            ((".", "alice:"), ".: is a directory; -r copies it"),
+            ((".", "alice:"), ".: this is a directory; use -r to copy it"),
             (("film", "bob:"), "nor a name"),
         ):
             status, _, err = await self.run_command("cp", *arguments, **self.environment)
             self.assertIn(text, err)
             # a name that is none is a wrong argument; what the other side says is a refusal
             refused = "by the other side" in err or "the other side gave up" in err
-            wrong = text in ("nor a name", "on a peer")
+            wrong = text in ("nor a name", "at a peer")
             self.assertEqual(status, 2 if wrong else 4 if refused else 1, arguments)
         status, out, err = await self.run_command("cp", "-r", "alice:sub/film", ".", **self.environment)
         self.assertEqual((status, (self.directory / "film").read_bytes()), (0, content), err)

@@ -83,7 +83,7 @@ class ExchangeTests(SynchronousTestCase):
     def test_what_is_refused_does_not_end_the_stream(self) -> None:
         stream = Stream(self.clock, self.factory)
         refused = self.answer(spool_name(1), b"no gzip at all", stream)
-        self.assertEqual(refused, Answer(Kind.REFUSED, "it is not packed by gzip"))
+        self.assertEqual(refused, Answer(Kind.REFUSED, "the file is not in gzip format"))
         self.assertEqual(self.answer(spool_name(2), packed(), stream), Answer(Kind.KEPT))
         self.assertEqual(dict(self.factory.refusals), {"unfit": 1})
         self.assertEqual(list(self.root.glob("*/.part-*")), [])
@@ -154,10 +154,10 @@ class ExchangeTests(SynchronousTestCase):
     def test_a_collector_that_says_nothing_or_nonsense(self) -> None:
         for said, why in (
             (b"", "nothing came"),
-            (b"hello\n", "not a line"),
-            (b'{"answer": "what"}\n', "no answer"),
+            (b"hello\n", "not a JSON object"),
+            (b'{"answer": "what"}\n', "not an answer"),
             (b"x" * (LINE_LIMIT + 2), "too long"),
-            (b'{"answer": "send"}\n{"answer": "send"}\n', "an answer to nothing"),
+            (b'{"answer": "send"}\n{"answer": "send"}\n', "the collector sent an answer that nothing asked for"),
         ):
             sending = SenderProtocol(self.clock)
             client: Any = iosim.makeFakeClient(sending)

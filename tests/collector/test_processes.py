@@ -130,12 +130,14 @@ class ProcessTests(TestCase):
         match = await self.soon(collector.line(r"health: \S+ host='127.0.0.1', port=(\d+)"))
         server = self.server("S1", url)
         sender = await self.sender_of(server)
-        await self.soon(server.line(rf"files of events wait for their collector: .*is {sender} on its list"))
+        await self.soon(
+            server.line(rf"files of events could not be sent to the collector and wait: .*is {sender} on its list")
+        )
         self.assertEqual(self.kept(), [])
         self.senders.write_text(f"{sender}  # S1\n")
-        await self.soon(collector.line("list of senders has 1 keys now"))
+        await self.soon(collector.line("list of senders changed and was reloaded: 1 keys"))
         await self.until(lambda: bool(self.kept()), "what had waited")
-        await self.soon(server.line("takes files of events"))
+        await self.soon(server.line("accepts files of events"))
 
         def asked(path: str) -> str:
             with urllib.request.urlopen(f"http://127.0.0.1:{match[1].decode()}{path}", timeout=10) as answer:
@@ -193,4 +195,4 @@ class ProcessTests(TestCase):
         lock = hold_key(spool / "sender.key", "another")
         self.addCleanup(lock.release)
         said, status = await send()
-        self.assertEqual((said, status), (f"dmsg: another process sends what is in {spool}\n", 1))
+        self.assertEqual((said, status), (f"dmsg: another process already sends the files of {spool}\n", 1))

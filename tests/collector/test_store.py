@@ -60,10 +60,13 @@ class StoreTests(SynchronousTestCase):
     def test_what_is_not_kept(self) -> None:
         whole = packed()
         for data, why in (
-            (b"plain text", "not packed"),
-            (gzip.compress(b""), "no event"),
+            (b"plain text", "not in gzip format"),
+            (gzip.compress(b""), "no events"),
             *(
-                (gzip.compress(b'{"producer": "a"}\n%b\n{"producer": "a"}\n' % line), "no JSON, or of nobody")
+                (
+                    gzip.compress(b'{"producer": "a"}\n%b\n{"producer": "a"}\n' % line),
+                    "not a JSON object that names its producer",
+                )
                 # what some readers take for an event, and others for none
                 for line in (
                     b'{"v": 1}',
@@ -77,23 +80,23 @@ class StoreTests(SynchronousTestCase):
                     b"\xff",
                 )
             ),
-            (gzip.compress(b'{"producer": "a"}\r{"producer": "b"}\n'), "no JSON"),
+            (gzip.compress(b'{"producer": "a"}\r{"producer": "b"}\n'), "is not JSON"),
             (
                 gzip.compress(
                     b'{"producer": "a"}\n{"producer": "a", "x": "%b"}\n{"producer": "b"}\n' % (b"x" * 600_000)
                 ),
                 "longer than",
             ),
-            (gzip.compress(b'{"producer": "../../etc"}\n'), "name is none"),
+            (gzip.compress(b'{"producer": "../../etc"}\n'), "name in the file is malformed"),
             (gzip.compress(b'{"producer": "a"}\n{"producer": "b"}\n'), "several producers"),
         ):
             self.assertRaisesRegex(FileRejected, why, self.bring, spool_name(1), data)
         part = self.store.open_part(ALICE)
         part.write(whole[:-1] + b"\1")
         offer = offer_of(spool_name(1), whole)
-        self.assertRaisesRegex(FileRejected, "not the bytes", self.store.keep, ALICE, offer, part, 0.0)
+        self.assertRaisesRegex(FileRejected, "the bytes differ", self.store.keep, ALICE, offer, part, 0.0)
         with mock.patch.object(store_module, "TEXT_LIMIT", 10_000):
-            self.assertRaisesRegex(FileRejected, "bytes of text", self.bring, spool_name(1), packed(count=1000))
+            self.assertRaisesRegex(FileRejected, "bytes after unpacking", self.bring, spool_name(1), packed(count=1000))
         with mock.patch.object(store_module, "LINES_LIMIT", 10):
             self.assertRaisesRegex(FileRejected, "more than 10 lines", self.bring, spool_name(1), packed(count=11))
         self.assertEqual(kept_files(self.root), {})
@@ -182,12 +185,12 @@ class StoreTests(SynchronousTestCase):
         self.store.close()
         self.store = self.opened(limit=1000)
         self.store.check_room(ALICE, 500)
-        self.assertRaisesRegex(StoreFull, "its part", self.store.check_room, ALICE, 501)
+        self.assertRaisesRegex(StoreFull, "its share", self.store.check_room, ALICE, 501)
         self.bring(spool_name(1), data := packed())
-        self.assertRaisesRegex(StoreFull, "its part", self.store.check_room, ALICE, 501 - len(data))
+        self.assertRaisesRegex(StoreFull, "its share", self.store.check_room, ALICE, 501 - len(data))
         self.store.check_room(BOB, 500)
         self.assertRaisesRegex(StoreFull, "limit", self.store.check_room, BOB, 500, 0, 501 - len(data))
-        self.assertRaisesRegex(StoreFull, "its part", self.store.check_room, BOB, 400, 101, 101)
+        self.assertRaisesRegex(StoreFull, "its share", self.store.check_room, BOB, 400, 101, 101)
         next(self.root.glob("*/*/*.gz")).unlink()
         self.store.recount()
         self.store.check_room(ALICE, 500)

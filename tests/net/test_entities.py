@@ -93,7 +93,7 @@ class NetworkTests(EntityCase):
             await alice.connect(bob.public_key, Accepting())
         except ConnectFailed as error:
             self.assertEqual(len(error.attempts), 2)
-            self.assertIn("nobody listens", str(error))
+            self.assertIn("this client accepts no channels", str(error))
         else:
             self.fail("connected")
         for key, kind in ((SecKey.generate().public, EntryNotFound), (bob.servers[0], ConnectFailed)):
@@ -193,7 +193,7 @@ class NetworkTests(EntityCase):
         waiting = [client.when_online(), client.when_published()]
         results = [deferred.addErrback(lambda failure: str(failure.value)) for deferred in waiting]
         await client.stopService()
-        self.assertEqual(await gatherResults(results), ["client is stopped"] * 2)
+        self.assertEqual(await gatherResults(results), ["the client is stopped"] * 2)
 
     @asynchronous
     async def test_dead_peers_are_found_by_the_kernel(self) -> None:

@@ -118,7 +118,7 @@ class NetworkTests(MessagingCase):
         await treq.post(f"{url}/discovery/entries", nowhere.to_json(), persistent=False)
         with self.assertRaises(ConnectFailed) as caught:
             await alice.connect(key.public, Accepting())
-        self.assertIn("is connected to no server", str(caught.exception))
+        self.assertIn("is not connected to a server", str(caught.exception))
         self.assertEqual(one.factory.relay.frames + two.factory.relay.frames, frames)
 
     @asynchronous
@@ -130,7 +130,7 @@ class NetworkTests(MessagingCase):
         alice = await self.start_messaging_client(url, min_servers=1)
         with self.assertRaises(ConnectFailed) as caught:
             await alice.connect(dmsg.public_key, Accepting())
-        self.assertIn("does not speak messaging-seed", str(caught.exception))
+        self.assertIn("does not support messaging-seed", str(caught.exception))
         self.assertEqual(len(dmsg.servers), 1)
         other = Client(reactor, SecKey.generate(), [url], profile=Profile.SKYWIRE)
         other.startService()

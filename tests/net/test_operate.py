@@ -98,12 +98,12 @@ class OperateTests(EntityCase):
         self.assertIn("the server does not admit this key", await self.refused(bob))
         (self.directory / "allow").write_text(f"{bob.public}\n")
         child.signal("HUP")
-        await child.line("settings and lists were read again")
+        await child.line("settings and lists were reloaded")
         await self.until(lambda: first.status == "searching")
         await self.start_client(self.url, key=bob)
         # and without a signal; a broken list is refused
         (self.directory / "allow").write_text("nonsense\n")
-        await child.line("the list was not reloaded: allow, line 1")
+        await child.line("stays in use: allow, line 1")
         (self.directory / "allow").write_text(f"{bob.public}\n{alice.public}\n")
         await self.until(lambda: first.status == "online")
 
@@ -115,14 +115,14 @@ class OperateTests(EntityCase):
         await alice.connect(bob.public_key, Accepting())
         self.file.write_text(self.file.read_text().replace("100", "1"))
         child.signal("HUP")
-        await child.line("settings and lists were read again")
+        await child.line("settings and lists were reloaded")
         with self.assertRaises(Exception) as caught:
             await alice.connect(bob.public_key, Accepting())
         self.assertIn("too many streams of this key", str(caught.exception))
         good = self.file.read_text()
         self.file.write_text("max-transports = nonsense\n")
         child.signal("HUP")
-        await child.line("settings were not reloaded: server.toml")
+        await child.line("stay in use: server.toml")
         for line, what in (
             ('max-transports = "many"', "max-transports: 'many' is not a number"),
             ("max_per_pair = 0", "max-per-pair: 0 is not between"),
@@ -136,10 +136,10 @@ class OperateTests(EntityCase):
                 index for index, one in enumerate(self.file.read_text().splitlines(), 1) if one.startswith(line[:7])
             )
             child.signal("HUP")
-            await child.line(f"settings were not reloaded: server.toml, line {number}: {what}")
+            await child.line(f"stay in use: server.toml, line {number}: {what}")
         self.file.write_text(good + 'metrics = "tcp:0"\ndrain-timeout = 3\n')
         child.signal("HUP")
-        await child.line("changes that need a restart: drain-timeout, metrics")
+        await child.line("take effect at the next start: drain-timeout, metrics")
 
     async def dial(self, child: Any) -> Any:
         """Connect as a client does that has its entry from before."""
@@ -158,7 +158,7 @@ class OperateTests(EntityCase):
     async def test_a_full_server_says_so(self) -> None:
         """To the client, once in its log, and at /health."""
         child = await self.start_child('max-connections = 1\nmetrics = "tcp:0:interface=127.0.0.1"\n')
-        metrics = await child.line(r"/metrics and /health: .*port=(\d+)")
+        metrics = await child.line(r"/metrics and /health are at .*port=(\d+)")
         base = f"http://127.0.0.1:{metrics[1].decode()}"
         response = await treq.get(f"{base}/health", persistent=False)
         self.assertEqual((response.code, (await response.json())["status"]), (200, "ok"))
@@ -180,8 +180,8 @@ class OperateTests(EntityCase):
         ):
             self.assertIn(wanted, text)
         await first.stopService()
-        await child.line("no longer full")
-        said = [line for line in lines(child) if "] full:" in line]
+        await child.line("the server accepts clients again")
+        said = [line for line in lines(child) if "] the server is full" in line]
         self.assertEqual(len(said), 1, said)
 
     @asynchronous
@@ -211,14 +211,14 @@ class OperateTests(EntityCase):
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             port = nobody.getsockname()[1]
         child = await self.start_child(f'public-address = "127.0.0.1:{port}"\n')
-        await child.line(f"does not reach itself at its public address 127.0.0.1:{port}")
+        await child.line(f"cannot connect to its own public address 127.0.0.1:{port}")
 
     @asynchronous
     async def test_the_address_of_another_server_is_noticed(self) -> None:
         other = await self.start_server()
         port = other.ports[0].getHost().port
         child = await self.start_child(f'public-address = "127.0.0.1:{port}"\n')
-        await child.line(f"does not reach itself at its public address 127.0.0.1:{port}")
+        await child.line(f"cannot connect to its own public address 127.0.0.1:{port}")
 
     @asynchronous
     async def test_the_right_public_address(self) -> None:

@@ -60,7 +60,7 @@ class BrowserTests(PageCase):
         def without_scripts() -> None:
             browser.look(1400, 1400, scripts=False)
             browser.go(base + "/")
-            self.assertIn("Who sends most", browser.value("document.body.innerText"))
+            self.assertIn("Clients that send most", browser.value("document.body.innerText"))
             self.assertGreater(browser.value("document.querySelectorAll('svg').length"), 7)
 
         await deferToThread(without_scripts)

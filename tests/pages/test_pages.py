@@ -53,7 +53,7 @@ class PageTests(PageCase):
             "Nothing needs attention.",
             '<dd class="plain">1 of 10000</dd>',
             client.public_key.hex()[:8],
-            "nothing waits for anybody",
+            "no data waits for a client",
             "<svg",
         ):
             self.assertIn(expected, text)
@@ -82,12 +82,12 @@ class PageTests(PageCase):
         server = self.server._key.public.hex()
         self.assertIn("<h1>dmsg discovery</h1>", text)
         self.assertRegex(text, rf'title="{server}".*listed')
-        self.assertRegex(text, rf'Who relays for how many.*title="{server}".*<td class="number">1</td>')
+        self.assertRegex(text, rf'Clients per server.*title="{server}".*<td class="number">1</td>')
         for asked, expected in (
-            (client.public_key.hex(), f'Is reached through.*title="{server}"'),
+            (client.public_key.hex(), f'Reached through server.*title="{server}"'),
             (server, r"Server: address.*127\.0\.0\.1:\d+"),
-            (SecKey.generate().public.hex(), "there is no entry of that key"),
-            ("<script>alert(1)</script>", "that is no public key"),
+            (SecKey.generate().public.hex(), "this key has no entry"),
+            ("<script>alert(1)</script>", "not a public key"),
         ):
             response, text = await self.get(self.base(self.discovery) + "/", params={"key": asked})
             self.assertEqual(response.code, 200)
@@ -124,9 +124,9 @@ class PageTests(PageCase):
         for expected in (
             "<h1>dmsg collector</h1>",
             str(collector.client.public_key),
-            "1 sender brought nothing for",
+            "1 sender sent no file for at least",
             r"no room</td><td class=\"number\">2</td>",
-            "Up for.*Since.*Memory of the process",
+            "Uptime.*Started.*Memory of the process",
         ):
             self.assertRegex(text, expected)
 
@@ -147,7 +147,7 @@ class PageTests(PageCase):
             self.assertEqual(response.code, 200)
             # but no page in a browser, whose name may lead here since it was loaded
             response, text = await self.get(self.base(self.server) + path, headers={"Sec-Fetch-Mode": "cors"})
-            self.assertEqual((response.code, text), (403, "this is not for pages of other sites\n"))
+            self.assertEqual((response.code, text), (403, "requests from pages of other sites are refused\n"))
             response, _ = await self.get(self.base(self.server) + path, headers={"Sec-Fetch-Mode": "navigate"})
             self.assertEqual(response.code, 200)
 
@@ -230,8 +230,8 @@ class PageTests(PageCase):
             await self.raw_client(server)
         await self.until(lambda: server.reachable is False)
         _, text = await self.get(self.base(server) + "/")
-        self.assertIn("It did not reach itself at its public address", text)
-        self.assertIn("It is full: 2 clients are connected", text)
+        self.assertIn("The server cannot connect to its own public address", text)
+        self.assertIn("The server is full: 2 clients are connected", text)
         self.assertRegex(text, r'<dl><div><dt>[^<]*</dt><dd class="bad">')
 
     @asynchronous
@@ -241,7 +241,7 @@ class PageTests(PageCase):
         base = self.base(self.server)
         leaving = maybeDeferred(self.server.stopService)
         _, text = await self.get(base + "/")
-        self.assertIn("It is leaving: clients are sent elsewhere", text)
+        self.assertIn("The server is leaving: its clients move", text)
         response, text = await self.get(base + "/health")
         self.assertEqual((response.code, json.loads(text)["status"]), (503, "draining"))
         client.transport.loseConnection()  # type: ignore[union-attr]
@@ -265,9 +265,9 @@ class PageTests(PageCase):
         await shows("listed</td>")
         server.registration.stop()  # as if it was killed: nothing is said, until it is missed
         self.discovery._running.api._now = lambda: time.time() + 600
-        text = await shows(f"Server {key[:8]}… at 127.0.0.1:[0-9]+ posted last .* ago: is it up")
-        self.assertRegex(text, f'title="{key}".*missed</td>')
-        await shows(r"Servers that clients are sent to: 0 \(was 1\)")
+        text = await shows(f"Server {key[:8]}… at 127.0.0.1:[0-9]+ last posted .* ago: check whether it runs")
+        self.assertRegex(text, f'title="{key}".*missing</td>')
+        await shows(r"Servers listed for clients: 0 \(was 1\)")
         # it is found by the digits that are shown
         _, text = await self.get(page, params={"key": key[:8]})
         self.assertRegex(text, r"Server: address.*127\.0\.0\.1:\d+")
@@ -282,7 +282,7 @@ class PageTests(PageCase):
         path.chmod(0o600)
         for tap in (server, discovery):
             for options, problem in (
-                ([f"--page-token={path}"], "without --metrics"),
+                ([f"--page-token={path}"], "needs --metrics"),
                 ([f"--page-token={path}", "--metrics=tcp:0"], "16 to 512"),
                 (["--page-token=/nowhere", "--metrics=tcp:0"], "No such file"),
             ):
@@ -319,13 +319,13 @@ class HardTimesTests(PageCase):
         hanging: Any = Deferred()
         self.discovery._running.api._store._store.count = lambda: hanging
         text = ""
-        while "no answer for" not in text:
+        while "has not answered for" not in text:
             response, text = await self.get(self.base(self.discovery) + "/")
             self.assertEqual(response.code, 200)
             await deferLater(reactor, 0.2)
-        self.assertIn("The store: no answer for", text)
+        self.assertIn("Discovery is impaired: the store has not answered for", text)
         hanging.callback(7)
         while '<dd class="good">ok</dd>' not in text:
             _, text = await self.get(self.base(self.discovery) + "/")
             await deferLater(reactor, 0.2)
-        self.assertRegex(text, r"State: no answer for \d s \(was ok\)")
+        self.assertRegex(text, r"State: the store has not answered for \d s \(was ok\)")

@@ -530,7 +530,7 @@ class DistrustTests(PeerCase):
         size = json.dumps({"size": 4}).encode()
         for uid in ("../escape", "/tmp/escape", "a/b", "..", "x" * 65):
             self.assertIn("letters, digits and hyphens", await ask("negotiate", uid, size))
-        self.assertIn("is no number", await ask("negotiate", "n", b'{"size": -1}'))
+        self.assertIn("is not a number", await ask("negotiate", "n", b'{"size": -1}'))
         self.assertIn("data is not", await ask("negotiate", "j", b"[]"))
         self.assertEqual("ok", await ask("negotiate", "good", size))
         await ask("write", "good", b"cd", "offset=2")
@@ -541,13 +541,13 @@ class DistrustTests(PeerCase):
         self.assertIn("no such upload", await ask("close", "good2", b""))
         self.assertEqual("ok", await ask("negotiate", "long", size))
         self.a.send(self.a.envelope(self.to, "file.write", b"abcde", uid="long"), self.now())
-        self.assertIn("more than the 4 bytes", (await self.a.messages.get()).error.message)
+        self.assertIn("agreed size of 4 bytes", (await self.a.messages.get()).error.message)
         (directory / "there").symlink_to("/tmp/escape")
         self.assertIn("File exists", await ask("negotiate", "there", size))
         self.assertEqual(["good", "there"], sorted(path.name for path in directory.iterdir()))
         for command in ("outgoing.requests", "seen.x", "backlog.u", "system.local", ""):
             body = json.dumps({"size": 1, "cmd": command}).encode()
-            self.assertIn("cmd is no command", await ask("negotiate", "cmd", body))
+            self.assertIn("cmd is not a command", await ask("negotiate", "cmd", body))
         self.assertIn("data is not", await ask("negotiate", "deep", b"[" * 100_000))
         # what is sent again: a close, and a write without an offset
         self.a.send(self.a.envelope(self.to, "file.close", b"", uid="good", expiration=61), self.now())
@@ -629,8 +629,8 @@ class LocalSideTests(PeerCase):
             ({"dat": "!"}, 101, "dat is not base64"),
             ({"exp": 0}, 102, "request has no expiration (exp is 0)"),
             ({"exp": 5, "now": int(self.now()) - 10}, 102, "request has expired"),
-            ({"dst": []}, 101, "dst has none"),
-            ({"dst": ["1"]}, 101, "dst is missing or no list of twins"),
+            ({"dst": []}, 101, "dst must name"),
+            ({"dst": ["1"]}, 101, "dst is missing or not a list of twins"),
             ({"cmd": None}, 101, "cmd is missing"),
         ):
             ret = a.push(**{"dst": [self.ids["A"]], "ref": "r", **members})

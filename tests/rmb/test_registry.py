@@ -72,8 +72,8 @@ class Behaviour:
         self.assertIn("counter 7 is not above 7", await self.refused(statement(counter=7, relay="t")))
         self.assertIn("counter", await self.refused(statement(counter=1, relay="r", pk=b"x")))
         forged = replace(statement(B, 9), account=A.account)
-        self.assertIn("not the owner's statement", await self.refused(forged))
-        self.assertIn("not the owner's", await self.refused(replace(statement(counter=9), relay="evil")))
+        self.assertIn("not signed by the twin's owner", await self.refused(forged))
+        self.assertIn("not signed by the twin's owner", await self.refused(replace(statement(counter=9), relay="evil")))
         self.assertIn("twin 1, not 2", await self.refused(replace(statement(counter=9), id=2)))
         self.assertEqual(changed, await self.registry.get(1))
 
@@ -233,7 +233,7 @@ class HTTPTests(Behaviour, TestCase):
         table = self.service._table
         some(table)._db.execute("UPDATE twins SET relay = 'evil'")
         error = await self.assertFailure(self.registry.get(1), RegistryUnavailable)
-        self.assertIn("does not verify", str(error))
+        self.assertIn("whose signature is wrong", str(error))
         self.patch(table, "get", lambda number: succeed(replace(statement(), id=7)))
         await self.assertFailure(self.registry.get(1), RegistryUnavailable)
 

@@ -354,7 +354,7 @@ class SessionTests(PairCase):
         """Ends the connection."""
         _, b = await self.pair()
         b.socket.pong((5).to_bytes(8, "big"))
-        self.assertIn("confirms what was not sent", await b.closed)
+        self.assertIn("the session confirms a message that was not sent", await b.closed)
         self.assertEqual(1, self.drops(Drop.BAD_FRAME))
 
     @asynchronous

@@ -54,8 +54,8 @@ class RelayOptionsTests(SynchronousTestCase):
         settings = parse(rmb_relay, *words).settings()
         self.assertEqual(settings.registry, "tfchain:wss://a:443")
         self.assertEqual(settings.domains, {"a.example", "b.example"})
-        self.assertIn("only the first node is asked", said.getvalue())
-        self.assertIn("--catchup-threshold is not needed", said.getvalue())
+        self.assertIn("only the first is used", said.getvalue())
+        self.assertIn("--catchup-threshold does nothing", said.getvalue())
         for arguments, words_of_error in (
             ((URL, "-s", "wss://a:443"), "give one of them"),
             ((), "tfchain:wss://HOST:PORT"),

@@ -51,7 +51,7 @@ class ReceiptTests(SynchronousTestCase):
         self.assertRaises(ReceiptError, parse_receipt, data)
 
     def test_signed_by_another(self) -> None:
-        self.assertRaisesRegex(ReceiptError, "somebody else", parse_receipt, RECEIPT.sign(B))
+        self.assertRaisesRegex(ReceiptError, "not signed by the client", parse_receipt, RECEIPT.sign(B))
 
     def test_one_client_cannot_be_both_ends(self) -> None:
         self.assertRaises(ReceiptError, parse_receipt, replace(RECEIPT, peer=A.public).sign(A))
@@ -89,12 +89,12 @@ class VerifyTests(SynchronousTestCase):
 
     def test_one_that_is_not_keeps_its_place_and_says_why(self) -> None:
         row = self.checked(self.row(RECEIPT.sign(B)))
-        self.assertEqual((row["reason"], row["seq"]), ("signed by somebody else", 7))
+        self.assertEqual((row["reason"], row["seq"]), ("the receipt is not signed by the client that it names", 7))
         self.assertNotIn("transport", row)
 
     def test_what_another_server_hands_on_is_not_believed(self) -> None:
         row = self.checked(self.row(RECEIPT.sign(A), B.public.hex()))
-        self.assertEqual(row["reason"], "for another server than the one that hands it on")
+        self.assertEqual(row["reason"], "the receipt is for another server than the one that reports it")
         self.assertNotIn("transport", row)
 
     def test_what_says_itself_that_it_was_checked_is_not_believed(self) -> None:
@@ -104,7 +104,9 @@ class VerifyTests(SynchronousTestCase):
         del forged["receipt"]
         row = self.checked(json.dumps(forged).encode())
         self.assertEqual((row["type"], row["seq"]), ("receipt_checked", 7))
-        self.assertEqual(row["reason"], "written as if it were checked")
+        self.assertEqual(
+            row["reason"], "the spool marks the receipt as checked already; only the pipeline checks receipts"
+        )
         self.assertFalse({"transport", "server", "signer", "delivered_out"} & set(row))
 
     @given(st.one_of(st.binary(max_size=100), st.text().map(lambda text: json.dumps({"type": text}).encode())))
@@ -147,7 +149,7 @@ class VerifyTests(SynchronousTestCase):
         self.assertEqual(verify_spool(spool, target, NAMES).believed, 1)
         (spool / "receipts-b.jsonl.gz").write_bytes(gzip.compress(self.row(first.sign(A)) + self.row(second.sign(A))))
         again = verify_spool(spool, target, NAMES)
-        self.assertEqual((again.believed, again.reasons), (1, {"handed in before": 1}))
+        self.assertEqual((again.believed, again.reasons), (1, {"the receipt was handed in before": 1}))
         # who was killed before the file had its name looks at it again
         for path in target.glob("receipts-*"):
             path.unlink()

@@ -645,7 +645,7 @@ class DeadlineTests(SecureCase):
         sending = one.transport.send(bytes(2_000_000), timeout=5)
         self.network.settle()
         self.network.clock.advance(5)
-        self.assertIn("not acknowledged within", str(self.failureResultOf(sending, DmsgTimeout).value))
+        self.assertIn("did not acknowledge the data within", str(self.failureResultOf(sending, DmsgTimeout).value))
         self.assertEqual(self.calls(), before)
         self.assertIsNone(one.lost)
 

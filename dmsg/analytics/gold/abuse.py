@@ -115,7 +115,7 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
                         F.format_string(words, amount).alias("evidence"),
                     )
                     for name, what, amount, limit, words in (
-                        ("scan", "request", "targets", SCAN_LIMIT, "asked for %d clients that are not there"),
+                        ("scan", "request", "targets", SCAN_LIMIT, "asked for %d clients that are not connected"),
                         ("flood", "request", "over", FLOOD_LIMIT, "%d requests over its rate"),
                         (
                             "handshakes",
@@ -130,7 +130,7 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
                             "lookup",
                             "targets",
                             LOOKUP_LIMIT,
-                            "asked discovery for %d clients that are not there",
+                            "asked discovery for %d clients without an entry",
                         ),
                     )
                 ]

@@ -128,7 +128,7 @@ class Agreement:
                 return b""
             kind, size = self._buffer[0], int.from_bytes(self._buffer[1:HEAD_SIZE], "big")
             if size > MAX_MESSAGE:
-                raise CodeProtocolError("the other side does not speak dmsg's codes")
+                raise CodeProtocolError("the other side does not use dmsg's protocol for codes")
             if len(self._buffer) < HEAD_SIZE + size:
                 return b""
             body = bytes(self._buffer[HEAD_SIZE : HEAD_SIZE + size])
@@ -146,11 +146,11 @@ class Agreement:
         elif kind == WRONG and not body and self._role is Role.RECEIVER and self._key is not None:
             raise WrongCode("the code is wrong")
         else:
-            raise CodeProtocolError("the other side does not speak dmsg's codes")
+            raise CodeProtocolError("the other side does not use dmsg's protocol for codes")
 
     def _agree(self, body: bytes) -> None:
         if body[:1] != bytes((VERSION,)) or len(body) != 1 + ELEMENT_SIZE:
-            raise CodeProtocolError("the other side speaks another version of dmsg's codes")
+            raise CodeProtocolError("the other side uses another version of dmsg's protocol for codes")
         try:
             self._key = self._spake.finish(body[1:])
         except Exception as error:

@@ -129,7 +129,7 @@ class OfferedCode:
                 if failed == FAILURES_TOLD:
                     self._warned(f"{error}; the code may be lost with it")
             except Exception:
-                _log.failure("cannot renew a nameplate")
+                _log.failure("unhandled error while the number of a code was renewed in discovery")
 
 
 def _used_up(failure: Failure) -> Failure:
@@ -165,7 +165,7 @@ def accept_code(
             with suppress(TimeoutError):
                 await end.closed.addTimeout(CLOSE_TIMEOUT, reactor)
             raise CodeUsedUp(
-                "the code is wrong, or somebody else answered; check the code, or ask for a new one"
+                "the code is wrong, or another person answered it; check the code, or ask for a new one"
             ) from None
 
     return Deferred.fromCoroutine(accept())

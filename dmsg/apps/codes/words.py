@@ -89,7 +89,7 @@ class Code:
         code = cls(int(number), tuple(_word(one) for one in words))
         if not code.fits:
             raise CodeError(
-                f"{text[:80]!r} is mistyped: its number and words do not belong together; no attempt was made with it"
+                f"{text[:80]!r} is mistyped: its number and words do not match; it was not tried, so it is still valid"
             )
         return code
 

@@ -242,7 +242,7 @@ class ParcelReceiver(ParcelEnd):
         self._hash.update(data)
         self._size += len(data)
         if self._most is not None and self._size > self._most:
-            raise TransferError(f"more than {self._most} bytes, which is the limit")
+            raise TransferError(f"the files have more than {self._most} bytes, the limit")
         assert self._pipe is not None
         self._pipe(data)
         self._progress(self._size)
@@ -269,7 +269,7 @@ class ParcelReceiver(ParcelEnd):
             return True
         entries = message.get("entries")
         if not isinstance(entries, list) or not entries:
-            raise TransferError("the other side does not speak dmsg's parcels")
+            raise TransferError("the other side does not use dmsg's protocol for sending files")
         if len(entries) <= ENTRIES_SLICE:
             for one in entries:
                 self._checked.add(self._decoded(one))
@@ -348,7 +348,7 @@ class ParcelReceiver(ParcelEnd):
             return True
         for index, offset in parse_numbers(message, "from", 2):
             if index not in self._have or offset != self._have[index][0]:
-                raise TransferError("the other side does not speak dmsg's parcels")
+                raise TransferError("the other side does not use dmsg's protocol for sending files")
             self._from[index] = offset
         return True
 

@@ -140,7 +140,9 @@ class ParcelSender(ParcelEnd):
 
     def _on_answer(self, message: dict[str, object]) -> None:
         if message.get("take") is not True:
-            raise TransferRefused(f"not taken: {shorten(str(message.get('why', 'no reason')), MAX_WORDS_OF_STRANGERS)}")
+            raise TransferRefused(
+                f"the other side refused: {shorten(str(message.get('why', 'no reason')), MAX_WORDS_OF_STRANGERS)}"
+            )
         self._began = time.monotonic()
         self._pieces = message.get("pieces") is True
         self._next = self._unexpected
@@ -148,7 +150,7 @@ class ParcelSender(ParcelEnd):
         self._begin()
 
     def _unexpected(self, message: dict[str, object]) -> None:
-        raise TransferError("the other side does not speak dmsg's parcels")
+        raise TransferError("the other side does not use dmsg's protocol for sending files")
 
     def _on_arrival(self, message: dict[str, object]) -> None:
         if message.get("ok") is not True or not self._said_all:

@@ -87,9 +87,7 @@ class WalkResult:
         if content is not None:
             self._unmeasured += len(content)
             if self._unmeasured > UNMEASURED_IN_ALL:
-                raise TransferError(
-                    f"files whose size the system does not say have more than {UNMEASURED_IN_ALL:,} bytes"
-                )
+                raise TransferError(f"files of unknown size have more than {UNMEASURED_IN_ALL:,} bytes together")
             self.contents[len(self.inodes)] = content
         self.checked.add(entry)
         self.inodes.append(inode)
@@ -171,15 +169,15 @@ def walk(
         if name in ("", "..", "."):
             name = top.resolve().name
         if not name:
-            raise TransferError(f"{path}: has no name")
+            raise TransferError(f"{path}: this path has no file name")
         if has_dot(name) and not hidden:
-            raise TransferError(f"{path}: its name begins with a dot; --hidden sends it")
+            raise TransferError(f"{path}: its name begins with a dot; use --hidden to send it")
         real = top
         try:
             if base is None:
                 real = top.resolve()  # A link that the user names stands for its target.
             if name in walked.tops:
-                raise TransferError(f"two of them are called {name}")
+                raise TransferError(f"two of the given files are called {name}")
             name = called or name
             walked.tops[name] = real
             with walked.above(name) as (at, there):

@@ -141,12 +141,12 @@ def parse_numbers(message: dict[str, object], name: str, fields: int) -> list[li
     """
     found = message.get(name)
     if not isinstance(found, list):
-        raise TransferError("the other side does not speak dmsg's parcels")
+        raise TransferError("the other side does not use dmsg's protocol for sending files")
     for one in found:
         if not isinstance(one, list) or len(one) != fields or any(type(number) is not int for number in one[:2]):
-            raise TransferError("the other side does not speak dmsg's parcels")
+            raise TransferError("the other side does not use dmsg's protocol for sending files")
         if one[0] < 0 or one[1] < 0:
-            raise TransferError("the other side does not speak dmsg's parcels")
+            raise TransferError("the other side does not use dmsg's protocol for sending files")
     return found
 
 

@@ -139,7 +139,7 @@ def down() -> None:
 
 @command()
 def status() -> None:
-    """Show who the agent is, its servers, services and streams.
+    """Show the agent's key, servers, services and streams.
 
     \b
     Examples:
@@ -158,7 +158,7 @@ def status() -> None:
 
         show(told)
     if told.get("state") != "online":
-        say(f"dmsg: not online: it waits for {_text(told.get('waits_for'))}", err=True)
+        say(f"dmsg: the agent is not online: it waits for {_text(told.get('waits_for'))}", err=True)
         raise SystemExit(EXIT_NOBODY)
 
 

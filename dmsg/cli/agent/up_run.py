@@ -69,7 +69,7 @@ def start(path: Path, settings: ClientSettings, log: Path) -> None:
         _wait(path, child, log, began)
     except KeyboardInterrupt:
         if child.poll() is None:
-            notice(f"the agent (process {child.pid}) goes on in the background: dmsg status, dmsg down")
+            notice(f"the agent (process {child.pid}) runs in the background: dmsg status shows it, dmsg down stops it")
         raise
 
 
@@ -91,7 +91,7 @@ def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> 
         answer = ask(path, {"do": "wait", "published": True, "timeout": ONLINE_TIME}, patience=ONLINE_TIME + 5)
     except (DmsgError, OSError) as error:
         tell(f"up: {found.key.text} (process {found.pid}), not online yet", **fields, servers=[])
-        notice(f"{error}; it goes on trying: dmsg status")
+        notice(f"{error}; the agent keeps trying: see dmsg status")
         return
     servers = answer.get("servers", [])
     by = f"{len(servers)} server{'' if len(servers) == 1 else 's'}"

@@ -195,7 +195,9 @@ def serve(
 
     for command, program in commands:
         if not may_be_called(command) or not program:
-            raise click.BadParameter(f"{command!r} names no command, or runs no program", param_hint="--command")
+            raise click.BadParameter(
+                f"{command!r} is not NAME=PROGRAM: it has no name, or no program", param_hint="--command"
+            )
 
     async def main(reactor: Reactor) -> None:
         client = client_for(

@@ -148,7 +148,7 @@ async def _put(reactor: Reactor, registry: str, secret: TwinSecret, relays: tupl
         except TwinNotFound:
             current = None
         if current is not None and not relays:
-            raise RegistryRefused(f"this secret is that of twin {current.id} already")
+            raise RegistryRefused(f"this secret belongs to twin {current.id} already")
         encryption = encryption_of(secret.secret)
         statement = Twin(
             0,
@@ -241,7 +241,8 @@ def show(who: str, registry: str) -> None:
 @click.option(
     "--strict/--no-strict",
     default=None,
-    help="Declare in the registry that every program of this twin signs with field borders.",
+    help="Declare in the registry that all programs of this twin add the strict signature; messages without it are "
+    "then refused.",
 )
 @click.option(
     "--no-encryption",

@@ -121,7 +121,7 @@ class Demo:
             await maybeDeferred(port.stopListening)
         digest = hashlib.sha256((inbox / path.name).read_bytes()).hexdigest()
         if digest != hashlib.sha256(path.read_bytes()).hexdigest():
-            raise DmsgError(f"{path.name} did not arrive as it was sent")
+            raise DmsgError(f"{path.name} arrived changed or incomplete")
         round_trip = await self._round_trip(sender, receiver, server)
         name = self._servers[server][0]
         self._rows.append(_Row(sender, receiver, name, done, round_trip))
@@ -160,7 +160,7 @@ class Demo:
         await maybeDeferred(port.stopListening)
         await child.ended
         if (inbox / path.name).read_bytes() != path.read_bytes() or not carol.streams.resumed:
-            raise DmsgError(f"server {name} was killed and {path.name} did not arrive as it was sent")
+            raise DmsgError(f"server {name} was killed and {path.name} arrived changed or incomplete")
         del self._servers[server]
         (other,) = self._servers
         other_name = self._servers[other][0]

@@ -77,7 +77,7 @@ class PipelineDemo:
             half = time.monotonic() + self._seconds / 2
             senders = DeferredList([self._send_until(until) for _ in range(AT_ONCE)])
             await deferLater(self._reactor, max(0.0, half - time.monotonic()))
-            self.say("server S2 is killed (SIGKILL) and started again")
+            self.say("server S2 is killed (SIGKILL) and restarted")
             victim = self._entities.children.pop()
             victim.signal("KILL")
             await victim.ended
@@ -89,7 +89,7 @@ class PipelineDemo:
             await self._entities.stop()
         self.say(
             f"{self._sent} transports carried {self._bytes / 1e6:.1f} MB, {self._failed} requests went to clients "
-            "that are not there"
+            "that do not exist"
         )
 
     def _telemetry(self, name: str) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ class PipelineDemo:
         for client in self._clients:
             await client.when_published(ONLINE_TIMEOUT)
         self.say(
-            f"discovery, three servers, {CLIENTS} clients are there, and a collector, which keeps events in "
+            f"a discovery, three servers, {CLIENTS} clients and a collector run; the collector stores events in "
             f"{self._directory / 'spool'}"
         )
         return url

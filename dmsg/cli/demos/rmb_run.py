@@ -249,7 +249,7 @@ class Demo:
         answers = [await self._answer("alice", ret) for _ in range(CALLS)]
         seen = {(answer["ref"], json.loads(b64decode(answer["dat"]))) for answer in answers}
         if seen != {(str(one), 2 * one) for one in range(CALLS)}:
-            raise DmsgError("answers are missing, or there twice")
+            raise DmsgError("answers are missing, or came twice")
         self._rows.append(("alice", "carol", "over the stop of R2", CALLS, time.monotonic() - began))
         self._say(f"relay R2 is back: all {CALLS} answers are there, each once")
 

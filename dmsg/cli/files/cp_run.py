@@ -150,7 +150,7 @@ def jobs_of(
     for source in sources:
         from_peer = parse_remote(source)
         if (there is None) == (from_peer is None):
-            raise WrongUse("SOURCE or TARGET must be on a peer: KEY:PATH or NAME:PATH")
+            raise WrongUse("SOURCE or TARGET must be at a peer: KEY:PATH or NAME:PATH")
         if there is not None:
             job, becomes = _sent(source, *there, several=len(sources) > 1, recursive=recursive, hidden=hidden)
         else:
@@ -175,7 +175,7 @@ def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: boo
     into = not path or path.endswith("/")
     if local.is_dir():
         if not recursive:
-            raise TransferError(f"{source}: is a directory; -r copies it")
+            raise TransferError(f"{source}: this is a directory; use -r to copy it")
         if not into:
             raise TransferError("a directory needs a target that ends in : or /, where it keeps its name")
         becomes = path + local.resolve().name
@@ -194,7 +194,7 @@ def check_name(shown: str, name: str, *, hidden: bool) -> None:
     :raises TransferError: a name begins with a dot.
     """
     if has_dot(name) and not hidden:
-        raise TransferError(f"{shown}: its name begins with a dot; --hidden copies it")
+        raise TransferError(f"{shown}: its name begins with a dot; use --hidden to copy it")
 
 
 def _fetched(

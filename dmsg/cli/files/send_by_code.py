@@ -337,12 +337,12 @@ class _TransferDialogue:
                 taken = await receiver.done
         except TransferError as error:
             if self._declined:
-                raise TransferRefused("not taken") from None
+                raise TransferRefused("you declined the offer") from None
             if str(error).endswith("exists already"):
-                hint = "--overwrite replaces files, --dir puts it elsewhere; the code is used up, ask for another"
+                hint = "--overwrite replaces files, --dir puts it elsewhere; the code is used up: ask for a new one"
                 raise TransferError(f"{error}: {hint}") from None
             if NEED_HIDDEN in str(error):
-                raise TransferError(f"{error}; the code is used up, ask for another") from None
+                raise TransferError(f"{error}; the code is used up: ask for a new one") from None
             raise
         finally:
             if self._output is not None:
@@ -376,7 +376,7 @@ class _TransferDialogue:
             # The output is checked before the sender is told that the text has arrived.
             return succeed(None if state.status is None else "it could not be written")
         if offer.kind == "pipe" and sys.stdout.isatty():
-            notice(f"{describe_offer(offer)}: say where it goes, dmsg receive CODE > FILE")
+            notice(f"{describe_offer(offer)}: say where to put it: dmsg receive CODE > FILE")
             return succeed("the receiver's standard output is a terminal")
         if self._max_size is not None and offer.size > self._max_size:
             return succeed(f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}")
@@ -386,7 +386,7 @@ class _TransferDialogue:
         elif can_ask():
             asked = ask(self._reactor, question, default=True)
         else:
-            notice(f"{question} Nobody can be asked: standard input is no terminal; --yes takes it")
+            notice(f"{question} Standard input is not a terminal, so nobody can answer: use --yes to accept")
             return succeed("there is nobody who could be asked")
 
         def answered(wanted: bool) -> str | None:

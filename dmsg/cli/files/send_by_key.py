@@ -65,7 +65,7 @@ def say_left_out(walked: WalkResult) -> None:
     )
     for paths, why in reasons:
         for path in paths[:SHOWN_THINGS]:
-            notice(f"{printable(path)} is left out: {why}")
+            notice(f"not sent: {printable(path)}: {why}")
         if len(paths) > SHOWN_THINGS:
             notice(f"and {len(paths) - SHOWN_THINGS} more")
 

@@ -66,7 +66,7 @@ def _alone(directory: Path) -> Iterator[None]:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if not lock_if_can(descriptor):
-                raise TransferError("the same copy is under way already, by another dmsg cp of yours")
+                raise TransferError("another dmsg cp of yours makes the same copy already: wait for it, or stop it")
             if is_at(descriptor, directory):  # Otherwise the other copy has just ended and removed the directory.
                 yield
                 return

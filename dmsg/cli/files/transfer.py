@@ -96,7 +96,7 @@ def send(  # noqa: C901
             f"{pipes[0]}: a pipe can only be sent alone and by a code; to send it to a key, use dmsg nc"
         )
     if text is not None and len(text) > TEXT_LIMIT:
-        raise click.UsageError(f"a text has at most {TEXT_LIMIT} characters; a longer one is a file")
+        raise click.UsageError(f"--text takes at most {TEXT_LIMIT} characters; put a longer text into a file")
     if key is not None:
         _send_to(what, text, key, hidden, settings, timeout)
 

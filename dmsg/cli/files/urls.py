@@ -30,7 +30,7 @@ def http_url(url: str) -> bytes:
     except DmsgError:
         raise
     except ValueError:
-        raise WrongUse(f"{without_userinfo(url)[:200]!r} is not a URL, as dmsg://KEY:PORT/PATH is") from None
+        raise WrongUse(f"{without_userinfo(url)[:200]!r} is not a URL such as dmsg://KEY:PORT/PATH") from None
     path = _escaped(parts.path or "/") + (f"?{_escaped(parts.query)}" if parts.query else "")
     return f"http://{key.text}:{port}{path}".encode()
 

@@ -184,7 +184,9 @@ def start_at(continue_at: str | None, output: Path | None) -> int:
     if continue_at == "-":
         return output.stat().st_size if output.exists() else 0
     if not continue_at.isascii() or not continue_at.isdigit():
-        raise click.UsageError(f"{continue_at!r} is no offset: a number of bytes, or - for what is there")
+        raise click.UsageError(
+            f"{continue_at!r} is not an offset: give a number of bytes, or - to continue the local file"
+        )
     return int(continue_at)
 
 
@@ -258,4 +260,6 @@ async def _arrived(body: _Body, length: int | None) -> None:
         if reasons:
             error = reasons[0].value
         got = f"{body.size} of {length} bytes" if length is not None else f"{body.size} bytes"
-        raise DmsgError(f"cut after {got}: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise DmsgError(
+            f"the transfer was cut after {got}: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from None

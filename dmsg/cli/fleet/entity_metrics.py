@@ -60,7 +60,7 @@ def read(at: float, metrics: str, health: str) -> Snapshot:
     found = Snapshot(at)
     told = json.loads(health)
     if not isinstance(told, dict):
-        raise ValueError("/health is no object")
+        raise ValueError("/health is not a JSON object")
     found.health = told
     found.status = printable(str(told.get("status", "?")))[:40]
     for family in text_string_to_metric_families(metrics):
@@ -77,7 +77,7 @@ def read(at: float, metrics: str, health: str) -> Snapshot:
                 if sample.name.startswith(begin) and found.kind == "?":
                     found.kind = kind
     if found.kind == "?":
-        raise ValueError("its /metrics are not those of an entity of dmsg")
+        raise ValueError("its /metrics are not those of a program of dmsg")
     return found
 
 
@@ -151,13 +151,13 @@ def _problem(now: Snapshot, clients: float | None, free: float | None, memory: f
     if now.health.get("registered", now.number("registered") != 0) is False:
         found.append((80, "not registered"))
     if now.health.get("shared_with"):
-        found.append((75, f"its key is used at {printable(str(now.health['shared_with']))[:60]}, too"))
+        found.append((75, f"another server with its key is at {printable(str(now.health['shared_with']))[:60]}"))
     if now.health.get("reachable") is False:
-        found.append((70, "does not reach itself"))
+        found.append((70, "cannot connect to its public address"))
     if now.servers == 0:
         found.append((65, "no server has an entry"))
     if memory is not None and memory >= NEARLY_FULL:
-        found.append((60, f"memory {memory:.0%}"))
+        found.append((60, f"memory {memory:.0%} used"))
     if clients is not None and free is not None and clients + free and clients / (clients + free) >= NEARLY_FULL:
         found.append((50, "nearly full"))
     found.sort(reverse=True)

@@ -21,7 +21,7 @@ SORTS = ("problem", "name", "clients", "rate", "bytes", "refused", "slowest", "m
 @click.option("--every", default=2.0, show_default=True, type=Seconds(0.5, 3600), help="Seconds between two queries.")
 @click.option("--once", is_flag=True, help="Query twice, print the table and exit.")
 @click.option("--sort", default="problem", show_default=True, type=click.Choice(SORTS), help="Column to sort by.")
-@click.option("--only", "wanted", default="", metavar="TEXT", help="Only rows in which this text is.")
+@click.option("--only", "wanted", default="", metavar="TEXT", help="Show only rows that contain this text.")
 @click.option("--timeout", default=3.0, show_default=True, type=Seconds(0.1, 60), help="Seconds to wait for an answer.")
 def top(urls: tuple[str, ...], every: float, once: bool, sort: str, wanted: str, timeout: float) -> None:
     """Watch servers, discoveries and other entities, problems first.

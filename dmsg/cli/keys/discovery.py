@@ -53,7 +53,7 @@ def list_servers(discovery: tuple[str, ...]) -> None:
                 say(entry.to_json().decode())
             return
         if not entries:
-            say("no server is available", err=True)
+            say("discovery lists no available server", err=True)
             return
         table = Table("server", "address", "free", "age of entry", box=None, pad_edge=False)
         for entry in sorted(entries, key=lambda entry: entry.static):

@@ -112,12 +112,17 @@ def pair(
             try:
                 await pairing.done
             except DmsgError as error:
-                say(f"dmsg: {name} is {other.short}... here, but the other side may not have stored your key", err=True)
+                say(
+                    f"dmsg: {name} is {other.short}... here; pair again if the other side has not stored your key",
+                    err=True,
+                )
                 raise error from None
             tell(f"{name} is {other.text}", name=name, key=str(other))
 
         await with_client(reactor, settings.with_own_key(), use, published=typed is None)
 
     if known is not None and not replaces:
-        raise click.UsageError(f"{name} stands for {known.short}... already: choose another name, or --replace")
+        raise click.UsageError(
+            f"the name {name} already stands for {known.short}...: choose another name, or use --replace"
+        )
     run(main)

@@ -261,7 +261,7 @@ class _Measurement:
         """
         passed, total = time.perf_counter() - self._started, self._total()
         if not self._reverse and self._transports[0].acknowledged_bytes is None:
-            raise DmsgError("a plain transport does not count: use --reverse")
+            raise DmsgError("without encryption only the sender can measure: use --reverse")
         text = f"{human_size(total)} in {passed:.2f} s, {human_size(total / passed)}/s"
         tell(text, bytes=total, seconds=passed, bytes_a_second=total / passed)
         for transport in self._transports:

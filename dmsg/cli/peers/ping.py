@@ -38,7 +38,7 @@ def who_and_port(who: tuple[PubKey, int | None], port: int | None) -> tuple[PubK
     """
     key, said = who
     if said is not None and port not in (None, said):
-        raise click.UsageError(f"port {said} or port {port}?")
+        raise click.UsageError(f"the address names port {said} and the argument names port {port}: give one of them")
     return key, port if said is None else said
 
 

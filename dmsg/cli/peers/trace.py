@@ -58,9 +58,9 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
         async def use(client: Client) -> None:
             key, entry = await client.resolve(asked)
             if key != asked:
-                say(f"{_called(asked)} is followed by {_called(key)}", err=True)
+                say(f"{_called(asked)} was replaced by the key {_called(key)}", err=True)
             if entry.client is None or not entry.client.delegated_servers:
-                raise ConnectFailed(f"{key.short} is connected to no server")
+                raise ConnectFailed(f"{key.short} is not connected to a server")
             secure = entry.offers(FEATURE)
             if not state.json:
                 say(f"{_called(key)}, offers {'' if secure else 'no '}secure transports")
@@ -72,7 +72,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
             except CancelledError:
                 raise
             except Exception as error:
-                say(f"not reached: {describe(error)}", err=True)
+                say(f"the peer cannot be reached: {describe(error)}", err=True)
             table = Table("", "server", "address", "free", "to the server", "to the peer", box=None, pad_edge=False)
             for text in entry.client.delegated_servers:
                 server = PubKey.from_hex(text)

@@ -120,7 +120,7 @@ def run(
     checked = Verification()
     for uri in (spool, receipts):
         if uri is not None and (there := local_directory(uri)) is not None and not there.is_dir():
-            raise WrongUse(f"{uri} is no directory")
+            raise WrongUse(f"{uri} is not a directory")
     _apart(spool, out)
     jobs.check_free(out)
     with progress() as tell:
@@ -215,9 +215,9 @@ def stream(
     own = receipts is None
     if (there := local_directory(spool)) is not None:
         if not there.is_dir():
-            raise WrongUse(f"{spool} is no directory")
+            raise WrongUse(f"{spool} is not a directory")
         if set(str(there.absolute())) & set("*?[]{}"):
-            raise WrongUse(f"a stream cannot read from {spool}: its path has one of * ? [ ] {{ }}")
+            raise WrongUse(f"a stream cannot read from {spool}, because its path has one of * ? [ ] {{ }}")
     _apart(spool, out)
     looked = time.monotonic()
 

@@ -48,7 +48,7 @@ def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
     @errors_in_one_line
     def wrapped(*args: object, **options: object) -> object:
         if any(importlib.util.find_spec(name) is None for name in ("pyspark", "deltalake", "pyarrow")):
-            raise click.ClickException(f"Spark is not installed, and {needs_extra('spark')}; Java 17 too")
+            raise click.ClickException(f"Spark is not installed: {needs_extra('spark')}; it also needs Java 17")
         from deltalake.exceptions import DeltaError
 
         from dmsg.analytics.delta import LakeError

@@ -30,12 +30,14 @@ def _whole(known: list[str], said: str) -> str:
             pass
     if not found:
         raise DmsgError(
-            f"no server or discovery is called {said}; who is refused is a client, of whom `dmsg analytics top actor` "
-            "and `top abuse_day` tell"
+            f"no server or discovery is called {said}; refused clients are in `dmsg analytics top actor` "
+            "and `dmsg analytics top abuse_day`"
         )
     if len(found) > 1 and said not in found:
         more = f" or {len(found) - 5} others" if len(found) > 5 else ""
-        raise DmsgError(f"{said or 'that'} may be {', '.join(one[:12] for one in found[:5])}{more}: say more of it")
+        raise DmsgError(
+            f"{said or 'that'} may mean {', '.join(one[:12] for one in found[:5])}{more}: type more of the name"
+        )
     return said if said in found else found[0]
 
 

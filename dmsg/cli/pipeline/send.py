@@ -47,6 +47,6 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
         elif not sent.refused:
             tell("there is nothing to be sent", files=0, bytes=0)
         if sent.refused:
-            raise DmsgError(f"{sent.refused} files were refused, and are still there")
+            raise DmsgError(f"the collector refused {sent.refused} files; they stay in the directory")
 
     run(main)

@@ -75,7 +75,7 @@ def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of:
     if by is not None and by not in names:
         raise WrongUse(f"{table} has no column {by}; it has {', '.join(names)}")
     if by is not None and GOLD[table].schema[by].dataType.typeName() == "array":
-        raise WrongUse(f"{by} holds many numbers: it cannot be sorted by")
+        raise WrongUse(f"{by} holds a list of numbers: tables cannot be sorted by it")
     store = Store(out)
     state = store.computed(as_of)
     if day is not None and day not in state.days:

@@ -92,11 +92,11 @@ class Allowance:
         if any(one.total >= PROOFS * factor for one, factor in windows) or (
             port not in window.every and len(window.every) >= PORTS
         ):
-            raise CheckPostponed("too many servers claim its address")
+            raise CheckPostponed("too many servers claim the address of this server")
         for (name, _), (looks, ports) in zip(places, of_place, strict=True):
             asked = window.ports.get(name, set())
             if window.looks[name] >= looks or (port not in asked and len(asked) >= ports):
-                raise CheckPostponed("too many servers claim its address")
+                raise CheckPostponed("too many servers claim the address of this server")
         window.every.add(port)
         for name, _ in places:
             window.ports.setdefault(name, set()).add(port)
@@ -170,7 +170,7 @@ class NameResolver:
         except Exception:
             known = self._good.get(host)
             if known is None:
-                raise CheckPostponed("its host name takes too long to resolve") from None
+                raise CheckPostponed("the server's host name takes too long to resolve") from None
             return known
         return [number for one in found if (number := literal(one)) is not None]
 

@@ -227,7 +227,7 @@ class ServerChecks:
             try:
                 due = await self._store.due(room, now, now + LOST_AFTER)
             except Exception as error:  # The store is down; its failures are logged where requests meet them.
-                _log.info("servers are not checked: {error}", error=str(error))
+                _log.info("no servers are checked, because the store cannot be read: {error}", error=str(error))
             for one in due:
                 self._begin(one)
         return SOON if len(due) == IN_SLICE else CHECK_INTERVAL
@@ -236,7 +236,7 @@ class ServerChecks:
         def over(result: object) -> None:
             self._under_way.discard(look)
             if isinstance(result, Failure) and not self._stopped:
-                _log.info("checking a server failed: {error}", error=str(result.value))
+                _log.info("the check of a server could not be finished: {error}", error=str(result.value))
 
         look = Deferred.fromCoroutine(self._check_server(due))
         self._under_way.add(look)
@@ -354,7 +354,7 @@ class ServerChecks:
             waiting.append(shared)
             said = await shared
             if said is None:
-                raise CheckPostponed("another check of it ended without a result")
+                raise CheckPostponed("another check of the server ended without a result")
             return said
         self._allowance.take(way.number, way.port, way.place, known=known, now=now)
         self._pending[target] = []
@@ -423,7 +423,7 @@ class ServerChecks:
             return f"{number}:{port} does not prove its key: {error}"
         # A connection can fail with any error, and each means that the server is unreachable.
         except Exception as error:
-            _log.debug("{host}:{port} is not there: {error!r}", host=number, port=port, error=error)
+            _log.debug("no connection to {host}:{port} for a check: {error!r}", host=number, port=port, error=error)
             why = f"{number}:{port}: {str(error) or type(error).__name__}"
             if isinstance(error, TimeoutError | ConnectTimeout):
                 why = f"{NO_ANSWER} from {number}:{port}"

@@ -232,13 +232,13 @@ class Lookup:
         try:
             return parse_json(answer)
         except ValueError:
-            raise DiscoveryError(f"discovery {self.shown_url}: its answer is no JSON") from None
+            raise DiscoveryError(f"discovery {self.shown_url}: its answer is not JSON") from None
 
     def _error(self, status: int, body: bytes) -> DiscoveryError:
         try:
             message = shorten(str(parse_json(body)["message"]), MAX_WORDS_OF_STRANGERS)
         except (ValueError, KeyError, TypeError):
-            message = "what answers there is no discovery"
+            message = "the program at this URL is not a discovery"
         return DiscoveryError(f"discovery {self.shown_url}: {message} ({status})", status)
 
     async def _entry(self, key: PubKey) -> Entry:
@@ -342,13 +342,13 @@ class Lookup:
             else:
                 if refused is not None:
                     form = "with" if self._port_signed else "without"
-                    _log.info("{url} takes entries of servers {form} the field port", url=self.shown_url, form=form)
+                    _log.info("{url} accepts entries of servers {form} the field 'port'", url=self.shown_url, form=form)
                 self._posted[key.public] = entry
                 return entry
 
     def _tell_of_clock(self, entry: Entry, deleted: int) -> None:
         _log.warn(
-            "{url}: an entry of {key} was deleted by a clock that was {much} ahead of this machine's, and the "
+            "{url}: an entry of {key} was deleted by a machine whose clock was {much} ahead of this machine's, and the "
             "new one is dated after that; is the clock of this machine right?",
             url=self.shown_url,
             key=entry.key.short,

@@ -78,7 +78,9 @@ async def claim(lookups: Lookups, key: SecKey) -> Nameplate:
             failed = failed or error
     assert failed is not None
     if failed.status in UNKNOWN:
-        raise DiscoveryError(f"discovery {lookups.lookups[0].shown_url} has no nameplates: it is older than codes")
+        raise DiscoveryError(
+            f"discovery {lookups.lookups[0].shown_url} has no nameplates, which codes need: it runs an older version"
+        )
     raise failed
 
 

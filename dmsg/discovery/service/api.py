@@ -382,7 +382,7 @@ class DiscoveryAPI:
         :raises StoreUnavailable: the store does not answer.
         """
         count = await self._store.ask(self._entries.count)
-        return {"status": "the store takes nothing" if self._store.full else "ok", "entries": count}
+        return {"status": "the store cannot be written to" if self._store.full else "ok", "entries": count}
 
     async def rendered_metrics(self) -> bytes:
         """Return the metrics. Counters of this process are correct even while the store is down."""
@@ -432,7 +432,7 @@ class DiscoveryAPI:
     def _refused(self, request: IRequest, kind: str, error: BaseException | None) -> None:
         self._metrics.refused.labels(kind).inc()
         self._telemetry.refused(request.getClientAddress(), kind)
-        _log.debug("refused: {error}", error=str(error))
+        _log.debug("a request was refused: {error}", error=str(error))
 
     @_app.handle_errors(EntryNotFound)
     def _not_found(self, request: IRequest, failure: Failure) -> bytes:

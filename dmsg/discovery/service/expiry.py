@@ -44,9 +44,9 @@ class DropLog:
         self._metrics.dropped.labels(reason).inc(number)
         if reason in ("ended", "deleted") or self._seldom.left_out() is None:
             return
-        why = "it has more than an address may have" if reason == "address" else "there are too many in all"
+        why = "this address has reached its limit" if reason == "address" else "the limit for all entries is reached"
         whose = place or "an unknown address"
-        _log.warn("entries of {whose} are dropped, the oldest first: {why}", whose=whose, why=why)
+        _log.warn("the oldest entries of {whose} are deleted: {why}", whose=whose, why=why)
 
 
 class ExpirySweep:

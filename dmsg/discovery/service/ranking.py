@@ -158,7 +158,7 @@ class RankingFile:
             return
         self._ranking = ranking
         self._say("")
-        _log.info("ranking of {count} servers is read", count=len(ranking.weights))
+        _log.info("the ranking was loaded: {count} servers", count=len(ranking.weights))
 
     def _say(self, what: str) -> None:
         if what and what != self._said:

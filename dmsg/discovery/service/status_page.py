@@ -74,9 +74,9 @@ class DiscoveryStatus(StatusSource):
     asks = "a public key"
     charts = (
         Chart("Requests", "/s", (Line("answered", "requests", rate=True),)),
-        Chart("Entries taken", "/s", (Line("posted", "posts", rate=True),)),
+        Chart("Entries posted", "/s", (Line("posted", "posts", rate=True),)),
         Chart("Refused", "/s", (Line("all reasons", "refused", rate=True),)),
-        Chart("From a request to its answer", "ms", (Line("half within", "p50"), Line("99 of 100 within", "p99"))),
+        Chart("Response time", "ms", (Line("median", "p50"), Line("99th percentile", "p99"))),
     )
 
     def __init__(
@@ -113,7 +113,7 @@ class DiscoveryStatus(StatusSource):
             self._asking = Deferred.fromCoroutine(self._ask())
             self._asking.addBoth(self._on_answer)
         elif now - self._asked > SLOW:
-            self._status = f"no answer for {now - self._asked:.0f} s"
+            self._status = f"the store has not answered for {now - self._asked:.0f} s"
 
     async def _ask(self) -> None:
         status = str((await self._api.health_report())["status"])
@@ -124,9 +124,9 @@ class DiscoveryStatus(StatusSource):
     def _on_answer(self, result: object) -> None:
         self._asking = None
         if isinstance(result, Failure):
-            self._status = "it does not answer"
+            self._status = "the store does not answer"
             if not result.check(StoreUnavailable, CancelledError):
-                _log.failure("asking the store for the page failed", result)
+                _log.failure("unhandled error while the store was read for the status page", result)
 
     def facts(self) -> list[Fact]:
         status = self._status or "starting"
@@ -135,24 +135,24 @@ class DiscoveryStatus(StatusSource):
             Fact("State", status, GOOD if status == "ok" else BAD if self._status else "", told=True),
             *of_process(self._started),
             Fact("Entries", human_count(sum(kinds.values()))),
-            Fact("Clients' entries", human_count(kinds.get("client", 0) + kinds.get("both", 0))),
-            Fact("Servers that clients are sent to", _at_least(self._servers[0]), told=True),
-            Fact("Servers' entries", human_count(kinds.get("server", 0) + kinds.get("both", 0))),
-            Fact("Kept", human_size(self._size)),
-            Fact("Clients that posted lately", human_count(len(self._api.delegations))),
-            Fact("Runs", f"dmsg {VERSION}"),
+            Fact("Entries of clients", human_count(kinds.get("client", 0) + kinds.get("both", 0))),
+            Fact("Servers listed for clients", _at_least(self._servers[0]), told=True),
+            Fact("Entries of servers", human_count(kinds.get("server", 0) + kinds.get("both", 0))),
+            Fact("Size of the store", human_size(self._size)),
+            Fact("Clients that posted in the last hour", human_count(len(self._api.delegations))),
+            Fact("Version", f"dmsg {VERSION}"),
         ]
 
     def problems(self) -> list[str]:
         found = []
         if self._status not in ("", "ok"):
-            found.append(f"The store: {self._status}.  Entries are answered as far as it can be read.")
+            found.append(f"Discovery is impaired: {self._status}. Entries are served as far as the store can be read.")
         if self._status and not self._kinds.get("server", 0) + self._kinds.get("both", 0):
-            found.append("No server has an entry here: clients find nobody to connect to.")
+            found.append("No server has an entry here: clients find no server to connect to.")
         now = time.time()
         for one in map(json.loads, self._missed()[:SHOWN_MISSED]):
             key, address, *_, posted = self._server(one, now)
-            found.append(f"Server {key[:8]}… at {address} posted last {posted}: is it up?")
+            found.append(f"Server {key[:8]}… at {address} last posted {posted}: check whether it runs.")
         return found
 
     def _missed(self) -> list[bytes]:
@@ -190,19 +190,19 @@ class DiscoveryStatus(StatusSource):
         self._api.delegations.forget_silent(self._store_clock())
         listed, quiet, _ = self._servers
         known = {str(json.loads(body).get("static")) for body in (*listed, *quiet)}
-        states = ("listed", listed), ("seen, says nothing", quiet), ("missed", self._missed())
+        states = ("listed", listed), ("checked, does not post", quiet), ("missing", self._missed())
         rows = [(*self._server(json.loads(body), now), state) for state, bodies in states for body in bodies]
         rows.sort(key=lambda row: row[1])
         return [
             Table(
-                "Servers that clients are sent to",
-                ("Server", "Address", "Free", "Version", "Posted", "State"),
+                "Servers",
+                ("Server", "Address", "Free places", "Entry version", "Last post", "State"),
                 rows,
-                "there is none: clients find nobody to connect to",
+                "no server has an entry: clients find none to connect to",
             ),
             Table(
-                "Who relays for how many, as clients said in the last hour",
-                ("Server", "Clients", "Of a hundred", "Is listed"),
+                "Clients per server, from entries of the last hour",
+                ("Server", "Clients", "Share", "Listed"),
                 [
                     (
                         server,
@@ -212,7 +212,7 @@ class DiscoveryStatus(StatusSource):
                     )
                     for server, number in self._api.delegations.most_named(SHOWN_RELAYS)
                 ],
-                "no client has posted an entry since it started",
+                "no client has posted an entry since the start",
             ),
         ]
 
@@ -236,7 +236,7 @@ class DiscoveryStatus(StatusSource):
         )
 
     async def search(self, text: str) -> Table:
-        columns = ("What", "Says")
+        columns = ("Field", "Value")
         text = self._full_key(text)
         try:
             key = PubKey.from_text(text)
@@ -244,11 +244,11 @@ class DiscoveryStatus(StatusSource):
             entry = json.loads(await answer.addTimeout(SLOW, self._clock))
         except (KeyFormatError, ValueError):
             words = (
-                "that is no public key (53 characters, 66 in hexadecimal), nor the first 8 of a server's that is shown"
+                "not a public key (53 characters, or 66 hexadecimal digits), nor the first 8 digits of a server's key"
             )
             return Table("Search", columns, [], words)
         except EntryNotFound:
-            return Table(f"Entry of {text[:8]}", columns, [], "there is no entry of that key")
+            return Table(f"Entry of {text[:8]}", columns, [], "this key has no entry")
         except (StoreUnavailable, TimeoutError):
             return Table(f"Entry of {text[:8]}", columns, [], "the store does not answer")
         return Table(f"Entry of {text[:8]}", columns, list(_rows(entry)))
@@ -277,7 +277,7 @@ def _rows(entry: _Entry) -> Iterable[tuple[str, str]]:
     for name, value in (entry.get("server") or {}).items():
         yield f"Server: {name}", str(value)
     for server in (entry.get("client") or {}).get("delegated_servers") or ():
-        yield "Is reached through", str(server)
+        yield "Reached through server", str(server)
 
 
 def _by(counter: Collector, label: str) -> dict[str, float]:

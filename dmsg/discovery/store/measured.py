@@ -67,7 +67,7 @@ class MeasuredStore:
                 self._failing.discard(operation)
                 if operation == "post":
                     self.full = False
-                _log.info("the store answers again ({operation})", operation=operation)
+                _log.info("the store can be used again ({operation})", operation=operation)
             return answer
 
         def failed(failure: Failure) -> _Answer:
@@ -87,7 +87,7 @@ class MeasuredStore:
                 self.full = self._store.is_full(failure.value)
             if failure.check(*self._store.failures):
                 error = f"{type(failure.value).__name__}: {failure.value}"
-                _log.error("the store fails ({operation}): {error}", operation=operation, error=error)
+                _log.error("the store cannot be used ({operation}): {error}", operation=operation, error=error)
             else:
-                _log.failure("the store fails", failure)
+                _log.failure("unhandled error in the store", failure)
         raise StoreUnavailable from None

@@ -92,7 +92,7 @@ class AckLayer:
         while position < len(message) and message[position] == ACK:
             following = position + ACK_SIZE
             if following > len(message):
-                raise HandshakeError("an acknowledgement that is cut off")
+                raise HandshakeError("an acknowledgement is cut off")
             # This side keeps one payload in flight, so its sequence is always 0.  Any other acknowledgement is repeated
             # or belongs to nothing, and is ignored.
             if message[position + 1] == 0 and self.in_flight:
@@ -104,11 +104,15 @@ class AckLayer:
         if position == len(message):
             return None, acknowledged
         if message[position] != PAYLOAD or position + PAYLOAD_HEAD > len(message):
-            raise HandshakeError("neither a payload nor an acknowledgement: the remote does not acknowledge")
+            raise HandshakeError(
+                "the message is neither a payload nor an acknowledgement; perhaps the remote uses no acknowledgements"
+            )
         data = message[position + PAYLOAD_HEAD :]
         # A peer that ignores the sequence numbers could otherwise make this list grow without bound.
         if len(self._due) + len(self._read) >= MAX_DUE:
-            raise HandshakeError("more payloads at a time than there are sequence numbers")
+            raise HandshakeError(
+                "the remote sent more payloads than there are sequence numbers before they were acknowledged"
+            )
         self._read.append(bytes((ACK, message[position + 1])) + sha256(data).digest())
         return data, acknowledged
 

@@ -78,7 +78,7 @@ class _Scanner:
                 if byte == 0x7B:
                     self._depth = 1
                 elif byte not in _BLANKS:
-                    raise HandshakeError("handshake frame is no JSON object")
+                    raise HandshakeError("handshake frame is not a JSON object")
             elif byte == 0x22:
                 self._quoted = True
             elif byte in (0x7B, 0x5B):
@@ -108,7 +108,7 @@ class _Scanner:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            raise HandshakeError("handshake frame is no JSON object") from None
+            raise HandshakeError("handshake frame is not a JSON object") from None
         assert isinstance(value, dict)
         return value
 
@@ -215,14 +215,14 @@ class JSONHandshake:
         self._check_version(frame)
         self._initiator = _key(frame, "initiator")
         if _key(frame, "responder") != self._responder:
-            raise HandshakeError("handshake is for another key")
+            raise HandshakeError("handshake names another responder than this key")
         self._nonce = _hex(frame, "nonce", NONCE_SIZE)
         # In Go the signed text includes a signature that is already set, so one from the initiator is refused.
         self._absent(frame, "sig1", "sig2", "accepted")
 
     def _check_version(self, frame: dict[str, object]) -> None:
         if frame.get("version") != VERSION:
-            raise HandshakeError(f"handshake is of another version than {VERSION}")
+            raise HandshakeError(f"handshake does not have version {VERSION}")
 
     def _check_repeated(self, frame: dict[str, object]) -> None:
         """Check that a frame repeats the agreed members unchanged.
@@ -237,7 +237,7 @@ class JSONHandshake:
             ("nonce", self._nonce),
         ):
             if _hex(frame, name, len(mine)) != mine:
-                raise HandshakeError(f"{name} is another one than before")
+                raise HandshakeError(f"{name} differs from an earlier frame")
 
     @staticmethod
     def _absent(frame: dict[str, object], *names: str) -> None:
@@ -250,7 +250,7 @@ class JSONHandshake:
     def _same_signature(frame: dict[str, object], name: str, mine: Signature | None) -> None:
         assert mine is not None
         if _hex(frame, name, SIGNATURE_SIZE) != mine:
-            raise HandshakeError(f"{name} is another one than before")
+            raise HandshakeError(f"{name} differs from an earlier frame")
 
     @staticmethod
     def _take_signature(frame: dict[str, object], name: str, by: PubKey, payload: bytes) -> Signature:

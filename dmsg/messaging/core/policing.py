@@ -40,7 +40,7 @@ class Limits(ClientLimits):
 
     def __post_init__(self) -> None:
         if not 0 < self.max_per_pair <= ID_COUNT:
-            raise ValueError(f"max_per_pair is 1 to {ID_COUNT}")
+            raise ValueError(f"max_per_pair must be from 1 to {ID_COUNT}")
 
     @property
     def basic_rate(self) -> float:

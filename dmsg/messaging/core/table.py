@@ -347,9 +347,9 @@ class ClientConnection:
             remote, message = decode_open(body)
             ping = message[:PUBKEY_SIZE] == bytes(remote)
             if not (ping or self.accepting):
-                raise HandshakeError("nobody listens")
+                raise HandshakeError("this client accepts no channels")
             if self._refusal(remote, None if ping else message[:PUBKEY_SIZE]) is not None:
-                raise HandshakeError("not looked at")
+                raise HandshakeError("the channel is refused before its handshake is checked")
             self._handshake_cost += HANDSHAKE_FRAMES
             offered = ClientChannel(number, remote)
             offered.name = body[0]

@@ -189,7 +189,7 @@ def read_header(profile: Profile, buffer: bytes | bytearray | memoryview, positi
 
 def wrong_profile(what: str) -> RemoteProtocolError:
     """Return the error for a peer that seems to use the other profile."""
-    return RemoteProtocolError(DropReason.WRONG_PROFILE, f"{what}: the peer seems to speak the other profile")
+    return RemoteProtocolError(DropReason.WRONG_PROFILE, f"{what}: the peer seems to use the other --profile")
 
 
 _LIKELY = {

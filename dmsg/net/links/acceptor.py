@@ -291,7 +291,8 @@ class Acceptor(Factory):
         if refusal is DropReason.TOO_MANY_CONNECTIONS and not self._said_full:
             self._said_full = True
             _log.warn(
-                "full: {count} clients are connected, more are refused (max-connections)", count=len(self._block_of)
+                "the server is full and refuses more clients: {count} are connected (--max-connections)",
+                count=len(self._block_of),
             )
 
     def buildProtocol(self, addr: IAddress | None) -> Link | None:
@@ -425,7 +426,7 @@ class Acceptor(Factory):
         # The mark is below the limit, so that a server at its limit does not log two lines for each client.
         if self._said_full and len(self._block_of) < ROOM_AGAIN * self.limits.max_connections:
             self._said_full = False
-            _log.info("no longer full: {count} clients are connected", count=len(self._block_of))
+            _log.info("the server accepts clients again: {count} are connected", count=len(self._block_of))
         if self._drained is not None and not self.sessions:
             drained, self._drained = self._drained, None
             drained.callback(None)

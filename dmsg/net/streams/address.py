@@ -30,9 +30,9 @@ class DmsgAddress:
         :raises ValueError: ``port`` is not 0 to 65535, or ``remote`` is an address with another port.
         """
         if isinstance(port, bool) or not isinstance(port, int):
-            raise TypeError(f"port is an int, not {type(port).__name__}; a time-out is given as timeout=SECONDS")
+            raise TypeError(f"port is an int, not {type(port).__name__}; pass a timeout as timeout=SECONDS")
         if not 0 <= port < 65536:
-            raise ValueError(f"port is 0 to 65535, not {port}")
+            raise ValueError(f"port must be from 0 to 65535, not {port}")
         if not isinstance(remote, DmsgAddress):
             return cls(remote, port)
         if port and port != remote.port:

@@ -277,7 +277,9 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             return
         if self._outbox.size + len(data) > SEND_LIMIT:
             _log.error(
-                "stream to {peer} aborted: more than {limit} bytes wait", peer=str(self._peer)[:13], limit=SEND_LIMIT
+                "stream to {peer} aborted: more than {limit} bytes wait to be sent",
+                peer=str(self._peer)[:13],
+                limit=SEND_LIMIT,
             )
             self.abortConnection()
             return
@@ -497,4 +499,4 @@ class StreamTransport(HalfClosing, DeadlineMixin):
 
 
 def _timed_out(result: object, seconds: float) -> None:
-    raise DmsgTimeout(f"not acknowledged within {seconds} s")
+    raise DmsgTimeout(f"the peer did not acknowledge the data within {seconds} s")

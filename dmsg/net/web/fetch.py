@@ -270,4 +270,4 @@ def parse_json(body: bytes | str) -> Any:
     try:
         return json.loads(body)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None

@@ -109,4 +109,4 @@ def _broken(failure: Failure, request: Request) -> None:
     if not request._disconnected:  # noqa: SLF001
         request.processingFailed(failure)
     elif not failure.check(CancelledError):
-        _log.failure("a request that nobody waits for failed", failure)
+        _log.failure("unhandled error in a request whose client has disconnected", failure)

@@ -99,9 +99,9 @@ class _Incoming:
         at = self.written if offset is None else offset
         end = at + len(data)
         if not data:
-            raise ValueError("a write of nothing")
+            raise ValueError("the write has no data")
         if end > self.size:
-            raise ValueError(f"more than the {self.size} bytes that were agreed")
+            raise ValueError(f"the write goes beyond the file's agreed size of {self.size} bytes")
         os.pwrite(self.file, data, at)
         self.written = max(self.written, end) if offset is None else self.written
         before = [span for span in self.spans if span[1] < at]
@@ -110,7 +110,7 @@ class _Incoming:
         whole = (min([at, *(span[0] for span in touched)]), max([end, *(span[1] for span in touched)]))
         self.spans = [*before, whole, *behind]
         if len(self.spans) > MAX_SPANS:
-            raise ValueError("in too many pieces")
+            raise ValueError("the file has too many gaps: send its pieces in order")
 
     @property
     def complete(self) -> bool:
@@ -197,7 +197,7 @@ class FileUploads:
         if status.st_size > MAX_SIZE:
             raise ValueError(f"{path}: more than {MAX_SIZE} bytes")
         if not status.st_size and _has_bytes(path):  # Files in /proc claim size 0 and would arrive empty.
-            raise ValueError(f"{path}: the system does not say its size; send a copy of it")
+            raise ValueError(f"{path}: the system does not tell its size; send a copy of the file")
         return Path(path), command, status.st_size
 
     async def _send(
@@ -216,7 +216,7 @@ class FileUploads:
             for offset in range(0, size, CHUNK):
                 data = file.read(min(CHUNK, size - offset))
                 if len(data) < min(CHUNK, size - offset):
-                    raise ValueError(f"{path}: became shorter while it was sent")
+                    raise ValueError(f"{path}: the file became shorter while it was sent")
                 write = replace(request, command="file.write", data=data, tags=f"offset={offset}", schema=None)
                 now = int(self._now())
                 under_way.append(Deferred.fromCoroutine(self._ask(upload, write, now, max(60, left), FILE)))
@@ -237,7 +237,7 @@ class FileUploads:
         self._waiting[upload] = (command, waiting)
         message = replace(request, command=f"file.{command}", data=data, tags=None, schema=JSON)
         asking = Deferred.fromCoroutine(self._ask(upload, message, int(self._now()), timeout, FILE))
-        asking.addErrback(lambda failure: _log.failure("upload failed", failure))
+        asking.addErrback(lambda failure: _log.failure("unhandled error while a file was uploaded", failure))
         try:
             return await waiting.addTimeout(timeout, self._reactor)
         except TimeoutError:
@@ -296,9 +296,9 @@ class FileUploads:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError('data is not {"size": ..., "cmd": ...}') from None
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_SIZE:
-            raise ValueError(f"size is no number up to {MAX_SIZE}")
+            raise ValueError(f"size is not a number up to {MAX_SIZE}")
         if command is not None and not (isinstance(command, str) and may_be_called(command)):
-            raise ValueError("cmd is no command of a service")
+            raise ValueError("cmd is not a command of a service")
         free = free_bytes(self._directory)
         if free is not None and size > free // 2:
             raise ValueError(f"not enough space: {human_size(size)} may be half of what is free, {human_size(free)}")

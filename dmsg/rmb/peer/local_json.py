@@ -95,7 +95,7 @@ class _Members:
         try:
             json.dumps(content, ensure_ascii=False).encode()
         except (UnicodeEncodeError, RecursionError):
-            raise LocalError("a text with half a character in it") from None
+            raise LocalError("a text has an incomplete character (a lone surrogate)") from None
         self._content: dict[str, object] = content
         for name in ("ret", "ref"):
             value = content.get(name)
@@ -108,19 +108,19 @@ class _Members:
     def text(self, name: str) -> str:
         value = self._content.get(name)
         if not isinstance(value, str):
-            raise self.wrong(f"{name} is missing or no text")
+            raise self.wrong(f"{name} is missing or not a text")
         return value
 
     def optional(self, name: str) -> str | None:
         value = self._content.get(name)
         if value is not None and not isinstance(value, str):
-            raise self.wrong(f"{name} is no text")
+            raise self.wrong(f"{name} is not a text")
         return value
 
     def number(self, name: str) -> int:
         value = self._content.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
-            raise self.wrong(f"{name} is missing or no number")
+            raise self.wrong(f"{name} is missing or not a number")
         return value
 
     def data(self) -> bytes:
@@ -142,12 +142,12 @@ def parse_request(raw: bytes) -> LocalRequest:
     if not isinstance(destinations, list) or not all(
         isinstance(one, int) and not isinstance(one, bool) and 0 < one <= MAX_TWIN for one in destinations
     ):
-        raise members.wrong("dst is missing or no list of twins")
+        raise members.wrong("dst is missing or not a list of twins")
     if not 0 < len(destinations) <= MAX_DESTINATIONS:
-        raise members.wrong(f"dst has none, or more than {MAX_DESTINATIONS}, twins")
+        raise members.wrong(f"dst must name 1 to {MAX_DESTINATIONS} twins")
     command = members.text("cmd")
     if not 0 < len(command) <= MAX_COMMAND:
-        raise members.wrong(f"cmd has none, or more than {MAX_COMMAND}, characters")
+        raise members.wrong(f"cmd must have 1 to {MAX_COMMAND} characters")
     return LocalRequest(
         members.optional("ref"),
         command,

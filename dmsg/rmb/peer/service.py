@@ -161,7 +161,11 @@ class RmbPeer(Service):
         self._running = _Running(store, registry, bus, files)
         await store.open()
         await bus.open()
-        _log.info("peer of twin {twin}, services and clients at {redis}", twin=bus.twin.id, redis=settings.redis)
+        _log.info(
+            "the peer of twin {twin} is online; local programs reach it through {redis}",
+            twin=bus.twin.id,
+            redis=settings.redis,
+        )
         for name, outgoing, taken in ((LOCAL, REQUESTS, self._request_taken), (REPLY, RESPONSES, self._response_taken)):
             store.take_from(name, outgoing, self._now, lambda: str(uuid4()), self._room, taken)
 
@@ -222,7 +226,11 @@ class RmbPeer(Service):
             raise
         except Exception as error:
             self.drops[Drop.BAD_REQUEST] += 1
-            _log.error("a message of {list} was not dealt with: {error!r}", list=outgoing, error=error)
+            _log.error(
+                "a message in the Redis list {list} could not be processed and is dropped: {error!r}",
+                list=outgoing,
+                error=error,
+            )
         await self._finished(outgoing, uid)
 
     async def _request(self, uid: str, at: float, raw: bytes) -> None:

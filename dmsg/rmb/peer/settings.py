@@ -13,7 +13,7 @@ from dmsg.net.redis import redis_address
 def _directory(text: str) -> Path:
     path = Path(text).absolute()
     if not path.is_dir():
-        raise ValueError(f"{path}: no directory")
+        raise ValueError(f"{path}: not a directory")
     return path
 
 
@@ -57,5 +57,9 @@ class PeerSettings:
         True, "Do not update the relays and the key of this twin in the registry", FLAG, name="no-update", group=NETWORK
     )
     strict: bool = option(
-        False, "Declare in the registry that every program of this twin signs with field borders", FLAG, group=KEY
+        False,
+        "Declare in the registry that all programs of this twin add the strict signature; messages without it are "
+        "then refused",
+        FLAG,
+        group=KEY,
     )

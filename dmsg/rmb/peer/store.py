@@ -166,7 +166,11 @@ class PeerStore:
                 except Exception as error:
                     if self._closed:
                         return
-                    _log.info("{name}: Redis: {error}", name=name, error=str(error) or type(error).__name__)
+                    _log.info(
+                        "the Redis list {name} cannot be read; retrying: {error}",
+                        name=name,
+                        error=str(error) or type(error).__name__,
+                    )
                     loaded = False
                     await deferLater(self._reactor, RETRY)
 
@@ -235,10 +239,10 @@ class PeerStore:
             if self._closed:
                 raise CancelledError
             if not told:
-                _log.error("Redis does not take messages: {why}", why=why)
+                _log.error("Redis cannot store messages; retrying: {why}", why=why)
                 told = True
             await deferLater(self._reactor, RETRY)
-        raise RedisUnavailable("Redis was away for too long")
+        raise RedisUnavailable("Redis was unavailable for too long")
 
     async def close(self) -> None:
         """Close all connections."""

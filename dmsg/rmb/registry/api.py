@@ -88,7 +88,7 @@ class RegistryAPI:
     def _number(self, request: IRequest, name: str, default: int, most: int) -> int:
         text = request.args.get(name.encode(), [str(default).encode()])[0]
         if not text.isdigit() or len(text) > 19:
-            raise ValueError(f"{name} is no number")
+            raise ValueError(f"{name} is not a number")
         return min(int(text), most)
 
     @_app.route("/twins/<int:twin>", methods=["GET"])
@@ -200,7 +200,7 @@ class RegistryAPI:
 
     @_app.handle_errors(Exception)
     def _failed(self, request: IRequest, failure: Failure) -> bytes:
-        _log.failure("request failed", failure)
+        _log.failure("unhandled error in an HTTP request", failure)
         self.count_refusal("failed")
         request.setHeader(b"retry-after", b"1")
         return answer(request, 503, "the registry does not work now")

@@ -130,7 +130,10 @@ class CachedRegistry:
         before = self._known.get(twin)
         if before is not None and (before[1].account != value.account or value.counter < before[1].counter):
             # An id belongs to one account for ever, and the counter of statements only grows.
-            _log.error("the registry says something else of twin {twin} than before", twin=twin)
+            _log.error(
+                "the registry gives another account or key for twin {twin} than before; is it the right registry?",
+                twin=twin,
+            )
             value = before[1]
         self._none.pop(twin, None)
         remember(self._known, twin, (self._clock.seconds(), value), self._most)

@@ -102,13 +102,15 @@ class HTTPRegistry:
             twin = Twin.from_dict(content)
             twin.check()
         except (RegistryRefused, ValueError) as error:  # ValueError: for example a text with an unpaired surrogate.
-            raise RegistryUnavailable(f"{self.shown_url}: a twin that does not verify: {error}") from None
+            raise RegistryUnavailable(
+                f"{self.shown_url}: it answered with a twin whose signature is wrong: {error}"
+            ) from None
         return twin
 
     async def _get(self, twin: int) -> Twin:
         found = self._checked(await self._ask("GET", f"/twins/{twin}"))
         if found.id != twin:
-            raise RegistryUnavailable(f"{self.shown_url}: answered with another twin")
+            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin")
         return found
 
     def get(self, twin: int) -> Deferred[Twin]:
@@ -117,7 +119,7 @@ class HTTPRegistry:
     async def _by_account(self, account: bytes) -> int:
         found = self._checked(await self._ask("GET", f"/twins?account={account.hex()}"))
         if found.account != account:
-            raise RegistryUnavailable(f"{self.shown_url}: answered with another twin")
+            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin")
         return found.id
 
     def id_by_account(self, account: bytes) -> Deferred[int]:
@@ -147,7 +149,7 @@ class HTTPRegistry:
 
     def _not_following(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
-            _log.failure("changes are not followed any more", failure)
+            _log.failure("unhandled error: changes of twins are not followed any more", failure)
 
     async def _follow(self) -> None:
         since: int | None = None
@@ -158,7 +160,7 @@ class HTTPRegistry:
                 content = await self._ask("GET", f"/changes{query}", timeout=WAIT + TIMEOUT, most=MAX_ANSWER)
                 following = content.get("next")
                 if isinstance(following, bool) or not isinstance(following, int):
-                    raise RegistryUnavailable(f"{self.shown_url}: changes without a number")
+                    raise RegistryUnavailable(f"{self.shown_url}: its list of changes has no number")
                 for number, one in enumerate(_list(content)):
                     if number and number % VERIFIED_AT_ONCE == 0:
                         await deferLater(self._reactor, 0)  # Each entry costs the verification of a signature.
@@ -176,10 +178,10 @@ class HTTPRegistry:
                 if self._closed:
                     return
                 if not isinstance(error, DmsgError):
-                    _log.failure("an answer of the registry", Failure())
+                    _log.failure("unhandled error in an answer of the registry", Failure())
                 failures += 1
                 if failures == 1:
-                    _log.warn("changes of twins are not known: {error}", error=str(error))
+                    _log.warn("the registry's list of changed twins cannot be read now: {error}", error=str(error))
                 await deferLater(self._reactor, retry_delay(failures, self._random))
 
     async def _close(self) -> None:

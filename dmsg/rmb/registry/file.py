@@ -79,7 +79,7 @@ class FileRegistry:
             for one in json.loads(content)["twins"]:
                 twin = Twin.from_dict(one)
                 if not twin.id or twin.id in twins:
-                    raise RegistryRefused(f"id {twin.id} is none, or is there twice")
+                    raise RegistryRefused(f"id {twin.id} is not allowed, or occurs twice")
                 twins[twin.id] = twin
         except RegistryRefused as error:
             raise RegistryUnavailable(f"{self.path}: {error}") from None
@@ -91,7 +91,10 @@ class FileRegistry:
         try:
             self._load()
         except RegistryUnavailable as error:
-            _log.warn("registry stays as it was: {error}", error=str(error))
+            _log.warn(
+                "the changed file of twins cannot be used; the registry keeps the twins it has: {error}",
+                error=str(error),
+            )
 
     def get(self, twin: int) -> Deferred[Twin]:
         try:

@@ -52,7 +52,7 @@ def check_registry(description: str) -> str:
         raise RegistryUnavailable(f"{shown} is not a registry; for a node of tfchain write tfchain:{shown}")
     elif kind != "file" or not rest:
         raise RegistryUnavailable(
-            f"{description[:80]!r} is no registry: http://HOST:PORT, file:PATH or tfchain:wss://HOST:PORT"
+            f"{description[:80]!r} is not a registry: http://HOST:PORT, file:PATH or tfchain:wss://HOST:PORT"
         )
     return description
 

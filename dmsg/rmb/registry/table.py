@@ -93,7 +93,7 @@ class TableRegistry:
                 )
                 number = cursor.lastrowid or 0
                 if number > MAX_TWIN:
-                    raise RegistryRefused("there are no more ids")
+                    raise RegistryRefused("the registry has no free ids")
             else:
                 db.execute(
                     "UPDATE twins SET relay = ?, pk = ?, strict = ?, counter = ?, signature = ?, change = ? "

@@ -52,7 +52,7 @@ class Scale:
         :raises ScaleError: fewer bytes are left.
         """
         if self._at + size > len(self._data):
-            raise ScaleError("ends in the middle")
+            raise ScaleError("the data ends too early")
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -65,7 +65,7 @@ class Scale:
         first = self.take(1)
         mode = first[0] & 3
         if mode == 3:
-            raise ScaleError("a length of more than four bytes")
+            raise ScaleError("the data has a length of more than four bytes")
         return int.from_bytes(first + self.take((0, 1, 3)[mode]), "little") >> 2
 
     def data(self) -> bytes:
@@ -76,7 +76,7 @@ class Scale:
         """Read an optional vector of bytes."""
         mark = self.take(1)
         if mark not in (b"\0", b"\1"):
-            raise ScaleError("an option that is neither none nor some")
+            raise ScaleError("the data has an optional value that is neither absent nor present")
         return self.data() if mark == b"\1" else None
 
     def end(self) -> None:
@@ -85,7 +85,7 @@ class Scale:
         :raises ScaleError: bytes are left.
         """
         if self._at != len(self._data):
-            raise ScaleError("something follows")
+            raise ScaleError("bytes follow the end of the data")
 
 
 def twox128(text: str) -> bytes:
@@ -115,7 +115,7 @@ def decode_twin(data: bytes) -> Twin:
     try:
         text = None if relay is None else relay.decode()
     except UnicodeDecodeError:
-        raise ScaleError("a relay that is no text") from None
+        raise ScaleError("the name of a relay is not text in UTF-8") from None
     return Twin(number, account, text, pk)
 
 
@@ -162,7 +162,7 @@ class TfchainRegistry:
         except TimeoutError:
             raise RegistryUnavailable(f"{self.shown_url}: no answer within {TIMEOUT:g} s") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise RegistryUnavailable(f"{self.shown_url}: the answer is not that of a node") from None
+            raise RegistryUnavailable(f"{self.shown_url}: the answer is not that of a node of tfchain") from None
         except Exception as error:  # A lost connection raises many kinds of exceptions.
             reasons = getattr(error, "reasons", None)
             why = reasons[-1].value if reasons else error
@@ -175,9 +175,11 @@ class TfchainRegistry:
         try:
             twin = decode_twin(data)
         except ScaleError as error:
-            raise RegistryUnavailable(f"{self.shown_url}: twins have another layout: {error}") from None
+            raise RegistryUnavailable(
+                f"{self.shown_url}: it stores twins in a layout that is not known: {error}"
+            ) from None
         if twin.id != number:
-            raise RegistryUnavailable(f"{self.shown_url}: answered with another twin")
+            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin")
         return twin
 
     def get(self, twin: int) -> Deferred[Twin]:
@@ -188,7 +190,7 @@ class TfchainRegistry:
         if data is None:
             raise TwinNotFound("no twin with this account")
         if len(data) != 4:
-            raise RegistryUnavailable(f"{self.shown_url}: numbers have another layout")
+            raise RegistryUnavailable(f"{self.shown_url}: it stores numbers in a layout that is not known")
         return int.from_bytes(data, "little")
 
     def id_by_account(self, account: bytes) -> Deferred[int]:

@@ -358,7 +358,7 @@ class Delivery:
         :raises ValueError: fewer messages were sent.
         """
         if number > self._sent:
-            raise ValueError("confirms what was not sent")
+            raise ValueError("the session confirms a message that was not sent")
         if not self.answers:
             self.answers = True
             if self.lazy:

@@ -54,7 +54,7 @@ class PeriodicChecks:
             try:
                 step()
             except Exception:
-                _log.failure("a step of the round failed")
+                _log.failure("unhandled error in a periodic task of the relay")
 
     def _check_deliveries(self) -> None:
         """Spill deliveries whose confirmations take long, and end sessions that confirm nothing."""

@@ -43,7 +43,7 @@ from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER
 
 PART = 4
 """Divisor of the memory limit: messages to other relays and incomplete messages may each use this fraction."""
-TAKES_NOTHING = "the queue takes nothing"
+TAKES_NOTHING = "the queue cannot store messages"
 """Status in ``/health`` while the queue cannot be written, as on a full disk."""
 CLOSE_WAIT = 2.0
 """Seconds for which stopping waits until sessions have confirmed their messages; the rest stays in their queues."""

@@ -199,7 +199,7 @@ class RelaySession:
         try:
             self.delivery.confirmed(int.from_bytes(payload, "big"))
         except ValueError:
-            self.end(Drop.BAD_FRAME, BAD_DATA, "confirms what was not sent")
+            self.end(Drop.BAD_FRAME, BAD_DATA, "the session confirms a message that was not sent")
 
     def lost(self, why: str) -> None:
         self.switch.lost(self)

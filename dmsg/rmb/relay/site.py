@@ -176,7 +176,7 @@ class RelaySite(Resource):
         def failed(failure: Failure) -> None:
             if gone or failure.check(CancelledError):
                 return
-            _log.failure("request failed", failure)
+            _log.failure("unhandled error in an HTTP request", failure)
             known(self._text(request, 500, "internal error"))
 
         answer.addCallback(known).addErrback(failed)
@@ -363,7 +363,7 @@ class BatchAnswer:
 
     def _failed(self, failure: Failure, number: int) -> None:
         if not failure.check(CancelledError):
-            _log.failure("request failed", failure)
+            _log.failure("unhandled error in an HTTP request", failure)
             self._known(number, 500)
 
     def _known(self, number: int, status: int) -> None:

@@ -39,20 +39,20 @@ class RmbRelayStatus(StatusSource):
 
     kind = "rmb relay"
     charts = (
-        Chart("Messages", "/s", (Line("taken", "message_rx", rate=True), Line("sent", "message_tx", rate=True))),
+        Chart("Messages", "/s", (Line("received", "message_rx", rate=True), Line("sent", "message_tx", rate=True))),
         Chart(
             "Bytes",
             "bytes/s",
-            (Line("taken", "message_rx_bytes", rate=True), Line("sent", "message_tx_bytes", rate=True)),
+            (Line("received", "message_rx_bytes", rate=True), Line("sent", "message_tx_bytes", rate=True)),
         ),
         Chart("Sessions", "", (Line("connected", "sessions"),)),
         Chart("Refused, dropped or ended", "/s", (Line("all reasons", "drops", rate=True),)),
         Chart(
             "To other relays",
             "/s",
-            (Line("taken", "forwarded", rate=True), Line("failed", "not_forwarded", rate=True)),
+            (Line("delivered", "forwarded", rate=True), Line("failed", "not_forwarded", rate=True)),
         ),
-        Chart("Held in memory", "bytes", (Line("held", "held"),)),
+        Chart("Buffered in memory", "bytes", (Line("all buffers", "held"),)),
     )
 
     def __init__(self, relay: WatchedRelay, switch: Switch) -> None:
@@ -82,12 +82,12 @@ class RmbRelayStatus(StatusSource):
             Fact("State", status, GOOD if status == "ok" else BAD, told=True),
             *of_process(relay.started),
             Fact("Sessions", f"{len(switch.sessions)} of {relay.settings.max_sessions}"),
-            Fact("Messages under way to other relays", human_count(len(switch.federation))),
-            Fact("Twins known", human_count(len(cache))),
-            Fact("Questions for the registry", f"{human_count(cache.misses)} of {human_count(asked)}"),
-            Fact("Memory for sessions", f"{human_size(relay.memory.total)} of {human_size(relay.memory.limit)}"),
+            Fact("Messages in transit to other relays", human_count(len(switch.federation))),
+            Fact("Twins in the cache", human_count(len(cache))),
+            Fact("Look-ups that needed the registry", f"{human_count(cache.misses)} of {human_count(asked)}"),
+            Fact("Buffered for sessions", f"{human_size(relay.memory.total)} of {human_size(relay.memory.limit)}"),
             Fact("Queue", relay.settings.queue.partition(":")[0]),
-            Fact("Runs", f"dmsg {VERSION}"),
+            Fact("Version", f"dmsg {VERSION}"),
         ]
 
     def problems(self) -> list[str]:
@@ -95,13 +95,15 @@ class RmbRelayStatus(StatusSource):
         found = []
         health = relay.health()
         if health["status"] == "draining":
-            found.append("It is leaving: nobody new is taken.")
+            found.append("The relay is leaving: new sessions are refused.")
         elif "queue" in health:
-            found.append(f"The queue takes nothing: {health['queue']}. Who is away gets no messages until it does.")
+            found.append(
+                f"The queue cannot store messages: {health['queue']}. Messages for absent sessions are refused."
+            )
         if relay.memory.total >= NEARLY_FULL * relay.memory.limit:
-            found.append("The memory for sessions is nearly used up: what has waited longest goes into the queue.")
+            found.append("The memory for sessions is nearly used up: the messages that wait longest move to the queue.")
         if len(self._switch.sessions) >= NEARLY_FULL * relay.settings.max_sessions:
-            found.append("It has nearly as many sessions as it may have.")
+            found.append("The relay has nearly reached its limit of sessions.")
         return found
 
     def numbers(self) -> dict[str, float]:
@@ -131,8 +133,8 @@ class RmbRelayStatus(StatusSource):
         failing = sorted(self._switch.federation.asking.error.items(), key=lambda one: -one[1])[:SHOWN_SESSIONS]
         return [
             Table(
-                "Who sends most",
-                ("Session", "Now", "Bytes", "Messages"),
+                "Sessions that send most",
+                ("Session", "Rate now", "Bytes", "Messages"),
                 [
                     (
                         name,
@@ -142,25 +144,25 @@ class RmbRelayStatus(StatusSource):
                     )
                     for name in senders
                 ],
-                "nobody is connected",
+                "no session is connected",
             ),
             Table(
-                "Who gets most",
-                ("Session", "Now", "Messages"),
+                "Sessions that receive most",
+                ("Session", "Rate now", "Messages"),
                 [(name, f"{human_count(rates[name])}/s", human_count(sent[name])) for name in busiest],
-                "nobody is connected",
+                "no session is connected",
             ),
             Table(
-                "Who confirms slowest",
-                ("Session", "Messages wait", "Bytes"),
+                "Sessions that confirm slowest",
+                ("Session", "Messages waiting", "Bytes waiting"),
                 [
                     (name, human_count(len(sessions[name].delivery)), human_size(sessions[name].delivery.size))
                     for name in slowest
                 ],
-                "nothing waits for anybody",
+                "no message waits for a session",
             ),
             Table(
-                "Other relays that failed",
+                "Failed deliveries to other relays",
                 ("Relay", "Messages"),
                 [(name, human_count(number)) for name, number in failing],
                 "none",

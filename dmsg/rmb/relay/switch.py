@@ -431,7 +431,7 @@ class Switch:
         self.rules.drops[Drop.QUEUE_FAILED] += 1
         why = str(failure.value) if failure.check(DmsgError) else type(failure.value).__name__
         if not failure.check(QueueUnavailable):
-            _log.failure("queue failed", failure)
+            _log.failure("unhandled error in the relay's queue", failure)
         if answers and isinstance(mail, Mail) and mail.header.wants_answer:
             # The answer must not go through the queue, which has just failed.
             sender = self.sessions.get(mail.header.source)

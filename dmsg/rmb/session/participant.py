@@ -160,7 +160,7 @@ class Participant:
         def done(result: Failure | None) -> None:
             self._running.discard(running)
             if isinstance(result, Failure) and not result.check(CancelledError):
-                _log.failure("a message was not dealt with", result)
+                _log.failure("unhandled error while a message was processed", result)
 
         return running.addBoth(done)
 

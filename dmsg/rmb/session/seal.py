@@ -206,16 +206,16 @@ class Seal:
             raise MessageRejected(Drop.BAD_FRAME, str(error)) from None
         kind, source = kind_of(envelope), source_of(envelope)
         if not kind:
-            raise MessageRejected(Drop.BAD_PAYLOAD, "a message without a kind")
+            raise MessageRejected(Drop.BAD_PAYLOAD, "the message is neither a request nor a response nor an error")
         if len(envelope.uid) > MAX_UID or not envelope.uid:
-            raise MessageRejected(Drop.BAD_PAYLOAD, f"uid has no, or more than {MAX_UID}, characters")
+            raise MessageRejected(Drop.BAD_PAYLOAD, f"uid must have 1 to {MAX_UID} characters")
         if not source.twin:
             # Only relays leave the source out, and only in errors and pongs.
             if kind == "error":
                 return ReceivedMessage(envelope, kind, source, b"", by_relay=True)
             if kind == "pong" and destination_of(envelope) == self.session:
                 return ReceivedMessage(envelope, kind, source, envelope.plain, by_relay=True)
-            raise MessageRejected(Drop.NOT_SIGNED, f"a {kind} without a source", None, envelope)
+            raise MessageRejected(Drop.NOT_SIGNED, f"the {kind} has no source", None, envelope)
         if destination_of(envelope) != self.session:
             raise MessageRejected(Drop.NOT_FOR_US, f"a {kind} for {destination_of(envelope)}", None, envelope)
         wrong = times_error(envelope, now)

@@ -72,9 +72,11 @@ async def publish(
         except RegistryConflict:  # Another program of this twin has changed the entry meanwhile.
             twin = await registry.get(twin.id)
             continue
-        _log.info("twin {id} is reached through {relay}", id=updated.id, relay=updated.relay)
+        _log.info("the registry was told: twin {id} is reached through {relay}", id=updated.id, relay=updated.relay)
         return updated
-    raise RegistryRefused("another program changes this twin all the time")
+    raise RegistryRefused(
+        "another program kept changing this twin at the same time: run only one program that sets it up"
+    )
 
 
 async def retry_registry(
@@ -97,7 +99,7 @@ async def retry_registry(
         except RegistryUnavailable as error:
             failures += 1
             if failures == 1:
-                _log.warn("registry: {error}", error=str(error))
+                _log.warn("the registry cannot be asked now: {error}", error=str(error))
             delay = retry_delay(failures, random)
             if until is not None and now() + delay >= until:
                 raise

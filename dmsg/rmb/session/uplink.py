@@ -162,7 +162,7 @@ class RelayLink:
             return
         self._failures += 1
         if self._failures == 1 or why != self.error:
-            _log.warn("not connected to {url}: {why}", url=self.shown_url, why=why)
+            _log.warn("cannot connect to the relay {url}; retrying: {why}", url=self.shown_url, why=why)
         self.error = why
         self._call = self._reactor.callLater(retry_delay(self._failures, self._random), self._connect)
 
@@ -180,7 +180,7 @@ class RelayLink:
         self._ledger = Ledger(partial(self._answer, socket), partial(self._not_taken, socket))
         self._since = self._heard_at = self._spoke_at = now
         self.error = None
-        _log.info("connected to {url}", url=self.shown_url)
+        _log.info("connected to the relay {url}", url=self.shown_url)
         self._uplink.link_up(self)
 
     def lost(self, why: str) -> None:
@@ -292,9 +292,9 @@ async def dealt_with(
     except CancelledError:
         raise  # The program stops; the relay brings the message to its next process.
     except DmsgError as error:
-        _log.warn("a message was not taken, and comes again: {error}", error=str(error))
+        _log.warn("a message could not be taken; the relay will send it again: {error}", error=str(error))
     except Exception:
-        _log.failure("a message was not dealt with")
+        _log.failure("unhandled error: a message could not be processed and is dropped")
         drops[Drop.NOT_HANDLED] += 1
         taken = True
     finally:
@@ -447,7 +447,7 @@ class Uplink:
         try:
             self._check_all()
         except Exception:
-            _log.failure("a round failed")
+            _log.failure("unhandled error in a periodic task of the connection to a relay")
 
     def _check_all(self) -> None:
         for link in self.links:

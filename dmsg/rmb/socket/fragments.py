@@ -50,11 +50,11 @@ class Fragments:
         :raises FrameTooLarge: the message has too many bytes or fragments.
         """
         if (first == BEGINNING) is (self._count > 0):
-            raise FragmentError("a fragment that continues no message, or begins one inside another")
+            raise FragmentError("a fragment continues no message, or begins a message inside another")
         if self._pieces.size + len(payload) > self._most:
-            raise FrameTooLarge(f"a message of more than {self._most} bytes")
+            raise FrameTooLarge(f"a message has more than {self._most} bytes")
         if self._count >= MAX_FRAGMENTS:
-            raise FrameTooLarge(f"a message of more than {MAX_FRAGMENTS} fragments")
+            raise FrameTooLarge(f"a message has more than {MAX_FRAGMENTS} fragments")
         self._count += 1
         self._pieces.add(payload)
         if first == ENDING:

@@ -139,7 +139,7 @@ class Frames:
             if head > 2:
                 length = int.from_bytes(data[start + 2 : start + head], "big")
             if length > self._most:
-                raise FrameTooLarge(f"a frame of {length} bytes; {self._most} are allowed")
+                raise FrameTooLarge(f"a frame has {length} bytes, the limit is {self._most}")
             body = start + want
             want += length
             stop = start + want

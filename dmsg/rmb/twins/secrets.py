@@ -43,7 +43,10 @@ def read_secret(path: str | None, key_type: str | None = None) -> TwinSecret:
     if path is None:
         text = os.environ.get(SECRET)
         if not text:
-            raise KeyFileError(f"whose twin? say --key-file FILE, or put the words into {SECRET}")
+            raise KeyFileError(
+                "no twin's secret is given: use --key-file FILE, or put the words into "
+                f"the environment variable {SECRET}"
+            )
         found = TwinSecret(text.strip(), key_type.lower() if key_type else DEFAULT_KEY_TYPE)
     else:
         found = _from_file(path, key_type)

@@ -130,7 +130,7 @@ def _is_text(text: str) -> bool:
 def _number(claims: dict[str, object], name: str, most: int) -> int:
     value = claims.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise TokenError(f"jwt: {name} is missing or no number")
+        raise TokenError(f"jwt: {name} is missing or not a number")
     return value
 
 

@@ -40,7 +40,7 @@ def check_relay(text: str) -> str:
     except ValueError:
         good = False
     if not good or "_" in text:
-        raise ValueError(f"{text[:80]!r} is not a relay: a domain, or a URL as http://127.0.0.1:8080 is")
+        raise ValueError(f"{text[:80]!r} is not a relay: a domain, or a URL such as http://127.0.0.1:8080, is needed")
     return text.rstrip("/")
 
 
@@ -71,11 +71,11 @@ def relay_of_websocket(url: str) -> str:
     except ValueError:
         host, port = None, None
     if parts.scheme not in ("ws", "wss") or not host or parts.username or parts.query or parts.path not in ("", "/"):
-        raise ValueError(f"{without_userinfo(url)[:80]!r} is not the URL of a relay, as wss://relay.example.org is")
+        raise ValueError(f"{without_userinfo(url)[:80]!r} is not the URL of a relay such as wss://relay.example.org")
     if parts.scheme == "wss" and port in (None, 443) and _DOMAIN.fullmatch(host):
         return host
     if not _is_host(host):
-        raise ValueError(f"{without_userinfo(url)[:80]!r} is not the URL of a relay, as wss://relay.example.org is")
+        raise ValueError(f"{without_userinfo(url)[:80]!r} is not the URL of a relay such as wss://relay.example.org")
     shown = f"[{host}]" if ":" in host else host
     scheme = "https" if parts.scheme == "wss" else "http"
     return f"{scheme}://{shown}" + (f":{port}" if port is not None else "")
@@ -144,7 +144,7 @@ class Twin:
         try:
             verify(self.signature, self.signed(), self.account)
         except SignatureInvalid as error:
-            raise NotTheOwner(f"not the owner's statement: {error}") from None
+            raise NotTheOwner(f"the statement is not signed by the twin's owner: {error}") from None
 
     def as_dict(self) -> dict[str, object]:
         """Return a dictionary for JSON."""
@@ -174,7 +174,7 @@ class Twin:
         def number(name: str, most: int) -> int:
             value = content.get(name, 0)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-                raise RegistryRefused(f"{name} is no number from 0 to {most}")
+                raise RegistryRefused(f"{name} is not a number from 0 to {most}")
             return value
 
         def data(name: str) -> bytes | None:
@@ -188,7 +188,7 @@ class Twin:
 
         relay, strict = content.get("relay"), content.get("strict", False)
         if relay is not None and not isinstance(relay, str):
-            raise RegistryRefused("relay is no text")
+            raise RegistryRefused("relay is not a text")
         if not isinstance(strict, bool):
             raise RegistryRefused("strict is neither true nor false")
         account = content.get("account")

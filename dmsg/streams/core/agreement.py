@@ -139,7 +139,7 @@ class Hello:
         while position < len(data) and data[position] != OPTION_END:
             following = position + 2 + (data[position + 1] if position + 1 < len(data) else len(data))
             if following > len(data):
-                raise HandshakeError("hello is cut")
+                raise HandshakeError("hello is cut off")
             kind = data[position]
             # Two programs could disagree about which of two values counts, so neither does.
             if kind in options:
@@ -193,7 +193,7 @@ def _options(options: dict[int, bytes]) -> _Options:
         elif kind == OPTION_ENDED:
             values["ended"] = value[0]
         elif value[0] > 1 or OPTION_OPEN in options or OPTION_RESUME in options:
-            raise HandshakeError("a probe carries no stream")
+            raise HandshakeError("hello of a probe names a stream")
         else:
             values["probe"] = value[0]
     return values
@@ -260,7 +260,7 @@ class Proposal:
         """
         # A server could answer with the ACCEPT of another transport.
         if payload[:KEYS_SIZE] != self.keys:
-            raise HandshakeError("ACCEPT is of other keys than the REQUEST")
+            raise HandshakeError("ACCEPT names other keys than the REQUEST")
         hello = Hello.decode(self._handshake.read_message(_message(payload, self._max_message)))
         assert self._handshake.result is not None
         return self._handshake.result, hello
@@ -296,7 +296,7 @@ class Offer:
         self._keys = payload[:KEYS_SIZE]
         message = _message(payload, max_message)
         if self._keys[PUBKEY_SIZE:] != key.public:
-            raise HandshakeError("REQUEST is to another key")
+            raise HandshakeError("REQUEST is addressed to another key")
         initiator = PubKey(payload[:PUBKEY_SIZE])
         self._handshake = _handshake(key, initiator, initiator=False, upgrade=upgrade, ephemeral=ephemeral)
         self.hello = Hello.decode(self._handshake.read_message(message))

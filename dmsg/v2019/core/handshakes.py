@@ -249,7 +249,7 @@ class SecureTable(TransportTable):
                 end = self._new_end(transport, result, transport.told_window, token, proposal.hello, hello)
                 end.attach(transport, result, hello, transport.told_window)
             elif hello.resume is None or hello.resume.token != end.token:
-                raise HandshakeError("ACCEPT resumes no stream, or another")
+                raise HandshakeError("ACCEPT does not resume the stream that was asked for")
             else:
                 asking = end.go_over(transport, result, hello, transport.told_window)
                 self._outgoing.append(encode_frame(FWD, transport.id, asking))

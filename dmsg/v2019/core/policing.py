@@ -75,7 +75,7 @@ class Limits(ClientLimits):
 
     def __post_init__(self) -> None:
         if not 0 < self.max_transports <= IDS_PER_SIDE:
-            raise ValueError(f"max_transports is 1 to {IDS_PER_SIDE}")
+            raise ValueError(f"max_transports must be from 1 to {IDS_PER_SIDE}")
 
     @property
     def basic_rate(self) -> float:

@@ -205,7 +205,7 @@ class ClientConnection(SecureTable):
         """
         end = transport.secure
         if transport.state is not State.OPEN or end is None or not end.half_close or not end.may_send:
-            raise LocalProtocolError("no end of data can be sent on this transport now")
+            raise LocalProtocolError("this transport cannot be half-closed in its present state")
         payload = end.seal_end(ticket)
         self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
 

@@ -81,7 +81,7 @@ class TransportTable:
         # Ids count up and wrap around, so that an id is reused as late as possible.
         transport_id = self._next_id
         if not self.has_free_id:
-            raise LocalProtocolError("all transport ids of this connection are in use")
+            raise LocalProtocolError("all transport ids of this connection are in use: close some transports first")
         while transport_id in self.transports:
             transport_id = (transport_id + 2) % ID_COUNT
         self._next_id = (transport_id + 2) % ID_COUNT

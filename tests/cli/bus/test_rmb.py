@@ -47,7 +47,7 @@ class TwinTests(CommandCase):
             status, out, err = await self.run_command(*arguments, "--json")
             self.assertEqual((status, err, len(out.splitlines())), (0, "", count))
         status, _, err = await self.run_command("twin", "create", "a.twin", registry)
-        self.assertEqual((1, "dmsg: this secret is that of twin 1 already\n"), (status, err))
+        self.assertEqual((1, "dmsg: this secret belongs to twin 1 already\n"), (status, err))
         words = (self.directory / "a.twin").read_text().splitlines()[1]
         stored = (self.directory / "twins.json").read_text()
         self.assertNotIn(words, stored + out + shown)
@@ -71,7 +71,7 @@ class TwinTests(CommandCase):
         good = "--registry=file:none.json"
         for command, arguments, words in (
             (twin, ("list",), "Missing option"),
-            (twin, ("list", "--registry=x"), "is no registry"),
+            (twin, ("list", "--registry=x"), "is not a registry"),
             (twin, ("create", "c.twin", good, "--relay=a b"), "is not a relay"),
             (rmb, ("call", "0", "x", good, "-r", "ws://x"), "is not a twin's number"),
             (rmb, ("call", "9" * 5000, "x", good, "-r", "ws://x"), "is not a twin's number"),
@@ -80,7 +80,7 @@ class TwinTests(CommandCase):
             (rmb, ("call", "1", "", good, "-r", "ws://x"), "is empty"),
             (rmb, ("ping", good, "-r", "http://x"), "is not the URL of a relay"),
             (rmb, ("ping", good, *"-r ws://a -r ws://b -r ws://c -r ws://d -r ws://e".split()), "should not exceed 4"),
-            (rmb, ("serve", good, "-r", "ws://x", "--command", "", "x"), "names no command"),
+            (rmb, ("serve", good, "-r", "ws://x", "--command", "", "x"), "is not NAME=PROGRAM"),
         ):
             result = CliRunner().invoke(command, arguments)
             self.assertEqual(2, result.exit_code, (arguments, result.output))

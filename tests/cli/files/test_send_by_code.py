@@ -87,7 +87,7 @@ class SendingTests(CodeCase):
         status, out, err = await self.receives(code.upper().replace("-", " "), "--yes")
         self.assertEqual(status, 0, err)
         self.assertIn("received inbox/film.mkv, inbox/notes: 3.0 MB", out)
-        await self.ends(sender, 0, "sent film.mkv, notes: 3.0 MB", "notes/out is left out")
+        await self.ends(sender, 0, "sent film.mkv, notes: 3.0 MB", "not sent: notes/out:")
         self.assertEqual((self.directory / "inbox" / "notes" / "more" / "a.txt").read_text(), "a")
         self.assertEqual(
             (self.directory / "inbox" / "film.mkv").read_bytes(), (self.directory / "film.mkv").read_bytes()
@@ -177,7 +177,7 @@ class RefusingTests(CodeCase):
         for arguments, here, there in (
             (["--yes"], "a exists already", "a exists already"),
             (["--yes", "--overwrite", "--max-size=3"], "4 B is too much", "4 B is too much"),
-            (["--overwrite"], "Nobody can be asked", "nobody who could be asked"),
+            (["--overwrite"], "nobody can answer", "nobody who could be asked"),
         ):
             sender, code = await self.sends("a")
             status, _, err = await self.receives(code, *arguments)
@@ -230,19 +230,19 @@ class RefusingTests(CodeCase):
             (("send",), "nothing to send"),
             (("send", "nothing"), "nothing: No such file"),
             (("send", "a", "nobody"), "nobody: no such file, and no key"),
-            (("send", "a", "a", "02" + "ab" * 32), "two of them are called a"),
+            (("send", "a", "a", "02" + "ab" * 32), "two of the given files are called a"),
             (("send", "--text", "x", "a", "02" + "ab" * 32), "not both"),
             (("send", "-", "a"), "standard input (-) can only be sent alone"),
             (("send", "a", "--text", "x"), "not both"),
             (("send", "--text", "x" * 40_000), "32768 characters"),
-            (("send", "a", "./a"), "two of them are called a"),
+            (("send", "a", "./a"), "two of the given files are called a"),
             (("send", ""), "a FILE argument is empty"),
             (("send", "a", ""), "a FILE argument is empty"),
             (("send", "--verify", "a"), "needs a terminal"),
             (("receive", "--verify", EXAMPLE), "needs a terminal"),
             (("receive", "7-guitar"), "at least three words"),
             (("receive", "7-guitar-alpha"), "too old for this one"),
-            (("receive", EXAMPLE.replace("5274", "5247")), "do not belong together; no attempt"),
+            (("receive", EXAMPLE.replace("5274", "5247")), "do not match; it was not tried"),
             (("receive", "7"), "is not a code"),
             (("receive", "7-guitra-alpha-zoo"), "'guitar' perhaps?"),
             (("receive", "film.mkv"), "is not a code"),
@@ -308,7 +308,7 @@ class PersonTests(CodeCase):
         await self.said(receiver, r"take it\?")
         typed.write(b"n\n")
         self.assertEqual(await receiver.ended, 4)
-        self.assertIn(b"not taken", receiver.out)
+        self.assertIn(b"you declined the offer", receiver.out)
         await self.ends(sender, 4, "does not want it")
         self.assertFalse((self.directory / "inbox" / "a").exists())
 
@@ -320,7 +320,7 @@ class PersonTests(CodeCase):
         transport: Any = sender.transport
         transport.write(b"\x1b]0;title\x07")
         self.assertEqual(await receiver.ended, 1)
-        self.assertIn(b"say where it goes", receiver.out)
+        self.assertIn(b"say where to put it", receiver.out)
         self.assertNotIn(b"title", receiver.out)
         await self.ends(sender, 4, "standard output is a terminal")
 

@@ -66,10 +66,13 @@ class NumbersTests(SynchronousTestCase):
         for look, why in (
             (seen(0, {"status": "draining"}), "draining"),
             (seen(0, registered=0), "not registered"),
-            (seen(0, {"status": "ok", "reachable": False}), "does not reach itself"),
-            (seen(0, {"status": "ok", "shared_with": "10.0.0.1:8080"}), "its key is used at 10.0.0.1:8080, too"),
+            (seen(0, {"status": "ok", "reachable": False}), "cannot connect to its public address"),
+            (
+                seen(0, {"status": "ok", "shared_with": "10.0.0.1:8080"}),
+                "another server with its key is at 10.0.0.1:8080",
+            ),
             (seen(0, clients=95, free=5), "nearly full"),
-            (seen(0, held=950), "memory 95%"),
+            (seen(0, held=950), "memory 95% used"),
             (seen(0, {"status": "full"}, clients=100, free=0), "full, nearly full"),
             (Snapshot(0, error="nothing listens there"), "nothing listens there"),
         ):

@@ -91,7 +91,7 @@ class SweepTests(SynchronousTestCase):
         log = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
 
         def lines() -> int:
-            return sum("entries of 1.2.3.4 are dropped" in (formatEvent(event) or "") for event in log)
+            return sum("the oldest entries of 1.2.3.4 are deleted" in (formatEvent(event) or "") for event in log)
 
         for number in range(10):
             self.post(number, Terms(place="1.2.3.4", most=3000.0))

@@ -166,5 +166,5 @@ class AnswerTests(APICase):
 
     def test_an_older_discovery(self) -> None:
         self.patch(Lookup, "_request", lambda *_: self.as_coroutine(succeed((404, b"{}"))))
-        self.assertIn("older than codes", self.refused(claim(self.lookups, KEY)))
+        self.assertIn("runs an older version", self.refused(claim(self.lookups, KEY)))
         self.assertIn("nobody waits", self.refused(find(self.lookups, 7)))

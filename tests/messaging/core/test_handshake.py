@@ -160,7 +160,7 @@ class L_HandshakeTests(SynchronousTestCase):
         initiator.verify(preimage + sig1, sig2)
 
     def test_L5_drops_a_wrong_responder_key(self) -> None:
-        self.refuses(JSONHandshake(S), encode(self.first(responder=X.public.hex())), "another key")
+        self.refuses(JSONHandshake(S), encode(self.first(responder=X.public.hex())), "another responder")
 
     def test_L6_initiator_drops_a_bad_sig1(self) -> None:
         first, second, *_ = frames_of()

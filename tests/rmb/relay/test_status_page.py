@@ -30,13 +30,13 @@ class PageTests(RmbCase):
         plain = " ".join(plain.split())
         for expected in (
             "rmb relay",
-            "It has nearly as many sessions as it may have.",
+            "The relay has nearly reached its limit of sessions.",
             "Sessions 2 of 2",
-            r"Who sends most Session Now Bytes Messages 1 [\d.]+ k?B/s 3\.\d kB 3",
-            r"Who gets most Session Now Messages 2 [\d.]+/s 3",
-            r"Who confirms slowest Session Messages wait Bytes 2 3 [\d.]+ kB",
-            "Other relays that failed Relay Messages none",
-            "nothing was refused",
+            r"Sessions that send most Session Rate now Bytes Messages 1 [\d.]+ k?B/s 3\.\d kB 3",
+            r"Sessions that receive most Session Rate now Messages 2 [\d.]+/s 3",
+            r"Sessions that confirm slowest Session Messages waiting Bytes waiting 2 3 [\d.]+ kB",
+            "Failed deliveries to other relays Relay Messages none",
+            "none since the start",
         ):
             self.assertRegex(plain, expected)
         status, text = await self.status_of(url + "/health")

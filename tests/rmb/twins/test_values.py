@@ -136,7 +136,7 @@ class TwinTests(SynchronousTestCase):
             try:
                 self.assertEqual(Twin.from_dict({**twin, "id": value}).id, value)
             except RegistryRefused as error:
-                self.assertNotIn("id is no number", str(error))
+                self.assertNotIn("id is not a number", str(error))
 
     def test_relays_are_domains_or_bare_urls(self) -> None:
         for good in ("http://127.0.0.1:1", "https://[::1]:8080", "http://127.0.0.1:65535"):
@@ -190,11 +190,11 @@ class TwinTests(SynchronousTestCase):
             ("account", "5xyz", "account: "),
             ("account", None, "account is missing"),
             ("account", 5, "account is missing"),
-            ("relay", 5, "relay is no text"),
+            ("relay", 5, "relay is not a text"),
             ("pk", "xy", "pk is not hexadecimal"),
             ("pk", 5, "pk is not hexadecimal"),
             ("signature", "0", "signature is not hexadecimal"),
-            ("counter", -1, "counter is no number"),
+            ("counter", -1, "counter is not a number"),
         ):
             error = self.assertRaises(RegistryRefused, Twin.from_dict, {"id": 7, "account": "ab" * 32, field: value})
             self.assertTrue(str(error).startswith(said), error)

@@ -54,13 +54,13 @@ def decode(body: bytes) -> list[tuple[bytes, bool]]:
         if len(found) >= MAX_BATCH:
             raise EnvelopeError(f"more than {MAX_BATCH} messages")
         if len(body) - at < _HEAD.size:
-            raise EnvelopeError("batch is not whole")
+            raise EnvelopeError("batch is cut off")
         flags, size = _HEAD.unpack_from(body, at)
         at += _HEAD.size
         if flags & ~_ONLY_CONNECTED:
             raise EnvelopeError("unknown flags")
         if size > len(body) - at:
-            raise EnvelopeError("batch is not whole")
+            raise EnvelopeError("batch is cut off")
         found.append((body[at : at + size], bool(flags)))
         at += size
     if not found:

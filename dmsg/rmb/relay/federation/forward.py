@@ -214,7 +214,7 @@ class Federation:
             self._slots.cancel(item)
         item.running = False
         if isinstance(result, Failure) and not result.check(CancelledError):
-            _log.failure("forwarding failed", result)
+            _log.failure("unhandled error while a message was forwarded to another relay", result)
             self._later(item)
         self._next()
 
@@ -306,7 +306,7 @@ class Federation:
 
     def _failed(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
-            _log.failure("federation failed", failure)
+            _log.failure("unhandled error while messages of another relay were taken", failure)
 
     async def _requeue(self, item: _Item) -> None:
         """Retry a message, with the relays that the registry now lists for the receiver."""

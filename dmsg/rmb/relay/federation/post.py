@@ -146,7 +146,7 @@ class Poster:
         except TimeoutError:
             return None
         except Exception as error:  # A lost connection raises many kinds of exceptions.
-            _log.debug("relay {relay}: {error!r}", relay=url, error=error)
+            _log.debug("a request to the relay {relay} failed: {error!r}", relay=url, error=error)
             return None
 
     async def _read(self, response: IResponse, url: str) -> None:
@@ -156,7 +156,7 @@ class Poster:
         except CancelledError:
             raise
         except Exception as error:  # The status is known, so a lost connection no longer matters.
-            _log.debug("relay {relay}: {error!r}", relay=url, error=error)
+            _log.debug("a request to the relay {relay} failed: {error!r}", relay=url, error=error)
 
     # --- several at once ---
 
@@ -197,7 +197,7 @@ class Poster:
         line.under_way += 1
 
         def failed(failure: Failure) -> None:
-            _log.failure("a batch for {relay} failed", failure, relay=url)
+            _log.failure("unhandled error while messages were sent to the relay {relay}", failure, relay=url)
 
         def over(_: object) -> None:
             line.under_way -= 1

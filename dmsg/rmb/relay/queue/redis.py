@@ -272,7 +272,9 @@ class RedisQueue:
     def _not_appended(self, failure: Failure, batch: list[_Append]) -> None:
         why = "the relay is shutting down" if failure.check(CancelledError) else str(failure.value)
         if self.trouble is None and not self._closed:
-            _log.error("{queue} takes nothing: {error}", queue=self._shown, error=why)
+            _log.error(
+                "{queue} cannot store messages; they are refused until it can: {error}", queue=self._shown, error=why
+            )
         self.trouble = f"{self._shown}: {why}"
         for one in batch:
             if not one.appended.called:
@@ -359,7 +361,9 @@ class RedisQueue:
     def remove(self, session: str, ids: Sequence[QueueId]) -> None:
         def failed(failure: Failure) -> None:
             if not self._removals:
-                _log.info("delivered messages stay in the queue for now: {error}", error=failure.value)
+                _log.info(
+                    "delivered messages could not be deleted from the queue; retrying: {error}", error=failure.value
+                )
             self._removals.add(session, ids)
 
         self._remove(session, ids).addErrback(failed)
@@ -382,7 +386,7 @@ class RedisQueue:
 
     def _works(self) -> None:
         if self.trouble is not None:
-            _log.info("{queue} takes messages again", queue=self._shown)
+            _log.info("{queue} stores messages again", queue=self._shown)
         self.trouble = None
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:

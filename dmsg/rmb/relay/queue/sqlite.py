@@ -159,7 +159,7 @@ class SQLiteQueue:
 
     def _in_trouble(self, why: str) -> None:
         if self.trouble is None:
-            _log.error("the queue cannot be written, and takes nothing until it can: {error}", error=why)
+            _log.error("the queue cannot be written to; messages are refused until it can: {error}", error=why)
         self.trouble = why
         if self._retrying is None:
             self._retrying = self._clock.callLater(RETRY_EVERY, self._retry)
@@ -206,7 +206,7 @@ class SQLiteQueue:
             self._retrying = self._clock.callLater(0, self._retry)
         elif self._reserve is None or self._reserve.take(self._unused()):
             self.trouble = None
-            _log.info("the queue can be written again")
+            _log.info("the queue can be written to again")
         else:
             self._in_trouble("the disk is full, or nearly")
 

@@ -290,8 +290,8 @@ class TroubleTests(SynchronousTestCase):
             self.clock.advance(RETRY_EVERY)
             self.append()
         said = [one["log_format"].split(":")[0] for one in logs if one["log_namespace"] == sqlite.__name__]
-        expected = "the queue cannot be written, and takes nothing until it can"
-        self.assertEqual(said, [expected, "the queue can be written again"])
+        expected = "the queue cannot be written to; messages are refused until it can"
+        self.assertEqual(said, [expected, "the queue can be written to again"])
 
     def test_many_delivered_messages_are_deleted_in_several_turns(self) -> None:
         self.patch(removals, "AT_ONCE", 2)
