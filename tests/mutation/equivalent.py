@@ -54,6 +54,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return self.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)",
         "return self.open_rate * (1.0 if kind <= Kind.OPEN else ANSWER_FACTOR)",
     ): _LEAST_KIND,
+    (
+        f"{_MESSAGING}/destinations.py",
+        "if most < ID_COUNT and sum(end.other.peer is remote for end in peer.ends.values()) >= most:",
+        "if most != ID_COUNT and sum(end.other.peer is remote for end in peer.ends.values()) >= most:",
+    ): "there are never more channels than ids",
+    (
+        f"{_MESSAGING}/peers.py",
+        "lower = range(ID_COUNT // 2 - 1, -1, -1)",
+        "lower = range(ID_COUNT // 1 - 1, -1, -1)",
+    ): "no id of the upper half is free there",
     (f"{_MESSAGING}/relay.py", "if step == last:", ANY): _ONLY_SPEED,
     (f"{_MESSAGING}/relay.py", "burst = burst * 2 if count == most else FIRST_BURST", ANY): _ONLY_SPEED,
     (

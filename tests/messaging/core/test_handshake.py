@@ -251,6 +251,9 @@ class L_HandshakeTests(SynchronousTestCase):
         ):
             self.refuses(JSONHandshake(S), data)
 
+    def test_an_error_says_how_many_digits_a_field_has(self) -> None:
+        self.refuses(JSONHandshake(S), encode(self.first(nonce="ff")), "nonce is not 32 hexadecimal characters")
+
     def test_L10_a_frame_has_a_limit(self) -> None:
         blanks = b" " * (MAX_FRAME + 1)
         self.refuses(JSONHandshake(S), blanks, "longer")

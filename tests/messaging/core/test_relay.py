@@ -521,6 +521,13 @@ class CountTests(RelayCase):
         self.assertEqual(self.relay.strays, 0)
         self.assertEqual(self.ports[a].take()[-1][0], CHANNEL_CLOSED)
 
+    def test_frames_of_unknown_types_are_not_forwarded(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        self.channel(a, b)
+        unknown = (SEND + 1, b"\0\1\0x")
+        self.assertEqual(self.counted(a, unknown, unknown), {DropReason.UNKNOWN_FRAME: 2})
+        self.assertEqual(self.ports[b].take(), [])
+
     def test_strays_of_a_read(self) -> None:
         a = self.peer(0)
         self.say(a, *[(SEND, b"\x09\0\0x")] * 3)

@@ -7,7 +7,7 @@ from typing import Any, cast
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.errors import DropReason
+from dmsg.errors import CloseReason, DropReason
 from dmsg.messaging.client import Client
 from dmsg.messaging.core.agreement import Offer, Proposal
 from dmsg.messaging.core.dialect import Dialect, dialect_of
@@ -206,6 +206,15 @@ class ReadTests(CoreCase):
         before = self.core.drops.copy()
         self.receive(encode_close(self.profile, channel.id))
         self.assertEqual(self.core.drops - before, {DropReason.NO_SUCH_TRANSPORT: 1})
+
+    def test_a_close_with_a_lost_remote_behind_it_is_no_clean_end(self) -> None:
+        """The server sends both at once when it has lost the remote; other channels are not concerned."""
+        first, second = self.open(), self.open()
+        close, closed = (encode(self.profile, second.id) for encode in (encode_close, encode_closed))
+        events = self.receive(self.message(first, b"data") + encode_close(self.profile, first.id) + close + closed)
+        self.assertEqual([type(event) for event in events], [DataReceived, Closed, Closed])
+        reasons = [event.reason for event in events if isinstance(event, Closed)]
+        self.assertEqual(reasons, [CloseReason.UNSPECIFIED, CloseReason.ABORTED])
 
 
 class CountTests(CoreCase):
