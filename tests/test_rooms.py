@@ -14,10 +14,10 @@ TESTS = ROOT / "tests"
 OUTSIDE = ("benchmarks", "contrib", "docs", "fuzz")
 """Directories whose tests are about files outside the package."""
 SCENARIOS = {
-    ".": "dependencies forking metadata poison public rooms signed targets whole",
+    ".": "atomic_write delivery_before_errors dependencies forking metadata public rooms signed targets",
     "agent": "socket",
     "analytics": "spark",
-    "cli": "commands json manners offered start strangers tools",
+    "cli": "commands json offered process_behaviour start tools untrusted_names",
     "clients": "addresses",
     "collector": "exchange processes",
     "discovery/entries": "deletions",
@@ -32,7 +32,7 @@ SCENARIOS = {
     "streams": "family",
     "tap": "daemons",
     "v2019": (
-        "footprint half_close manners provoked relay_corners secure streams table_vectors telemetry"
+        "footprint half_close provoked reentrancy relay_corners secure streams table_vectors telemetry"
         " unread_requests upgrade vectors"
     ),
 }

@@ -124,7 +124,7 @@ class ProgramTests(AgentCase):
         await listening.stopListening()
 
     @asynchronous
-    async def test_a_stream_out(self) -> None:
+    async def test_a_stream_to_a_peer_is_acknowledged_and_bound_to_both_keys(self) -> None:
         """It is a transport as any other: acknowledged, bound to both keys, closed with all that was written."""
         await self.up()
         here, there = await self.joined()
@@ -202,7 +202,7 @@ class ProgramTests(AgentCase):
         self.assertEqual(caught.exception.key, str(stranger))
 
     @asynchronous
-    async def test_a_service(self) -> None:
+    async def test_peers_reach_the_program_that_holds_the_port(self) -> None:
         """What peers open comes to the program that has the port, with their keys; another cannot have it."""
         await self.up()
         accepting = Accepting()
@@ -228,7 +228,7 @@ class ProgramTests(AgentCase):
         self.assertEqual(self.agent.client.refused["refused"], 1)
 
     @asynchronous
-    async def test_a_program_that_refuses(self) -> None:
+    async def test_a_program_can_refuse_a_stream(self) -> None:
         await self.up()
 
         class Closed(Factory):
@@ -277,7 +277,7 @@ class ProgramTests(AgentCase):
         self.assertFalse(self.agent.bridges)
 
     @asynchronous
-    async def test_all_arrives_before_the_end(self) -> None:
+    async def test_data_arrives_before_the_close_that_follows_it(self) -> None:
         """A peer that sends and closes at once; the program reads while the agent has said its last."""
         await self.up()
         accepting = Accepting()
@@ -293,7 +293,7 @@ class ProgramTests(AgentCase):
         await self.until(lambda: not self.agent.bridges and self.agent.shared.unread == 0)
 
     @asynchronous
-    async def test_many_at_once(self) -> None:
+    async def test_more_streams_than_the_backlog_are_all_served(self) -> None:
         """More than a backlog has place for: all of them are served."""
         await self.up()
         accepting = Accepting()
@@ -313,7 +313,7 @@ class ProgramTests(AgentCase):
         self.assertEqual(self.agent.services[80].taken, 401)
 
     @asynchronous
-    async def test_another_key(self) -> None:
+    async def test_an_agent_with_another_key_is_not_used_in_place_of_the_first(self) -> None:
         """An agent that comes back as somebody else is not used in the first one's name."""
         await self.up()
         await self.program.listen(Accepting(), 80)
@@ -348,7 +348,7 @@ class StrangeTests(AgentCase):
         return await deferToThread(talk)
 
     @asynchronous
-    async def test_requests_that_are_none(self) -> None:
+    async def test_malformed_requests_end_the_connection(self) -> None:
         await self.up()
         for request in (
             b"hello\n",
@@ -382,7 +382,7 @@ class StrangeTests(AgentCase):
         await self.program.when_online()
 
     @asynchronous
-    async def test_frames_that_are_none(self) -> None:
+    async def test_malformed_frames_end_the_connection(self) -> None:
         await self.up()
         self.addCleanup(self.peer.listen(Accepting(), 7).stopListening)
         request = encode_line({"do": "connect", "to": str(self.peer.public_key), "port": 7})
@@ -433,7 +433,7 @@ class StrangeTests(AgentCase):
         await self.until(lambda: not self.agent.untaken)
 
     @asynchronous
-    async def test_too_many_connections(self) -> None:
+    async def test_status_and_down_are_answered_at_the_connection_limit(self) -> None:
         """What the agent does can be asked all the same, and it can be stopped."""
         await self.up()
         self.patch(service, "MAX_PROGRAMS", 20)

@@ -43,7 +43,7 @@ class ReaderTests(SynchronousTestCase):
     """Lines and frames, in pieces of any size."""
 
     @given(frames, st.integers(1, 50))
-    def test_frames_in_pieces(self, sent: list[tuple[Kind, bytes]], size: int) -> None:
+    def test_frames_cut_anywhere_are_reassembled(self, sent: list[tuple[Kind, bytes]], size: int) -> None:
         data = encode_line({"a": 1}) + b"".join(encode_frame(kind, payload) for kind, payload in sent)
         reader = Reader()
         got: list[Any] = []
@@ -60,7 +60,7 @@ class ReaderTests(SynchronousTestCase):
         self.assertEqual(reader.waiting, 0)
 
     @given(st.binary(max_size=300))
-    def test_anything_is_refused_or_read(self, data: bytes) -> None:
+    def test_random_bytes_raise_only_wire_errors(self, data: bytes) -> None:
         """Only WireError is raised, whatever comes."""
         for read in (Reader.next_line, Reader.next_frame):
             reader = Reader()
@@ -74,7 +74,7 @@ class ReaderTests(SynchronousTestCase):
             except WireError:
                 pass
 
-    def test_close_reasons(self) -> None:
+    def test_close_reasons_below_256_take_one_byte(self) -> None:
         """Those of 2019 have the one byte that they always had."""
         for reason, size in ((0, 1), (255, 1), (256, 2), (0xFFFFFFFF, 4)):
             payload = encode_close(reason)[5:]

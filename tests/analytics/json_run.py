@@ -18,7 +18,7 @@ from tests.cli.json_output import check
 class JsonTests(SynchronousTestCase):
     """A network that never was, from its events to what an operator asks."""
 
-    def test_each_command(self) -> None:
+    def test_each_command_prints_json_objects(self) -> None:
         here = Path(self.mktemp()).absolute()
         here.mkdir(parents=True)
         write_key_file(here / "operator.key", SecKey.generate())
@@ -64,7 +64,7 @@ class JsonTests(SynchronousTestCase):
         self.assertEqual(len(said("optimize", *tables)), 1)
         self.assertEqual(said("forget", "--before", "2026-11-20", *tables), [{"forgotten": 2, "left": 1}])
 
-    def test_a_failure_is_an_object(self) -> None:
+    def test_a_failure_is_printed_as_a_json_object(self) -> None:
         done = subprocess.run(
             [*PROGRAM, "analytics", "report", "--out", self.mktemp(), "--json"],
             capture_output=True,

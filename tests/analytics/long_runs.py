@@ -110,7 +110,7 @@ class SizeTests(LongCase):
 class KillTests(LongCase):
     """kill -9 at ten random points of a run, then again: the same tables."""
 
-    def test_ten_kills(self) -> None:
+    def test_tables_are_the_same_after_ten_kills(self) -> None:
         simulate(self.root / "sim", 20_000, 6, 300, 2)
         started = time.monotonic()
         analytics(*self.run_arguments(self.root / "whole"))
@@ -144,7 +144,7 @@ class KillTests(LongCase):
 class WritersTests(LongCase):
     """Two runs at once, by different ways to one place: one is told, and nothing stands twice."""
 
-    def test_two_at_once(self) -> None:
+    def test_the_second_of_two_concurrent_runs_is_refused(self) -> None:
         simulate(self.root / "sim", 20_000, 6, 300, 2)
         analytics(*self.run_arguments(self.root / "whole"))
         out = self.root / "out"

@@ -92,14 +92,14 @@ class PlantedCase(LakeCase):
 class SeedTests(PlantedCase):
     """Several networks."""
 
-    def test_the_first(self) -> None:
+    def test_seed_1_meets_the_ground_truth(self) -> None:
         self.check(seed=1)
 
-    def test_the_second(self) -> None:
+    def test_seed_2_meets_the_ground_truth(self) -> None:
         self.check(seed=2)
 
-    def test_the_third(self) -> None:
+    def test_seed_3_meets_the_ground_truth(self) -> None:
         self.check(seed=3)
 
-    def test_the_eighth(self) -> None:
+    def test_seed_8_meets_the_ground_truth(self) -> None:
         self.check(seed=8)

@@ -57,11 +57,11 @@ class RowsTests(SynchronousTestCase):
         self.assertEqual(len(found), 1, found)
         return found[0]
 
-    def test_nothing(self) -> None:
+    def test_no_data_gives_no_findings(self) -> None:
         self.assertEqual(self.found(), [])
         self.assertEqual(attention({name: [] for name in TABLES}, now=NOON), [])
 
-    def test_who_is_down(self) -> None:
+    def test_servers_that_are_down_are_found(self) -> None:
         gone = boot("gone", NOON - timedelta(hours=3), ended="silent")
         found = self.only(boot=[boot(), gone])
         self.assertEqual((found.about, found.urgency, found.place), ("gone", Urgency.NOW, "Servers"))
@@ -92,7 +92,7 @@ class RowsTests(SynchronousTestCase):
         old = crashed | {"last_at": NOON - timedelta(days=2)}
         self.assertEqual(self.found(boot=[boot(), old]), [])
 
-    def test_who_is_full(self) -> None:
+    def test_full_servers_are_found(self) -> None:
         row = {"server": "a", "dt": DAY, "peak_sessions": 90, "capacity": 100, "peak_share": 0.9, "busy_hours": 0}
         full = row | {"refused_full": 12}
         self.assertIn("refused 12 connections", self.only(capacity_day=[full]).text)
@@ -126,7 +126,7 @@ class RowsTests(SynchronousTestCase):
         ):
             self.assertEqual(self.found(latency_day=rows), [])
 
-    def test_who_lies(self) -> None:
+    def test_lying_servers_are_found(self) -> None:
         def claim(back: int, verdict: str) -> dict[str, Any]:
             row = {"server": "a", "dt": DAY - timedelta(back), "verdict": verdict, "inflation": 0.031}
             return row | {"witnesses": 40, "accusers": 39}
@@ -144,7 +144,7 @@ class RowsTests(SynchronousTestCase):
         self.assertEqual(self.found(settlement_day=[claim(0, "not certain: too much was on its way")]), [])
         self.assertEqual(self.found(settlement_day=[claim(0, "agrees"), claim(7, "claims more than both ends")]), [])
 
-    def test_who_attacks(self) -> None:
+    def test_attackers_are_found(self) -> None:
         row = {"who": "x", "kind": "scan", "score": 100.0, "servers": 3, "last_day": DAY, "targets": 1200}
         row |= {"refused": 5, "posts": 0, "requests": 0, "most_at": "02ab" * 16}
         text = (
@@ -179,12 +179,12 @@ class RowsTests(SynchronousTestCase):
         self.assertTrue(fresh[0].text.endswith("for 4 h"), fresh)
         self.assertTrue(later[0].text.endswith("for 3 h until the newest event"), later)
 
-    def test_clocks(self) -> None:
+    def test_wrong_clocks_are_found(self) -> None:
         row = {"server": "a", "dt": DAY, "skew_ms": -180_000}
         self.assertEqual(self.only(clock_day=[row]).text, "its clock was 3 min behind discovery's on 10 Mar")
         self.assertEqual(self.found(clock_day=[row | {"skew_ms": 60_000}]), [])
 
-    def test_data_that_is_not_there(self) -> None:
+    def test_missing_data_is_found(self) -> None:
         missing = {"producer": "a", "dt": DAY, "completeness": 0.98, "missing": 20}
         self.assertIn("20 events of 10 Mar", self.only(quality_day=[missing]).text)
         both = [missing, missing | {"dt": BEFORE}]
@@ -196,7 +196,7 @@ class RowsTests(SynchronousTestCase):
         self.assertIn("the newest event is of 10 Mar 12:00", old[0].text)
         self.assertEqual(self.found(NOON + timedelta(hours=2)), [])
 
-    def test_what_changed(self) -> None:
+    def test_changes_are_found(self) -> None:
         days = [network(DAY), network(BEFORE, bytes=500, clients=10), network(BEFORE - timedelta(1))]
         texts = [one.text for one in self.found(network_day=days)]
         self.assertEqual(
@@ -212,7 +212,7 @@ class RowsTests(SynchronousTestCase):
 class TablesTests(LakeCase):
     """Of the story of two servers: S2 crashed or fell silent, and lies."""
 
-    def test_the_story(self) -> None:
+    def test_findings_of_the_two_servers(self) -> None:
         lake = Story.told().pipeline().lake
         found = needs_attention(lake, lake.computed(), now=NOW)
         about = {(one.about, one.place) for one in found}
@@ -220,7 +220,7 @@ class TablesTests(LakeCase):
         self.assertNotIn((S1, "Settlement"), about)
         self.assertTrue(all(one.text for one in found))
 
-    def test_the_command(self) -> None:
+    def test_the_command_prints_the_same_findings_without_java(self) -> None:
         """Without Java, and the same as in this process."""
         story = Story.told()
         lake = story.pipeline().lake
@@ -229,12 +229,12 @@ class TablesTests(LakeCase):
         lines = [json.loads(line) for line in said.stdout.splitlines()]
         self.assertIn(S2, {line["about"] for line in lines if line["place"] == "Settlement"})
 
-    def test_nothing_of_arrow_calls_python(self) -> None:
+    def test_arrow_does_not_call_python_from_its_threads(self) -> None:
         """Its reader of datasets would, on threads of its own; one that is late aborts a program that ends."""
         for path in Path(dmsg.__file__).parent.rglob("*.py"):
             self.assertNotIn("to_pyarrow_", path.read_text(), str(path))
 
-    def test_top(self) -> None:
+    def test_top_shows_the_same_rows_as_spark(self) -> None:
         """The same rows as Spark has, those of the newest day, the largest first; NULL last."""
         lake = Story.told().pipeline().lake
         state = lake.computed()
@@ -251,7 +251,7 @@ class TablesTests(LakeCase):
             servers = [cells[names.index("server")].strip() for cells in shown]
             self.assertEqual(servers, [row.server[:8] for row in rows[:3]], table)
 
-    def test_watch(self) -> None:
+    def test_watch_tells_each_run_once_and_ends_at_ctrl_c(self) -> None:
         """To a file each run is told once; Ctrl-C ends it, and so does a reader that goes."""
         root = Story.told().pipeline().lake.root
         for how, status in ((signal.SIGINT, EXIT_INTERRUPTED), (None, EXIT_PIPE)):

@@ -84,7 +84,7 @@ class TablesTests(LakeCase):
         lake = Story.told().pipeline().lake
         return {one.title: one for one in explain(lake, lake.computed(), server, DAY)}
 
-    def test_who_lies(self) -> None:
+    def test_the_explanation_of_a_liar_names_the_conflicts(self) -> None:
         found = self.sections(S2)
         settled = Story.lines["settlement_day"]
         (row,) = [one for one in settled if one["server"] == S2 and one["dt"] == DAY]
@@ -99,7 +99,7 @@ class TablesTests(LakeCase):
         self.assertRegex(text, r"\n  \d\d:\d\d:\d\d close, process ")
         self.assertRegex(text, r"\n  receipt of the initiator ")
 
-    def test_who_does_not(self) -> None:
+    def test_the_explanation_of_an_honest_server_names_no_conflict(self) -> None:
         found = self.sections(S1)
         self.assertNotIn("transport ", "\n".join(found["Settlement"].lines[1:]).replace("transports", ""))
         (row,) = [one for one in Story.lines["uptime_day"] if one["server"] == S1 and one["dt"] == DAY]
@@ -114,7 +114,7 @@ class TablesTests(LakeCase):
         rows = Story.lines["quality_day"]
         return [one["missing"] for one in rows if one["producer"] == server and one["dt"] == DAY and one["missing"]]
 
-    def test_the_command(self) -> None:
+    def test_the_command_works_without_java_and_with_a_key_prefix(self) -> None:
         """Without Java; by a beginning that is one server's."""
         root = Story.told().pipeline().lake.root
 
@@ -136,7 +136,7 @@ class TablesTests(LakeCase):
         self.assertIn("no server or discovery is called nobody; refused clients are in", said("nobody", str(DAY))[1])
         self.assertIn("nothing is known of 2020-01-01; the newest day is", said(S1, "2020-01-01")[1])
 
-    def test_a_reader_that_goes(self) -> None:
+    def test_a_reader_that_closes_the_pipe_ends_the_command(self) -> None:
         command = (*PROGRAM, "analytics", "explain", "--out", Story.told().pipeline().lake.root, S1, str(DAY), "--json")
         running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert running.stdout is not None

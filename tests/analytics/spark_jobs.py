@@ -112,7 +112,7 @@ class DoubledTests(SynchronousTestCase):
             boot.event("transport_refuse", DAY, f"08:{30 + minute}:40", src="a", reason="rate_limited", n=20)
         return boot.rows
 
-    def test_they_count_once(self) -> None:
+    def test_duplicate_events_count_once(self) -> None:
         rows = self.rows()
         once, twice = Memory(rows), Memory([*rows[3:], *rows[:45], *rows[40:42]])
         for name in ("server_hour", "close_day", "session_day", "refusal_hour"):
@@ -122,7 +122,7 @@ class DoubledTests(SynchronousTestCase):
         self.assertEqual((quality["events"], quality["distinct_events"], quality["missing"]), (95, 51, 0))
         self.assertEqual(quality["duplicates"], 44)
 
-    def test_as_many_missing_as_doubled(self) -> None:
+    def test_missing_and_duplicate_events_in_equal_number_are_found(self) -> None:
         """As many events as there should be, with another sum or another sum of squares of their numbers."""
         rows = self.rows()
         for gone, again in (([10], [20]), ([10, 12], [11, 11])):  # the second has the same sum, too
@@ -310,7 +310,7 @@ class RoomTests(LakeCase):
         self.assertRegex(self.command("optimize"), r"\A\d+ files removed\n\Z")
         self.assertEqual(self.days("server_hour"), {str(NEXT)})
 
-    def test_what_is_gone(self) -> None:
+    def test_lost_tables_and_claims_raise_clear_errors(self) -> None:
         """A claim, a table, the list of runs."""
         lake = self.pipeline().lake
         version = lake.table("gold", "placement").version()

@@ -53,7 +53,7 @@ class RunsTests(SynchronousTestCase):
             claim.finish(state)
         return state
 
-    def test_one_at_a_time(self) -> None:
+    def test_only_one_run_may_write(self) -> None:
         self.assertEqual(self.runs.state(), State())
         with self.runs.claim() as claim:
             self.assertEqual(claim.number, 1)
@@ -79,7 +79,7 @@ class RunsTests(SynchronousTestCase):
             looked.restore()
 
     def test_who_is_silent_for_long_is_taken_over_from_and_cannot_go_on(self) -> None:
-        self.patch(runs, "there", lambda owner: None)
+        self.patch(runs, "owner_exists", lambda owner: None)
         first = self.runs.claim()
         self.now += runs.LEASE_SECONDS - 1
         self.assertRaises(TablesBusy, self.runs.claim)
@@ -100,7 +100,7 @@ class RunsTests(SynchronousTestCase):
         first.finish(State(run=1))
 
     def test_who_was_taken_over_from_hears_it_before_he_writes(self) -> None:
-        self.patch(runs, "there", lambda owner: None)
+        self.patch(runs, "owner_exists", lambda owner: None)
         first = self.runs.claim()
         first.check()
         self.now += runs.LEASE_SECONDS + 1
@@ -108,7 +108,7 @@ class RunsTests(SynchronousTestCase):
         self.assertRaisesRegex(LakeError, "another run has taken over", first.check)
         second.check()
 
-    def test_another_programs_table(self) -> None:
+    def test_the_table_of_runs_of_another_program_is_refused(self) -> None:
         write_deltalake(f"{self.root}/runs", pa.table({"x": [1]}))
         self.assertRaisesRegex(LakeError, "the table of another program", self.runs.state)
 
@@ -117,9 +117,9 @@ class RunsTests(SynchronousTestCase):
         Path(self.root).write_text("")
         self.assertRaisesRegex(LakeError, "there can be no tables in", self.runs.claim)
 
-    def test_who_speaks_is_not(self) -> None:
+    def test_a_run_that_renews_its_claim_is_not_taken_over(self) -> None:
         self.patch(runs, "RENEW_SECONDS", 0.01)
-        self.patch(runs, "there", lambda owner: None)
+        self.patch(runs, "owner_exists", lambda owner: None)
         with self.runs.claim() as claim:
             before = self.now
             self.now += runs.LEASE_SECONDS + 1
@@ -130,7 +130,7 @@ class RunsTests(SynchronousTestCase):
             claim.check()
             claim.finish(State(run=1))
 
-    def test_a_process_that_was_killed(self) -> None:
+    def test_the_claim_of_a_killed_process_is_taken_over(self) -> None:
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, self.root],
             stdin=subprocess.PIPE,
@@ -149,7 +149,7 @@ class RunsTests(SynchronousTestCase):
         with now.claim() as claim:
             self.assertEqual(claim.number, 1)
 
-    def test_what_was_there_yesterday(self) -> None:
+    def test_the_last_run_of_each_day_is_kept(self) -> None:
         day = 86_400.0
         for number in range(40):
             self.finish(day * (100 + number / 4))
@@ -163,7 +163,7 @@ class RunsTests(SynchronousTestCase):
             LakeError, "no tables from before 1970-01-02", self.runs.state, datetime.fromtimestamp(day, UTC)
         )
 
-    def test_of_another_format(self) -> None:
+    def test_a_table_of_another_format_is_refused(self) -> None:
         self.finish(5)
         table = self.runs._open()
         assert table is not None
@@ -218,7 +218,7 @@ class DeltaTests(SynchronousTestCase):
         self.assertRaisesRegex(LakeError, "another run has written", self.add, "run=1.c", 1)
         self.assertEqual(len(self.rows()), 4)
 
-    def test_somebody_came_between(self) -> None:
+    def test_a_concurrent_transaction_is_noticed(self) -> None:
         self.add("run=1.a", 1)
         old = DeltaTable(str(self.place))
         self.add("run=2.a", 2)
@@ -252,7 +252,7 @@ class DeltaTests(SynchronousTestCase):
             self.assertEqual(self.rows(), [(number, "2026-03-10")])
         self.assertLess(len(list(self.place.rglob("*.parquet"))), 12)
 
-    def test_another_programs_table(self) -> None:
+    def test_a_table_written_by_another_program_is_refused(self) -> None:
         write_deltalake(str(self.place), pa.table({"x": [1, 2]}))
         self.assertRaisesRegex(LakeError, "the table of another program", self.add, "run=1.a", 1)
         self.assertRaisesRegex(LakeError, "the table of another program", self.delta.read)
@@ -301,7 +301,7 @@ class DeltaTests(SynchronousTestCase):
 class OthersTests(LakeCase):
     """The tables of a run, for other programs and for later versions of this one."""
 
-    def test_others_open_them(self) -> None:
+    def test_other_programs_read_the_tables(self) -> None:
         story = Story.told()
         places = {name: Store(str(story.out)).table("gold", name).uri for name in TABLES}
         uptime = DeltaTable(places["uptime_day"]).to_pyarrow_table()

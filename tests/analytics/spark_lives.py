@@ -47,7 +47,7 @@ class LivesTests(RulesCase):
             at = first * 60 + minutes
             boot.event("stop", day, f"{at // 60:02d}:{at % 60:02d}:00")
 
-    def test_what_is_not_there(self) -> None:
+    def test_uptime_of_servers_with_missing_data(self) -> None:
         steady, crashing, silent, lossy, over_midnight, twice = (key(number) for number in range(1, 7))
         ahead, behind = key(7), key(8)
         boots: list[Boot] = []
@@ -163,7 +163,7 @@ class LostTransportTests(RulesCase):
         columns = ("counted_bytes", "least_bytes", "most_bytes", "words")
         return {row["transport"]: tuple(row[name] for name in columns) for row in self.made("lost_transport")}
 
-    def test_between_both_words(self) -> None:
+    def test_a_lost_transport_is_credited_between_both_statements(self) -> None:
         killed, again = Boot(S1, "killed"), Boot(S1, "again")
         killed.event("start", DAY, "23:00:00", capacity=10)
         for name, time in (("long", "23:10:00"), ("ended", "23:11:00"), ("late", "23:12:00")):

@@ -13,7 +13,7 @@ from tests.analytics.support import NOW
 class OracleTests(SynchronousTestCase):
     """Two engines, the same answers."""
 
-    def test_the_day_by_hand(self) -> None:
+    def test_gold_tables_equal_a_day_computed_by_hand(self) -> None:
         story = Story.told()
         found = compare(story.pipeline().lake, story.spool, story.checked, NOW.date())
         self.assertEqual(set(found), set(GOLD))

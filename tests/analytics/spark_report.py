@@ -61,7 +61,7 @@ def browse(page: Path, script: str) -> Any:
 class ReportTests(LakeCase):
     """The page that people see."""
 
-    def test_in_a_browser(self) -> None:
+    def test_the_report_renders_in_a_browser(self) -> None:
         page = self.root / "report.html"
         page.write_text(render(collect(Story.told().pipeline().lake)))
         self.assertNotRegex(page.read_text(), r"(?:src|href)=[\"']?(?:https?:)?//")
@@ -116,7 +116,7 @@ class ReportTests(LakeCase):
         self.assertEqual(seen["lost"], [])
         self.assertGreater(seen["lines"], 3)
 
-    def test_without_tables(self) -> None:
+    def test_a_report_without_tables_says_so(self) -> None:
         self.assertRaisesRegex(LakeError, "there are no tables", collect, self.pipeline().lake)
 
 
@@ -140,10 +140,10 @@ class PageTests(SynchronousTestCase):
         content.tables = {name: [] for name in names}
         return content
 
-    def test_a_page_of_nothing(self) -> None:
+    def test_a_page_without_rows_renders(self) -> None:
         self.assertIn("Nothing", render(self.empty()))
 
-    def test_what_others_wrote_is_text(self) -> None:
+    def test_text_of_strangers_is_escaped(self) -> None:
         content = self.empty()
         evil = "<script>alert(1)</script>\"'"
         numbers = dict.fromkeys(("servers", "days", "requests", "refused", "targets", "posts"), 1)
@@ -160,7 +160,7 @@ class PageTests(SynchronousTestCase):
         content.tables["files"] = [{"file": evil, "lines": 1, "problem": evil}]
         self.assertNotIn("<script>alert", render(content))
 
-    def test_numbers_for_people(self) -> None:
+    def test_numbers_have_units_for_people(self) -> None:
         shown = [charts.human(value, "B") for value in (None, 0, 999, 999.9, 1000, 999_499, 999_900, 1_234_567, 2.5e12)]
         self.assertEqual(shown, ["\N{EN DASH}", "0 B", "999 B", "1 kB", "1 kB", "999 kB", "1 MB", "1.23 MB", "2.5 TB"])
 

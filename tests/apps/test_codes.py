@@ -33,7 +33,7 @@ CODE = Code(5274, ("guitar", "alpha", "juice"))
 class WordTests(SynchronousTestCase):
     """``5274-guitar-alpha-juice``."""
 
-    def test_the_list(self) -> None:
+    def test_the_word_list_has_2048_sorted_words(self) -> None:
         words = word_list()
         self.assertEqual((len(words), words[0], words[-1]), (2048, "abandon", "zoo"))
         self.assertEqual(sorted(words), list(words))
@@ -46,13 +46,13 @@ class WordTests(SynchronousTestCase):
         self.assertTrue(looks_like_code(str(code)))
         self.assertNotIn(code.words[-1], repr(code))
 
-    def test_cut_words(self) -> None:
+    def test_abbreviated_words_are_understood(self) -> None:
         self.assertEqual(Code.parse("5274-guit-alph-juic"), CODE)
         self.assertEqual(Code.parse("5274-guita-alpha-juice"), CODE)
         self.assertEqual(str(Code.parse("0007-guit-alph-acto")), "7-guitar-alpha-actor")
         self.assertRaises(CodeError, Code.parse, "5274-gui-alpha-juice")
 
-    def test_the_example(self) -> None:
+    def test_the_example_is_a_valid_code(self) -> None:
         """Everywhere in help and documentation; whoever types it is told nothing about a mistake."""
         self.assertEqual(Code.parse(EXAMPLE), CODE)
 
@@ -64,7 +64,7 @@ class WordTests(SynchronousTestCase):
         self.assertIn("do not match; it was not tried", str(error))
         self.assertRaises(CodeError, Code.parse, "5274-alpha-guitar-juice")
 
-    def test_what_is_secret(self) -> None:
+    def test_the_secret_words_have_26_bits(self) -> None:
         """The words that fit a number are spread evenly: 26 bits, and five tries."""
         fits = sum(Code(5274, ("guitar", "alpha", word)).fits for word in word_list())
         fits += sum(Code(5274, ("zoo", word, "juice")).fits for word in word_list())
@@ -93,7 +93,7 @@ class WordTests(SynchronousTestCase):
         self.assertIn("not a word", str(self.assertRaises(CodeError, Code.parse, "7-xqzv-alpha-zoo")))
 
     @given(st.text(max_size=60))
-    def test_whatever_is_typed(self, text: str) -> None:
+    def test_any_text_is_a_code_or_a_code_error(self, text: str) -> None:
         try:
             code = Code.parse(text)
         except CodeError as error:
@@ -101,7 +101,7 @@ class WordTests(SynchronousTestCase):
         else:
             self.assertEqual(Code.parse(str(code)), code)
 
-    def test_what_is_no_code(self) -> None:
+    def test_malformed_codes_are_refused(self) -> None:
         long = "7" + "-zoo" * 13
         for text in (
             "",
@@ -120,7 +120,7 @@ class WordTests(SynchronousTestCase):
         for text in ("film.mkv", "02" + "ab" * 32, "7", "", "123456789-zoo"):
             self.assertFalse(looks_like_code(text), text)
 
-    def test_the_largest_codes(self) -> None:
+    def test_the_largest_code_has_twelve_words_and_eight_digits(self) -> None:
         """Twelve words and eight digits are a code; one more of either is told by its own message."""
         for code in (Code.make(99_999_999), Code.make(7, 12)):
             self.assertEqual(Code.parse(str(code)), code)
@@ -142,7 +142,7 @@ class WordTests(SynchronousTestCase):
         ):
             self.assertIn(f"{shown!r} is ", str(self.assertRaises(CodeError, Code.parse, text)))
 
-    def test_the_password(self) -> None:
+    def test_the_password_is_the_bytes_both_ends_derive_from(self) -> None:
         """Both ends derive their keys from these bytes."""
         self.assertEqual(CODE.password, b"guitar-alpha-juice")
 
@@ -195,7 +195,7 @@ def chance(known: bytes) -> Callable[[int], bytes]:
 class PakeTests(SynchronousTestCase):
     """Two ends, without a stream."""
 
-    def test_both_know_it(self) -> None:
+    def test_both_sides_with_the_same_words_agree(self) -> None:
         receiver, sender = ends()
         self.assertEqual(run(receiver, sender), [])
         self.assertTrue(receiver.done and sender.done)
@@ -209,12 +209,12 @@ class PakeTests(SynchronousTestCase):
         self.assertEqual([str(error) for error in errors], ["the code is wrong"] * 2)
         self.assertFalse(receiver.done or sender.done)
 
-    def test_another_key_or_another_stream(self) -> None:
+    def test_another_key_or_stream_fails_the_agreement(self) -> None:
         """A relay or discovery that sits between, with both words right."""
         for receiver, sender in (ends(seen=STRANGER), ends(binding=bytes(32))):
             self.assertEqual(len(run(receiver, sender)), 2)
 
-    def test_who_sends_back_what_came(self) -> None:
+    def test_a_reflected_message_is_refused(self) -> None:
         receiver, _ = ends()
         sent = receiver.data_to_send()
         self.assertRaises(CodeProtocolError, receiver.receive_data, sent)
@@ -230,7 +230,7 @@ class PakeTests(SynchronousTestCase):
         receiver.receive_data(sender.data_to_send())
         self.assertRaises(WrongCode, receiver.receive_data, b"\x03\x00\x00")
 
-    def test_messages_out_of_turn(self) -> None:
+    def test_messages_out_of_turn_are_refused(self) -> None:
         receiver, sender = ends()
         first = receiver.data_to_send()
         for early in (
@@ -247,7 +247,7 @@ class PakeTests(SynchronousTestCase):
         self.assertRaises(CodeProtocolError, receiver.receive_data, bytes(3))
         self.assertIn("does not use", str(self.assertRaises(CodeProtocolError, sender.receive_data, first)))
 
-    def test_byte_by_byte(self) -> None:
+    def test_messages_may_arrive_byte_by_byte(self) -> None:
         receiver, sender = ends()
         self.assertFalse(receiver.awaits_guess or sender.awaits_guess)
         for here, there in ((receiver, sender), (sender, receiver), (receiver, sender), (sender, receiver)):
@@ -258,7 +258,7 @@ class PakeTests(SynchronousTestCase):
             self.assertIs(there.awaits_guess, not there.done)
         self.assertTrue(receiver.done and sender.done)
 
-    def test_a_binding_of_another_size(self) -> None:
+    def test_a_binding_of_another_size_is_refused(self) -> None:
         for size in (31, 33):
             with self.assertRaises(ValueError):
                 ends(binding=bytes(size))
@@ -284,7 +284,7 @@ class PakeTests(SynchronousTestCase):
         self.assertFalse(receiver.done and sender.done)
 
     @given(st.binary(max_size=MAX_MESSAGE + 100))
-    def test_whatever_comes(self, data: bytes) -> None:
+    def test_random_messages_raise_only_protocol_errors(self, data: bytes) -> None:
         for end in ends():
             try:
                 end.receive_data(data)
@@ -293,7 +293,7 @@ class PakeTests(SynchronousTestCase):
             self.assertFalse(end.done)
             self.assertLessEqual(len(end._buffer), MAX_MESSAGE + 3)
 
-    def test_elements_that_are_none(self) -> None:
+    def test_invalid_group_elements_are_refused(self) -> None:
         """Of small order, not on the curve, of this end's own side."""
         for element in (
             bytes(32),
@@ -307,7 +307,7 @@ class PakeTests(SynchronousTestCase):
                     self.assertEqual(len(body), 1 + ELEMENT_SIZE)
                     self.assertRaises(CodeProtocolError, end.receive_data, b"\x01\x00\x22" + body)
 
-    def test_vectors(self) -> None:
+    def test_messages_and_verifier_match_the_vectors(self) -> None:
         """A whole run with known chance: every message and the verifier."""
         for case in vectors("codes")["runs"]:
             keys = {name: SecKey.from_hex(case[name]).public for name in ("sender", "receiver")}

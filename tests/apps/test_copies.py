@@ -83,7 +83,7 @@ class ListenerTests(ChangeCase):
         self.assertEqual(sorted(os.listdir(self.there)), ["new", "other"])
 
     @asynchronous
-    async def test_the_same_file(self) -> None:
+    async def test_an_identical_file_counts_as_received(self) -> None:
         """It counts as received, and is left as it is; another one stays, too."""
         there = self.there / "film"
         there.write_bytes(self.file.read_bytes())
@@ -102,7 +102,7 @@ class ListenerTests(ChangeCase):
         self.assertEqual([one.size for one in await self.put("film")], [0, 0])
 
     @asynchronous
-    async def test_a_file_that_is_replaced(self) -> None:
+    async def test_a_replaced_file_keeps_its_mode(self) -> None:
         """It keeps its mode; what is no file, or may not be written, is not replaced."""
         there = self.there / "film"
         there.write_bytes(b"old")
@@ -124,7 +124,7 @@ class ListenerTests(ChangeCase):
         self.assertEqual(os.listdir(self.there), [])
 
     @asynchronous
-    async def test_two_connections(self) -> None:
+    async def test_a_second_connection_to_one_target_is_refused(self) -> None:
         busy: dict[Path, CopyPeer] = {}
         other = self.peer(self.there, writable=True, busy=busy)
         busy[(self.there / "film").resolve()] = other
@@ -132,7 +132,7 @@ class ListenerTests(ChangeCase):
         self.assertIsInstance(sender, CopyBusy)
 
     @asynchronous
-    async def test_what_is_fetched(self) -> None:
+    async def test_what_cannot_be_fetched_is_refused_with_its_reason(self) -> None:
         os.symlink("/etc/passwd", self.here / "link")
         os.mkfifo(self.here / "pipe")
         for name, said in (
@@ -185,7 +185,7 @@ class OldCopiesTests(ChangeCase):
     """``dmsg cp`` of 0.1 at one end: both ends say in a line what is to be done."""
 
     @asynchronous
-    async def test_an_older_program_asks(self) -> None:
+    async def test_a_copy_program_of_0_1_gets_one_line(self) -> None:
         for asked in (
             {"op": "put", "path": "film", "size": 5, "mode": 0o644, "mtime": 0},
             {"op": "get", "path": "film", "offset": 0, "sha256": hashlib.sha256().hexdigest()},
@@ -198,7 +198,7 @@ class OldCopiesTests(ChangeCase):
             self.assertIn("update the program that asks", str(here))
 
     @asynchronous
-    async def test_an_older_listener(self) -> None:
+    async def test_a_listener_of_0_1_is_named_in_the_error(self) -> None:
         for said, copy in (
             ("files are not fetched here", Put(self.file, "film")),
             ("files are not fetched here", Get("film", self.there / "film")),
@@ -223,7 +223,7 @@ class OldFilesTests(ChangeCase):
         return ParcelReceiver(Destination(self.there, **options), asked)
 
     @asynchronous
-    async def test_an_older_sender(self) -> None:
+    async def test_a_sender_of_0_1_is_accepted(self) -> None:
         whole = message(self.HEADER) + b"12345" + hashlib.sha256(b"12345").digest()
         for cut in (len(whole), 1, 10, len(message(self.HEADER)), len(whole) - 33):
             said = Recorded((0, whole[:cut]), (0, whole[cut:]), (len(message('{"ok":true}')), None))
@@ -235,7 +235,7 @@ class OldFilesTests(ChangeCase):
             self.assertEqual(os.listdir(self.there), ["film"])
 
     @asynchronous
-    async def test_what_is_refused(self) -> None:
+    async def test_malformed_headers_of_0_1_are_refused(self) -> None:
         for text in (
             "[]",
             "{}",
@@ -256,20 +256,20 @@ class OldFilesTests(ChangeCase):
             self.assertEqual(os.listdir(self.there), [], text)
 
     @asynchronous
-    async def test_a_hash_that_is_wrong(self) -> None:
+    async def test_a_wrong_hash_of_a_0_1_sender_is_refused(self) -> None:
         heard, taken = await self.carry(Recorded((0, message(self.HEADER) + b"12345" + bytes(32))), self.receiver())
         self.assertIsInstance(taken, TransferError)
         self.assertIn("SHA-256", json.loads(heard[4:])["error"])
         self.assertEqual(os.listdir(self.there), [])
 
     @asynchronous
-    async def test_no_protocol_at_all(self) -> None:
+    async def test_random_data_instead_of_a_0_1_header_is_refused(self) -> None:
         for data in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100):
             _, taken = await self.carry(Recorded((0, data)), self.receiver())
             self.assertIsInstance(taken, TransferError)
 
     @asynchronous
-    async def test_an_older_receiver(self) -> None:
+    async def test_a_receiver_of_0_1_is_sent_the_protocol_of_0_1(self) -> None:
         """It refuses the parcel by words that the command knows; what is sent then is what 0.1 sent."""
         self.file.write_bytes(b"12345")
         refuses = Recorded((4, message('{"error": "file name is malformed"}')))
@@ -282,6 +282,6 @@ class OldFilesTests(ChangeCase):
         self.assertEqual(heard, whole)
 
     @asynchronous
-    async def test_a_text(self) -> None:
+    async def test_a_text_arrives_in_place_of_a_file(self) -> None:
         _, taken = await self.carry(TextSender("the door is open"), self.receiver())
         self.assertEqual(taken.offer.text, "the door is open")

@@ -56,7 +56,7 @@ class StrangerTests(DirectoryCase):
     def remove(self) -> None:
         self.part.rmdir() if self.part.is_dir() else self.part.unlink()
 
-    def test_it_is_not_used(self) -> None:
+    def test_a_part_of_another_user_is_not_used(self) -> None:
         """By root, who could: nothing of it is changed, and the line says whose it is."""
         for kind in ("file", "directory", "link"):
             for wanted in (False, True):
@@ -87,7 +87,7 @@ class StrangerTests(DirectoryCase):
         self.assertEqual(part_of(shared / "other").stat().st_uid, STRANGER)
         held.release()
 
-    def test_entries_of_a_parcel(self) -> None:
+    def test_entries_of_another_user_in_a_part_are_not_used(self) -> None:
         """What another user left in a part's directory, from when that was open to him."""
         tree = part_of(self.root / "tree")
         tree.mkdir()
@@ -134,7 +134,7 @@ class ModeTests(DirectoryCase):
         self.assertEqual((held.size, part.read_bytes(), part.stat().st_mode & 0o777), (0, b"", 0o600))
         held.release()
 
-    def test_a_file_system_without_modes(self) -> None:
+    def test_a_file_system_without_modes_allows_resuming(self) -> None:
         """All its files are alike: it is gone on with."""
         path = self.root / "a"
         path.write_bytes(b"1")
@@ -164,7 +164,7 @@ class ReplacedTests(DirectoryCase):
             list(place.clear(entry))
         return place
 
-    def test_an_entry_by_a_link(self) -> None:
+    def test_an_entry_replaced_by_a_link_is_not_followed(self) -> None:
         """No byte, mode or time goes to where it leads."""
         outside = Path(self.mktemp())
         outside.mkdir(mode=0o755)
@@ -188,7 +188,7 @@ class ReplacedTests(DirectoryCase):
         self.assertEqual([outside.stat().st_mtime_ns, (outside / "file").stat().st_mtime_ns], before)
         self.assertEqual(outside.stat().st_mode & 0o777, 0o755)
 
-    def test_a_thing(self) -> None:
+    def test_a_replaced_item_gets_no_final_name(self) -> None:
         """It gets no name but the part's."""
         for kind in (FILE, DIRECTORY):
             entry = Item("a", kind, 0, 0o700)
@@ -205,7 +205,7 @@ class ReplacedTests(DirectoryCase):
             for path in (part, self.root / "aside"):
                 path.unlink() if kind == FILE else path.rmdir()
 
-    def test_the_directory_itself(self) -> None:
+    def test_a_replaced_directory_does_not_redirect_the_transfer(self) -> None:
         """What comes is where it began to come, whatever has that directory's name."""
         entry = Item("a", FILE, 0)
         place = self.place(entry)
@@ -227,7 +227,7 @@ class ReplacedTests(DirectoryCase):
 class DescentTests(DirectoryCase):
     """Directories one below the other."""
 
-    def test_every_order(self) -> None:
+    def test_entries_in_any_order_use_few_descriptors(self) -> None:
         """The same as by paths, with few descriptors however deep it is."""
         paths = [(), ("a",), ("a", "b"), ("a", "c"), ("d",), ("d", *"0123456789abcdef"), ("d", *"012345"), ("a", "b")]
         for parts in paths:

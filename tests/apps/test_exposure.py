@@ -54,7 +54,7 @@ class HomeCase(SynchronousTestCase):
 class OwnFilesTests(HomeCase):
     """Keys, settings, logs and the socket, whatever leads to them."""
 
-    def test_key_files_wherever_they_are(self) -> None:
+    def test_key_files_are_never_exposed(self) -> None:
         public = self.home / "public"
         write_key_file(public / "alice.key", SecKey.generate())
         write_secret(str(public / "alice.twin"), TwinSecret(WORDS))
@@ -76,7 +76,7 @@ class OwnFilesTests(HomeCase):
         )
         self.assertEqual({item.path for item in walked.checked.entries}, {"public", "public/notes.txt", "public/poem"})
 
-    def test_under_another_name(self) -> None:
+    def test_links_to_own_files_are_not_exposed(self) -> None:
         public = self.home / "public"
         os.link(self.config / "names", public / "innocent")
         os.symlink(self.config / "names", public / "link")
@@ -98,7 +98,7 @@ class OwnFilesTests(HomeCase):
         self.assertRaises(TransferError, walk, [self.config])
         self.assertEqual(walk([self.home / ".config"], hidden=True).own, [".config/dmsg"])
 
-    def test_what_is_not_there_yet(self) -> None:
+    def test_own_files_that_do_not_exist_yet_cannot_be_written(self) -> None:
         """Else a peer would write the settings that the next command reads."""
         self.assertRaises(OwnFile, check_target, "dmsg", self.at(self.home / ".config"))
         os.environ["XDG_CONFIG_HOME"] = str(self.home / "else/where")
@@ -118,7 +118,7 @@ class OwnFilesTests(HomeCase):
             self.assertRaises(OwnFile, check_target, name, self.at(self.home / "settings"))
         check_target("notes.txt", at)
 
-    def test_over_http(self) -> None:
+    def test_http_does_not_serve_own_files(self) -> None:
         os.link(self.config / "names", self.home / "innocent")
         listing: Any = Listing(str(self.home), str(self.home), "x", hidden=True, threads=ListingThreads(None))
         self.assertNotIn("innocent", [row.name for row in listing._rows()])
@@ -129,14 +129,14 @@ class OwnFilesTests(HomeCase):
 class NamesTests(HomeCase):
     """Names that begin with a dot."""
 
-    def test_paths(self) -> None:
+    def test_paths_with_a_leading_dot_need_hidden(self) -> None:
         os.symlink("../.bash_profile", self.home / "public" / "innocent")
         for text in (".bash_profile", ".ssh/authorized_keys", "a/.b/c", "public/../.bash_profile", "public/innocent"):
             self.assertRaises(TransferError, path_inside, self.home, text)
             path_inside(self.home, text, hidden=True)
         path_inside(self.home, "./public/../public/notes.txt")
 
-    def test_parcels(self) -> None:
+    def test_parcels_with_a_leading_dot_need_hidden(self) -> None:
         (self.home / "public" / ".git").mkdir()
         (self.home / "public" / ".git" / "config").write_text("")
         walked = walk([self.home / "public"])
@@ -168,7 +168,7 @@ class NamesTests(HomeCase):
 class HomesTests(HomeCase):
     """Directories that hold more than was meant."""
 
-    def test_homes(self) -> None:
+    def test_home_directories_and_their_parents_are_recognised(self) -> None:
         os.symlink(self.home, self.home / "public" / "link")
         for directory in (self.home, self.home.parent, Path("/"), Path("/root"), self.home / "public" / "link"):
             if os.access(directory, os.X_OK) and directory.exists():

@@ -46,7 +46,7 @@ class ListingTests(SiteCase):
     """Of many files."""
 
     @asynchronous
-    async def test_the_reactor_makes_none(self) -> None:
+    async def test_listings_are_made_in_threads(self) -> None:
         threads = set()
         made = Listing._made
 
@@ -61,7 +61,7 @@ class ListingTests(SiteCase):
         self.assertNotIn(threading.get_ident(), threads)
 
     @asynchronous
-    async def test_more_than_fit(self) -> None:
+    async def test_a_long_listing_is_cut_and_says_so(self) -> None:
         self.patch(http_directory, "ROWS_LIMIT", 2)
         for name in "abc":
             (self.root / name).write_bytes(b"")
@@ -70,7 +70,7 @@ class ListingTests(SiteCase):
         self.assertEqual((body.count(b'href="./'), b"and 2 more" in body), (2, True))
 
     @asynchronous
-    async def test_a_directory_that_is_gone(self) -> None:
+    async def test_a_removed_directory_is_404(self) -> None:
         (self.root / "below").mkdir()
         await self.serve()
         rows = Listing._rows
@@ -84,7 +84,7 @@ class ListingTests(SiteCase):
         self.assertEqual((response.code, body), (403, b"this directory cannot be read\n"))
 
     @asynchronous
-    async def test_a_few_at_a_time(self) -> None:
+    async def test_listings_are_limited_and_queued(self) -> None:
         """Who leaves while he waits takes no thread; when too many wait, the next is told so."""
         go = threading.Event()
         self.addCleanup(go.set)
@@ -129,7 +129,7 @@ class ListingTests(SiteCase):
         self.assertEqual(await threads.run("name", slow, Deferred()), b"page 3")
 
     @asynchronous
-    async def test_too_many(self) -> None:
+    async def test_too_many_requests_for_listings_are_refused(self) -> None:
         self.patch(http_directory, "LISTINGS_WAITING", 0)
         await self.serve()
         response, _ = await self.get("")
@@ -142,7 +142,7 @@ class SizeTests(SiteCase):
     """What the header says is what comes, whatever becomes of a file."""
 
     @asynchronous
-    async def test_a_file_of_the_system(self) -> None:
+    async def test_a_proc_file_announces_no_content(self) -> None:
         """It says that it has nothing."""
         await self.serve(Path("/proc/sys/kernel"))
         expected = Path("/proc/sys/kernel/ostype").read_bytes()
@@ -156,7 +156,7 @@ class SizeTests(SiteCase):
         self.assertEqual((response.code, body), (416, b""), "it is complete already")
 
     @asynchronous
-    async def test_one_that_changes(self) -> None:
+    async def test_a_file_that_changes_while_it_is_sent_keeps_its_announced_length(self) -> None:
         """What is more is left out; what is less is an end that is none."""
         await self.serve()
         film = self.root / "film"

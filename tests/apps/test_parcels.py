@@ -182,7 +182,7 @@ class FilesTests(ParcelCase):
         self.assertEqual(self.left(), ["tree"])
 
     @asynchronous
-    async def test_a_deep_tree(self) -> None:
+    async def test_a_deep_tree_is_opened_relative_to_its_parents(self) -> None:
         """A directory is opened where the one before it was, not from the top each time."""
         deep = self.here.joinpath("tree", *(["d"] * 60))
         deep.mkdir(parents=True)
@@ -214,7 +214,7 @@ class FilesTests(ParcelCase):
         self.assertGreaterEqual(steps, 200)
 
     @asynchronous
-    async def test_several_things(self) -> None:
+    async def test_several_files_and_directories_arrive(self) -> None:
         tree = planted(self.here)
         (self.here / "a.txt").write_bytes(b"a" * 70_000)
         (self.here / "leads.txt").symlink_to("a.txt")
@@ -227,27 +227,27 @@ class FilesTests(ParcelCase):
         self.assertEqual(described(self.there / "tree"), described(tree))
 
     @asynchronous
-    async def test_nothing_at_all(self) -> None:
+    async def test_empty_files_and_directories_arrive(self) -> None:
         (self.here / "empty").write_bytes(b"")
         (self.here / "hollow").mkdir()
         await self.send(FilesSender(walk([self.here / "empty", self.here / "hollow"])))
         self.assertEqual(self.left(), ["empty", "hollow"])
 
     @asynchronous
-    async def test_what_is_not_wanted(self) -> None:
+    async def test_a_refused_parcel_is_not_sent(self) -> None:
         planted(self.here)
         said = await self.fails(FilesSender(walk([self.here / "tree"])), lambda offer: "no, thank you")
         self.assertEqual(said, ("no, thank you", "the other side refused: no, thank you"))
         self.assertEqual(self.left(), [])
 
     @asynchronous
-    async def test_who_asks_a_person(self) -> None:
+    async def test_the_sender_waits_while_a_person_is_asked(self) -> None:
         (self.here / "a").write_bytes(b"a" * 3_000_000)
         await self.send(FilesSender(walk([self.here / "a"])), lambda offer: deferLater(reactor, 0.1, lambda: None))
         self.assertEqual((self.there / "a").stat().st_size, 3_000_000)
 
     @asynchronous
-    async def test_what_is_there_already(self) -> None:
+    async def test_existing_files_are_not_replaced(self) -> None:
         (self.here / "a").write_bytes(b"new")
         (self.there / "a").write_bytes(b"old")
         said = await self.fails(FilesSender(walk([self.here / "a"])))
@@ -257,7 +257,7 @@ class FilesTests(ParcelCase):
         self.assertEqual((self.there / "a").read_bytes(), b"new")
 
     @asynchronous
-    async def test_one_that_came_meanwhile(self) -> None:
+    async def test_a_file_created_meanwhile_is_not_replaced(self) -> None:
         (self.here / "a").write_bytes(b"new")
 
         def asked(offer: Offer) -> None:
@@ -268,7 +268,7 @@ class FilesTests(ParcelCase):
         self.assertEqual((self.there / "a").read_bytes(), b"old")
 
     @asynchronous
-    async def test_a_disk_that_is_full(self) -> None:
+    async def test_a_full_disk_fails_both_sides(self) -> None:
         (self.here / "a").write_bytes(bytes(1000))
         self.patch(Destination, "free", lambda self: 999)
         said = await self.fails(FilesSender(walk([self.here / "a"])))
@@ -284,7 +284,7 @@ class FilesTests(ParcelCase):
         self.assertEqual(self.left(), ["a"])
 
     @asynchronous
-    async def test_a_file_that_becomes_shorter(self) -> None:
+    async def test_a_file_that_shrinks_fails_both_sides(self) -> None:
         file = self.here / "a"
         file.write_bytes(bytes(2_000_000))
         sender = FilesSender(walk([file]), taken=lambda: os.truncate(file, 100))
@@ -314,7 +314,7 @@ class ResumeTests(ParcelCase):
             self.fail("it was not cut")
 
     @asynchronous
-    async def test_a_file(self) -> None:
+    async def test_an_interrupted_file_resumes_at_its_offset(self) -> None:
         data = random.Random(2).randbytes(3_000_000)
         (self.here / "a").write_bytes(data)
         await self.cut(FilesSender(walk([self.here / "a"])), 1_000_000)
@@ -368,7 +368,7 @@ class ResumeTests(ParcelCase):
         self.assertEqual(self.left(), ["a"])
 
     @asynchronous
-    async def test_a_tree(self) -> None:
+    async def test_an_interrupted_tree_resumes_at_its_offsets(self) -> None:
         tree = planted(self.here)
         whole = walk([tree]).checked.size
         sent = None
@@ -379,7 +379,7 @@ class ResumeTests(ParcelCase):
         self.assertLess(sent.size, whole - 1_000_000)
 
     @asynchronous
-    async def test_another_file_of_that_name(self) -> None:
+    async def test_another_file_with_the_same_name_is_not_resumed(self) -> None:
         (self.here / "a").write_bytes(b"a" * 2_000_000)
         await self.cut(FilesSender(walk([self.here / "a"])), 1_000_000)
         (self.here / "a").write_bytes(b"b" * 1_500_000)
@@ -388,7 +388,7 @@ class ResumeTests(ParcelCase):
         self.assertEqual((self.there / "a").read_bytes(), b"b" * 1_500_000)
 
     @asynchronous
-    async def test_another_tree_of_that_name(self) -> None:
+    async def test_another_tree_with_the_same_name_is_not_resumed(self) -> None:
         """What only the first one had is not in the second; what was a directory may be a file."""
         first = planted(self.here)
         await self.cut(FilesSender(walk([first])), 900_000)
@@ -403,7 +403,7 @@ class ResumeTests(ParcelCase):
         self.assertEqual(described(self.there / "tree"), described(second))
 
     @asynchronous
-    async def test_links_that_somebody_left_there(self) -> None:
+    async def test_links_in_a_part_are_not_followed(self) -> None:
         """They are not followed, whoever made them."""
         outside = Path(self.mktemp())
         outside.mkdir()
@@ -446,7 +446,7 @@ class PeerTests(TestCase):
             await deferLater(reactor, 0.01)
 
     @asynchronous
-    async def test_an_answer_before_the_question(self) -> None:
+    async def test_an_answer_before_the_offer_reads_no_file(self) -> None:
         """It cannot know what there is: no file is read for it."""
         for message in ({"whole": True}, {"have": [[0, 1, "0" * 64]]}, {"ok": True}):
             sender, transport, results = self.sender(1000)
@@ -456,7 +456,7 @@ class PeerTests(TestCase):
             self.assertNotIn(bytes(100), transport.value())
 
     @asynchronous
-    async def test_what_it_cannot_have(self) -> None:
+    async def test_offsets_beyond_the_file_are_refused(self) -> None:
         for have in ([1, 1, "0" * 64], [0, 1001, "0" * 64], [0, 1, "x" * 65], [0, 1, "\U0001f600" * 64], [0, 1, None]):
             sender, transport, results = self.sender(1000)
             sender.dataReceived(encode(take=True))
@@ -465,7 +465,7 @@ class PeerTests(TestCase):
             self.assertIn("does not use", str(results[0].value))
 
     @asynchronous
-    async def test_thanks_for_nothing(self) -> None:
+    async def test_a_receipt_before_the_data_is_refused(self) -> None:
         """It is not said to have arrived before it was sent."""
         sender, transport, results = self.sender(20_000_000)
         sender.dataReceived(encode(take=True))
@@ -493,7 +493,7 @@ class OtherTests(ParcelCase):
     """Texts and pipes."""
 
     @asynchronous
-    async def test_a_text(self) -> None:
+    async def test_a_text_arrives(self) -> None:
         offers: list[Offer] = []
         await self.send(TextSender("words\nü"), offers.append)
         self.assertEqual((offers[0].kind, offers[0].text), ("text", "words\nü"))
@@ -501,7 +501,7 @@ class OtherTests(ParcelCase):
         self.assertEqual(said, ("no", "the other side refused: no"))
 
     @asynchronous
-    async def test_a_pipe(self) -> None:
+    async def test_a_pipe_arrives(self) -> None:
         data = random.Random(3).randbytes(1_000_000)
         got: list[bytes] = []
 
@@ -525,7 +525,7 @@ class OtherTests(ParcelCase):
         self.assertLessEqual(sum(map(len, got)), 600_000)
 
     @asynchronous
-    async def test_refused(self) -> None:
+    async def test_a_refused_text_or_pipe_fails(self) -> None:
         sender = PipeSender("stdin", lambda pipe: self.fail("it was read"))
         self.assertEqual((await self.fails(sender, lambda offer: "no"))[0], "no")
         self.failureResultOf(self.again(sender), TransferRefused)
@@ -571,7 +571,7 @@ class LiarTests(TestCase):
         self.there = self.root / "inbox"
         self.there.mkdir()
 
-    def test_names_that_lead_out(self) -> None:
+    def test_names_outside_the_directory_are_refused(self) -> None:
         for name in ("", ".", "..", "a/b", "/etc", "../x", "a\0b", "x" * 256, "a.dmsg-part", 7, None):
             liar = Liar(self.there)
             liar.say(
@@ -583,7 +583,7 @@ class LiarTests(TestCase):
             self.assertIn("malformed", liar.why, repr(name))
         self.assertEqual(os.listdir(self.there), [])
 
-    def test_offers_that_are_none(self) -> None:
+    def test_malformed_offers_are_refused(self) -> None:
         for message in (
             {},
             {"offer": "files", "things": [], "size": 0, "files": 0},
@@ -625,7 +625,7 @@ class LiarTests(TestCase):
             liar.say(**message)
             self.assertIn("malformed", liar.why, message)
 
-    def test_entries_that_lead_out(self) -> None:
+    def test_entries_outside_the_directory_are_refused(self) -> None:
         for path in ("../x", "tree/../x", "tree//x", "/tree/x", "tree/./x", "tree/\0", "other", "tree/a/b", "tree"):
             checked = CheckedItems()
             checked.add(Item("tree", DIRECTORY))
@@ -635,7 +635,7 @@ class LiarTests(TestCase):
                 continue
             self.assertEqual(path, "other")  # which was not offered, see below
 
-    def test_links(self) -> None:
+    def test_links_outside_the_directory_are_refused(self) -> None:
         for path, target, inside in (
             ("tree/l", "file", True),
             ("tree/l", "a/b/c", True),
@@ -691,7 +691,7 @@ class LiarTests(TestCase):
         return liar
 
     @asynchronous
-    async def test_what_was_not_offered(self) -> None:
+    async def test_entries_that_were_not_offered_are_refused(self) -> None:
         for entries, offered in (
             ([["tree", DIRECTORY, 0, 0, 0], ["other", FILE, 0, 0, 0]], (("tree", DIRECTORY, 0, 0),)),
             ([["tree", FILE, 0, 0, 0]], (("tree", DIRECTORY, 0, 0),)),
@@ -703,7 +703,7 @@ class LiarTests(TestCase):
         self.assertEqual(os.listdir(self.there), [])
 
     @asynchronous
-    async def test_entries_that_are_malformed(self) -> None:
+    async def test_malformed_entries_are_refused(self) -> None:
         for entry in (
             None,
             [],
@@ -725,7 +725,7 @@ class LiarTests(TestCase):
             liar = await self.lied(["tree", DIRECTORY, 0, 0, 0], entry)
             self.assertTrue(liar.why, entry)
 
-    def test_too_many_of_them(self) -> None:
+    def test_too_many_entries_are_refused(self) -> None:
         self.patch(manifest, "ENTRIES_LIMIT", 3)
         checked = CheckedItems()
         for name in "abc":
@@ -736,13 +736,13 @@ class LiarTests(TestCase):
         checked.add(Item("a" * 6, FILE))
         self.assertRaises(TransferError, checked.add, Item("b" * 6, FILE))
 
-    def test_a_message_without_an_end(self) -> None:
+    def test_an_endless_message_is_refused(self) -> None:
         liar = Liar(self.there)
         liar.receiver.dataReceived((MESSAGE_LIMIT + 1).to_bytes(4, "big"))
         self.assertIn("does not use", liar.why)
 
     @given(st.binary(max_size=200))
-    def test_whatever_comes(self, data: bytes) -> None:
+    def test_random_messages_raise_only_transfer_errors(self, data: bytes) -> None:
         liar = Liar(self.there)
         liar.receiver.dataReceived(data)
         liar.receiver.dataReceived(len(data).to_bytes(4, "big") + data)
@@ -758,7 +758,7 @@ class LiarTests(TestCase):
         self.assertLess(liar.receiver._messages.held, 1_200_000)
 
     @asynchronous
-    async def test_a_long_name(self) -> None:
+    async def test_a_long_name_leaves_room_for_the_part_suffix(self) -> None:
         """It has room beside it for what it is called until it is whole."""
         liar = Liar(self.there)
         name = "n" * 255
@@ -774,7 +774,7 @@ class LiarTests(TestCase):
         self.assertEqual(os.listdir(self.there), [name])
 
     @asynchronous
-    async def test_offsets_that_were_not_named(self) -> None:
+    async def test_a_sender_that_resumes_unasked_is_refused(self) -> None:
         """The receiver has nothing: there is nothing to go on with."""
         liar = Liar(self.there)
         liar.offer(("a", FILE, 5, 1))
@@ -786,7 +786,7 @@ class LiarTests(TestCase):
         self.assertIn("does not use", liar.why)
 
     @asynchronous
-    async def test_a_hash_that_is_wrong(self) -> None:
+    async def test_a_wrong_hash_is_refused(self) -> None:
         liar = Liar(self.there)
         liar.offer(("a", FILE, 5, 1))
         liar.say(entries=[["a", FILE, 5, 0o644, 0]])
@@ -817,7 +817,7 @@ class WalkTests(SynchronousTestCase):
         self.root = Path(self.mktemp())
         self.root.mkdir()
 
-    def test_what_is_left_out(self) -> None:
+    def test_special_files_are_left_out_and_named(self) -> None:
         tree = self.root / "tree"
         tree.mkdir()
         os.mkfifo(tree / "fifo")
@@ -828,7 +828,7 @@ class WalkTests(SynchronousTestCase):
         self.assertEqual(walked.left_out, ["tree/fifo", "tree/out", "tree/up"])
         self.assertEqual([one.path for one in walked.checked.entries], ["tree", "tree/in"])
 
-    def test_here(self) -> None:
+    def test_the_current_directory_has_its_real_name(self) -> None:
         """``.`` is called as its directory is."""
         tree = self.root.resolve() / "tree"
         tree.mkdir()
@@ -840,7 +840,7 @@ class WalkTests(SynchronousTestCase):
                 (tree / "x").mkdir()
             self.assertEqual(walk([Path(text)]).checked.entries[0].path, "tree", text)
 
-    def test_mistakes(self) -> None:
+    def test_missing_paths_raise_clear_errors(self) -> None:
         (self.root / "a").write_bytes(b"")
         (self.root / "d").mkdir()
         (self.root / "d" / "a").write_bytes(b"")

@@ -51,7 +51,7 @@ class HoldTests(SynchronousTestCase):
         error = self.assertRaises(TransferError, self.hold, directory=directory)
         self.assertEqual(str(error), f"film {IS_BUSY}")
 
-    def test_one_at_a_time(self) -> None:
+    def test_a_part_has_one_writer_at_a_time(self) -> None:
         for directory in (False, True):
             held = self.hold(directory=directory)
             self.busy(directory=directory)
@@ -60,7 +60,7 @@ class HoldTests(SynchronousTestCase):
             self.assertEqual(os.listdir(self.root), [], "an empty part is nothing to go on with")
             self.hold(directory=directory).release()
 
-    def test_what_came_is_kept(self) -> None:
+    def test_a_part_keeps_the_bytes_received(self) -> None:
         held = self.hold()
         self.assertEqual(held.size, 0)
         self.part.write_bytes(b"12345")
@@ -73,7 +73,7 @@ class HoldTests(SynchronousTestCase):
         held.release()
         self.assertEqual((part_of(self.root / "tree") / "a").read_bytes(), b"1")
 
-    def test_another_kind(self) -> None:
+    def test_a_part_of_another_kind_is_replaced_unless_in_use(self) -> None:
         """It goes when nobody writes it; while somebody does it stays."""
         for directory in (False, True):
             held = self.hold(directory=directory)
@@ -86,7 +86,7 @@ class HoldTests(SynchronousTestCase):
             other.release()
             self.assertEqual(os.listdir(self.root), [])
 
-    def test_what_somebody_left_there(self) -> None:
+    def test_links_and_pipes_in_place_of_a_part_are_removed(self) -> None:
         """Links, which would lead elsewhere, and pipes, at which one would wait."""
         outside = self.root / "outside"
         outside.write_bytes(b"theirs")
@@ -103,7 +103,7 @@ class HoldTests(SynchronousTestCase):
             self.assertEqual(os.listdir(self.root), ["outside"])
         self.assertEqual(outside.read_bytes(), b"theirs")
 
-    def test_modes(self) -> None:
+    def test_a_resumed_part_is_made_private(self) -> None:
         """What was complete already and has its mode can be gone on with; it is this user's alone."""
         self.part.write_bytes(b"1")
         for mode in (0o000, 0o644):
@@ -111,7 +111,7 @@ class HoldTests(SynchronousTestCase):
             self.hold().release()
             self.assertEqual(self.part.stat().st_mode & 0o777, 0o600)
 
-    def test_it_becomes_whole(self) -> None:
+    def test_a_finished_part_gets_the_target_name(self) -> None:
         """Its name is another one's part then, which stays."""
         held = self.hold()
         self.part.write_bytes(b"whole")
@@ -140,7 +140,7 @@ class HoldTests(SynchronousTestCase):
         self.assertEqual((second.size, self.target.read_bytes()), (0, b"whole"))
         second.release()
 
-    def test_another_process(self) -> None:
+    def test_another_process_holds_the_lock_until_it_ends(self) -> None:
         """Its lock ends with it, however that ends."""
         process = subprocess.Popen(
             [sys.executable, "-c", LOCKS, self.target], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -157,7 +157,7 @@ class HoldTests(SynchronousTestCase):
         self.assertEqual(held.size, 6)
         held.release()
 
-    def test_no_place(self) -> None:
+    def test_a_part_that_cannot_be_created_raises_a_clear_error(self) -> None:
         self.root.rmdir()
         self.assertRaises(FileNotFoundError, self.hold)
 
@@ -177,7 +177,7 @@ class PlaceTests(SynchronousTestCase):
         self.root = Path(self.mktemp())
         self.root.mkdir()
 
-    def test_all_or_nothing(self) -> None:
+    def test_all_parts_of_a_parcel_are_held_or_none(self) -> None:
         other = Destination(self.root)
         other.hold([("b", FILE)])
         mine = Destination(self.root)
@@ -189,7 +189,7 @@ class PlaceTests(SynchronousTestCase):
         mine.release()
         self.assertEqual(os.listdir(self.root), [])
 
-    def test_descriptors(self) -> None:
+    def test_a_parcel_of_a_thousand_items_uses_few_descriptors(self) -> None:
         """A parcel of a thousand things takes no more than its share of them."""
         before = len(os.listdir("/proc/self/fd"))
         place = Destination(self.root)
@@ -204,7 +204,7 @@ class PlaceTests(SynchronousTestCase):
 class PeerTests(SynchronousTestCase):
     """What a listener says of a part that cannot be made."""
 
-    def test_the_file_is_named(self) -> None:
+    def test_the_error_names_the_file(self) -> None:
         root = Path(self.mktemp())
         root.mkdir()
 

@@ -109,14 +109,14 @@ class ParcelTests(ChangeCase):
         return await self.carry(sender, receiver)
 
     @asynchronous
-    async def test_a_file(self) -> None:
+    async def test_a_file_changed_after_the_offer_fails_the_parcel(self) -> None:
         for change, said in self.ways():
             self.file.unlink(missing_ok=True)
             self.file.write_bytes(bytes(SIZE))
             self.both_are_told(await self.parcel(self.file, lambda: change(self.file)), "film ", said)  # noqa: B023
 
     @asynchronous
-    async def test_a_file_in_a_directory(self) -> None:
+    async def test_a_file_in_a_directory_changed_after_the_offer_fails_the_parcel(self) -> None:
         for change, said in self.ways():
             self.inside.unlink(missing_ok=True)
             self.inside.write_bytes(bytes(SIZE))
@@ -135,7 +135,7 @@ class ParcelTests(ChangeCase):
         self.both_are_told(await self.parcel(self.here / "tree", change), "tree/film ")
 
     @asynchronous
-    async def test_one_that_is_written_to(self) -> None:
+    async def test_a_file_written_to_while_sent_is_reported_at_both_ends(self) -> None:
         """What was offered arrives, and both know."""
         for path in (self.file, self.here / "tree"):
             file = path / "film" if path.is_dir() else path
@@ -152,7 +152,7 @@ class ParcelTests(ChangeCase):
         self.assertEqual((sent.changed, taken.changed), ((), ()))
 
     @asynchronous
-    async def test_an_older_receiver(self) -> None:
+    async def test_an_older_receiver_gets_the_offered_bytes(self) -> None:
         """It gets what it knows; only the sender can say what happened."""
         sent, taken = await self.parcel(self.file, lambda: None, old=True)
         self.assertEqual((self.there / "film").read_bytes(), bytes(SIZE))
@@ -163,7 +163,7 @@ class ParcelTests(ChangeCase):
         self.assertNotIn(NEVER, f"{sent} {taken}")
 
     @asynchronous
-    async def test_an_older_sender(self) -> None:
+    async def test_an_older_sender_is_accepted(self) -> None:
         sender = FilesSender(walk([self.file]))
         answered = sender._on_answer
         sender._next = lambda message: answered({k: v for k, v in message.items() if k != "pieces"})
@@ -220,7 +220,7 @@ class CopyTests(ChangeCase):
         )
 
     @asynchronous
-    async def test_it_becomes_shorter(self) -> None:
+    async def test_a_copied_file_that_shrinks_fails(self) -> None:
         for tree in (False, True):
             for copy in (self.put, self.get):
                 for path in (self.file, self.inside):
@@ -229,7 +229,7 @@ class CopyTests(ChangeCase):
                 self.both_are_told(await copy(lambda path: os.truncate(path, 10), tree=tree), f"{name} ")
 
     @asynchronous
-    async def test_it_is_written_to(self) -> None:
+    async def test_a_copied_file_that_is_written_to_is_reported(self) -> None:
         for tree in (False, True):
             for copy in (self.put, self.get):
                 ends = await copy(lambda path: os.utime(path), tree=tree)
@@ -241,7 +241,7 @@ class CopyTests(ChangeCase):
                     (self.there / "tree").rmdir()
 
     @asynchronous
-    async def test_it_is_removed(self) -> None:
+    async def test_a_removed_file_is_copied_while_it_is_open(self) -> None:
         """A file that is open is there until it is closed."""
         for copy in (self.put, self.get):
             ends = await copy(lambda path: path.unlink())
@@ -250,7 +250,7 @@ class CopyTests(ChangeCase):
             (self.there / "film").unlink()
 
     @asynchronous
-    async def test_older_peers(self) -> None:
+    async def test_older_peers_get_the_offered_bytes(self) -> None:
         for copy in (self.put, self.get):
             ends = await copy(lambda path: None, old=True)
             self.assertEqual((self.there / "film").read_bytes(), bytes(SIZE))
@@ -280,7 +280,7 @@ class UnmeasuredTests(ChangeCase):
     """Sizes are hints."""
 
     @asynchronous
-    async def test_files_of_the_system(self) -> None:
+    async def test_proc_files_are_read_to_their_end(self) -> None:
         """Those of /proc say that they have nothing, and have something."""
         version = Path("/proc/version")
         await self.carry(FilesSender(walk([version])), ParcelReceiver(Destination(self.there), lambda offer: None))
@@ -297,7 +297,7 @@ class UnmeasuredTests(ChangeCase):
         self.assertEqual((self.there / "got").read_bytes(), version.read_bytes())
 
     @asynchronous
-    async def test_attributes_of_the_system(self) -> None:
+    async def test_sys_files_are_read_to_their_end(self) -> None:
         """Those of /sys say that they have a page, and have less."""
         path = next((path for path in Path("/sys/kernel/mm").rglob("*") if _has_less_than_it_says(path)), None)
         if path is None:
@@ -305,7 +305,7 @@ class UnmeasuredTests(ChangeCase):
         await self.carry(FilesSender(walk([path])), ParcelReceiver(Destination(self.there), lambda offer: None))
         self.assertEqual((self.there / path.name).read_bytes(), path.read_bytes())
 
-    def test_too_much(self) -> None:
+    def test_unmeasured_files_have_a_size_limit(self) -> None:
         path = self.here / "endless"
         path.write_bytes(b"")
         self.patch(sources, "UNMEASURED_LIMIT", 10)
@@ -317,7 +317,7 @@ class UnmeasuredTests(ChangeCase):
             error = self.assertRaises(TransferError, content_of_unmeasured, file, status, "endless")
         self.assertIn("dmsg send - < FILE", str(error))
 
-    def test_a_source(self) -> None:
+    def test_an_unmeasured_source_is_read_as_far_as_offered(self) -> None:
         """It is read as far as it was offered, from where it is to go on."""
         self.file.write_bytes(b"0123456789")
         source = Source(open_regular(self.file, "film"), "film")
@@ -349,7 +349,7 @@ def _has_less_than_it_says(path: Path) -> bool:
 class NameTests(SynchronousTestCase):
     """Other names of what this process has open."""
 
-    def test_pipes(self) -> None:
+    def test_pipes_are_recognised(self) -> None:
         """Of the shell, and named ones; all else is none."""
         reading, writing = os.pipe()
         self.addCleanup(os.close, reading)
@@ -377,12 +377,12 @@ class NameTests(SynchronousTestCase):
         ):
             self.assertFalse(is_pipe(path), path)
 
-    def test_standard_input(self) -> None:
+    def test_a_link_to_standard_input_opens_it(self) -> None:
         link = self.mktemp()
         os.symlink("/proc/self/fd/0", link)
         self.assertEqual(open_pipe(link), (0, "standard input"))
 
-    def test_a_file_that_is_open(self) -> None:
+    def test_an_open_file_is_sent_under_its_own_name(self) -> None:
         """It is sent under its own name, and as a pipe when it has none any more."""
         path = Path(self.mktemp()).absolute()
         path.write_bytes(b"1")
@@ -397,7 +397,7 @@ class NameTests(SynchronousTestCase):
 class PieceTests(SynchronousTestCase):
     """However they are cut."""
 
-    def test_any_chunking(self) -> None:
+    def test_chunks_cut_anywhere_are_reassembled(self) -> None:
         whole = encode_chunk(b"12345") + encode_chunk(b"678") + encode_end(bytes(32), changed=True)
         for size in range(1, len(whole)):
             reader, buffer, found = ChunkReader(), bytearray(), bytearray()
@@ -412,7 +412,7 @@ class PieceTests(SynchronousTestCase):
                     found += data
             self.assertEqual((found, over, bytes(buffer)), (b"12345678", True, encode_end(bytes(32), changed=True)[4:]))
 
-    def test_what_is_none(self) -> None:
+    def test_malformed_chunks_are_refused(self) -> None:
         self.assertRaises(TransferError, ChunkReader().take, bytearray(encode_chunk(b"12345")), 4)
         self.assertRaises(TransferError, ChunkReader().take, bytearray(b"\xff\xff\xff\xff"), 2**40)
         for message in ({}, {"sha256": "x"}, {"sha256": 1}, {"sha256": "00"}):

@@ -20,7 +20,7 @@ class TableTests(SynchronousTestCase):
         decrement(counter, "b", 5)
         self.assertEqual(list(counter), [])
 
-    def test_the_oldest_is_forgotten(self) -> None:
+    def test_the_least_recently_remembered_entry_is_evicted(self) -> None:
         """What is remembered again is the newest."""
         known: OrderedDict[str, int] = OrderedDict()
         for number, key in enumerate("abcad"):
@@ -39,7 +39,7 @@ class TableTests(SynchronousTestCase):
         self.assertIs(compact(smaller), smaller)
 
 
-class RankedTests(SynchronousTestCase):
+class PriorityQueueTests(SynchronousTestCase):
     def test_names_that_are_gone_are_not_kept(self) -> None:
         ranked: PriorityQueue[str] = PriorityQueue()
         for number in range(50):

@@ -28,7 +28,7 @@ class ConnectionsTests(SynchronousTestCase):
     @given(
         st.lists(st.tuples(st.sampled_from(("come", "go", "end")), st.integers(0, 2), st.integers(0, 7)), max_size=60)
     )
-    def test_random_walk(self, steps: list[tuple[str, int, int]]) -> None:
+    def test_counts_hold_over_random_connects_and_disconnects(self, steps: list[tuple[str, int, int]]) -> None:
         table: Connections[Connection] = Connections(MOST)
         there: list[Connection] = []
         frames = 0
@@ -56,6 +56,6 @@ class ConnectionsTests(SynchronousTestCase):
                     list(table.of_key(bytes([number]))), [one for one in there if one.key == bytes([number])]
                 )
 
-    def test_one_that_is_not_here(self) -> None:
+    def test_removing_an_unknown_connection_is_an_error(self) -> None:
         table: Connections[Connection] = Connections(MOST)
         self.assertRaises(KeyError, table.remove, Connection(b"a"))

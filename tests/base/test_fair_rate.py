@@ -80,7 +80,7 @@ class FairRateTests(SynchronousTestCase):
         total = self.crowd(20, [(f"{number}",) for number in range(500)])
         self.assertLessEqual(total, 20 * RATE + BURST)
 
-    def test_what_is_remembered(self) -> None:
+    def test_the_number_of_remembered_sources_is_bounded(self) -> None:
         self.patch(fair_rate, "MAX_SOURCES", 8)
         self.ask(int(BURST), ("a",))
         self.ask(100, *[(f"{number}",) for number in range(100)])
@@ -104,7 +104,7 @@ class FairRateTests(SynchronousTestCase):
         self.assertEqual(self.rate.remembered, count(self.rate._sources))
         self.assertEqual(self.ask(1, ("new", "there", "key")), 1)
 
-    def test_many_rates_of_a_server(self) -> None:
+    def test_memory_over_many_rates_of_a_server_is_bounded(self) -> None:
         crowds = CrowdedRates()
         rates = [FairRate() for _ in range(2 * MAX_CROWDED)]
         for rate in rates:
@@ -119,7 +119,7 @@ class FairRateTests(SynchronousTestCase):
         self.assertEqual(len(crowds), 0)
 
     @given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 5), st.integers(0, 3)), max_size=300))
-    def test_any_order(self, asked: list[tuple[float, int, int]]) -> None:
+    def test_rates_hold_in_any_order_of_calls(self, asked: list[tuple[float, int, int]]) -> None:
         self.setUp()
         let_in = 0
         for passed, place, key in asked:

@@ -19,14 +19,14 @@ class FingerprintTests(SynchronousTestCase):
                 self.assertTrue(all(each in marks for each in said[max(0, count - 100) : count]))
                 self.assertFalse(any(each in marks for each in said[: max(0, count - 200)]))
 
-    def test_nothing_yet(self) -> None:
+    def test_an_empty_set_contains_nothing(self) -> None:
         marks = Fingerprints(4)
         self.assertNotIn(b"", marks)
         self.assertNotIn(None, marks)
         self.assertEqual(len(marks), 0)
 
     @given(st.lists(st.binary(max_size=2)), st.integers(1, 20))
-    def test_as_a_set(self, said: list[bytes], least: int) -> None:
+    def test_it_behaves_like_a_set_within_its_limit(self, said: list[bytes], least: int) -> None:
         marks = Fingerprints(least)
         for one in said:
             marks.add(one)

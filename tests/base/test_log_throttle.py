@@ -8,8 +8,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.base.log_throttle import MAX_KINDS, LogThrottle
 
 
-class SeldomTests(SynchronousTestCase):
-    def test_one_in_a_while(self) -> None:
+class LogThrottleTests(SynchronousTestCase):
+    def test_one_line_is_logged_per_interval(self) -> None:
         clock = Clock()
         seldom = LogThrottle(clock.seconds, 10.0)
         self.assertEqual(seldom.suffix("a"), "")
@@ -20,7 +20,7 @@ class SeldomTests(SynchronousTestCase):
         clock.advance(9.9)
         self.assertIsNone(seldom.suffix("a"))
 
-    def test_kinds_that_strangers_make_up(self) -> None:
+    def test_unbounded_kinds_share_one_entry(self) -> None:
         """They are one, and cost nothing."""
         clock = Clock()
         seldom = LogThrottle(clock.seconds, 10.0)

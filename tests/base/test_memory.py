@@ -51,7 +51,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertEqual(self.gave, [("b", 250), ("a", 300)][: len(self.gave)])
         self.assertEqual(self.gave[0], ("b", 250))
 
-    def test_many_keys_of_one_place(self) -> None:
+    def test_many_keys_at_one_address_count_as_one_owner(self) -> None:
         """They are one owner: a single greater one elsewhere gives after them."""
         for number in range(30):
             self.hold(("203.0.113.7", f"key {number}"), 30, OLD)
@@ -59,7 +59,7 @@ class MemoryTests(SynchronousTestCase):
         self.memory.check()
         self.assertTrue(all(one[0] == "203.0.113.7" for one in self.gave[:13]), self.gave)
 
-    def test_blocks_around_a_place(self) -> None:
+    def test_addresses_of_one_block_count_together(self) -> None:
         """Thirty addresses of one /24 that hold little each give before one elsewhere that holds more than any."""
         around = (("203.0.113.0/24", 8),)
         for number in range(30):
@@ -69,7 +69,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertEqual([one[0].startswith("203.0.113.") for one in self.gave[:7]], [True] * 6 + [False])
 
     @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 400), st.floats(0, 9)), max_size=40))
-    def test_it_always_comes_down(self, held: list[tuple[int, int, int, float]]) -> None:
+    def test_eviction_always_reaches_the_limit(self, held: list[tuple[int, int, int, float]]) -> None:
         self.setUp()
         for place, key, size, age in held:
             self.hold((str(place), str(key)), size, age)
@@ -83,7 +83,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertEqual(self.memory.total, after)
         self.assertEqual(sum(self.memory.given.values()), len(self.gave))
 
-    def test_the_default(self) -> None:
+    def test_the_default_limit_follows_the_machine(self) -> None:
         self.assertGreaterEqual(default_limit(), LEAST)
         self.patch(Path, "read_text", lambda path: "max")
         self.patch(os, "sysconf", lambda name: -1)

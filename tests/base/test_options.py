@@ -45,25 +45,25 @@ class OneRowTests(SynchronousTestCase):
         options.parseOptions([f"--key-file={self.directory / 'key'}", "--create", *arguments])
         return options
 
-    def test_usage(self) -> None:
+    def test_the_usage_shows_the_option(self) -> None:
         self.assertRegex(
             str(MoreOptions()), r"--max-streams= +streams of one connection\. \[2 to 1000 streams;\s+default: 64\]\n"
         )
         self.assertEqual(str(MoreOptions()).count("--max-transports="), 1)
 
-    def test_value(self) -> None:
+    def test_a_value_is_read_from_the_command_line(self) -> None:
         self.assertEqual(self.parse().limits().max_streams, 64)
         self.assertEqual(self.parse("--max-streams=7").limits().max_streams, 7)
         self.assertEqual(self.parse("--max-str", "7").limits().max_streams, 7)
 
-    def test_bounds(self) -> None:
+    def test_a_value_out_of_bounds_is_refused(self) -> None:
         for text in ("1", "1001"):
             error = self.assertRaises(UsageError, self.parse, f"--max-streams={text}")
             self.assertEqual(str(error), f"max-streams: {text} is not between 2 and 1000 streams")
         error = self.assertRaises(UsageError, self.parse, "--max-streams=few")
         self.assertEqual(str(error), "max-streams: 'few' is not a number")
 
-    def test_configuration_file(self) -> None:
+    def test_a_value_is_read_from_the_configuration_file(self) -> None:
         self.file.write_text("max_transports = 9\nmax_streams = 5\n")
         config = f"--config={self.file}"
         self.assertEqual(self.parse(config).limits().max_streams, 5)
@@ -73,14 +73,14 @@ class OneRowTests(SynchronousTestCase):
         error = self.assertRaises(UsageError, self.parse, config)
         self.assertEqual(str(error), f"{self.file}, line 1: max-streams: 0 is not between 2 and 1000 streams")
 
-    def test_reload(self) -> None:
+    def test_a_reload_changes_the_value(self) -> None:
         self.file.write_text("")
         options = self.parse(f"--config={self.file}")
         self.file.write_text("max-streams = 8\nmemory = 5\n")
         fresh, needs_restart = options.read_again()
         self.assertEqual((fresh.limits().max_streams, needs_restart), (8, ["memory"]))
 
-    def test_documentation(self) -> None:
+    def test_the_documentation_has_the_row(self) -> None:
         line = "| `--max-streams` | 2 to 1000 streams | 64 | streams of one connection | yes |"
         self.assertIn(line, table(MoreOptions.rows).splitlines())
 
@@ -117,7 +117,7 @@ class RowTests(SynchronousTestCase):
         self.assertNotIn("token-of-the-page", repr(ServerSettings(page_token=b"token-of-the-page")))
         self.assertNotIn("token-of-the-page", repr(PageSettings(page_token=b"token-of-the-page")))
 
-    def test_flags(self) -> None:
+    def test_a_no_flag_turns_off_what_is_on_by_default(self) -> None:
         """A flag turns off what is on by default."""
 
         @dataclass(frozen=True)

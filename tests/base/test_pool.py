@@ -8,7 +8,7 @@ from dmsg.base.pool import BufferPool
 
 
 class PoolTests(SynchronousTestCase):
-    def test_so_many_are_kept(self) -> None:
+    def test_the_pool_keeps_a_limited_number_of_buffers(self) -> None:
         pool = BufferPool(10, 2)
         taken = [pool.take() for _ in range(3)]
         self.assertEqual(len({id(one) for one in taken}), 3)

@@ -41,7 +41,7 @@ class VerdictTests(SynchronousTestCase):
     def test_two_newcomers_of_a_hundred_may_be_refused(self) -> None:
         self.assertEqual(self.faults(refused=3), ["newcomers are refused"])
 
-    def test_newcomers_who_all_wait(self) -> None:
+    def test_a_row_fails_when_all_newcomers_wait(self) -> None:
         self.assertEqual(self.faults(connects=[1.1] * 98), ["newcomers wait"])
         self.assertEqual(self.faults(connects=[1.1] * 98, bounds=Bounds(connect_within=2.0)), [])
 

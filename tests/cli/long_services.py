@@ -23,7 +23,7 @@ class SixServicesTests(AgentCase):
     """Six programs on one key, and the agent that they share is killed."""
 
     @asynchronous
-    async def test_all_come_back(self) -> None:
+    async def test_six_services_resume_after_the_agent_is_killed(self) -> None:
         await self.network()
         told = await self.up()
         key = told["up"]
@@ -83,7 +83,7 @@ class SixServicesTests(AgentCase):
         await self.run_it("ping", *stranger, key, "-c", "1")
 
     @asynchronous
-    async def test_a_copy_goes_on(self) -> None:
+    async def test_a_copy_resumes_after_the_agent_is_killed(self) -> None:
         """The agent at the sending end is killed in the middle of a copy, and another one started."""
         await self.network()
         told = await self.up()
@@ -119,7 +119,7 @@ class FromPeerToPeerTests(ToolCase):
         return ours, theirs
 
     @asynchronous
-    async def test_files_and_directories(self) -> None:
+    async def test_files_and_directories_are_copied_between_two_peers(self) -> None:
         ours, theirs = await self.two_peers()
         (ours / "photos" / "one.jpg").write_bytes(b"1" * 1000)
         (ours / "film").write_bytes(os.urandom(1_000_000) * 12)
@@ -153,7 +153,7 @@ class FromPeerToPeerTests(ToolCase):
         self.assertEqual(list((self.directory / "cache" / "dmsg" / "cp").iterdir()), [])
 
     @asynchronous
-    async def test_in_two_terminals(self) -> None:
+    async def test_a_second_copy_to_the_same_target_is_refused(self) -> None:
         """The second says so, and takes nothing from the first."""
         ours, theirs = await self.two_peers()
         (ours / "film").write_bytes(os.urandom(1_000_000) * 24)
@@ -172,7 +172,7 @@ class FromPeerToPeerTests(ToolCase):
         self.assertEqual(list(stages.iterdir()), [])
 
     @asynchronous
-    async def test_a_directory_goes_on(self) -> None:
+    async def test_a_directory_copy_resumes_without_fetching_again(self) -> None:
         """What came is compared and not fetched again, nor refused because it is there."""
         ours, theirs = await self.two_peers()
         (ours / "photos" / "one.jpg").write_bytes(os.urandom(5_000_000))

@@ -66,7 +66,7 @@ class AgentCase(ToolCase):
 class LogTests(SynchronousTestCase):
     """What an agent in the background says."""
 
-    def test_it_is_kept_short(self) -> None:
+    def test_a_long_log_is_rotated(self) -> None:
         path = Path(self.mktemp()) / "deep" / "agent.log"
         program = (
             "import sys, pathlib\n"
@@ -84,7 +84,7 @@ class LogTests(SynchronousTestCase):
         self.assertEqual(path.read_text(), "")
         self.assertEqual(path.with_name("agent.log.1").read_text(), "4" * LOG_SIZE + "line 4\n")
 
-    def test_it_goes_on_where_no_new_one_can_be_made(self) -> None:
+    def test_a_log_that_cannot_be_rotated_continues(self) -> None:
         path = Path(self.mktemp()) / "agent.log"
         program = (
             "import sys, pathlib\n"
@@ -105,7 +105,7 @@ class UpTests(AgentCase):
     """An agent's life."""
 
     @asynchronous
-    async def test_up_status_down(self) -> None:
+    async def test_the_agent_starts_shows_its_status_and_stops(self) -> None:
         await self.network()
         status, _, err = await self.run_command("status", **self.environment)
         self.assertEqual((status, err), (3, "dmsg: no agent is up; start it with: dmsg up\n"))
@@ -127,7 +127,7 @@ class UpTests(AgentCase):
         self.assertEqual((await self.up())["up"], told["up"])
 
     @asynchronous
-    async def test_what_keeps_it_down_is_one_line(self) -> None:
+    async def test_a_failed_start_prints_one_line(self) -> None:
         await self.network()
         (self.home / "bad.key").write_text("rubbish")
         os.chmod(self.home / "bad.key", 0o600)
@@ -151,7 +151,7 @@ class UpTests(AgentCase):
             self.assertRegex(err.splitlines()[-1], expected)
 
     @asynchronous
-    async def test_without_a_network_it_goes_on_trying(self) -> None:
+    async def test_the_agent_retries_without_a_network(self) -> None:
         await self.network()
         elsewhere = {**self.environment, "DMSG_DISCOVERY": "http://127.0.0.1:1"}
         command = self.start("up", "--foreground", **elsewhere)
@@ -165,7 +165,7 @@ class UpTests(AgentCase):
         self.assertFalse((self.home / "run" / "agent.sock").exists())
 
     @asynchronous
-    async def test_who_uses_it(self) -> None:
+    async def test_commands_with_the_agents_key_use_the_agent(self) -> None:
         """Without a key or with the agent's: through it; with another key, or other wishes: not."""
         await self.network()
         told = await self.up("-k", "alice.key")
@@ -191,7 +191,7 @@ class UpTests(AgentCase):
         self.assertEqual(ports, [5, 5201])
 
     @asynchronous
-    async def test_it_knows_the_discovery(self) -> None:
+    async def test_commands_need_no_discovery_option_while_an_agent_is_up(self) -> None:
         """Commands need none while an agent is up."""
         await self.network()
         await self.up()
@@ -213,7 +213,7 @@ class UpTests(AgentCase):
         self.assertIn("no discovery is set", err)
 
     @asynchronous
-    async def test_statuses_are_those_without_it(self) -> None:
+    async def test_exit_statuses_are_the_same_with_and_without_an_agent(self) -> None:
         await self.network()
         await self.up()
         stranger = str(SecKey.generate().public)

@@ -79,7 +79,7 @@ class KeyTests(CommandCase):
     """``dmsg key`` and what goes wrong before any network."""
 
     @asynchronous
-    async def test_new_and_show(self) -> None:
+    async def test_key_new_creates_a_key_that_key_show_prints(self) -> None:
         status, out, _ = await self.run_command("key", "new", "a.key")
         self.assertEqual(status, 0)
         key = read_key_file(self.directory / "a.key")
@@ -142,7 +142,7 @@ class NetworkCommandTests(CommandCase):
         return await self.until(lambda: re.search(pattern, (command.out + command.err).decode()))
 
     @asynchronous
-    async def test_send_and_receive(self) -> None:
+    async def test_a_sent_file_is_received(self) -> None:
         url = await self.network()
         content = os.urandom(3_000_000)
         (self.directory / "photo.jpg").write_bytes(content)
@@ -189,7 +189,7 @@ class NetworkCommandTests(CommandCase):
         self.assertEqual((self.directory / "inbox" / "file").read_text(), "old")
 
     @asynchronous
-    async def test_listen_and_connect(self) -> None:
+    async def test_listen_and_connect_are_joined(self) -> None:
         url = await self.network()
         listening = self.start("listen", "-w", "60", "--min-servers", "1", DMSG_DISCOVERY=url)
         key = (await self.said(listening, r"listening: ([a-z2-7]{53})"))[1]
@@ -273,7 +273,7 @@ class NetworkCommandTests(CommandCase):
         await listening.ended
 
     @asynchronous
-    async def test_ping_bench_and_discovery(self) -> None:
+    async def test_ping_bench_and_discovery_print_results(self) -> None:
         url = await self.network()
         serving = self.start("bench", "--serve", "--min-servers", "1", "-k", "s.key", "--create", DMSG_DISCOVERY=url)
         key = (await self.said(serving, r"serving at ([a-z2-7]{53})"))[1]
@@ -301,7 +301,7 @@ class NetworkCommandTests(CommandCase):
         self.assertRegex(err, rf"^dmsg: discovery {url} has no entry of {short}: is its program running.*\n$")
 
     @asynchronous
-    async def test_interrupted(self) -> None:
+    async def test_signals_end_commands_with_their_status(self) -> None:
         """Ctrl-C ends each with 130, SIGTERM with 143, SIGHUP with 129, without a word; the entry is withdrawn."""
         url = await self.network()
         for arguments, ready, number, expected in (
@@ -321,7 +321,7 @@ class NetworkCommandTests(CommandCase):
         self.assertEqual(listed, 1)  # the server
 
     @asynchronous
-    async def test_demo(self) -> None:
+    async def test_the_demo_prints_its_table(self) -> None:
         status, out, err = await self.run_command("demo", "--size", str(1024 * 1024))
         self.assertEqual((status, err), (0, ""))
         self.assertIn("was killed (SIGKILL)", out)

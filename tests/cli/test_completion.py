@@ -52,7 +52,7 @@ class CompletionTests(SynchronousTestCase):
         out = self.run_("dmsg", _DMSG_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
         return out.splitlines()
 
-    def test_what_is_completed(self) -> None:
+    def test_commands_options_names_codes_and_files_are_completed(self) -> None:
         key = SecKey.from_seed(b"bob").public
         for line, expected in (
             ("dmsg rec", ["plain,receive"]),
@@ -77,7 +77,7 @@ class CompletionTests(SynchronousTestCase):
         (self.directory / "names").write_text("nonsense\n")
         self.assertEqual("".join(self.completed("dmsg ping al")), "")
 
-    def test_bash_itself(self) -> None:
+    def test_bash_completes_at_tab(self) -> None:
         script = (
             "source <(dmsg completion bash); COMP_WORDS=(dmsg receive 7-cat-guitar-zo); COMP_CWORD=2; "
             '_dmsg_completion dmsg; echo "${COMPREPLY[@]}"'
@@ -97,7 +97,7 @@ class CompletionTests(SynchronousTestCase):
             )
             self.assertEqual(self.run_(bash, "-c", script), f"{found}\n")
 
-    def test_fish_itself(self) -> None:
+    def test_fish_completes_at_tab(self) -> None:
         fish = shutil.which("fish")
         if fish is None:
             raise SkipTest("there is no fish here")
@@ -105,7 +105,7 @@ class CompletionTests(SynchronousTestCase):
         said = self.run_(fish, "--no-config", "-c", script, HOME=str(self.directory.absolute()))
         self.assertEqual(said.split(), ["7-cat-guitar-zone", "7-cat-guitar-zoo"])
 
-    def test_zsh_itself(self) -> None:
+    def test_zsh_completes_at_tab(self) -> None:
         """In a terminal of its own, where Tab is pressed."""
         zsh = shutil.which("zsh")
         if zsh is None:
@@ -121,6 +121,6 @@ class CompletionTests(SynchronousTestCase):
         self.assertIn("7-cat-guitar-zone", said)
         self.assertIn("7-cat-guitar-zoo", said)
 
-    def test_other_shells(self) -> None:
+    def test_unknown_shells_are_refused(self) -> None:
         self.assertIn("#compdef dmsg", self.run_("dmsg", "completion", "zsh"))
         self.assertIn("complete --no-files --command dmsg", self.run_("dmsg", "completion", SHELL="/usr/bin/fish"))

@@ -18,7 +18,7 @@ class ConfigTests(CodeCase):
         return await self.run_command("config", *arguments, **environment)
 
     @asynchronous
-    async def test_set_show_unset(self) -> None:
+    async def test_a_setting_is_set_shown_and_unset(self) -> None:
         file = self.directory / "config.toml"
         self.assertEqual(await self.config("path"), (0, "config.toml\n", ""))
         status, _, err = await self.config()
@@ -88,7 +88,7 @@ class ConfigTests(CodeCase):
         self.assertEqual((await self.config())[2], "dmsg: config.toml: [nope] is not a command of dmsg\n")
 
     @asynchronous
-    async def test_a_link_stays_one(self) -> None:
+    async def test_a_linked_configuration_file_stays_a_link(self) -> None:
         (self.directory / "dotfiles").mkdir()
         (self.directory / "dotfiles" / "dmsg.toml").write_text("min-servers = 1\n")
         (self.directory / "config.toml").symlink_to("dotfiles/dmsg.toml")
@@ -97,7 +97,7 @@ class ConfigTests(CodeCase):
         self.assertIn("min-servers = 4", (self.directory / "dotfiles" / "dmsg.toml").read_text())
 
     @asynchronous
-    async def test_mistakes(self) -> None:
+    async def test_mistakes_in_settings_print_one_line(self) -> None:
         file = self.directory / "config.toml"
         for text, error in (
             ("nonsense\n", "config.toml: "),
@@ -129,7 +129,7 @@ class ConfigTests(CodeCase):
         self.assertEqual((await self.config())[2], "dmsg: config.toml: Is a directory\n")
 
     @asynchronous
-    async def test_what_goes_before_what(self) -> None:
+    async def test_the_command_line_precedes_the_environment_and_the_file(self) -> None:
         """The command line, the environment, the file; and no option at all is needed any more."""
         await self.network()
         home = str(self.directory.absolute())

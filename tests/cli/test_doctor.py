@@ -35,7 +35,7 @@ class OtherNetworkTests(ToolCase):
     """Commands whose discovery is one of another network."""
 
     @asynchronous
-    async def test_one_line_at_once(self) -> None:
+    async def test_a_discovery_of_another_network_fails_at_once_in_one_line(self) -> None:
         """And not after the time in which a discovery that is away may come back."""
         there = Elsewhere(dmsg_discovery_available_servers=(404, NOBODY))
         port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Site(there))
@@ -78,7 +78,7 @@ class DoctorTests(ToolCase):
         return {check: one["verdict"] for check, one in found.items()}
 
     @asynchronous
-    async def test_all_is_well(self) -> None:
+    async def test_a_healthy_installation_has_no_problems(self) -> None:
         await self.network()
         listening = self.tool("listen", "-k", "alice.key", "--wait", "60", "--min-servers=1")
         await self.said(listening, "listening")
@@ -110,7 +110,7 @@ class DoctorTests(ToolCase):
         self.assertEqual((status, wrong), (1, {"config", "names", "key", "discovery"}))
 
     @asynchronous
-    async def test_what_is_wrong_elsewhere(self) -> None:
+    async def test_problems_of_the_network_are_named(self) -> None:
         url = await self.start_discovery()
         status, found = await self.examined("-d", url)
         self.assertEqual((status, found["discovery"]["verdict"]), (1, "wrong"))
@@ -127,7 +127,7 @@ class DoctorTests(ToolCase):
         self.assertIn("refused", found["discovery"]["text"])
 
     @asynchronous
-    async def test_servers_of_the_other_protocol(self) -> None:
+    async def test_servers_of_the_other_protocol_are_named(self) -> None:
         """They are no servers that are not reached."""
         from dmsg.tap import messaging
 
@@ -143,7 +143,7 @@ class DoctorTests(ToolCase):
         self.assertEqual((status, found["server"]["verdict"], found["stream"]["verdict"]), (0, "ok", "ok"), found)
 
     @asynchronous
-    async def test_a_key_that_nobody_uses(self) -> None:
+    async def test_a_key_without_a_running_program_is_reported(self) -> None:
         await self.network()
         write_key_file(self.directory / "other.key", SecKey.generate())
         status, found = await self.examined("-d", self.url, "-k", "other.key")

@@ -18,13 +18,13 @@ from tests.support import asynchronous
 class SchemaTests(SynchronousTestCase):
     """The schema itself."""
 
-    def test_every_command_is_in_it(self) -> None:
+    def test_the_schema_has_every_command(self) -> None:
         commands = set(leaves(main))
         described = set(document()["$defs"]["commands"])
         self.assertEqual(described & AS_IT_IS, set())
         self.assertEqual(commands, described | AS_IT_IS)
 
-    def test_it_refuses_what_is_none(self) -> None:
+    def test_the_schema_refuses_other_objects(self) -> None:
         for arguments, line in (
             (("ping", "x"), '{"number": 1}'),
             (("ping", "x"), '{"number": 1, "seconds": -1}'),
@@ -37,7 +37,7 @@ class SchemaTests(SynchronousTestCase):
         self.assertEqual(check(("ping", "x"), '{"error": "NobodyThere", "text": "t", "status": 3}'), 1)
         self.assertEqual(command_of(("analytics", "run", "--json")), "analytics run")
 
-    def test_each_is_on_the_page(self) -> None:
+    def test_each_command_is_on_the_page(self) -> None:
         page = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text()
         self.assertIn("json-output.json", page)
         for name in sorted(AS_IT_IS):
@@ -53,7 +53,7 @@ class OutputTests(ToolCase):
         return [json.loads(line) for line in out.splitlines()]
 
     @asynchronous
-    async def test_keys_names_discovery_and_config(self) -> None:
+    async def test_key_name_discovery_and_config_commands_match_the_schema(self) -> None:
         await self.network()
         self.assertEqual(len(await self.objects("key", "new", "k1")), 1)
         self.assertEqual(len(await self.objects("key", "new", "k2")), 1)
@@ -70,7 +70,7 @@ class OutputTests(ToolCase):
         self.assertGreater(len(await self.objects("doctor")), 3)
 
     @asynchronous
-    async def test_peers(self) -> None:
+    async def test_peer_commands_match_the_schema(self) -> None:
         await self.network()
         key = self.key.public.hex()
         serving = [
@@ -106,7 +106,7 @@ class OutputTests(ToolCase):
         self.assertEqual(check(("receive",), serving[7].out.decode()), 2)
 
     @asynchronous
-    async def test_codes(self) -> None:
+    async def test_code_commands_match_the_schema(self) -> None:
         await self.network()
         (self.directory / "film").write_bytes(b"x" * 1000)
         (self.directory / "in").mkdir()
@@ -125,7 +125,7 @@ class OutputTests(ToolCase):
         self.assertEqual(check(("pair",), pairing.out.decode()), 2)
 
     @asynchronous
-    async def test_failures_are_objects(self) -> None:
+    async def test_failures_match_the_schema(self) -> None:
         """Beside the line for people, with the status that the process has."""
         await self.network()
         stranger = SecKey.generate().public.hex()
@@ -144,7 +144,7 @@ class OutputTests(ToolCase):
                 self.assertIn(told["text"], err)
 
     @asynchronous
-    async def test_before_the_command_and_quiet(self) -> None:
+    async def test_json_and_quiet_work_before_the_command(self) -> None:
         """``dmsg --json COMMAND`` is ``dmsg COMMAND --json``; so is -q."""
         await self.network()
         status, out, _ = await self.run_command("--json", "name", "list", **self.environment)

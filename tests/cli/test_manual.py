@@ -30,7 +30,7 @@ DMSG = [sys.executable, "-c", COMMAND]
 class PageTests(CommandCase):
     """What man(1) shows."""
 
-    def test_every_command_has_one(self) -> None:
+    def test_every_command_has_a_manual_page(self) -> None:
         found = dict(pages(main, ("dmsg",)))
         for command in leaves(main):
             name = f"dmsg-{command.replace(' ', '-')}.1"
@@ -43,7 +43,7 @@ class PageTests(CommandCase):
         self.assertEqual(numbers, [0, EXIT_FAILED, EXIT_USAGE, EXIT_NOBODY, EXIT_UNWANTED, EXIT_CUT])
 
     @asynchronous
-    async def test_man_shows_them(self) -> None:
+    async def test_man_renders_each_page(self) -> None:
         status, out, err = await self.run_command("man", "--write", "pages", "--json")
         self.assertEqual((status, err), (0, ""))
         written = sorted((self.directory / "pages").iterdir())
@@ -98,7 +98,7 @@ class TerminalTests(ToolCase):
         return out.decode(errors="replace")
 
     @asynchronous
-    async def test_bars_are_one_line(self) -> None:
+    async def test_progress_bars_fit_in_one_line(self) -> None:
         """However narrow the terminal, and however long the name."""
         await self.network()
         (self.directory / "inbox").mkdir()
@@ -116,7 +116,7 @@ class TerminalTests(ToolCase):
                     self.assertLessEqual(len(text), max(width, len(name) + 60) if "MB in" in text else width, text)
 
     @asynchronous
-    async def test_no_color(self) -> None:
+    async def test_no_color_turns_colours_off(self) -> None:
         await self.network()
         colour = r"\x1b\[[0-9;]*m"
         listing = await deferToThread(self.on_terminal, 120, "discovery", "list")
@@ -130,6 +130,6 @@ class TerminalTests(ToolCase):
 class WithoutTerminalTests(SynchronousTestCase):
     """A pipe gets no colours."""
 
-    def test_help_has_none(self) -> None:
+    def test_help_in_a_pipe_has_no_colours(self) -> None:
         said = subprocess.run([*DMSG, "--help"], capture_output=True, text=True, check=True)
         self.assertNotIn("\x1b", said.stdout)

@@ -45,8 +45,8 @@ class WordsCase(SynchronousTestCase):
         return str(result.stderr)
 
 
-class HabitTests(WordsCase):
-    def test_commands_of_other_programs(self) -> None:
+class SuggestionTests(WordsCase):
+    def test_commands_of_other_programs_get_a_suggestion(self) -> None:
         for habit, line in HABITS.items():
             self.assertNotIn(habit, COMMANDS, "it is a command now")
             self.assertIn(f"No such command '{habit}'; say: {line}", self.told(habit, "bob"))
@@ -57,7 +57,7 @@ class HabitTests(WordsCase):
             if words[0] == "dmsg" and not words[1].startswith("-"):
                 self.assertIn(words[1].rstrip(","), COMMANDS, line)
 
-    def test_typing_errors(self) -> None:
+    def test_typing_errors_get_a_suggestion(self) -> None:
         self.assertIn("say: dmsg send", self.told("sned", "x"))
         self.assertIn("say: dmsg name remove", self.told("name", "rm", "x"))
         self.assertIn("say: dmsg discovery list", self.told("discovery", "ls"))
@@ -65,7 +65,7 @@ class HabitTests(WordsCase):
         self.assertNotIn("say:", self.told("qqqq"))
         self.assertEqual(set(BELOW) & {"add", "list", "show", "remove", "new"}, set())
 
-    def test_arguments_of_other_programs(self) -> None:
+    def test_arguments_of_other_programs_get_a_suggestion(self) -> None:
         for typed, line in (
             (f"nc {KEY} 80", f"dmsg nc {KEY}:80"),
             (f"ping {KEY} 80", f"dmsg ping {KEY}:80"),
@@ -111,7 +111,7 @@ class HabitTests(WordsCase):
             for name, (_, text) in rows.items():
                 self.assertIn(f"{name} {text}", part)
 
-    def test_one_version(self) -> None:
+    def test_every_version_option_prints_the_same(self) -> None:
         shown = {
             self.dmsg(*words).output for words in (("-V",), ("--version",), ("ping", "-V"), ("name", "list", "-V"))
         }
@@ -121,7 +121,7 @@ class HabitTests(WordsCase):
 class DiscoveryTests(WordsCase):
     """One who has no discovery is told what it is, and how to get one."""
 
-    def test_every_command_says_the_same(self) -> None:
+    def test_every_command_explains_the_missing_discovery(self) -> None:
         file = self.mktemp()
         Path(file).write_text("x")
         told = {
@@ -191,7 +191,7 @@ class ErrorTests(SynchronousTestCase):
         names.add("bob", key)
         self.patch(os, "environ", {**os.environ, "DMSG_NAMES": path})
 
-    def test_the_remote_is_named(self) -> None:
+    def test_errors_name_the_remote(self) -> None:
         text = f"nobody listens at {self.short}:80, or not for this key"
         error = ConnectFailed(text, (("03cd", text),), self.key)
         said = "nobody listens at bob:80, or not for this key (asked through server 03cd)"
@@ -199,7 +199,7 @@ class ErrorTests(SynchronousTestCase):
         self.assertEqual(output.describe(ConnectFailed(text)), text)
         self.assertEqual(output.describe(EntryNotFound(f"no entry of {self.short}", self.key)), "no entry of bob")
 
-    def test_over_the_agent_too(self) -> None:
+    def test_errors_through_the_agent_name_the_remote(self) -> None:
         with self.assertRaises(ConnectFailed) as caught:
             raise_error(error_line(ConnectTimeout(f"{self.short}: not connected within 3 s", (), self.key)))
         self.assertIsInstance(caught.exception, ConnectTimeout)
@@ -222,7 +222,7 @@ class PatienceTests(SynchronousTestCase):
 
 
 class HelpTests(WordsCase):
-    def test_no_marks_of_a_markup(self) -> None:
+    def test_help_has_no_sphinx_markup(self) -> None:
         """Docstrings are written for Sphinx, and read in a terminal and in man(1)."""
 
         def each(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
@@ -261,7 +261,7 @@ class NarrowTests(SynchronousTestCase):
         self.assertNotIn("server:", self.printed(120))
         self.assertNotIn("server:", self.printed(60, terminal=False))
 
-    def test_status(self) -> None:
+    def test_status_fits_narrow_terminals(self) -> None:
         said: list[str] = []
         self.patch(status_run, "say", lambda text="": said.append(text))
         for width, expected in ((40, 4), (100, 2)):

@@ -141,7 +141,7 @@ class ForwardTests(ToolCase):
     """TCP over dmsg."""
 
     @asynchronous
-    async def test_expose_forward_and_socks(self) -> None:
+    async def test_expose_forward_and_socks_carry_tcp(self) -> None:
         await self.network()
         shouting = await self.shouting()
         exposing = self.tool("expose", str(shouting), "--port", "7", "-k", "alice.key", "--create")
@@ -213,7 +213,7 @@ class ForwardTests(ToolCase):
         self.assertEqual((await piping.ended, piping.out), (0, b"got 200000"))
 
     @asynchronous
-    async def test_only_those_who_are_allowed(self) -> None:
+    async def test_peers_that_are_not_allowed_are_refused(self) -> None:
         await self.network()
         shouting = await self.shouting()
         other = SecKey.generate()
@@ -283,7 +283,7 @@ class PipeTests(ToolCase):
     """``dmsg nc`` by hand and under ssh."""
 
     @asynchronous
-    async def test_nc(self) -> None:
+    async def test_nc_connects_standard_input_and_output(self) -> None:
         await self.network()
         listening = self.tool("nc", "-l", "7", "-k", "alice.key", "--create")
         await self.said(listening, "listening: ")
@@ -299,7 +299,7 @@ class PipeTests(ToolCase):
 
     @skipUnless(SSHD and shutil.which("ssh") and shutil.which("scp"), "needs the OpenSSH client and server")
     @asynchronous
-    async def test_real_ssh_and_scp(self) -> None:
+    async def test_ssh_and_scp_run_over_nc(self) -> None:
         """OpenSSH with ``dmsg nc`` as its ProxyCommand, an sshd of our own behind ``dmsg expose``."""
         await self.network()
         here = self.directory.absolute()
@@ -350,7 +350,7 @@ class TreeTests(ToolCase):
     """``dmsg cp -r``."""
 
     @asynchronous
-    async def test_there_and_back(self) -> None:
+    async def test_a_tree_is_copied_there_and_back(self) -> None:
         await self.network()
         for name in ("shared", "back"):
             (self.directory / name).mkdir()
@@ -373,7 +373,7 @@ class TreeTests(ToolCase):
         self.assertIn(b"tree, 3.", listening.out)
 
     @asynchronous
-    async def test_a_listener_that_is_killed(self) -> None:
+    async def test_a_tree_copy_resumes_with_the_next_listener(self) -> None:
         """The copy goes on with the next one, where it was."""
         await self.network()
         (self.directory / "shared").mkdir()
@@ -396,7 +396,7 @@ class TreeTests(ToolCase):
         self.assertLess(moved, 199 + 4)
 
     @asynchronous
-    async def test_two_of_one_name(self) -> None:
+    async def test_two_copies_to_one_name_do_not_end_each_other(self) -> None:
         """A directory and a file, from two connections: the one that comes second does not end the first."""
         await self.network()
         for name in ("shared", "one/film", "two"):
@@ -429,7 +429,7 @@ class TreeTests(ToolCase):
             self.assertEqual(list((self.directory / "shared").iterdir()), [])
 
     @asynchronous
-    async def test_an_older_listener(self) -> None:
+    async def test_an_older_listener_is_reported_and_nothing_hangs(self) -> None:
         """It says that it does not know that, and nothing hangs."""
         await self.network()
         (self.directory / "shared").mkdir()
@@ -446,7 +446,7 @@ class CopyTests(ToolCase):
     """``dmsg cp``."""
 
     @asynchronous
-    async def test_there_and_back(self) -> None:
+    async def test_a_file_is_copied_there_and_back(self) -> None:
         await self.network()
         (self.directory / "shared").mkdir()
         content = os.urandom(1_000_000)
@@ -496,7 +496,7 @@ class CopyTests(ToolCase):
         self.assertEqual((status, (self.directory / "film").read_bytes()), (0, content), err)
 
     @asynchronous
-    async def test_modes_and_times(self) -> None:
+    async def test_modes_and_times_are_kept(self) -> None:
         """Who could not read a file cannot read its copy."""
         await self.network()
         there = self.directory / "shared"
@@ -518,7 +518,7 @@ class CopyTests(ToolCase):
                 self.assertEqual(copy.stat().st_mtime_ns, one.stat().st_mtime_ns, copy)
 
     @asynchronous
-    async def test_a_part(self) -> None:
+    async def test_a_part_is_private_and_replaces_another_kind(self) -> None:
         """It is nobody else's, and what of another kind has its name makes way; a long name has one, too."""
         await self.network()
         there = self.directory / "shared"
@@ -545,7 +545,7 @@ class CopyTests(ToolCase):
         self.assertFalse(part_of(self.directory / "film").exists())
 
     @asynchronous
-    async def test_what_is_at_the_target(self) -> None:
+    async def test_devices_and_pipes_at_the_target_are_not_replaced(self) -> None:
         """A device or a pipe is not replaced; a link is followed; who could not read a file cannot from then on."""
         await self.network()
         (self.directory / "shared").mkdir()
@@ -599,7 +599,7 @@ class CopyTests(ToolCase):
         self.assertLess(moved, (len(content) - arrived) / 1e6 + 0.2)
 
     @asynchronous
-    async def test_two_listeners_in_one_directory(self) -> None:
+    async def test_two_listeners_in_one_directory_give_a_file_one_writer(self) -> None:
         """Of two keys, and so with two locks: the file has one writer all the same; and so has one that is fetched."""
         await self.network()
         for name in ("shared", "given"):
@@ -684,7 +684,7 @@ class CopyTests(ToolCase):
         status, _, err = await self.run_command("cp", "film", "alice:", **self.environment)
         self.assertEqual((status, (shared / "film").read_bytes()), (0, b"right" * 1000), err)
 
-    def test_names_of_files(self) -> None:
+    def test_odd_file_names_are_copied(self) -> None:
         self.assertEqual(path_inside(self.directory, "a/b").name, "b")
         for text in (
             "",
@@ -707,7 +707,7 @@ class MeasureTests(ToolCase):
     """``dmsg iperf`` and ``dmsg trace``."""
 
     @asynchronous
-    async def test_iperf(self) -> None:
+    async def test_iperf_measures_throughput(self) -> None:
         await self.network()
         serving = self.tool("iperf", "--serve", "-k", "alice.key", "--create")
         await self.said(serving, "measured at")
@@ -717,7 +717,7 @@ class MeasureTests(ToolCase):
             self.assertRegex(out.splitlines()[-1], r"^[\d.]+ [kMG]?B in [\d.]+ s, [\d.]+ [kMG]?B/s$")
 
     @asynchronous
-    async def test_trace(self) -> None:
+    async def test_trace_shows_servers_and_round_trips(self) -> None:
         await self.network()
         serving = self.tool("iperf", "--serve", "-k", "alice.key", "--create")
         await self.said(serving, "measured at")
@@ -738,7 +738,7 @@ class NameTests(CommandCase):
     """The address book."""
 
     @asynchronous
-    async def test_commands(self) -> None:
+    async def test_names_and_groups_are_added_listed_and_removed(self) -> None:
         environment = {"DMSG_NAMES": "book"}
         one, two = str(SecKey.generate().public), SecKey.generate().public.text
         for arguments, status in (
@@ -757,7 +757,7 @@ class NameTests(CommandCase):
         self.assertEqual((await self.run_command("name", "remove", "alice", **environment))[0], 0)
         self.assertEqual((await self.run_command("name", "list", **environment))[1], "")
 
-    def test_a_damaged_book(self) -> None:
+    def test_a_damaged_address_book_is_one_line(self) -> None:
         path = self.directory / "names"
         for text in ("alice\n", "alice 02ab\n", "alice " + "zz" * 33, "\x00"):
             path.write_text(text)

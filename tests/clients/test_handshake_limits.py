@@ -31,7 +31,7 @@ def request(number: int) -> bytes:
     return number.to_bytes(33, "big")
 
 
-class DoormanTests(SynchronousTestCase):
+class HandshakeLimitsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.factories: list[Any] = []

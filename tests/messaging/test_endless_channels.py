@@ -18,7 +18,7 @@ from tests.messaging.support import KEYS
 A, B = KEYS["A"], KEYS["B"]
 
 
-class DoormanTests(SynchronousTestCase):
+class HandshakeLimitsTests(SynchronousTestCase):
     """At one client's core."""
 
     def setUp(self) -> None:

@@ -23,7 +23,7 @@ KEY = SecKey.from_seed(b"who asks")
 SERVER = SecKey.from_seed(b"a server")
 
 
-class AgainTests(SynchronousTestCase):
+class RetryLoopTests(SynchronousTestCase):
     """The piece that all of them use."""
 
     def setUp(self) -> None:

@@ -23,7 +23,7 @@ FRAMES = Line("received", "frames", rate=True)
 CLIENTS = Line("connected", "clients")
 
 
-class SamplesTests(SynchronousTestCase):
+class HistoryTests(SynchronousTestCase):
     """Numbers over time."""
 
     def test_rates_and_values(self) -> None:
@@ -89,7 +89,7 @@ class SamplesTests(SynchronousTestCase):
         self.assertEqual(growth.since(12.0, {"a": 160.0}), {"a": 0.0})
 
 
-class HappeningsTests(SynchronousTestCase):
+class RecentEventsTests(SynchronousTestCase):
     """What is told of changes."""
 
     def test_changes_and_counts(self) -> None:

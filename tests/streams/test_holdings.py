@@ -234,7 +234,7 @@ class AccountTests(SecureCase):
         self.network.settle()
 
 
-class JointTests(SynchronousTestCase):
+class SpliceTests(SynchronousTestCase):
     """A forwarded connection whose other end is away makes room for one that is here."""
 
     def test_the_one_that_is_away_longest(self) -> None:
@@ -257,7 +257,7 @@ class JointTests(SynchronousTestCase):
         self.assertIsNotNone(factory.buildProtocol(None))
 
 
-class EndOfJointTests(TestCase):
+class SpliceEndTests(TestCase):
     """Real TCP: a service that answers more than is taken, and a stream that ends."""
 
     @asynchronous

@@ -20,7 +20,7 @@ def key(secret: SecKey) -> bytes:
     return bytes(secret.public)
 
 
-class OwedTests(SynchronousTestCase):
+class ReceiptsDueTests(SynchronousTestCase):
     """By plain calls."""
 
     def setUp(self) -> None:

@@ -54,7 +54,7 @@ class PairingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.alice, self.bob = End(Role.SENDER, ALICE), End(Role.RECEIVER, BOB)
 
-    def test_each_has_the_other(self) -> None:
+    def test_both_sides_receive_the_other_key(self) -> None:
         here, there = self.alice.said(), self.bob.said()
         for byte in here:
             self.bob.hears(bytes((byte,)))
@@ -75,7 +75,7 @@ class PairingTests(SynchronousTestCase):
         self.assertEqual(end.clock.getDelayedCalls(), [])
         return str(end.key[0].value)
 
-    def test_a_key_of_somebody_else(self) -> None:
+    def test_a_key_signed_by_somebody_else_is_refused(self) -> None:
         """Eve cannot give Bob's key for hers, nor repeat what he has signed elsewhere, nor send back Alice's own."""
         key = BOB.public.hex()
         for signature in (
@@ -94,7 +94,7 @@ class PairingTests(SynchronousTestCase):
         self.alice.hears(other.said())
         self.assertIn("the same key", self.refused(self.alice))
 
-    def test_who_does_not_keep_it(self) -> None:
+    def test_a_side_that_does_not_store_the_key_fails_both(self) -> None:
         self.alice.hears(self.bob.said())
         self.bob.hears(self.alice.said())
         self.bob.pairing.refuse("it did not keep the key")
@@ -104,11 +104,11 @@ class PairingTests(SynchronousTestCase):
         self.bob.pairing.connectionLost(Failure(ConnectionDone()))
         self.assertEqual(self.bob.done, [])
 
-    def test_who_says_nothing(self) -> None:
+    def test_a_silent_side_times_out(self) -> None:
         self.alice.clock.advance(PAIR_TIMEOUT)
         self.assertIn("did not answer", self.refused(self.alice))
 
-    def test_who_leaves(self) -> None:
+    def test_a_side_that_leaves_fails_the_pairing(self) -> None:
         self.alice.pairing.connectionLost(Failure(ConnectionDone()))
         self.assertEqual(len(self.alice.key), 1)
         self.bob.hears(self.alice.said())
@@ -117,7 +117,7 @@ class PairingTests(SynchronousTestCase):
         self.assertEqual(len(self.bob.done), 1)
 
     @given(st.one_of(st.binary(max_size=60), st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9))))
-    def test_whatever_comes(self, what: Any) -> None:
+    def test_random_messages_raise_only_pairing_errors(self, what: Any) -> None:
         alice = End(Role.SENDER, ALICE)
         if isinstance(what, bytes):
             alice.hears(what)

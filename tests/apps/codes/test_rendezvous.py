@@ -46,7 +46,7 @@ class RendezvousTests(SynchronousTestCase):
     def accept(self, code: Code) -> Any:
         return self.result_of(accept_code(self.lab.network.host("bob"), self.bob, code))
 
-    def test_a_stream_between_both(self) -> None:
+    def test_a_code_connects_both_sides_with_a_stream(self) -> None:
         offered = self.offer(words=4)
         self.assertEqual(len(offered.code.words), 4)
         there = self.accept(Code.parse(str(offered.code)))
@@ -69,13 +69,13 @@ class RendezvousTests(SynchronousTestCase):
         self.result_of(offered.agreed)
         self.check_is_over(offered.code)
 
-    def test_a_withdrawn_offer(self) -> None:
+    def test_a_withdrawn_offer_releases_its_number(self) -> None:
         offered = self.offer()
         offered.agreed.cancel()
         self.result_of(offered.agreed).trap(CancelledError)
         self.check_is_over(offered.code)
 
-    def test_wrong_guesses_end_it(self) -> None:
+    def test_wrong_guesses_use_up_the_code(self) -> None:
         offered = self.offer()
         wrong = Code.make(offered.code.nameplate)
         for _ in range(TRIES):
@@ -90,7 +90,7 @@ class RendezvousTests(SynchronousTestCase):
         self.assertEqual(self.accept(offered.code).peer, self.alice.public_key)
         self.assertEqual(self.warnings, [])
 
-    def test_a_renewal_that_fails(self) -> None:
+    def test_the_second_failed_renewal_in_a_row_is_told_once(self) -> None:
         """The second failure in a row is told, once; any error is followed by the next renewal."""
         offered = self.offer()
         answers: list[Any] = [RuntimeError("ours"), *[DiscoveryError("discovery is away")] * 3, True, False]
@@ -109,12 +109,12 @@ class RendezvousTests(SynchronousTestCase):
         self.assertIn("discovery is away; the code may be lost", self.warnings[0])
         self.assertIn("make another code", self.warnings[1])
 
-    def test_one_offer_at_a_time(self) -> None:
+    def test_a_second_offer_fails_and_leaves_the_first(self) -> None:
         """A second offer fails, and leaves the first one as it is."""
         offered = self.offer()
         self.result_of(offer_code(self.lab.network.host("alice"), self.alice)).trap(CannotListenError)
         self.assertEqual(self.accept(offered.code).peer, self.alice.public_key)
 
-    def test_too_few_words(self) -> None:
+    def test_a_code_of_too_few_words_is_refused(self) -> None:
         with self.assertRaisesRegex(ValueError, "3 to 12 words, not 2"):
             offer_code(self.lab.network.host("alice"), self.alice, words=2)

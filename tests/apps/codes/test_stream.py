@@ -103,7 +103,7 @@ class CodeStreamCase(SynchronousTestCase):
 class CodeStreamTests(CodeStreamCase):
     """The honest, and who is not."""
 
-    def test_both_know_it(self) -> None:
+    def test_both_sides_with_the_same_code_agree(self) -> None:
         _, results = self.dial(self.bob, CODE)
         self.run_until(lambda: results and self.results)
         one, two = results[0], self.results[0]
@@ -118,7 +118,7 @@ class CodeStreamTests(CodeStreamCase):
         here.transport.loseConnection()  # type: ignore[union-attr]
         self.run_until(lambda: here.lost is not None and there.lost is not None)
 
-    def test_wrong_guesses_end_it(self) -> None:
+    def test_five_wrong_guesses_use_up_the_code(self) -> None:
         """Not the first one: a stranger who found the number would end anybody's code."""
         for left in range(TRIES - 1, 0, -1):
             _, guessed = self.dial(self.eve, GUESS)
@@ -159,7 +159,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual(self.results[0].peer, self.bob.public_key)
         self.run_until(lambda: all(one.lost for one in recorders))
 
-    def test_who_speaks_and_stands_still(self) -> None:
+    def test_a_guesser_that_stalls_gives_way_after_seconds(self) -> None:
         """Has some seconds before he goes for another."""
 
         class Mute(CodeEnd):
@@ -175,7 +175,7 @@ class CodeStreamTests(CodeStreamCase):
         self.run_until(lambda: results and self.results)
         self.assertEqual(self.results[0].peer, self.bob.public_key)
 
-    def test_they_are_let_go(self) -> None:
+    def test_idle_guessers_are_disconnected(self) -> None:
         recorders = [self.silent() for _ in range(AT_ONCE)]
         self.lab.network.run(AGREE_TIMEOUT + 2)
         self.assertTrue(all(one.lost for one in recorders))
@@ -195,7 +195,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual(sum(offer.buildProtocol(None) is not None for _ in range(100)), RUNS_RATE)
         self.assertEqual(results, [])
 
-    def test_a_discovery_that_lies(self) -> None:
+    def test_a_discovery_that_returns_another_key_cannot_intercept(self) -> None:
         """The nameplate leads to Eve, who carries every byte between the two: neither takes her for the other."""
 
         class Carrier(Protocol):
@@ -233,7 +233,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertIsInstance(results[0].value, WrongCode)
         self.assertEqual((self.results, self.told), ([], [TRIES - 1]))
 
-    def test_who_floods(self) -> None:
+    def test_data_behind_the_proof_is_held_within_a_limit(self) -> None:
         """Behind rubbish, and behind the last word of the proof: nothing of it is kept without a limit."""
 
         class Transport(StringTransport):
@@ -322,7 +322,7 @@ class CodeStreamTests(CodeStreamCase):
         self.run_until(lambda: results)
         self.assertIn("is it still good?", str(results[0].value))
 
-    def test_a_plain_stream(self) -> None:
+    def test_a_plain_stream_is_refused_because_it_has_no_binding(self) -> None:
         """It has no binding: nothing is said over it."""
         end = CodeEnd(self.clock, Role.RECEIVER, CODE)
         results: list[Any] = []
@@ -345,7 +345,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertIn("need a secure stream", str(results[0].value))
         self.assertTrue(plain.aborted)
 
-    def test_nameplates_of_the_lab(self) -> None:
+    def test_the_lab_claims_finds_and_releases_nameplates(self) -> None:
         """Claimed, found and released through the discovery that is there."""
         lookups = self.alice._lookups
         claimed: list[Any] = []

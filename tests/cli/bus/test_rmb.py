@@ -23,7 +23,7 @@ class TwinTests(CommandCase):
     """Twins in a file."""
 
     @asynchronous
-    async def test_create_list_show_set(self) -> None:
+    async def test_twins_are_created_listed_shown_and_changed(self) -> None:
         """A secret of mode 0600; a number; changes that its owner signs."""
         registry = f"--registry=file:{(self.directory / 'twins.json').resolve()}"
         self.assertEqual((0, "1\n", ""), await self.run_command("twin", "create", "a.twin", registry))
@@ -53,7 +53,7 @@ class TwinTests(CommandCase):
         self.assertNotIn(words, stored + out + shown)
 
     @asynchronous
-    async def test_mistakes(self) -> None:
+    async def test_mistakes_print_one_line_and_a_status(self) -> None:
         """One line, and the status that says what kind of mistake it is."""
         (self.directory / "open.twin").write_text("0x" + "11" * 32)
         good = f"--registry=file:{(self.directory / 'none.json').resolve()}"
@@ -66,7 +66,7 @@ class TwinTests(CommandCase):
             self.assertEqual((expected, ""), (status, out), arguments)
             self.assertIn(words, err.splitlines()[-1], arguments)
 
-    def test_mistakes_of_the_command_line(self) -> None:
+    def test_usage_mistakes_end_with_status_2(self) -> None:
         """One line, status 2, before anything is done."""
         good = "--registry=file:none.json"
         for command, arguments, words in (
@@ -110,7 +110,7 @@ class CallTests(CommandCase):
         return {"RMB_REGISTRY": url, "RMB_RELAY": f"ws://127.0.0.1:{port}"}
 
     @asynchronous
-    async def test_serve_and_call(self) -> None:
+    async def test_a_served_program_answers_calls(self) -> None:
         """A program answers; errors are one line; several twins are lines of JSON; ping."""
         from twisted.internet import reactor
 

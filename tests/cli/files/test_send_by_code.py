@@ -76,7 +76,7 @@ class SendingTests(CodeCase):
     """From an empty machine: two commands."""
 
     @asynchronous
-    async def test_files_and_a_directory(self) -> None:
+    async def test_files_and_a_directory_arrive(self) -> None:
         await self.network()
         (self.directory / "film.mkv").write_bytes(os.urandom(3_000_000))
         (self.directory / "notes" / "more").mkdir(parents=True)
@@ -94,7 +94,7 @@ class SendingTests(CodeCase):
         )
 
     @asynchronous
-    async def test_a_text_and_a_pipe(self) -> None:
+    async def test_a_text_and_a_pipe_arrive(self) -> None:
         await self.network()
         sender, code = await self.sends("--text", "the door\nis \x1b[31mopen")
         self.assertEqual(await self.receives(code), (0, "the door\nis \x1b[31mopen\n", ""))
@@ -116,7 +116,7 @@ class SendingTests(CodeCase):
         await self.ends(sender, 0, "sent fifo")
 
     @asynchronous
-    async def test_json(self) -> None:
+    async def test_json_output_describes_the_transfer(self) -> None:
         await self.network()
         (self.directory / "a").write_bytes(b"a")
         sender = self.tool("send", "--json", "--words=4", "a", "--min-servers=1")
@@ -128,7 +128,7 @@ class SendingTests(CodeCase):
         self.assertEqual(json.loads(sender.out.splitlines()[1])["sent"], ["a"])
 
     @asynchronous
-    async def test_a_receiver_that_is_killed(self) -> None:
+    async def test_a_transfer_resumes_after_the_receiver_is_killed(self) -> None:
         """What has arrived is not sent again, by another code."""
         await self.network()
         film = self.directory / "film.mkv"
@@ -153,7 +153,7 @@ class RefusingTests(CodeCase):
     """What does not come to be is said at both ends."""
 
     @asynchronous
-    async def test_a_wrong_code(self) -> None:
+    async def test_a_wrong_code_fails_at_both_ends(self) -> None:
         await self.network()
         (self.directory / "a").write_bytes(b"a")
         sender, code = await self.sends("a")
@@ -187,7 +187,7 @@ class RefusingTests(CodeCase):
         self.assertEqual((self.directory / "inbox" / "a").read_bytes(), b"old")
 
     @asynchronous
-    async def test_an_output_that_takes_nothing(self) -> None:
+    async def test_a_closed_or_full_output_fails_at_both_ends(self) -> None:
         """Its reader has gone, or the disk is full: both ends hear of it at once."""
         await self.network()
         full = os.open("/dev/full", os.O_WRONLY)
@@ -209,7 +209,7 @@ class RefusingTests(CodeCase):
                 self.assertNotIn(b"Traceback", receiver.err + sender.err)
 
     @asynchronous
-    async def test_ctrl_c(self) -> None:
+    async def test_ctrl_c_withdraws_the_code(self) -> None:
         """The number leads nowhere any more, and the code to nobody."""
         await self.network()
         sender, code = await self.sends("--text", "a")
@@ -222,7 +222,7 @@ class RefusingTests(CodeCase):
         self.assertIn("nobody waits", err)
 
     @asynchronous
-    async def test_mistakes(self) -> None:
+    async def test_mistakes_print_one_line_before_anybody_is_asked(self) -> None:
         """Each is one line, before anybody is asked."""
         (self.directory / "a").write_bytes(b"a")
         away = ("-d", "http://127.0.0.1:1")
@@ -258,7 +258,7 @@ class PersonTests(CodeCase):
     """At a terminal."""
 
     @asynchronous
-    async def test_who_is_asked(self) -> None:
+    async def test_the_receiver_asks_a_person_before_accepting(self) -> None:
         await self.network()
         (self.directory / "film.mkv").write_bytes(bytes(1_200_000))
         for answer, status in ((b"\n", 0), (b"n\n", 4)):
@@ -278,7 +278,7 @@ class PersonTests(CodeCase):
                 self.assertIn(b"does not want it", sender.out)
 
     @asynchronous
-    async def test_what_both_show(self) -> None:
+    async def test_both_ends_show_the_offer_and_progress(self) -> None:
         await self.network()
         (self.directory / "a").write_bytes(b"a")
         for answers, status in ((("y", "y"), 0), (("y", "n"), 4)):
@@ -325,7 +325,7 @@ class PersonTests(CodeCase):
         await self.ends(sender, 4, "standard output is a terminal")
 
     @asynchronous
-    async def test_names_are_no_markup(self) -> None:
+    async def test_file_names_are_not_interpreted_as_markup(self) -> None:
         await self.network()
         (self.directory / "[b]a[link=x]").write_bytes(bytes(1_000_000))
         sender, _ = self.at_terminal("send", "[b]a[link=x]", "--no-qr", "--min-servers=1")
@@ -335,7 +335,7 @@ class PersonTests(CodeCase):
         self.assertEqual(await sender.ended, 0, sender.out)
 
     @asynchronous
-    async def test_ctrl_c_at_the_question(self) -> None:
+    async def test_ctrl_c_at_the_question_ends_both(self) -> None:
         await self.network()
         (self.directory / "a").write_bytes(b"a")
         sender, _ = self.at_terminal("send", "a", "--no-qr", "--min-servers=1")
@@ -359,7 +359,7 @@ class PairTests(CodeCase):
         return self.start("pair", name, *arguments, "--create", "--min-servers=1", **environment)
 
     @asynchronous
-    async def test_each_has_the_other(self) -> None:
+    async def test_pairing_stores_the_other_key_at_both_sides(self) -> None:
         await self.network()
         alice = await self.pairs("bob", "--no-qr")
         code = (await self.said(alice, r"code: (\S+)"))[1]
@@ -371,7 +371,7 @@ class PairTests(CodeCase):
             self.assertEqual(known, [name, str(read_key_file(self.directory / key).public)])
 
     @asynchronous
-    async def test_mistakes(self) -> None:
+    async def test_mistakes_in_pairing_print_one_line(self) -> None:
         await self.network()
         write_key_file(self.directory / "alice.key", SecKey.generate())
         (self.directory / "alice.names").write_text(f"bob {SecKey.generate().public}\n")
@@ -385,7 +385,7 @@ class PairTests(CodeCase):
             await self.ends(command, 2, text)
 
     @asynchronous
-    async def test_without_a_key_file(self) -> None:
+    async def test_pairing_without_a_key_file_uses_the_default_key(self) -> None:
         """It is the key that `dmsg up` has, made at the first time, and there from then on."""
         await self.network()
         code = ""
@@ -402,7 +402,7 @@ class PairTests(CodeCase):
             self.assertEqual(known, [other, str(read_key_file(self.directory / other / "key").public)])
 
     @asynchronous
-    async def test_who_sends_instead(self) -> None:
+    async def test_a_peer_that_runs_send_instead_fails_at_both_ends(self) -> None:
         """The other side runs another command: both hear that it was not that."""
         await self.network()
         alice = await self.pairs("bob", "--no-qr")
@@ -471,7 +471,7 @@ class OddTreesTests(CodeCase):
     )
 
     @asynchronous
-    async def test_all_arrive_as_they_were(self) -> None:
+    async def test_trees_with_odd_names_arrive_unchanged(self) -> None:
         await self.network()
         ours, theirs = self.directory / "ours", self.directory / "theirs"
         theirs.mkdir()

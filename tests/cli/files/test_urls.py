@@ -27,7 +27,7 @@ ESCAPED = {
 class URLTests(SynchronousTestCase):
     """``dmsg://KEY/PATH``."""
 
-    def test_each_is_escaped_once(self) -> None:
+    def test_each_name_is_escaped_once(self) -> None:
         for typed, escaped in ESCAPED.items():
             self.assertEqual(
                 http_url(f"dmsg://{KEY}/{typed}"), b"http://%s:80/%s" % (KEY.text.encode(), escaped), typed
@@ -40,7 +40,7 @@ class URLTests(SynchronousTestCase):
         self.assertTrue(path.isascii())
         self.assertEqual(unquote_to_bytes(path), f"/x{name}x".encode())
 
-    def test_the_name_of_the_file(self) -> None:
+    def test_the_file_is_named_after_the_last_path_segment(self) -> None:
         for url, name in (
             (f"dmsg://{KEY}/a b/\u00fc.txt", "\u00fc.txt"),
             (f"{KEY}/a%20b", "a b"),

@@ -50,7 +50,7 @@ def seen(at: float, health: dict[str, object] | None = None, **numbers: float) -
 class NumbersTests(SynchronousTestCase):
     """Two looks, and what is wrong."""
 
-    def test_rates(self) -> None:
+    def test_rates_are_the_growth_between_two_polls(self) -> None:
         before = seen(10.0, frames=100, bytes=1000, drops=5, quick=10, slow=10)
         one = row("a", seen(12.0, frames=300, bytes=9000, drops=9, quick=10, slow=30), before)
         self.assertEqual((one.kind, one.status, one.worse, one.why), ("server", "ok", 0, ""))
@@ -59,10 +59,10 @@ class NumbersTests(SynchronousTestCase):
         first = row("a", before, None)
         self.assertEqual((first.in_rate, first.byte_rate, first.slowest), (None, None, None))
 
-    def test_one_that_was_started_anew(self) -> None:
+    def test_a_restarted_entity_has_no_negative_rate(self) -> None:
         self.assertEqual(row("a", seen(12.0, frames=50), seen(10.0, frames=1000)).in_rate, 25.0)
 
-    def test_what_is_wrong(self) -> None:
+    def test_problems_are_shown_with_their_reason(self) -> None:
         for look, why in (
             (seen(0, {"status": "draining"}), "draining"),
             (seen(0, registered=0), "not registered"),
@@ -80,7 +80,7 @@ class NumbersTests(SynchronousTestCase):
             self.assertEqual(one.why, why)
             self.assertGreater(one.worse, 0)
 
-    def test_what_is_no_entity(self) -> None:
+    def test_an_address_that_is_no_entity_is_reported(self) -> None:
         for metrics, health in (
             ("", "{}"),
             ("up 1\n", '{"status": "ok"}'),
@@ -94,7 +94,7 @@ class NumbersTests(SynchronousTestCase):
     def test_a_name_does_nothing_to_a_terminal(self) -> None:
         self.assertNotIn("\x1b", seen(0, {"status": "\x1b[2Jok"}).status)
 
-    def test_a_discovery_without_servers(self) -> None:
+    def test_a_discovery_without_servers_is_shown_as_a_problem(self) -> None:
         told = 'dmsg_discovery_entries_by_kind{{kind="client"}} 5\ndmsg_discovery_entries_by_kind{{kind="{}"}} {}\n'
         for kind, number, why in (("server", 0, "no server has an entry"), ("both", 1, "")):
             one = row("a", read(0, told.format(kind, number), '{"status": "ok"}'), None)
@@ -113,7 +113,7 @@ class TopTests(CommandCase):
         return [f"http://127.0.0.1:{port}" for port in ports]
 
     @asynchronous
-    async def test_once_and_json(self) -> None:
+    async def test_top_once_prints_a_table_or_json(self) -> None:
         urls = await self.network()
         status, out, err = await self.run_command("top", "--once", "--every", "0.5", *urls)
         self.assertEqual((status, err), (1, ""))
@@ -133,7 +133,7 @@ class TopTests(CommandCase):
         self.assertIn("nothing wrong", out)
 
     @asynchronous
-    async def test_on_a_terminal(self) -> None:
+    async def test_the_table_fits_the_terminal_and_restores_the_screen(self) -> None:
         """It fits whatever the terminal is wide, and Ctrl-C ends it and leaves the screen as it was."""
         urls = await self.network()
         for width in (40, 80, 160):
@@ -146,7 +146,7 @@ class TopTests(CommandCase):
             self.assertEqual("99 of 100" in text, width >= 90)
 
     @asynchronous
-    async def test_ctrl_c_while_it_asks(self) -> None:
+    async def test_ctrl_c_ends_top_while_an_entity_hangs(self) -> None:
         """An entity that takes connections and says nothing, as one that hangs."""
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -46,7 +46,7 @@ class AnalyticsTests(CommandCase):
             self.assertEqual(len(errors), 1, (arguments, err))
 
     @asynchronous
-    async def test_why_java_does_not_start(self) -> None:
+    async def test_a_java_failure_is_one_line_with_the_cause(self) -> None:
         """What Java said of it is in the one line; the rest of its words is not."""
         if importlib.util.find_spec("pyspark") is None:
             raise SkipTest("Spark is not installed")
@@ -68,7 +68,7 @@ class AnalyticsTests(CommandCase):
         self.assertEqual(len(err.splitlines()), 1, err)
 
     @asynchronous
-    async def test_names(self) -> None:
+    async def test_pseudonyms_are_printed_for_keys_and_networks(self) -> None:
         names = Pseudonyms(load_or_create_secret(self.directory))
         key = SecKey.generate().public
         day = (datetime.date(2026, 3, 1) - datetime.date(1970, 1, 1)).days

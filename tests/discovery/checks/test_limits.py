@@ -20,7 +20,7 @@ from dmsg.discovery.checks.schedule import (
 )
 
 
-class MayLookTests(SynchronousTestCase):
+class MayCheckTests(SynchronousTestCase):
     """Nobody makes discovery ask what is beside it."""
 
     def test_by_kind_of_network(self) -> None:

@@ -45,7 +45,7 @@ def server(number: int, address: str = "8.8.8.8:1", sequence: int = 0, version: 
     return Entry(version, sequence, 1 + sequence, key.public.hex(), server=ServerMeta(address, 1)).sign(key)
 
 
-class LooksTests(SynchronousTestCase):
+class ServerChecksTests(SynchronousTestCase):
     """With a clock, and a network that says who is there."""
 
     def setUp(self) -> None:

@@ -93,7 +93,7 @@ class LedgerTests(SynchronousTestCase):
         self.assertEqual([confirm.FEW], called)
 
 
-class ParkingTests(SynchronousTestCase):
+class HeldMessagesTests(SynchronousTestCase):
     """What a held session has sent is taken up again in turns, as what comes from its socket."""
 
     def test_no_more_than_its_part_of_a_turn(self) -> None:

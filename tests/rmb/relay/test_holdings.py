@@ -55,7 +55,7 @@ class MemoryTests(PairCase):
         self.assertGreater(float(held[0].split()[1]), 2 * MIB)
 
 
-class ParkingTests(PairCase):
+class HeldMessagesTests(PairCase):
     @asynchronous
     async def test_what_held_senders_have_sent_counts(self) -> None:
         """A session that is held is ended when there is too much; what nobody confirmed it sends again."""

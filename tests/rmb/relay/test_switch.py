@@ -636,7 +636,7 @@ class HandLaterTests(SwitchCase):
         self.assertGreaterEqual(delivery.looks, looks + 2)
 
 
-class RoundTests(SwitchCase):
+class PeriodicChecksTests(SwitchCase):
     """What is looked at every second."""
 
     def test_a_session_that_confirms_nothing(self) -> None:

@@ -122,7 +122,7 @@ class PlainTests(SynchronousTestCase):
             self.assertEqual(request.requestHeaders.getRawHeaders(name), [value], data)
 
 
-class DoorTests(SynchronousTestCase):
+class PlainUpgradeTests(SynchronousTestCase):
     """In memory."""
 
     def setUp(self) -> None:
@@ -198,7 +198,7 @@ def certificate(path: Path) -> None:
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + pem)
 
 
-class RelayDoorTests(SocketPairCase):
+class RelayUpgradeTests(SocketPairCase):
     """A real relay: whatever way an upgrade comes in, it is the same session."""
 
     async def connected(self, *pieces: bytes, endpoint: Any = None) -> Lines:

@@ -11,7 +11,7 @@ from dmsg.v2019.core.receipts_kept import KeptReceipts
 ONE, OTHER, THIRD = (SecKey.generate().public for _ in range(3))
 
 
-class KeptTests(SynchronousTestCase):
+class KeptReceiptsTests(SynchronousTestCase):
     """By plain calls."""
 
     def setUp(self) -> None:

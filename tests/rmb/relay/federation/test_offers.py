@@ -106,7 +106,7 @@ class OfferTests(SynchronousTestCase):
         self.assertEqual((self.offers.count, len(self.there.offered)), (PART, PART))
 
 
-class DoubtTests(SynchronousTestCase):
+class UnverifiedTwinsTests(SynchronousTestCase):
     def refuses(self, doubts: UnverifiedTwins, twin: int) -> bool:
         envelope = Envelope()
         envelope.source.twin = twin

@@ -11,7 +11,7 @@ from dmsg.analytics.atomic_write import write_atomically
 from dmsg.errors import DmsgError
 
 
-class WholeTests(SynchronousTestCase):
+class AtomicWriteTests(SynchronousTestCase):
     """By plain calls, on a real disk."""
 
     def setUp(self) -> None:
