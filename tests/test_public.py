@@ -14,7 +14,17 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.clients.server_choice import ServerChoice, ServerChoiceOptions
 
-PACKAGES = ("dmsg", "dmsg.agent", "dmsg.apps.codes", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")
+PACKAGES = (
+    "dmsg",
+    "dmsg.agent",
+    "dmsg.aio",
+    "dmsg.apps.codes",
+    "dmsg.blocking",
+    "dmsg.v2019",
+    "dmsg.messaging",
+    "dmsg.rmb",
+    "dmsg.testing",
+)
 ROOT = Path(__file__).parents[1]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import ParamSpec, TypeVar, cast
+from functools import partial
+from threading import Thread
+from typing import Any, ParamSpec, TypeVar, cast
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
@@ -41,3 +43,12 @@ def giving_way(items: Iterable[_T]) -> Iterator[_T]:
         if time.monotonic() - began >= PART:
             time.sleep(PART)
             began = time.monotonic()
+
+
+def let_process_end(reactor: object) -> None:
+    """Make the threads of the reactor's pool daemonic, in a program that never stops its reactor.
+
+    These threads resolve host names. They end only when the reactor is stopped, so the interpreter would wait for them.
+    """
+    pool: Any = cast(Any, reactor).getThreadPool()
+    pool.threadFactory = partial(Thread, daemon=True)

@@ -1,0 +1,222 @@
+"""Clients and listeners for threads that wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition
+from types import TracebackType
+from typing import Any, Self
+
+from twisted.internet.defer import maybeDeferred
+from twisted.internet.interfaces import IListeningPort
+from twisted.internet.protocol import Factory
+
+from dmsg.blocking.reactor import call_in_reactor, running_reactor, wait
+from dmsg.blocking.streams import Stream, StreamProtocol
+from dmsg.clients.identity import Identity, KeySource
+from dmsg.keys import PubKey
+from dmsg.net.streams.transports import stream_of
+from dmsg.v2019.client import Client as TwistedClient
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds that opening a stream may take, by default."""
+ONLINE_TIMEOUT = 15.0
+"""Seconds until others can find a client that listens, by default."""
+WAITING_LIMIT = 64
+"""Number of streams that wait until the program takes them; peers that open more are refused."""
+
+
+class Client:
+    """Client of the network, for ``with``.
+
+    :param discovery: URL of a discovery, or several; by default those in the variable ``DMSG_DISCOVERY``.
+    :param key: secret key, or the path of a key file, which is made if it is absent; by default a new key.
+    :param options: further arguments of :class:`dmsg.Client`, such as ``min_servers`` and ``encryption``.
+    """
+
+    def __init__(
+        self,
+        discovery: str | Sequence[str] | None = None,
+        *,
+        key: KeySource = None,
+        **options: Any,
+    ) -> None:
+        """:raises ValueError: no discovery is named.  :raises KeyFileError: the key file cannot be used."""
+        self._identity = Identity(discovery, key)
+        self._options = options
+
+    @property
+    def public_key(self) -> PubKey:
+        """Key at which others reach this client."""
+        return self._identity.public_key
+
+    def __enter__(self) -> Self:
+        """Start the client.
+
+        :raises NotPossibleHere: see :func:`~dmsg.blocking.reactor.running_reactor`.
+        :raises KeyInUse: another program uses the key file.
+        """
+        self._reactor = running_reactor()
+
+        async def start() -> TwistedClient:
+            client = TwistedClient(self._reactor, self._identity.key, self._identity.urls, **self._options)
+            client.startService()
+            return client
+
+        self._identity.hold()
+        self._client = wait(start)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        async def stop() -> None:
+            await self._client.stopService()
+
+        try:
+            wait(stop)
+        finally:
+            self._identity.release()
+
+    def connect(
+        self, key: PubKey | str, port: int = 0, *, timeout: float = CONNECT_TIMEOUT, stream_timeout: float | None = None
+    ) -> Stream:
+        """Open a stream to a port of a public key.
+
+        :param key: public key, or its text.
+        :param timeout: seconds that opening may take.
+        :param stream_timeout: seconds that each call of the stream may wait; None for ever.
+        :raises DmsgError: nobody is there, or it takes too long.
+        """
+        remote = PubKey.from_text(key) if isinstance(key, str) else key
+
+        async def opened() -> Stream:
+            factory = _quiet(Factory.forProtocol(StreamProtocol))
+            protocol = await self._client.connect(remote, factory, port, timeout=timeout)
+            assert isinstance(protocol, StreamProtocol)
+            return Stream(self._reactor, protocol, stream_timeout)
+
+        return wait(opened)
+
+    def listen(self, port: int = 0, *, timeout: float | None = ONLINE_TIMEOUT) -> Listener:
+        """Listen on a port, and wait until others can find this client.
+
+        :param timeout: seconds for that; None for ever.
+        :raises DmsgError: the client is not found in time.
+        :raises twisted.internet.error.CannotListenError: the port is taken.
+        """
+        listener = Listener(self.public_key, port)
+
+        async def listening() -> IListeningPort:
+            found = self._client.listen(listener.factory(), port)
+            await self._client.when_published(timeout)
+            return found
+
+        listener.begin(self._reactor, wait(listening))
+        return listener
+
+
+class Listener:
+    """Port on which peers open streams; iterate over it, or call :meth:`accept`.
+
+    :ivar key: public key at which others reach it.
+    """
+
+    def __init__(self, key: PubKey, port: int) -> None:
+        self.key = key
+        self.port = port
+        self._changed = Condition()
+        self._waiting: deque[StreamProtocol] = deque()
+        self._closed = False
+
+    def factory(self) -> Factory[Any]:
+        """Return the factory of the streams that peers open."""
+        return _quiet(Factory.forProtocol(lambda: StreamProtocol(self._opened)))
+
+    def begin(self, reactor: Any, port: IListeningPort) -> None:
+        """Note the open port."""
+        self._reactor, self._listening = reactor, port
+
+    def _opened(self, protocol: StreamProtocol) -> None:
+        with self._changed:
+            if len(self._waiting) >= WAITING_LIMIT or self._closed:
+                stream_of(protocol).abortConnection()
+                return
+            self._waiting.append(protocol)
+            self._changed.notify_all()
+
+    def accept(self, timeout: float | None = None, *, stream_timeout: float | None = None) -> Stream:
+        """Return the next stream.
+
+        :param timeout: seconds to wait for it; None for ever.
+        :raises TimeoutError: no peer has opened one.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: bool(self._waiting), timeout):
+                raise TimeoutError(f"no peer has opened a stream for {timeout:g} s")
+            return Stream(self._reactor, self._waiting.popleft(), stream_timeout)
+
+    def __iter__(self) -> Iterator[Stream]:
+        while True:
+            yield self.accept()
+
+    def close(self) -> None:
+        """Listen no more; streams that wait are aborted."""
+        with self._changed:
+            self._closed = True
+            waiting, self._waiting = self._waiting, deque()
+        for one in waiting:
+            call_in_reactor(self._reactor, stream_of(one).abortConnection)
+
+        async def stop() -> None:
+            await maybeDeferred(self._listening.stopListening)
+
+        wait(stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def connect(
+    key: PubKey | str,
+    port: int = 0,
+    *,
+    timeout: float = CONNECT_TIMEOUT,
+    stream_timeout: float | None = None,
+    discovery: str | Sequence[str] | None = None,
+    own_key: KeySource = None,
+) -> Iterator[Stream]:
+    """Open one stream with a client of its own; see :class:`Client` and :meth:`Client.connect`.
+
+    :param own_key: key of this client, or the path of its key file.
+    """
+    with (
+        Client(discovery, key=own_key) as client,
+        client.connect(key, port, timeout=timeout, stream_timeout=stream_timeout) as stream,
+    ):
+        yield stream
+
+
+@contextmanager
+def listen(
+    port: int = 0,
+    *,
+    discovery: str | Sequence[str] | None = None,
+    key: KeySource = None,
+) -> Iterator[Listener]:
+    """Listen with a client of its own; see :class:`Client` and :meth:`Client.listen`."""
+    with Client(discovery, key=key) as client, client.listen(port) as listener:
+        yield listener
+
+
+def _quiet(factory: Factory[Any]) -> Factory[Any]:
+    factory.noisy = False
+    return factory

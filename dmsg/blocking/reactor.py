@@ -1,0 +1,99 @@
+"""The reactor in a thread of its own, and calls of other threads that wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgError
+from dmsg.net.reactor import Reactor, the_reactor, use_monotonic_clock
+from dmsg.net.threads import let_process_end
+
+T = TypeVar("T")
+
+_starting = threading.Lock()
+
+
+class NotPossibleHere(DmsgError):
+    """A call that waits was made where waiting would stop the program: in the reactor's own thread."""
+
+
+def running_reactor() -> Reactor:
+    """Return the reactor of this process; start it in a thread of its own if nobody runs it.
+
+    :raises NotPossibleHere: the caller is in the thread in which the reactor runs.
+    """
+    from twisted.python import threadable
+
+    reactor = the_reactor()
+    with _starting:
+        if not reactor.running:
+            _start(reactor)
+    if threadable.ioThread == threading.get_ident():
+        raise NotPossibleHere(
+            "dmsg.blocking waits, and this is the thread of Twisted's reactor: use dmsg, or dmsg.aio, or another thread"
+        )
+    return reactor
+
+
+def _start(reactor: Reactor) -> None:
+    running = threading.Event()
+
+    def run() -> None:
+        use_monotonic_clock(reactor)
+        let_process_end(reactor)
+        reactor.callWhenRunning(running.set)
+        # Signals belong to the main thread, where Ctrl-C interrupts the call that waits.
+        cast(Any, reactor).run(installSignalHandlers=False)
+
+    threading.Thread(target=run, name="dmsg-reactor", daemon=True).start()
+    running.wait()
+
+
+def wait(make: Callable[[], Coroutine[Deferred[Any], Any, T]], timeout: float | None = None) -> T:
+    """Run a coroutine in the reactor's thread, and return what it returns.
+
+    When the wait is interrupted by Ctrl-C or by the timeout, the coroutine is cancelled.
+
+    :param timeout: seconds; None to wait for ever.
+    :raises TimeoutError: it took longer.
+    """
+    reactor = running_reactor()
+    result: Future[T] = Future()
+    running: list[Deferred[T]] = []
+
+    def failed(failure: Failure) -> None:
+        with suppress(InvalidStateError):
+            result.set_exception(failure.value)
+
+    def done(value: T) -> None:
+        with suppress(InvalidStateError):
+            result.set_result(value)
+
+    def start() -> None:
+        deferred = Deferred.fromCoroutine(make())
+        running.append(deferred)
+        deferred.addCallbacks(done, failed)
+
+    def cancel() -> None:
+        for one in running:
+            one.cancel()
+
+    call_in_reactor(reactor, start)
+    try:
+        return result.result(timeout)
+    except BaseException:
+        if not result.done():
+            call_in_reactor(reactor, cancel)
+        raise
+
+
+def call_in_reactor(reactor: Reactor, call: Callable[..., object], *arguments: object) -> None:
+    """Call a function in the reactor's thread, without waiting for it."""
+    cast(Any, reactor).callFromThread(call, *arguments)

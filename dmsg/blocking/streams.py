@@ -1,0 +1,229 @@
+"""Streams for threads that wait: what came is kept until it is read."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, cast
+
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IHalfCloseableProtocol, IPushProducer
+from twisted.internet.protocol import Protocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.blocking.reactor import call_in_reactor
+from dmsg.net.reactor import Reactor
+from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.transports import stream_of
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+    from dmsg.net.streams.stream import StreamTransport
+
+UNREAD_LIMIT = 1024 * 1024
+"""Bytes that came and are not read, from which on the peer has to wait."""
+CLOSE_TIMEOUT = 10.0
+"""Seconds to wait, when a stream is closed, until the peer has everything."""
+
+
+@implementer(IHalfCloseableProtocol, IPushProducer)
+class StreamProtocol(Protocol):
+    """The reactor's side of a stream.
+
+    :ivar changed: condition that guards everything below; it is notified of every change.
+    :ivar unread: data that came and were not read.
+    :ivar ended: whether the peer sends no more.
+    :ivar lost: why the stream is closed; None while it is open.
+    :ivar may_write: whether the stream takes more.
+    """
+
+    def __init__(self, opened: Callable[[StreamProtocol], object] = lambda protocol: None) -> None:
+        self._opened = opened
+        self.changed = threading.Condition()
+        self.unread: deque[bytes] = deque()
+        self.size = 0
+        self.ended = False
+        self.lost: BaseException | None = None
+        self.may_write = True
+
+    def connectionMade(self) -> None:
+        stream_of(self).registerProducer(self, True)
+        self._opened(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        with self.changed:
+            self.unread.append(data)
+            self.size += len(data)
+            if self.size >= UNREAD_LIMIT:
+                stream_of(self).pauseProducing()
+            self.changed.notify_all()
+
+    def readConnectionLost(self) -> None:
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+
+    def writeConnectionLost(self) -> None:
+        pass
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        with self.changed:
+            self.ended = True
+            self.lost = reason.value
+            self.changed.notify_all()
+
+    def pauseProducing(self) -> None:
+        with self.changed:
+            self.may_write = False
+
+    def resumeProducing(self) -> None:
+        with self.changed:
+            self.may_write = True
+            self.changed.notify_all()
+
+    def stopProducing(self) -> None:
+        pass
+
+
+class Stream:
+    """Open stream, for ``with``: closed when the block ends, aborted after an error.
+
+    :ivar timeout: seconds that each call may wait, or None.
+    """
+
+    def __init__(self, reactor: Reactor, protocol: StreamProtocol, timeout: float | None) -> None:
+        self._reactor = reactor
+        self._protocol = protocol
+        self._stream: StreamTransport = stream_of(protocol)
+        self.timeout = timeout
+
+    @property
+    def peer(self) -> DmsgAddress:
+        """Address of the peer."""
+        return cast(DmsgAddress, self._stream.getPeer())
+
+    def send(self, data: bytes) -> None:
+        """Send data; wait while the stream has more than it can send.
+
+        :raises ConnectionError: the stream is closed, for the reason that is the cause of the error.
+        :raises TimeoutError: the peer takes nothing.
+        """
+        protocol = self._protocol
+        with protocol.changed:
+            self._wait_until(lambda: protocol.may_write or protocol.lost is not None)
+            if protocol.lost is not None:
+                raise ConnectionResetError(str(protocol.lost)) from protocol.lost
+        call_in_reactor(self._reactor, self._stream.write, bytes(data))
+
+    def recv(self, size: int = 65536) -> bytes:
+        """Return up to ``size`` bytes as soon as there are any; ``b""`` at the end of what the peer sends.
+
+        :raises ConnectionError: the stream broke before the peer ended it; what came before was returned already.
+        :raises TimeoutError: nothing comes.
+        """
+        protocol = self._protocol
+        with protocol.changed:
+            self._wait_until(lambda: bool(protocol.unread) or protocol.ended)
+            if not protocol.unread:
+                if protocol.lost is not None and not isinstance(protocol.lost, ConnectionDone):
+                    raise ConnectionResetError(str(protocol.lost)) from protocol.lost
+                return b""
+            data = protocol.unread.popleft()
+            if len(data) > size:
+                protocol.unread.appendleft(data[size:])
+                data = data[:size]
+            was_full = protocol.size >= UNREAD_LIMIT
+            protocol.size -= len(data)
+            if was_full and protocol.size < UNREAD_LIMIT and protocol.lost is None:
+                call_in_reactor(self._reactor, self._stream.resumeProducing)
+        return data
+
+    def recv_exactly(self, size: int) -> bytes:
+        """Return ``size`` bytes.
+
+        :raises EOFError: the peer ended before.
+        """
+        parts: list[bytes] = []
+        while size and (data := self.recv(size)):
+            parts.append(data)
+            size -= len(data)
+        if size:
+            raise EOFError(f"the peer ended {size} bytes too early")
+        return b"".join(parts)
+
+    def end(self) -> None:
+        """Tell the peer that nothing more comes, and go on reading."""
+        call_in_reactor(self._reactor, self._end)
+
+    def _end(self) -> None:
+        self._stream.unregisterProducer()
+        self._stream.loseWriteConnection()
+
+    def close(self) -> None:
+        """Close, after the peer has everything.
+
+        :raises TimeoutError: the peer does not take what was sent; then the stream is aborted.
+        """
+        call_in_reactor(self._reactor, self._close)
+        protocol = self._protocol
+        with protocol.changed:
+            if not protocol.changed.wait_for(lambda: protocol.lost is not None, CLOSE_TIMEOUT):
+                self.abort()
+                raise TimeoutError("the peer did not take what was sent")
+
+    def _close(self) -> None:
+        # A paused stream would not see the end of the other side.
+        self._stream.resumeProducing()
+        self._stream.unregisterProducer()
+        self._stream.loseConnection()
+
+    def abort(self) -> None:
+        """Close at once; the peer sees an error."""
+        call_in_reactor(self._reactor, self._stream.abortConnection)
+
+    def makefile(self) -> io.BufferedRWPair:
+        """Return the stream as a file for reading and writing, as for :mod:`pickle` or ``readline()``."""
+        raw = _RawStream(self)
+        return io.BufferedRWPair(raw, raw)
+
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        if not self._protocol.changed.wait_for(ready, self.timeout):
+            raise TimeoutError(f"nothing happened for {self.timeout:g} s")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class _RawStream(io.RawIOBase):
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._stream.recv(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def write(self, data: ReadableBuffer) -> int:
+        whole = bytes(data)
+        self._stream.send(whole)
+        return len(whole)

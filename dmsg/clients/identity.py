@@ -1,0 +1,53 @@
+"""Discovery and key of a client that a program names by texts, as scripts do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from dmsg.keylock import KeyLock, hold_key, this_program
+from dmsg.keys import PubKey, SecKey, load_or_create_key
+
+KeySource = SecKey | str | os.PathLike[str] | None
+"""Secret key, or the path of a key file, which is made if it is absent; None for a new key."""
+
+
+class Identity:
+    """Discovery and key of one client.
+
+    :param discovery: URL of a discovery, or several; by default those in the variable ``DMSG_DISCOVERY``.
+    :ivar urls: URLs of the discoveries.
+    :ivar key: secret key.
+    """
+
+    def __init__(self, discovery: str | Sequence[str] | None, key: KeySource) -> None:
+        """:raises ValueError: no discovery is named.  :raises KeyFileError: the key file cannot be used."""
+        if discovery is None:
+            discovery = os.environ.get("DMSG_DISCOVERY", "")
+        self.urls = discovery.split() if isinstance(discovery, str) else list(discovery)
+        if not self.urls:
+            raise ValueError("a client needs discovery=URL or the variable DMSG_DISCOVERY")
+        self._file = None if key is None or isinstance(key, SecKey) else key
+        if key is None:
+            key = SecKey.generate()
+        self.key = key if isinstance(key, SecKey) else load_or_create_key(key)
+        self._lock: KeyLock | None = None
+
+    @property
+    def public_key(self) -> PubKey:
+        """Key at which others reach the client."""
+        return self.key.public
+
+    def hold(self) -> None:
+        """Keep other programs of this machine from using the key file.
+
+        :raises KeyInUse: another program uses it.
+        """
+        if self._file is not None:
+            self._lock = hold_key(self._file, this_program())
+
+    def release(self) -> None:
+        """Let other programs use the key file.  May be repeated."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()

@@ -1,0 +1,138 @@
+"""``dmsg.blocking`` as scripts use it: each test is a program of its own, because a process has one reactor."""
+
+from __future__ import annotations
+
+import signal
+
+from twisted.internet import reactor
+from twisted.internet.task import deferLater
+
+from tests.aio.test_client import ProgramCase
+from tests.support import asynchronous
+
+HEAD = """
+import sys, threading
+import dmsg.blocking
+from dmsg import DmsgError, SecKey
+
+URL = sys.argv[1]
+
+def upper(listener):
+    for stream in listener:
+        with stream:
+            while data := stream.recv():
+                stream.send(data.upper())
+
+def serve(listener):
+    threading.Thread(target=upper, args=(listener,), daemon=True).start()
+"""
+
+
+class ScriptTests(ProgramCase):
+    """Scripts that wait."""
+
+    head = HEAD
+
+    @asynchronous
+    async def test_large_data_go_both_ways_and_each_side_ends_for_itself(self) -> None:
+        out = await self.output_of("""
+with dmsg.blocking.listen(7, discovery=URL) as listener:
+    serve(listener)
+    with dmsg.blocking.connect(listener.key.text, 7, discovery=URL) as stream:
+        def send():
+            for _ in range(40):
+                stream.send(b"x" * 100_000)
+            stream.end()
+        threading.Thread(target=send).start()
+        size = 0
+        while data := stream.recv():
+            size += len(data)
+        print(size, stream.peer.port)
+""")
+        self.assertEqual(out, "4000000 7\n")
+
+    @asynchronous
+    async def test_a_stream_is_a_file_with_lines_and_its_calls_time_out(self) -> None:
+        out = await self.output_of("""
+with dmsg.blocking.Client(URL) as bob, dmsg.blocking.Client(URL) as alice, bob.listen() as listener:
+    serve(listener)
+    with alice.connect(bob.public_key, stream_timeout=0.5) as stream:
+        file = stream.makefile()
+        file.write(b"one\\ntwo\\n")
+        file.flush()
+        print(file.readline(), file.readline())
+        try:
+            stream.recv()
+        except TimeoutError as error:
+            print(error)
+    try:
+        listener.accept(timeout=0.1)
+    except TimeoutError:
+        print("nobody came")
+    for key, port in ((SecKey.generate().public, 0), (bob.public_key, 9)):
+        try:
+            alice.connect(key, port)
+        except DmsgError as error:
+            print(type(error).__name__)
+""")
+        self.assertEqual(
+            out.splitlines(),
+            ["b'ONE\\n' b'TWO\\n'", "nothing happened for 0.5 s", "nobody came", "EntryNotFound", "ConnectFailed"],
+        )
+
+    @asynchronous
+    async def test_what_was_sent_before_a_stream_broke_is_read_before_the_error(self) -> None:
+        out = await self.output_of("""
+with dmsg.blocking.Client(URL) as bob, dmsg.blocking.Client(URL) as alice, bob.listen() as listener:
+    stream = alice.connect(bob.public_key)
+    stream.send(b"here")
+    theirs = listener.accept()
+    print(theirs.recv_exactly(2))
+    stream.abort()
+    print(theirs.recv_exactly(2))
+    try:
+        theirs.recv()
+    except ConnectionError as error:
+        print(type(error.__cause__).__name__)
+""")
+        self.assertEqual(out.splitlines(), ["b'he'", "b're'", "StreamLost"])
+
+    @asynchronous
+    async def test_waiting_in_the_thread_of_the_reactor_is_one_clear_error(self) -> None:
+        out = await self.output_of("""
+from twisted.internet import reactor
+
+def act():
+    try:
+        with dmsg.blocking.Client(URL):
+            pass
+    except dmsg.blocking.NotPossibleHere as error:
+        print(error)
+    reactor.stop()
+
+reactor.callWhenRunning(act)
+reactor.run()
+""")
+        self.assertIn("use dmsg, or dmsg.aio, or another thread", out)
+
+    @asynchronous
+    async def test_ctrl_c_ends_a_call_that_waits(self) -> None:
+        url = await self.start_discovery()
+        await self.start_server(f"--discovery={url}")
+        command = self.start(
+            url,
+            code=HEAD
+            + """
+try:
+    with dmsg.blocking.listen(7, discovery=URL) as listener:
+        print("waits", flush=True)
+        listener.accept()
+except KeyboardInterrupt:
+    print("interrupted")
+""",
+        )
+        while b"waits" not in command.out and not command.ended.called:
+            await deferLater(reactor, 0.05)
+        assert command.transport is not None
+        command.transport.signalProcess(signal.SIGINT.name.removeprefix("SIG"))
+        self.assertEqual((await command.ended, command.out.decode().split()), (0, ["waits", "interrupted"]))
