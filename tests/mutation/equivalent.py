@@ -6,6 +6,7 @@ _CODES = "dmsg/apps/codes"
 _MESSAGING = "dmsg/messaging/core"
 _NOISE = "dmsg/noise"
 _RMB = "dmsg/rmb"
+_STREAMS = "dmsg/streams/core"
 _V2019 = "dmsg/v2019/core"
 
 ANY = "*"
@@ -183,6 +184,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         'return urlsafe_b64decode(part + b"=" * (-len(part) % 4))',
         'return urlsafe_b64decode(part + b"=" * (len(part) % 4))',
     ): "the decoder takes more padding than it needs",
+    (
+        f"{_STREAMS}/agreement.py",
+        "while position < len(data) and data[position] != OPTION_END:",
+        "while position < len(data) and data[position] > OPTION_END:",
+    ): "no byte is smaller",
+    (
+        f"{_STREAMS}/agreement.py",
+        "elif kind == OPTION_ENDED:",
+        "elif kind <= OPTION_ENDED:",
+    ): "of the two kinds that are left, this one has the smaller number",
+    (
+        f"{_STREAMS}/agreement.py",
+        "elif value[0] > 1 or OPTION_OPEN in options or OPTION_RESUME in options:",
+        "elif value[ -1] > 1 or OPTION_OPEN in options or OPTION_RESUME in options:",
+    ): "the value has one byte",
     (f"{_V2019}/relay.py", "burst = burst * 2 if count == most else FIRST_BURST", ANY): _ONLY_SPEED,
     (
         f"{_V2019}/relay.py",

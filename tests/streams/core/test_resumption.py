@@ -7,14 +7,16 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given, settings, strategies as st
 from twisted.internet.error import ConnectionDone
+from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason
 from dmsg.streams.core.agreement import Hello, Proposal, Resume
-from dmsg.streams.core.resumption import INITIAL_WINDOW
+from dmsg.streams.core.resumption import END_DATA, INITIAL_WINDOW, is_authentic, pack_nonce
 from dmsg.streams.core.secure import SecureEnd
-from dmsg.v2019.core.wire import CLOSE, FWD, REQUEST, Frame, FrameBuffer
+from dmsg.v2019.core.wire import ACK, CLOSE, FWD, REQUEST, Frame, FrameBuffer
 from dmsg.v2019.incoming import MAX_ANSWERS
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
@@ -22,6 +24,23 @@ from tests.support import KEYS, SERVER_KEY, RawClient
 from tests.v2019.test_half_close import HalfCase
 
 A, B = KEYS["A"], KEYS["B"]
+
+
+class AuthenticTests(SynchronousTestCase):
+    def test_each_kind_of_frame_has_associated_data_of_its_own(self) -> None:
+        """So a relay cannot turn an ACK into data, or data into the end of the data."""
+        cipher, nonce = ChaCha20Poly1305(bytes(32)), 7
+        for sealed_as, prefix, frame_type in (
+            (bytes((FWD,)), b"", FWD),
+            (END_DATA, b"", FWD),
+            (bytes((ACK,)), b"", ACK),
+            (bytes((CLOSE,)), b"\5", CLOSE),
+        ):
+            payload = prefix + cipher.encrypt(pack_nonce(nonce), b"data", sealed_as)
+            for other in (FWD, ACK, CLOSE):
+                found = is_authentic(cipher.decrypt, nonce, other, payload)
+                self.assertIs(found, other == frame_type, (sealed_as, other))
+            self.assertFalse(is_authentic(cipher.decrypt, nonce + 1, frame_type, payload))
 
 
 class ForgeryCase(HalfCase):
