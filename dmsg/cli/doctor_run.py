@@ -15,7 +15,8 @@ from twisted.web.iweb import IResponse
 
 from dmsg.base.printable import shorten, without_userinfo
 from dmsg.base.units import milliseconds
-from dmsg.cli.config_file import config_path, read_config
+from dmsg.cli.config_file import ConfigError, config_path, read_config
+from dmsg.cli.networks import joined_networks
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.params import WAYS_TO_A_DISCOVERY
 from dmsg.clients.address_book import AddressBook
@@ -151,6 +152,7 @@ async def _discovery(reactor: Reactor, all_: Examination, url: str, servers: dic
         began = reactor.seconds()
         listed = await lookup.available_servers()
         took = reactor.seconds() - began
+        await _invitation(all_, lookup)
     except DmsgError as error:
         all_.found(
             Verdict.WRONG,
@@ -176,6 +178,26 @@ async def _discovery(reactor: Reactor, all_: Examination, url: str, servers: dic
     else:
         all_.found(Verdict.WRONG, "discovery", what, "commands other than `dmsg messaging` need a dmsg-server there")
     servers.update({entry.static: entry for entry in ours})
+
+
+async def _invitation(all_: Examination, lookup: Lookup) -> None:
+    """Check that a discovery still knows the server of the invitation by which its network was joined."""
+    try:
+        networks = [one for one in joined_networks().values() if one.discovery.rstrip("/") == lookup.url]
+    except ConfigError:
+        return  # The check of the configuration file has reported the error.
+    for network in networks:
+        if not network.server:
+            continue
+        try:
+            await lookup.entry(PubKey.from_text(network.server))
+        except EntryNotFound:
+            text = f"network {network.name}: discovery does not know the server of its invitation any more"
+            advice = f"ask its host for a new invitation, then: dmsg leave {network.name}; dmsg join INVITATION"
+            all_.found(Verdict.WRONG, "network", text, advice)
+        else:
+            text = f"network {network.name}: discovery knows the server of its invitation"
+            all_.found(Verdict.OK, "network", text)
 
 
 async def _time_there(reactor: Reactor, all_: Examination, url: str) -> None:

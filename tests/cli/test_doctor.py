@@ -102,6 +102,20 @@ class DoctorTests(ToolCase):
         self.assertIn("through none", found["entry"]["text"])
 
     @asynchronous
+    async def test_a_network_whose_host_has_another_key_now(self) -> None:
+        await self.network()
+        lookup = Lookup(reactor, self.url)
+        self.addCleanup(lookup.close)
+        known = (await lookup.available_servers())[0].key
+        for key, verdict in ((known, "ok"), (SecKey.generate().public, "wrong")):
+            (self.directory / "config.toml").write_text(
+                f'discovery = "home"\n[networks.home]\ndiscovery = "{self.url}"\nserver = "{key.text}"\n'
+            )
+            _, found = await self.examined(DMSG_DISCOVERY="")
+            self.assertEqual(found["network"]["verdict"], verdict, found)
+        self.assertIn("dmsg join", found["network"]["advice"])
+
+    @asynchronous
     async def test_what_is_wrong_on_this_machine(self) -> None:
         (self.directory / "names").write_text("nonsense\n")
         (self.directory / "config.toml").write_text("nonsense\n")
