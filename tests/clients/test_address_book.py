@@ -21,7 +21,7 @@ class ReadingTests(SynchronousTestCase):
         self.path = Path(self.mktemp())
         self.patch(address_book, "_last", {})
 
-    def test_it_is_read_once(self) -> None:
+    def test_an_unchanged_book_is_read_once(self) -> None:
         read: list[Path] = []
         text_of = Path.read_text
 
@@ -37,7 +37,7 @@ class ReadingTests(SynchronousTestCase):
             self.assertEqual(AddressBook(self.path).name_of(ALICE), "alice")
         self.assertEqual(len(read), 1)
 
-    def test_what_is_changed_is_seen(self) -> None:
+    def test_a_changed_book_is_read_again(self) -> None:
         book = AddressBook(self.path)
         self.assertRaises(NoSuchName, book.find, "alice")
         book.add("alice", ALICE)

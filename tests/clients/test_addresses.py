@@ -31,7 +31,7 @@ class FormsTests(SynchronousTestCase):
         self.names = AddressBook(Path(self.mktemp()))
         self.names.add("bob", KEY)
 
-    def test_either_form_is_found(self) -> None:
+    def test_keys_in_either_form_are_found_in_the_book(self) -> None:
         for text in (KEY.text, KEY.text.upper(), str(KEY), "bob", "BOB"):
             self.assertEqual(self.names.find(text), KEY)
             self.assertEqual(self.names.find_host(text), KEY)
@@ -46,7 +46,7 @@ class FormsTests(SynchronousTestCase):
         with self.assertRaisesRegex(UnknownName, "is a public key"):
             self.names.add(KEY.text, KEY)
 
-    def test_who_is_neither(self) -> None:
+    def test_text_that_is_neither_name_nor_key_is_refused(self) -> None:
         with self.assertRaisesRegex(NoSuchName, r"neither a public key \(53 characters\) nor a name in"):
             self.names.find("carol")
 

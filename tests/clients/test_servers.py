@@ -105,7 +105,7 @@ class HintTests(SynchronousTestCase):
         self.clock.pump([0, 0.1])
         self.assertEqual(self.lookups.asked, [])
 
-    def test_only_is_only(self) -> None:
+    def test_a_server_outside_only_is_never_used(self) -> None:
         self.set_up(only=[KEYS[0].public])
         self.lookups.asked.clear()
         self.leave(KEYS[0].public, KEYS[1:])
@@ -165,7 +165,7 @@ class Keeper:
 class OnceTests(SecureCase):
     """A server may say once that it leaves."""
 
-    def test_again_and_again(self) -> None:
+    def test_a_server_that_leaves_again_and_again_is_left_once(self) -> None:
         told: list[int] = []
         self.b.keeper = Keeper(told)
         for seconds in (8, 7, 6):

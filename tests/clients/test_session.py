@@ -35,7 +35,7 @@ class Rules:
         self.network.settle()
         self.assertEqual(held[1].data, b"written")
 
-    def test_the_link_holds_them_all(self) -> None:
+    def test_a_congested_link_holds_all_streams(self) -> None:
         pairs = [self.open_stream() for _ in range(3)]
         pairs[0][0].transport._carrier.congested()
         self.a.link_congested()

@@ -56,7 +56,7 @@ class ExchangeTests(SynchronousTestCase):
         result: Answer = self.successResultOf((stream or Stream(self.clock, self.factory)).offer(name, data))
         return result
 
-    def test_files_one_after_the_other(self) -> None:
+    def test_several_files_are_stored_over_one_stream(self) -> None:
         stream = Stream(self.clock, self.factory)
         files = {spool_name(number): packed(count=5 + 400 * number) for number in range(5)}
         for name, data in files.items():
@@ -68,7 +68,7 @@ class ExchangeTests(SynchronousTestCase):
             self.assertEqual(self.answer(name, data, stream), Answer(Kind.KEPT))
         self.assertEqual((self.factory.file_count, kept_files(self.root)), (5, files))
 
-    def test_in_single_bytes(self) -> None:
+    def test_a_file_may_arrive_byte_by_byte(self) -> None:
         receiving = self.factory.buildProtocol(DmsgAddress(ALICE))
         assert receiving is not None
         server: Any = iosim.makeFakeServer(receiving)
@@ -88,7 +88,7 @@ class ExchangeTests(SynchronousTestCase):
         self.assertEqual(dict(self.factory.refusals), {"unfit": 1})
         self.assertEqual(list(self.root.glob("*/.part-*")), [])
 
-    def test_no_room(self) -> None:
+    def test_a_file_without_room_is_put_off(self) -> None:
         with mock.patch.object(self.store, "check_room", side_effect=StoreFull("the collector's disk is full")):
             self.assertEqual(self.answer(spool_name(1), packed()).kind, Kind.LATER)
         with mock.patch.object(self.store, "open_part", side_effect=OSError(errno.ENOSPC, "No space left on device")):
@@ -200,7 +200,7 @@ class ExchangeTests(SynchronousTestCase):
             self.failureResultOf(answer)
         self.assertEqual([self.successResultOf(answer).kind for answer in answers[2:]], [Kind.KEPT] * 2)
 
-    def test_who_may_come(self) -> None:
+    def test_senders_that_are_not_listed_are_refused(self) -> None:
         carol = SecKey.from_seed(b"carol").public
         self.assertFalse(self.factory.admits(DmsgAddress(carol)))
         self.assertIsNone(self.factory.buildProtocol(DmsgAddress(carol)))

@@ -98,7 +98,7 @@ class ProcessTests(TestCase):
         return {boot: sorted(numbers) for boot, numbers in found.items()}
 
     @asynchronous
-    async def test_what_is_killed_loses_nothing(self) -> None:
+    async def test_killed_servers_and_collectors_lose_no_file(self) -> None:
         url = await self.network()
         server = self.server("S1", url)
         self.senders.write_text(await self.sender_of(server))
@@ -149,7 +149,7 @@ class ProcessTests(TestCase):
         self.assertRegex(metrics, rf'newest_file_timestamp_seconds{{sender="{sender}"}} 1\.')
 
     @asynchronous
-    async def test_a_discovery_sends_too(self) -> None:
+    async def test_discovery_sends_its_files(self) -> None:
         spool = self.directory / "D"
         to = f"--telemetry-to={self.key.public}:17"
         url = await self.entities.discovery(
@@ -163,7 +163,7 @@ class ProcessTests(TestCase):
         self.assertEqual(row["role"], "discovery")
 
     @asynchronous
-    async def test_by_hand(self) -> None:
+    async def test_analytics_send_delivers_what_a_server_left(self) -> None:
         """``dmsg analytics send``: what a server has left that is no more."""
         url = await self.network()
         spool = self.directory / "old"

@@ -166,7 +166,7 @@ class SenderTests(SynchronousTestCase):
         self.successResultOf(stopped)
         self.assertEqual(self.there(), [spool_name(2)])
 
-    def test_once(self) -> None:
+    def test_send_once_sends_all_files_and_ends(self) -> None:
         self.add(1)
         self.assertEqual(self.successResultOf(Deferred.fromCoroutine(self.sender.send_once())).kept, 1)
         other = SpoolSender(cast(Any, self.clock), self.spool, COLLECTOR, list)

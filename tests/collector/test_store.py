@@ -44,7 +44,7 @@ class StoreTests(SynchronousTestCase):
             self.store.discard(part)
             raise
 
-    def test_a_file(self) -> None:
+    def test_a_received_file_is_stored(self) -> None:
         data = packed()
         kept = self.bring(spool_name(1), data)
         self.assertEqual(kept, self.root / ALICE.hex() / "2024-10-04" / spool_name(1))
@@ -57,7 +57,7 @@ class StoreTests(SynchronousTestCase):
         self.assertEqual(self.store.total, len(data))
         self.assertEqual(list(self.root.glob("**/.part-*")), [])
 
-    def test_what_is_not_kept(self) -> None:
+    def test_a_damaged_file_is_rejected(self) -> None:
         whole = packed()
         for data, why in (
             (b"plain text", "not in gzip format"),
@@ -110,7 +110,7 @@ class StoreTests(SynchronousTestCase):
         self.bring(spool_name(1), data[: len(data) // 2])
         self.assertEqual(list(kept_files(self.root)), [spool_name(1)])
 
-    def test_a_file_of_several_members(self) -> None:
+    def test_a_file_of_several_gzip_members_is_stored(self) -> None:
         """Looking how much text is in it did not end where one was long, and took ever more memory."""
         text = b'{"producer": "02ab"}\n' * 100_000
         data = gzip.compress(text) + gzip.compress(text)
@@ -181,7 +181,7 @@ class StoreTests(SynchronousTestCase):
         self.assertEqual(kept_files(self.root), {spool_name(1): first})
         self.assertEqual(list(self.root.glob("**/.part-*")), [])
 
-    def test_room(self) -> None:
+    def test_the_limit_of_the_store_holds(self) -> None:
         self.store.close()
         self.store = self.opened(limit=1000)
         self.store.check_room(ALICE, 500)
@@ -208,5 +208,5 @@ class StoreTests(SynchronousTestCase):
         self.assertFalse(Path(part.name).exists())
         self.assertEqual(again.total, len(data))
 
-    def test_a_place_that_cannot_be(self) -> None:
+    def test_a_directory_that_cannot_be_used_is_an_error(self) -> None:
         self.assertRaisesRegex(StoreError, "cannot be used", Store(Path("/dev/null/x")).open)

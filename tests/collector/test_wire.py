@@ -28,7 +28,7 @@ OFFER = Offer(spool_name(1), 5, "ab" * 32)
 class WireTests(SynchronousTestCase):
     """Plain calls."""
 
-    def test_what_is_said_is_understood(self) -> None:
+    def test_encoded_lines_decode_to_the_same_values(self) -> None:
         for offer in (OFFER, replace(OFFER, voucher="0a" * 65)):
             self.assertEqual(parse_offer(offer.line()), offer)
             self.assertLess(len(offer.line()), LINE_LIMIT)
@@ -37,7 +37,7 @@ class WireTests(SynchronousTestCase):
             self.assertLess(len(answer.line()), LINE_LIMIT)
         self.assertEqual(len(parse_answer(Answer(Kind.LATER, "x" * 5000).line()).why), WHY_LIMIT)
 
-    def test_what_is_no_offer(self) -> None:
+    def test_malformed_offers_are_refused(self) -> None:
         good = json.loads(OFFER.line())
         for change in (
             {"v": 2},
@@ -56,7 +56,7 @@ class WireTests(SynchronousTestCase):
         ):
             self.assertRaises(WireError, parse_offer, json.dumps(good | change).encode())
 
-    def test_names(self) -> None:
+    def test_names_of_spool_files_are_recognised(self) -> None:
         self.assertTrue(is_spool_name(spool_name(1, prefix="receipts-")))
         for name in ("secret", "sender.key", f".{spool_name(1)}.part", "events-1.jsonl.gz", f"x/{spool_name(1)}"):
             self.assertFalse(is_spool_name(name))

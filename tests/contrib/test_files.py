@@ -46,13 +46,13 @@ class UnitTests(SynchronousTestCase):
             found.append(copy)
         return found
 
-    def test_verify(self) -> None:
+    def test_units_pass_systemd_analyze_verify(self) -> None:
         for unit in self.units():
             done = run("systemd-analyze", "verify", "--man=no", str(unit))
             said = [line for line in done.stderr.splitlines() if unit.name in line]
             self.assertEqual((done.returncode, said), (0, []), unit.name)
 
-    def test_security(self) -> None:
+    def test_units_pass_systemd_analyze_security(self) -> None:
         for unit in self.units():
             most = EXPOSED_USER if unit.parent.name == "user" else EXPOSED
             done = run("systemd-analyze", "security", "--offline=true", f"--threshold={most}", str(unit))
@@ -92,13 +92,13 @@ def _names(options: object) -> set[str]:
 class FilterTests(SynchronousTestCase):
     """Before a server."""
 
-    def test_nftables(self) -> None:
+    def test_the_nftables_rules_load(self) -> None:
         done = run("nft", "--check", "-f", str(CONTRIB / "nftables" / "dmsg.nft"))
         if "Operation not permitted" in done.stderr:
             raise SkipTest("nft may not look at its rules here")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
-    def test_fail2ban(self) -> None:
+    def test_fail2ban_filters_match_lines_of_a_server(self) -> None:
         """Lines as a server writes them."""
         log = Path(self.mktemp())
         log.write_text(
@@ -117,7 +117,7 @@ class FilterTests(SynchronousTestCase):
             lines = (CONTRIB / "fail2ban" / name).read_text().splitlines()[1:]
             self.assertIn("\n".join(lines), page, name)
 
-    def test_tmpfiles(self) -> None:
+    def test_tmpfiles_removes_old_logs_only(self) -> None:
         """Old logs go, new ones stay."""
         root = Path(self.mktemp()).absolute()
         logs = root / "var" / "log" / "dmsg"
@@ -134,7 +134,7 @@ class FilterTests(SynchronousTestCase):
 class ContainerTests(SynchronousTestCase):
     """The image is built from what it copies, and from nothing else."""
 
-    def test_what_it_copies_is_enough(self) -> None:
+    def test_the_image_builds_from_what_it_copies(self) -> None:
         text = (CONTRIB / "container" / "Containerfile").read_text()
         root = Path(self.mktemp()).absolute()
         root.mkdir(parents=True)
@@ -163,7 +163,7 @@ class ContainerTests(SynchronousTestCase):
         ):
             self.assertTrue((root / "built" / needed).exists(), needed)
 
-    def test_its_commands(self) -> None:
+    def test_the_commands_of_the_image_exist(self) -> None:
         text = (CONTRIB / "container" / "Containerfile").read_text()
         self.assertIn("USER dmsg\n", text)
         self.assertIn("STOPSIGNAL SIGTERM\n", text)

@@ -25,13 +25,13 @@ def program(name: str) -> str:
 class RulesTests(SynchronousTestCase):
     """What promtool says of the files."""
 
-    def test_they_are_rules(self) -> None:
+    def test_promtool_accepts_the_rules(self) -> None:
         tool = program("promtool")
         for arguments in (["check", "rules", str(RULES)], ["check", "config", str(RULES.parent / "prometheus.yml")]):
             done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
-    def test_each_says_what_to_do(self) -> None:
+    def test_each_alert_says_what_to_do(self) -> None:
         text = RULES.read_text()
         for part in text.split("- alert: ")[1:]:
             name = part.split()[0]

@@ -32,7 +32,7 @@ class PingTests(SynchronousTestCase):
         self.network.settle()
         return self.successResultOf(opening)
 
-    def test_the_program_sees_nothing(self) -> None:
+    def test_pings_are_invisible_to_the_program(self) -> None:
         factory = Accepting()
         b = self.network.client(B, factory)
         protocol = self.ping()
@@ -41,7 +41,7 @@ class PingTests(SynchronousTestCase):
         self.network.settle()
         self.assertEqual((factory.built, b.core.channels, self.a.core.channels), ([], {}, {}))
 
-    def test_nobody_has_to_listen(self) -> None:
+    def test_pings_need_no_listener(self) -> None:
         self.network.client(B, None)
         self.ping()
 
@@ -305,7 +305,7 @@ class O_OpeningTests(ChannelCase):
             self.pair()
         self.assertEqual(self.network.relay.channel_count, 40)
 
-    def test_glare(self) -> None:
+    def test_simultaneous_opens_with_one_id_end_both_channels(self) -> None:
         """A client and the server take the same id at once: both channels end, and nothing stays behind."""
         network = Network(choose=lambda peer: 0)
         factory = Accepting()
@@ -435,7 +435,7 @@ class K_ClosingTests(ChannelCase):
         self.assertIsNotNone(mine.lost)
         self.assertEqual(raw.take()[-1], (CHANNEL_CLOSED, b"\xff"))
 
-    def test_closing_while_paused(self) -> None:
+    def test_a_paused_reader_gets_the_data_before_the_close(self) -> None:
         for abort in (False, True):
             mine, raw = self.raw_pair()
             number = 255 - int(abort)

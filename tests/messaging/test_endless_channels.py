@@ -34,7 +34,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         _, events = self.core.receive_frames(bytearray(data), len(data), FRAMES)
         return events
 
-    def test_so_many_of_one_read(self) -> None:
+    def test_the_key_agreements_of_one_read_are_limited(self) -> None:
         """Each is a third of a millisecond of keys: the rest comes in the next turn."""
         data = bytearray(b"".join(self.opening(number) for number in range(40)))
         counts = []
@@ -45,7 +45,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
             self.assertEqual(self.core.left, len(events) == FRAMES // HANDSHAKE_FRAMES)
         self.assertEqual(counts, [16, 16, 8])
 
-    def test_each_once(self) -> None:
+    def test_a_repeated_opening_is_refused(self) -> None:
         once = self.opening(1, ephemeral=True)
         self.assertEqual([type(event) for event in self.receive(once)], [Requested])
         self.assertEqual(self.receive(self.opening(2, ephemeral=True)), [])
@@ -57,7 +57,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
             self.receive(self.opening(number, ping=True))
         self.assertEqual((len(self.core.channels), self.doorman.refused), (3, 0))
 
-    def test_a_flood(self) -> None:
+    def test_channels_opened_and_closed_repeatedly_are_limited(self) -> None:
         """What is opened and closed again and again in one name."""
         once = [self.opening(0, ping=True) + encode_close(Profile.SEED, 0)] * 3
         self.doorman._of_stranger.charge(f"{KEYS['X'].public} {A.public}", ONE_STRANGER_BURST - 2, 0.0)

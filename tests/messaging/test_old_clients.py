@@ -29,7 +29,7 @@ ERAS = {"2019-03-06": (False, True), "2019-03-13": (True, True), "2019-04-15": (
 class LayerTests(SynchronousTestCase):
     """The layer by itself, against what the Go code wrote."""
 
-    def test_recorded_bytes(self) -> None:
+    def test_the_layer_reproduces_the_recorded_bytes(self) -> None:
         recorded = vectors("ack_layer")
         layer = AckLayer()
         self.assertEqual(layer.payload(b"foo").hex(), recorded["write_foo_plaintext_hex"])
@@ -43,7 +43,7 @@ class LayerTests(SynchronousTestCase):
         self.assertEqual(layer.in_flight, 1)
 
     @given(st.lists(st.binary(max_size=300), max_size=30))
-    def test_two_ends(self, messages: list[bytes]) -> None:
+    def test_two_ends_of_the_layer_understand_each_other(self, messages: list[bytes]) -> None:
         one, two = AckLayer(), AckLayer()
         for data in messages:
             got, acknowledged = two.receive(one.payload(data))
@@ -53,7 +53,7 @@ class LayerTests(SynchronousTestCase):
         self.assertEqual((one.in_flight, two.due), (0, False))
 
     @given(st.binary(max_size=120))
-    def test_any_bytes(self, message: bytes) -> None:
+    def test_random_bytes_do_not_break_the_layer(self, message: bytes) -> None:
         layer = AckLayer()
         layer.payload(b"under way")
         try:
@@ -182,7 +182,7 @@ class DialTests(SynchronousTestCase):
         self.successResultOf(opening)
         return network, mine.built[0], stock
 
-    def test_hell(self) -> None:
+    def test_one_word_and_the_end_arrive(self) -> None:
         """One word, and the end: what ended the process of a stock acceptor."""
         for era in ERAS:
             network, mine, stock = self.reach(era)
@@ -197,7 +197,7 @@ class DialTests(SynchronousTestCase):
             self.assertFalse(mine.lost.check(StreamLost), era)
             self.assertEqual(network.relay.channel_count, 0)
 
-    def test_echo_of_much(self) -> None:
+    def test_a_large_echo_arrives(self) -> None:
         for era in ERAS:
             network, mine, stock = self.reach(era, got=echo)
             data = SecKey.generate().to_bytes() * 8192
@@ -266,7 +266,7 @@ class DialTests(SynchronousTestCase):
         self.assertEqual(protocol.lost.value.close_reason, CloseReason.ACKS_DIFFER)
         self.assertTrue(stock.accepted[0].over)
 
-    def test_one_whose_first_word_tells(self) -> None:
+    def test_the_first_word_reveals_the_dialect(self) -> None:
         for era in ("2019-03-13", "2019-04-15"):
             network = OldNetwork()
             stock = network.stock(KEYS["B"], era)
@@ -285,7 +285,7 @@ class DialTests(SynchronousTestCase):
             network.advance(UNDECIDED_LIMIT)
             self.assertIsNone(protocol.lost)
 
-    def test_one_that_says_nothing(self) -> None:
+    def test_an_undecided_remote_is_decided_after_a_limit(self) -> None:
         network = OldNetwork()
         stock = network.stock(KEYS["B"], "2019-03-13")
         mine = Accepting()
@@ -317,7 +317,7 @@ class EndTests(SynchronousTestCase):
         assert failure is not None
         return int(failure.value.close_reason) if failure.check(StreamLost) else 0
 
-    def test_nothing_was_sent(self) -> None:
+    def test_an_end_without_data_is_clean(self) -> None:
         network, mine, channel = self.reach(None)
         mine.transport.write(b"request")
         network.settle()
@@ -325,7 +325,7 @@ class EndTests(SynchronousTestCase):
         network.settle()
         self.assertEqual(self.reason(mine), CloseReason.ABORTED)
 
-    def test_not_acknowledged(self) -> None:
+    def test_an_end_with_unacknowledged_data_is_no_clean_end(self) -> None:
         network, mine, channel = self.reach(True)
         sent = mine.transport.send(b"request")
         network.settle()
@@ -356,7 +356,7 @@ class EndTests(SynchronousTestCase):
         network.settle()
         self.assertEqual((channel.writes, self.reason(mine)), (1, CloseReason.UNCONFIRMED))
 
-    def test_sends_are_apart(self) -> None:
+    def test_sends_keep_10_ms_apart_unless_acknowledged(self) -> None:
         """No two within 10 ms, unless the first is acknowledged."""
         network, mine, channel = self.reach(True)
         times: list[float] = []
@@ -377,7 +377,7 @@ class AcceptTests(SynchronousTestCase):
         two_ids, acknowledges = ERAS[era]
         return network.client(KEYS["B"], accept, **{"acks": acknowledges, "two_ids": two_ids, **options})
 
-    def test_hello_and_the_end(self) -> None:
+    def test_a_greeting_and_the_end_arrive(self) -> None:
         for era in ERAS:
             network = OldNetwork()
             theirs = Accepting()
@@ -415,7 +415,7 @@ class AcceptTests(SynchronousTestCase):
                 network.advance(0.05)
             self.assertEqual((protocol.data, channel.data, stock.panics), (b"first", b"waits", []), era)
 
-    def test_two_of_this_package(self) -> None:
+    def test_two_clients_of_this_package_exchange_plain_bytes(self) -> None:
         """Their bytes are theirs, whatever they begin with, and whatever the acceptor was told of others."""
         for told in (None, True, False):
             network = OldNetwork()
@@ -588,5 +588,5 @@ class OfferTests(RelayCase):
             self.say(self.peer(number), (CHANNEL_OPENED, b"\5\6" + bytes(49)))
         self.assertEqual(self.relay._known, before)
 
-    def test_the_seed_knows_one(self) -> None:
+    def test_the_seed_profile_refuses_two_ids(self) -> None:
         self.assertRaises(ValueError, Relay, Profile.SEED, two_ids=True)

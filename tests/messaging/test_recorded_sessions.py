@@ -140,7 +140,7 @@ class ServerReplayTests(SynchronousTestCase):
             compared += len(expected[who])
         return compared
 
-    def test_every_session(self) -> None:
+    def test_the_relay_reproduces_every_recorded_session(self) -> None:
         for name in SESSIONS:
             self.assertGreater(self.replay(Session(name)), 1000, name)
 
@@ -243,7 +243,7 @@ class ClientReplayTests(SynchronousTestCase):
         self.assertEqual(ends[0].data, b"".join(other))
         self.assertIsNotNone(ends[0].lost, (session.name, who))
 
-    def test_every_session(self) -> None:
+    def test_the_client_reproduces_every_recorded_session(self) -> None:
         for name in SESSIONS:
             # B of this one was made not to answer CloseChannel, which no client of ours can be
             for who in "A" if name == "close_timeout" else "AB":

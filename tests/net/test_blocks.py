@@ -22,7 +22,7 @@ HOSTS = [f"2600:{site}:0:{subnet:x}::1" for site in (1, 2) for subnet in (0, 1, 
 class BlocksTests(SynchronousTestCase):
     """Names and factors."""
 
-    def test_widths(self) -> None:
+    def test_blocks_have_the_documented_widths(self) -> None:
         for host, expected in (
             ("8.8.4.4", [("8.8.4.4", 1), ("8.8.4.0/24", 8)]),
             ("::ffff:8.8.4.4", [("8.8.4.4", 1), ("8.8.4.0/24", 8)]),
@@ -39,7 +39,7 @@ class BlocksTests(SynchronousTestCase):
         ):
             self.assertEqual(list(blocks_of(host)), expected, host)
 
-    def test_the_least_factor(self) -> None:
+    def test_factors_have_a_minimum(self) -> None:
         self.assertEqual(min(factor for _, factor in (*WIDTHS_IPV6, *WIDTHS_IPV4) if factor > 1), LEAST_FACTOR)
 
     @given(st.lists(st.tuples(st.sampled_from(HOSTS), st.booleans()), max_size=60))

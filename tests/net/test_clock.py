@@ -63,19 +63,19 @@ class MonotonicReactorTests(SynchronousTestCase):
         self.assertEqual(self.pass_time(1.0), ["after 2", "after 3", "put off", "after 5"])
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
-    def test_twice_is_once(self) -> None:
+    def test_a_second_call_changes_nothing(self) -> None:
         use_monotonic_clock(self.reactor)
         call = self.reactor.callLater(30.0, self.fired.append, "x")
         use_monotonic_clock(self.reactor)
         self.assertEqual(call.getTime(), 130.0)
 
-    def test_a_clock_of_tests_stays(self) -> None:
+    def test_a_test_clock_is_left_as_it_is(self) -> None:
         """It stands for the reactor's clock; who needs a date is given ``clock.seconds`` as well."""
         clock = Clock()
         use_monotonic_clock(clock)
         self.assertEqual(clock.seconds(), 0.0)
 
-    def test_time_goes_on(self) -> None:
+    def test_the_monotonic_reactor_advances(self) -> None:
         self.assertLessEqual(monotonic(), monotonic())
 
 
@@ -106,7 +106,7 @@ class StepTests(SynchronousTestCase):
         watch.stopService()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_who_is_told_may_fail(self) -> None:
+    def test_a_failing_callback_does_not_stop_the_watch(self) -> None:
         told: list[float] = []
 
         def fail(step: float) -> None:

@@ -383,7 +383,7 @@ class RandomTests(SynchronousTestCase):
     """Random and mutated bytes at every state: named errors, the server lives, nothing grows."""
 
     @given(st.integers(0, 4), st.binary(min_size=1, max_size=300), st.integers(0, 400))
-    def test_any_state(self, state: int, data: bytes, where: int) -> None:
+    def test_random_bytes_in_any_state_raise_only_named_errors(self, state: int, data: bytes, where: int) -> None:
         network = MemoryNetwork()
         client = RawClient(SecKey.from_seed(b"random"), SERVER_KEY.public)
         if state == 0:
@@ -413,7 +413,7 @@ class RandomTests(SynchronousTestCase):
         survivor = network.client(SecKey.from_seed(b"survivor"))
         self.assertTrue(survivor.connected)
 
-    def test_all_ids(self) -> None:
+    def test_a_free_id_is_found_while_nearly_all_are_used(self) -> None:
         """Defect 5 at the client: a new id is found at once however many are in use."""
         core = ClientConnection(SERVER_KEY.public)
         for _ in range(32767):
@@ -480,7 +480,7 @@ class CrowdTests(FaultCase):
     MESSAGES = 5
 
     @asynchronous
-    async def test_a_thousand_clients(self) -> None:
+    async def test_a_thousand_clients_exchange_messages(self) -> None:
         """Each has a transport to another; each message is acknowledged, and received once and in order."""
         server = await self.start_server()
         port = server.ports[0].getHost().port
@@ -535,7 +535,7 @@ class SignalTests(FaultCase):
     """SIGTERM drains within ten seconds."""
 
     @asynchronous
-    async def test_sigterm(self) -> None:
+    async def test_sigterm_drains_within_ten_seconds(self) -> None:
         url = await self.start_discovery()
         directory = Path(self.mktemp())
         directory.mkdir()

@@ -46,7 +46,7 @@ class ServerMemoryTests(EntityCase):
         return sender
 
     @asynchronous
-    async def test_who_does_not_read_gives(self) -> None:
+    async def test_clients_that_do_not_read_lose_their_data_first(self) -> None:
         url = await self.start_discovery()
         server = await self.start_server(f"--discovery={url}", "--memory=3")
         self.assertEqual(server.memory.limit, 3 << 20)
@@ -88,7 +88,7 @@ class ServerMemoryTests(EntityCase):
         await self.until(lambda: not factory.stirred)
 
     @asynchronous
-    async def test_the_messaging_system(self) -> None:
+    async def test_the_messaging_server_keeps_the_memory_limit(self) -> None:
         url = await self.start_discovery()
         server = await self.start_server(f"--discovery={url}", "--memory=2", "--drain-timeout=0", tap=messaging_tap)
         pairs = await self.pairs(url, 4, family=MessagingClient)

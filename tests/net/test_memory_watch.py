@@ -28,13 +28,13 @@ class AllocatorTests(SynchronousTestCase):
             self.clock.advance(1)
             self.allocator.trim(held)
 
-    def test_nothing_to_give(self) -> None:
+    def test_no_memory_is_returned_without_need(self) -> None:
         self.look(600)
         self.kept = WORTH_GIVING_BACK - MIB
         self.look(600)
         self.assertEqual(self.allocator.asked, 0)
 
-    def test_back_within_a_minute(self) -> None:
+    def test_freed_memory_is_returned_within_a_minute(self) -> None:
         """Whatever was held, and for however long."""
         for lasts in (1, 20, 300):
             self.size = BASE + 100 * MIB
@@ -43,7 +43,7 @@ class AllocatorTests(SynchronousTestCase):
             self.look(60)
             self.assertEqual(self.kept, 0, lasts)
 
-    def test_what_nobody_counted(self) -> None:
+    def test_memory_that_nobody_counted_is_returned(self) -> None:
         self.size = BASE + 50 * MIB
         self.look(30)
         self.size, self.kept = BASE, 50 * MIB

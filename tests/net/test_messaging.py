@@ -354,7 +354,7 @@ class OldClientTests(CommandCase, MessagingCase):
         return client
 
     @asynchronous
-    async def test_hell(self) -> None:
+    async def test_a_word_from_standard_input_arrives(self) -> None:
         """One word at its standard input, to one who waits for it."""
         for era, options in (
             ("2019-03-06", ["--acks", "yes"]),
@@ -380,7 +380,7 @@ class OldClientTests(CommandCase, MessagingCase):
             self.assertEqual((said, stock.panics), ([b"hell\n"], []), era)
 
     @asynchronous
-    async def test_nobody_knows(self) -> None:
+    async def test_an_unknown_dialect_is_an_error_with_advice(self) -> None:
         """Without the option a program of between is not spoken to, and the error says what to do."""
         url = await self.start_discovery()
         server = await self.start_messaging_server(f"--discovery={url}", "--profile=skywire")
@@ -394,7 +394,7 @@ class OldClientTests(CommandCase, MessagingCase):
         self.assertEqual((stock.panics, [one.received for one in stock.accepted]), ([], [[]]))
 
     @asynchronous
-    async def test_who_opens_a_channel(self) -> None:
+    async def test_programs_of_2019_open_channels_to_the_commands(self) -> None:
         for era, options in (
             ("2019-03-06", []),
             ("2019-03-13", ["--ids", "two"]),

@@ -42,7 +42,7 @@ class RetryLoopTests(SynchronousTestCase):
             raise self.result
         return self.result
 
-    def test_when_it_says_so(self) -> None:
+    def test_the_loop_runs_at_the_planned_times(self) -> None:
         self.result = 5.0
         self.again.soon(1)
         self.clock.pump([1] * 12)
@@ -51,7 +51,7 @@ class RetryLoopTests(SynchronousTestCase):
         self.clock.advance(5)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_whatever_is_raised(self) -> None:
+    def test_any_exception_is_followed_by_the_next_run(self) -> None:
         for error in (RecursionError("deep"), KeyError("x"), ValueError(), OSError(24, "too many open files")):
             self.setUp()
             self.result = error
@@ -62,7 +62,7 @@ class RetryLoopTests(SynchronousTestCase):
             self.again.stop()
             self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_never_twice_at_a_time(self) -> None:
+    def test_runs_never_overlap(self) -> None:
         self.under_way = Deferred()
         self.again.soon(0)
         self.clock.advance(0)
@@ -78,7 +78,7 @@ class RetryLoopTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     @given(st.lists(st.sampled_from(["soon", "later", "now", "time", "end", "error"]), max_size=30))
-    def test_any_order(self, steps: list[str]) -> None:
+    def test_every_request_is_served_in_any_order(self, steps: list[str]) -> None:
         """Nobody who asked for it waits for ever."""
         self.setUp()
         self.under_way = Deferred()
@@ -147,7 +147,7 @@ ERRORS = (RecursionError("maximum recursion depth exceeded"), KeyError("x"), Dis
 class LoopTests(SynchronousTestCase):
     """The loops of a client: one answer is an error, and all is well a little later."""
 
-    def test_publishing(self) -> None:
+    def test_publishing_is_retried(self) -> None:
         for bad in range(1, 5):
             for error in ERRORS:
                 clock = Clock()
@@ -230,7 +230,7 @@ class LoopTests(SynchronousTestCase):
         self.assertGreater(len(after), 2)
         servers._looks.stop()
 
-    def test_looking_for_servers(self) -> None:
+    def test_looking_for_servers_is_retried(self) -> None:
         for bad in (1, 2):
             for error in ERRORS:
                 clock = Clock()

@@ -93,7 +93,7 @@ class SiteTests(EntityCase):
             self.assertEqual(told["peer"], expected_peer)
 
     @asynchronous
-    async def test_klein(self) -> None:
+    async def test_a_klein_site_sees_host_and_peer(self) -> None:
         await self.network()
         app = Klein()
 
@@ -114,7 +114,7 @@ class SiteTests(EntityCase):
 
     @skipUnless(find_spec("flask"), "flask is not installed")
     @asynchronous
-    async def test_flask(self) -> None:
+    async def test_a_flask_site_sees_host_and_peer(self) -> None:
         import flask
 
         await self.network()
@@ -134,7 +134,7 @@ class SiteTests(EntityCase):
 
     @skipUnless(find_spec("aiohttp"), "aiohttp is not installed")
     @asynchronous
-    async def test_aiohttp_behind_a_port(self) -> None:
+    async def test_an_aiohttp_site_behind_expose_sees_its_host(self) -> None:
         await self.network()
         site = AiohttpThread()
         self.addCleanup(site.stop)

@@ -38,7 +38,7 @@ class ShareTests(SynchronousTestCase):
         self.clock = TurnClock()
         self.share = TurnShare(self.clock)
 
-    def test_a_part_each(self) -> None:
+    def test_every_owner_gets_a_part_of_the_turn(self) -> None:
         self.assertTrue(self.share.allows("a"))
         self.share.used("a", MOST)
         self.assertFalse(self.share.allows("a"))
@@ -82,7 +82,7 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual("".join(log), "abc" * 3)
         self.assertEqual(len(self.clock.getDelayedCalls()), 1)
 
-    def test_many_have_less_each(self) -> None:
+    def test_many_owners_get_smaller_parts(self) -> None:
         for number in range(1000):
             self.share.used(f"{number}", 1e-6)
         self.clock.advance(TURN)
@@ -130,7 +130,7 @@ class LinkTests(SynchronousTestCase):
         one.take()
         return one, two, request.id
 
-    def test_others_have_their_turn(self) -> None:
+    def test_other_clients_are_served_during_a_flood(self) -> None:
         """What comes behind ten thousand strays waits for many turns; another client's frame for none."""
         factory = self.network.factory
         one, two, theirs = self.pair()

@@ -82,7 +82,7 @@ class TurnsTests(SynchronousTestCase):
         self.assertEqual((worker.done, worker.over), ([each, each, 5 - 2 * each], 2))
         self.assertEqual(clock.getDelayedCalls(), [])
 
-    def test_turns_that_nobody_shares(self) -> None:
+    def test_work_without_a_share_continues_in_the_next_turn(self) -> None:
         clock = Clock()
         worker = Worker(clock, None, 3)
         worker._next_turn()
@@ -91,7 +91,7 @@ class TurnsTests(SynchronousTestCase):
         clock.advance(0)
         self.assertEqual((worker.done, worker.over), ([3], 1))
 
-    def test_nothing_is_left(self) -> None:
+    def test_work_finished_meanwhile_is_not_repeated(self) -> None:
         """Who has been told what is left in another way does nothing in the next turn."""
         clock = Clock()
         worker = Worker(clock, TurnShare(clock), 3)

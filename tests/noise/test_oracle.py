@@ -42,7 +42,9 @@ class OracleTests(SynchronousTestCase):
     """With the same keys both say the same, to each other and of each other."""
 
     @given(st.sampled_from(Pattern), st.lists(keys, min_size=4, max_size=4), st.binary(max_size=40), payloads)
-    def test_every_byte(self, pattern: Pattern, chosen: list[SecKey], prologue: bytes, carried: list[bytes]) -> None:
+    def test_messages_equal_those_of_the_library(
+        self, pattern: Pattern, chosen: list[SecKey], prologue: bytes, carried: list[bytes]
+    ) -> None:
         own, library = (sides(kind, pattern, chosen, prologue) for kind in (Handshake, LibraryHandshake))
         for turn in range(MESSAGES[pattern]):
             writer, reader = turn % 2, 1 - turn % 2
@@ -63,7 +65,9 @@ class OracleTests(SynchronousTestCase):
             st.integers(0, 120),
         ),
     )
-    def test_every_refusal(self, pattern: Pattern, which: int, damage: bytes | tuple[int, int] | int) -> None:
+    def test_refusals_equal_those_of_the_library(
+        self, pattern: Pattern, which: int, damage: bytes | tuple[int, int] | int
+    ) -> None:
         """Other bytes, one byte changed, or cut short: both refuse, or neither does, in the same words."""
         which %= MESSAGES[pattern]
         said = []
@@ -103,7 +107,7 @@ class SharedTemplateTests(SynchronousTestCase):
         return both
 
     @given(st.lists(st.integers(0, 3), min_size=12, max_size=12))
-    def test_interleaved(self, order: list[int]) -> None:
+    def test_interleaved_handshakes_do_not_disturb_each_other(self, order: list[int]) -> None:
         """Four handshakes take their turns in any order."""
         running = [sides(Handshake, pattern, KEYS, bytes([n])) for n in range(2) for pattern in Pattern]
         turns = [0] * len(running)
@@ -118,7 +122,7 @@ class SharedTemplateTests(SynchronousTestCase):
                 alone[1 - turn % 2].read_message(alone[turn % 2].write_message())
             self.assertEqual([one.result for one in both], [one.result for one in alone])
 
-    def test_threads(self) -> None:
+    def test_handshakes_run_in_threads(self) -> None:
         barrier = Barrier(4)
 
         def work(_: int) -> list[object]:

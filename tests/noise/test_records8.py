@@ -56,7 +56,7 @@ class VectorTests(SynchronousTestCase):
             return False
         return True
 
-    def test_a_record_twice(self) -> None:
+    def test_a_repeated_record_is_refused(self) -> None:
         """Its reader of objects takes it twice; ours does not."""
         first, second, zero = VECTORS["XK"]["object_reader"]
         self.assertEqual((first["record"], second["error"]), (second["record"], ""))
@@ -82,7 +82,7 @@ class RecordTests(SynchronousTestCase):
             self.assertRaises(RemoteProtocolError, opener.open, record)
 
     @given(st.binary(max_size=64))
-    def test_bytes_by_chance(self, record: bytes) -> None:
+    def test_random_bytes_are_refused(self, record: bytes) -> None:
         nonces = GrowingNonces()
         self.assertRaises(RemoteProtocolError, Opener8(KEY, nonces).open, record)
         self.assertEqual(nonces.last, 0)
@@ -108,7 +108,7 @@ class NonceTests(SynchronousTestCase):
             self.assertEqual(window.highest, max(seen, default=0))
             self.assertLessEqual(window._seen.bit_length(), 16)
 
-    def test_its_edges(self) -> None:
+    def test_the_edges_of_the_window_are_right(self) -> None:
         window = NonceWindow()
         window.record(WINDOW)
         self.assertTrue(window.accepts(1))

@@ -39,7 +39,7 @@ class PageTests(PageCase):
     """What they say, and to whom."""
 
     @asynchronous
-    async def test_a_server(self) -> None:
+    async def test_the_page_of_a_server_shows_its_state(self) -> None:
         await self.network()
         client = await self.start_client(self.url)
         response, text = await self.get(self.base(self.server) + "/")
@@ -71,7 +71,7 @@ class PageTests(PageCase):
         await response.content()
 
     @asynchronous
-    async def test_discovery(self) -> None:
+    async def test_the_page_of_discovery_shows_its_state(self) -> None:
         await self.network()
         client = await self.start_client(self.url)
         # what the store says is as old as the last look
@@ -99,7 +99,7 @@ class PageTests(PageCase):
         self.assertIn("dmsg_discovery_entries 2.0", metrics)
 
     @asynchronous
-    async def test_a_collector(self) -> None:
+    async def test_the_page_of_a_collector_shows_its_state(self) -> None:
         from dmsg.tap import collector as tap
 
         await self.network()
@@ -131,7 +131,7 @@ class PageTests(PageCase):
             self.assertRegex(text, expected)
 
     @asynchronous
-    async def test_whom_it_is_shown(self) -> None:
+    async def test_the_page_is_only_shown_to_authorised_viewers(self) -> None:
         await self.network()
         for headers, code in (
             ({"Host": "evil.example"}, 403),
@@ -178,7 +178,7 @@ class PageTests(PageCase):
             await one.content()
 
     @asynchronous
-    async def test_a_token(self) -> None:
+    async def test_a_token_opens_the_page(self) -> None:
         token = Path(self.mktemp())
         token.write_text("0123456789abcdef")
         token.chmod(0o600)
@@ -195,7 +195,7 @@ class PageTests(PageCase):
             self.assertEqual(response.code, 200)
 
     @asynchronous
-    async def test_live(self) -> None:
+    async def test_parts_of_the_page_are_sent_when_they_change(self) -> None:
         """Parts come when they change; one that does not read is left out, and there are only so many."""
         await self.network()
         got = bytearray()
@@ -235,7 +235,7 @@ class PageTests(PageCase):
         self.assertRegex(text, r'<dl><div><dt>[^<]*</dt><dd class="bad">')
 
     @asynchronous
-    async def test_one_that_leaves_says_so(self) -> None:
+    async def test_a_draining_server_says_so(self) -> None:
         await self.network()
         client = await self.raw_client(self.server)
         base = self.base(self.server)

@@ -50,7 +50,7 @@ class HistoryTests(SynchronousTestCase):
         self.assertEqual(samples.points(FRAMES), [(0.0, 7.0)])
         self.assertEqual(samples.now(FRAMES), 0.0)
 
-    def test_limits(self) -> None:
+    def test_the_history_is_bounded(self) -> None:
         samples = History()
         for at in range(KEPT + 50):
             samples.add(at, {f"n{number}": at for number in range(MAX_NAMES + 10)})
@@ -82,7 +82,7 @@ class HistoryTests(SynchronousTestCase):
         self.assertEqual(most, each[-1])
         self.assertEqual(half, each[(len(each) + 1) // 2 - 1])
 
-    def test_growth(self) -> None:
+    def test_growth_is_the_rate_between_two_measurements(self) -> None:
         growth: Growth[str] = Growth()
         self.assertEqual(growth.since(10.0, {"a": 100.0}), {"a": 0.0})
         self.assertEqual(growth.since(12.0, {"a": 150.0, "b": 9.0}), {"a": 25.0, "b": 4.5})
@@ -170,12 +170,12 @@ class Asking:
 class AccessTests(SynchronousTestCase):
     """Who may look."""
 
-    def test_this_machine(self) -> None:
+    def test_viewers_on_this_machine_are_admitted(self) -> None:
         for host in ("127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1"):
             for named in ("127.0.0.1", "127.0.0.1:9100", "localhost", "LOCALHOST:1", "[::1]:9100", "[::1]"):
                 self.assertIsNone(Access().refuses(Asking(host, named)), (host, named))
 
-    def test_nobody_else(self) -> None:
+    def test_other_viewers_are_refused_without_a_token(self) -> None:
         for asking in (
             Asking("192.0.2.1"),
             Asking("10.0.0.1"),
@@ -194,7 +194,7 @@ class AccessTests(SynchronousTestCase):
             assert refused is not None
             self.assertEqual(refused[0], 403)
 
-    def test_a_token(self) -> None:
+    def test_a_token_admits_other_viewers(self) -> None:
         access = Access(b"0123456789abcdef")
         for header in ("Bearer 0123456789abcdef", "bearer  0123456789abcdef", "Basic bWU6MDEyMzQ1Njc4OWFiY2RlZg=="):
             self.assertIsNone(access.refuses(Asking("192.0.2.1", "relay.example", authorization=header)), header)
@@ -238,7 +238,7 @@ class DelegationsTests(SynchronousTestCase):
         delegations.forget_silent(1.0 + LASTS)
         self.assertEqual((delegations.most_named(5), len(delegations)), ([], 0))
 
-    def test_limit(self) -> None:
+    def test_the_number_of_remembered_clients_is_bounded(self) -> None:
         delegations = Delegations()
         for number in range(MAX_CLIENTS + 10):
             delegations.posted(str(number), ["x"], 0.0)

@@ -23,7 +23,7 @@ from dmsg.discovery.checks.schedule import (
 class MayCheckTests(SynchronousTestCase):
     """Nobody makes discovery ask what is beside it."""
 
-    def test_by_kind_of_network(self) -> None:
+    def test_private_networks_are_only_checked_for_posters_in_them(self) -> None:
         for address, poster, may in (
             ("8.8.8.8:1", "1.1.1.1", True),
             ("8.8.8.8:1", "", True),
@@ -50,7 +50,7 @@ class MayCheckTests(SynchronousTestCase):
         ):
             self.assertEqual(may_check(address, poster), may, (address, poster))
 
-    def test_anywhere(self) -> None:
+    def test_an_option_allows_checks_in_private_networks(self) -> None:
         """An option for discoveries of private networks."""
         for address, may in (("10.0.0.1:1", True), ("127.0.0.1:1", True), ("169.254.169.254:80", False)):
             self.assertEqual(may_check(address, "1.1.1.1", anywhere=True), may, address)
@@ -106,7 +106,7 @@ class NamesTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(self.resolve("honest.example", "2.2.2.2")), addresses)
         self.failureResultOf(self.resolve("other.example", "2.2.2.2"), CheckPostponed)
 
-    def test_there_is_no_such_name(self) -> None:
+    def test_a_name_that_does_not_resolve_fails_the_check(self) -> None:
         none = self.resolve("none.example", "2.2.2.2")
         self.answer()
         self.assertEqual(self.successResultOf(none), [])

@@ -45,7 +45,7 @@ class ProofTests(TestCase):
         return await self.looks()._why_not(entry, "127.0.0.1", True)
 
     @asynchronous
-    async def test_each_family(self) -> None:
+    async def test_servers_of_each_family_prove_their_key(self) -> None:
         """With what its servers say of themselves, and with nothing, as programs of 2019 do."""
         key, other = SecKey.from_seed(b"prover"), SecKey.from_seed(b"another")
         for kind, feature in ((Server, "relay1"), (MessagingServer, "messaging-seed")):
@@ -56,7 +56,7 @@ class ProofTests(TestCase):
                 self.assertNotEqual(await self.why_not(server, other, version), "", (kind, version))
 
     @asynchronous
-    async def test_whoever_answers_something_else(self) -> None:
+    async def test_a_wrong_or_missing_answer_fails_the_proof(self) -> None:
         """Or nothing."""
 
         class Chatty(Protocol):

@@ -126,7 +126,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.listed(), 0)
         self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
 
-    def test_one_that_refreshes(self) -> None:
+    def test_a_refreshing_server_is_checked_when_it_comes_and_moves(self) -> None:
         """It is looked at when it comes, and when it moves; it stays listed through two looks in vain."""
         self.post(server(1, version="0.0.1+relay1"), refreshes=True)
         self.clock.advance(0.1)
@@ -236,7 +236,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.advance(30.0)
         self.assertEqual(len(self.reached), 1)
 
-    def test_few_at_a_time(self) -> None:
+    def test_few_checks_run_at_a_time(self) -> None:
         self.patch(looks_module, "IN_ROUND", 300)
         for number in range(500):
             self.post(server(number, f"8.8.{number // 200}.{number % 200}:1"), place=f"1.{number % 50}.1.1")
@@ -248,7 +248,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(len(silent), AT_ONCE)
         self.assertEqual(self.listed(), 1)
 
-    def test_a_crowd_of_silent_servers(self) -> None:
+    def test_thousands_of_silent_servers_do_not_delay_a_new_one(self) -> None:
         """Some thousand entries from /64s of one /55, as somebody posted them: servers that take connections and say
         nothing.  A new one is listed at once, one of 2019 that was listed stays so."""
         old = server(5000, "9.9.9.9:1")

@@ -20,18 +20,18 @@ KEY = SecKey.from_seed(b"entry")
 class DeletionTests(SynchronousTestCase):
     """Only what says that it deletes, deletes; and once."""
 
-    def test_a_good_one(self) -> None:
+    def test_a_signed_deletion_is_accepted(self) -> None:
         deletion = Deletion(KEY.public.hex(), 3, 10).sign(KEY)
         self.assertEqual(decode_deletion(deletion.to_json()), deletion)
         check_deletion(Head(3, time_order(9)), deletion)
 
-    def test_an_entry_is_none(self) -> None:
+    def test_an_entry_is_no_deletion(self) -> None:
         entry = Entry("0.0.1", 0, 1, KEY.public.hex(), ClientMeta(())).sign(KEY)
         self.assertRaises(EntryDecodeError, decode_deletion, entry.to_json())
         forged = Deletion(entry.static, 0, 1, entry.signature)
         self.assertRaises(EntrySignatureError, decode_deletion, forged.to_json())
 
-    def test_numbers_at_their_borders(self) -> None:
+    def test_numbers_at_the_limits_of_their_types_are_signed_alike(self) -> None:
         """As they are signed: unsigned 64 bits, and signed ones."""
         for sequence, timestamp, good in (
             (0, -(2**63), True),
@@ -47,11 +47,11 @@ class DeletionTests(SynchronousTestCase):
             # the signature is of other numbers: only what can be a number comes so far
             self.assertRaises(EntrySignatureError if good else EntryDecodeError, decode_deletion, body)
 
-    def test_another_key_cannot(self) -> None:
+    def test_another_key_cannot_delete(self) -> None:
         deletion = Deletion(KEY.public.hex(), 3, 10).sign(SecKey.generate())
         self.assertRaises(EntrySignatureError, decode_deletion, deletion.to_json())
 
-    def test_other_sequences_and_earlier_times(self) -> None:
+    def test_deletions_with_other_sequences_or_earlier_times_are_refused(self) -> None:
         deletion = Deletion(KEY.public.hex(), 3, 10)
         self.assertRaises(EntryInvalid, check_deletion, Head(4, time_order(9)), deletion)
         self.assertRaises(EntryInvalid, check_deletion, Head(3, time_order(10)), deletion)

@@ -145,11 +145,11 @@ MALFORMED = (
 class MalformedTests(SynchronousTestCase):
     """Bad input is a named error, never another."""
 
-    def test_strict(self) -> None:
+    def test_the_strict_reader_refuses_ambiguous_json(self) -> None:
         for body in MALFORMED:
             self.assertRaises(EntryDecodeError, decode, body)
 
-    def test_keys_that_are_no_points(self) -> None:
+    def test_keys_that_are_no_curve_points_are_refused(self) -> None:
         """Of an entry: its signature cannot be right.  Of a server in it: refused though signed."""
         for key in ("02" + "ff" * 32, "02" + "00" * 31 + "05"):
             entry = Entry("0.0.1", 0, 1, key, ClientMeta(()), signature=KEY.sign(b"").hex())
@@ -211,7 +211,7 @@ class MalformedTests(SynchronousTestCase):
 class FeatureTests(SynchronousTestCase):
     """Words behind the version."""
 
-    def test_with_and_without(self) -> None:
+    def test_features_are_read_from_and_written_to_the_version(self) -> None:
         self.assertEqual(with_feature("1.2", "b"), "1.2+b")
         self.assertEqual(with_feature("1.2+b", "a"), "1.2+a.b")
         self.assertEqual(with_feature("1.2+a.b", "a", present=False), "1.2+b")

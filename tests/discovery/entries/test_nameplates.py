@@ -35,7 +35,7 @@ ONE, TWO, THREE = (key.public.hex() for key in (KEY, OTHER, THIRD))
 class RuleTests(SynchronousTestCase):
     """Without a store."""
 
-    def test_candidates(self) -> None:
+    def test_candidates_are_random_distinct_and_short_first(self) -> None:
         """By chance, short ones first, each once, none out of range."""
         numbers = candidates(Random(1))
         self.assertEqual(len(set(numbers)), len(numbers))
@@ -45,7 +45,7 @@ class RuleTests(SynchronousTestCase):
         self.assertEqual([len(str(one)) for one in numbers], sorted(len(str(one)) for one in numbers))
         self.assertTrue(all(1 <= one <= LARGEST for one in numbers))
 
-    def test_how_long_they_are(self) -> None:
+    def test_numbers_grow_when_many_are_in_use_or_guessed(self) -> None:
         """Of numbers of one length one in twenty is in use at most; where somebody tries numbers, one in 2000."""
         for in_use, attacked, digits in (
             (0, False, 4),
@@ -59,7 +59,7 @@ class RuleTests(SynchronousTestCase):
         ):
             self.assertEqual(DIGITS[length(in_use, attacked)], digits, (in_use, attacked))
 
-    def test_release(self) -> None:
+    def test_a_signed_release_decodes(self) -> None:
         release = Release(7, ONE).sign(KEY)
         self.assertEqual(decode_release(release.to_json()), release)
         self.assertRaises(EntrySignatureError, decode_release, Release(7, ONE).sign(OTHER).to_json())
@@ -80,7 +80,7 @@ class RuleTests(SynchronousTestCase):
             self.assertIn(f"has no {name}", str(error))
 
     @given(st.binary(max_size=80))
-    def test_what_is_no_claim(self, body: bytes) -> None:
+    def test_malformed_claims_are_refused(self, body: bytes) -> None:
         for decode in (decode_claim, decode_release):
             self.assertRaises((EntryDecodeError, EntryInvalid, EntrySignatureError), decode, body)
 
@@ -90,7 +90,7 @@ class RuleTests(SynchronousTestCase):
             body = json.dumps(wrong).encode()
             self.assertRaises((EntryDecodeError, EntryInvalid), decode_claim, body)
 
-    def test_who_gets_which(self) -> None:
+    def test_claims_follow_the_limits_of_a_place(self) -> None:
         here, elsewhere = StoredNameplate(7, ONE, "p", 9.0), StoredNameplate(7, ONE, "q", 9.0)
         for known, held, free, number in (
             (None, 0, [3, 4], 3),
@@ -110,7 +110,9 @@ class RuleTests(SynchronousTestCase):
         st.integers(0, 4),
         st.lists(st.integers(1, 9), max_size=3),
     )
-    def test_any_claim(self, known: StoredNameplate | None, held: int, most: int, free: list[int]) -> None:
+    def test_any_claim_keeps_a_place_within_its_limit(
+        self, known: StoredNameplate | None, held: int, most: int, free: list[int]
+    ) -> None:
         """A place that keeps to its limit keeps within it, and no candidate is asked for in vain."""
         asked = iter(free)
         number = decide_claim(known, "p", held, most, asked)
@@ -121,7 +123,7 @@ class RuleTests(SynchronousTestCase):
         if number != TOO_MANY:
             self.assertEqual(number, known.number if known is not None else next(iter(free), NONE_FREE))
 
-    def test_when_one_leads_nowhere(self) -> None:
+    def test_expired_nameplates_lead_nowhere(self) -> None:
         kept = StoredNameplate(7, ONE, "p", 9.0)
         self.assertEqual(check_stored(kept, 8.9), kept)
         self.assertEqual(check_stored(kept, 8.9, ONE), kept)

@@ -38,7 +38,7 @@ NOBODY = b'{"message":"%s","code":404}' % NO_SERVERS.encode()
 class RuleTests(SynchronousTestCase):
     """By plain calls."""
 
-    def test_lists(self) -> None:
+    def test_a_list_of_servers_tells_the_kind_of_discovery(self) -> None:
         for status, body, expected in (
             (404, NOBODY, TODAY),
             (200, b"[%s]" % SERVER_OF_TODAY, TODAY),
@@ -56,7 +56,7 @@ class RuleTests(SynchronousTestCase):
             known = expected if expected == TODAY else ""
             self.assertEqual(recognise(status, body, path_is_unknown=False), known, body[:40])
 
-    def test_entries(self) -> None:
+    def test_an_entry_tells_the_kind_of_discovery(self) -> None:
         visor = b'{"client":{"delegated_servers":[]},"client_type":"visor"}'
         for body, expected in (
             (SERVER_OF_TODAY, True),
@@ -126,7 +126,7 @@ class LookupTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(lookup.available_servers()), [])
         self.assertEqual(there.asked.count("/dmsg-discovery/available_servers"), 1)
 
-    def test_no_discovery_at_all(self) -> None:
+    def test_a_url_of_another_service_is_no_discovery(self) -> None:
         there = Elsewhere()
         lookup = self.lookup(there)
         for _ in range(3):
@@ -135,7 +135,7 @@ class LookupTests(SynchronousTestCase):
             self.assertIn("no discovery", str(failure.value))
         self.assertEqual(there.asked.count("/dmsg-discovery/available_servers"), 1)
 
-    def test_one_of_several(self) -> None:
+    def test_a_foreign_discovery_is_no_final_error_while_another_is_away(self) -> None:
         """Another may come back: that is worth waiting for."""
         wrong = self.lookup(Elsewhere(dmsg_discovery_available_servers=(404, NOBODY)))
         away = self.lookup(Elsewhere())
@@ -155,7 +155,7 @@ class PostedTests(APICase):
         status, message = self.message("POST", "/dmsg-discovery/entry/", SERVER_OF_TODAY)
         self.assertEqual((status, message), (401, f"invalid signature: {POSTED_TODAY}"))
 
-    def test_others_as_before(self) -> None:
+    def test_other_invalid_posts_are_answered_as_before(self) -> None:
         forged = json.loads(self.old_server_entry(b"x").to_json())
         forged["sequence"] = 1
         answer = self.message("POST", "/dmsg-discovery/entry/", json.dumps(forged).encode())

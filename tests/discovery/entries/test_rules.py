@@ -54,7 +54,7 @@ def present(sequence: int = 0, timestamp: int = 1, address: str = "h:1", checked
 class SignedTests(SynchronousTestCase):
     """An entry that can be read in several ways is the one that its signature covers."""
 
-    def test_whichever_it_is(self) -> None:
+    def test_a_signed_entry_is_the_one_that_its_signature_covers(self) -> None:
         key = SecKey.from_seed(b"ways")
         plain = [Entry("0.0.1", number, 9, key.public.hex(), ClientMeta(())) for number in range(3)]
         for signed in range(3):
@@ -78,7 +78,7 @@ class SignedTests(SynchronousTestCase):
 class PostTests(SynchronousTestCase):
     """One decision for every store."""
 
-    def test_table(self) -> None:
+    def test_decisions_follow_the_table(self) -> None:
         deleted = PresentState(Head(3, time_order(5), deleted=True), "h:1", True)
         for before, new, terms, expected in (
             # a first entry is listed after a look, unless nobody looks
@@ -95,7 +95,7 @@ class PostTests(SynchronousTestCase):
         ):
             self.assertEqual(decide_post(before, new, 7.0, terms), expected, (before, new, terms))
 
-    def test_refusals(self) -> None:
+    def test_refusals_have_their_reasons(self) -> None:
         deleted = PresentState(Head(3, time_order(5), deleted=True), "h:1", True)
         for before, new, text in (
             (None, entry(1), WRONG_FIRST_SEQUENCE),
@@ -112,7 +112,7 @@ class PostTests(SynchronousTestCase):
         self.assertRaises(DeletedLater, decide_post, deleted, entry(0, 5), 7.0, UNCHECKED)
 
     @given(PRESENT, st.builds(entry, NUMBERS, TIMES, ADDRESSES), TERMS)
-    def test_any_state(self, before: PresentState | None, new: Entry, terms: Terms) -> None:
+    def test_decisions_are_consistent_in_any_state(self, before: PresentState | None, new: Entry, terms: Terms) -> None:
         """What holds whatever is there."""
         there = None if before is None or before.head.deleted else before
         try:

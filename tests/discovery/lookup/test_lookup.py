@@ -26,7 +26,7 @@ KEY = SecKey.from_seed(b"api")
 class LookupTests(APICase):
     """The client of discovery against the service."""
 
-    def test_closing_ends_what_is_asked(self) -> None:
+    def test_close_ends_requests_under_way(self) -> None:
         cancelled: list[Deferred[Any]] = []
 
         class Silent:
@@ -74,7 +74,7 @@ class LookupTests(APICase):
             self.assertEqual(entry.sequence, sequence)
         self.assertEqual(asked, ["GET", "POST", "POST", "POST"])
 
-    def test_unless_somebody_else_has_written(self) -> None:
+    def test_an_entry_changed_elsewhere_is_read_again(self) -> None:
         """Another program with this key, or a discovery that has forgotten everything: what is there is read again."""
         self.successResultOf(self.lookup.update(KEY, self.with_client))
         other = Lookup(self.clock, "http://discovery", http=self.http)
@@ -179,7 +179,7 @@ class LookupTests(APICase):
         self.assertIn("non-zero sequence", str(error.value))
         self.assertTrue(forged)
 
-    def test_the_newest_of_several(self) -> None:
+    def test_the_newest_entry_of_several_discoveries_wins(self) -> None:
         """One shows an older entry, one hangs: neither is believed before who has the newest."""
         old, new = (Entry("0.0.1", number, 1 + number, KEY.public.hex(), ClientMeta(())).sign(KEY) for number in (0, 1))
 
@@ -281,7 +281,7 @@ class LookupTests(APICase):
             gc.collect()
             self.assertEqual(self.flushLoggedErrors(), [])
 
-    def test_several_discoveries(self) -> None:
+    def test_writes_go_to_all_discoveries(self) -> None:
         """One that is away does not matter; writes go to all."""
 
         class Away:

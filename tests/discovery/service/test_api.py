@@ -85,7 +85,7 @@ class APICase(SynchronousTestCase):
 class GoVectorTests(APICase):
     """What the 2019 service answered its client, code and body."""
 
-    def test_exchanges(self) -> None:
+    def test_answers_match_those_of_the_2019_service(self) -> None:
         replayed = 0
         for case in vectors("disc")["http"]:
             status = case.get("status")
@@ -220,7 +220,7 @@ class SeedPathTests(APICase):
         self.assertEqual(self.request("POST", path, entry.to_json())[0], 200)
         return told[0]
 
-    def test_how_long_entries_are_kept(self) -> None:
+    def test_entries_live_as_long_as_their_owner_asks(self) -> None:
         """By what their owners say, who are believed on the path of the seed document."""
         seed, old = "/discovery/entries", "/messaging-discovery/entry/"
         for number, (path, version, kind, lasts) in enumerate(
@@ -241,7 +241,7 @@ class SeedPathTests(APICase):
             entry = Entry(version, 0, 1, key.public.hex(), client, server).sign(key)
             self.assertEqual(self.posted(path, entry).lasts, lasts, (path, version, kind))
 
-    def test_whose_entries_they_are(self) -> None:
+    def test_entries_count_against_the_posting_block(self) -> None:
         """A block of IPv6 is one; who is beside discovery has no limit of its own: it may be a proxy."""
         for poster, place, most in (
             ("1.2.3.4", "1.2.3.4", OF_PLACE),

@@ -38,7 +38,7 @@ class SweepTests(SynchronousTestCase):
     def post(self, number: int, terms: Terms) -> None:
         self.successResultOf(self.store.post(server_entry(number), self.clock.seconds(), terms))
 
-    def test_a_little_at_a_time(self) -> None:
+    def test_entries_expire_a_few_at_a_time(self) -> None:
         """And not before clients could post again whose discovery was away."""
         for number in range(SLICE + 10):
             self.post(number, Terms(lasts=10.0))

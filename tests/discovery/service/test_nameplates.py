@@ -41,7 +41,7 @@ class AnswerTests(APICase):
     def refused(self, asking: Any, kind: type[Exception] = DiscoveryError) -> str:
         return str(self.failureResultOf(Deferred.fromCoroutine(asking), kind).value)
 
-    def test_a_life(self) -> None:
+    def test_a_nameplate_is_claimed_renewed_found_and_released(self) -> None:
         nameplate = self.run_(claim(self.lookups, KEY))
         self.assertEqual(len(str(nameplate.number)), 4)
         self.assertEqual(self.run_(find(self.lookups, nameplate.number)), KEY.public)
@@ -53,7 +53,7 @@ class AnswerTests(APICase):
         self.assertIn("nobody waits", self.refused(find(self.lookups, nameplate.number), NoSuchNameplate))
         self.run_(nameplate.release())
 
-    def test_one_that_was_lost(self) -> None:
+    def test_a_nameplate_lost_to_somebody_else_is_reported(self) -> None:
         """Its discovery was away for longer than a nameplate lasts; somebody else has the number."""
         nameplate = self.run_(claim(self.lookups, KEY))
         self.now = 2 * LASTS
@@ -63,7 +63,7 @@ class AnswerTests(APICase):
     async def as_coroutine(self, asked: Deferred[Any]) -> Any:
         return await asked
 
-    def test_who_has_too_many(self) -> None:
+    def test_an_address_with_too_many_nameplates_is_refused(self) -> None:
         self.api.client_of = lambda request: "192.0.2.77"  # not public
         for number in range(OF_PLACE + 9):
             self.assertEqual(self.request("POST", PATH, self.body(b"a%d" % number))[0], 200)
@@ -74,7 +74,7 @@ class AnswerTests(APICase):
         self.assertEqual(self.request("POST", PATH, self.body(b"b1"))[0], 200)
         self.assertIn("nameplates", self.metrics.render().decode())
 
-    def test_a_site_has_no_more(self) -> None:
+    def test_a_site_has_no_more_nameplates_than_an_address(self) -> None:
         """Whoever has a /48 of IPv6 has 65536 blocks of addresses."""
         blocks = iter(range(0, 65536, 16))
         self.api.client_of = lambda request: f"2600:1f:7:{next(blocks):x}::1"
@@ -88,7 +88,7 @@ class AnswerTests(APICase):
         self.api.client_of = lambda request: "2600:1f:7:ffff::1"
         self.assertEqual(self.request("POST", PATH, self.body(b"later"))[0], 200)
 
-    def test_who_tries_numbers(self) -> None:
+    def test_guesses_of_numbers_are_rate_limited(self) -> None:
         """One address found every code of a discovery within a second.  Looks have a rate, whether they find or not."""
         codes = {self.run_(claim(self.lookups, SecKey.from_seed(b"code %d" % number))).number for number in range(13)}
         self.api.client_of = lambda request: "8.8.8.8"
@@ -125,7 +125,7 @@ class AnswerTests(APICase):
     def body(self, seed: bytes) -> bytes:
         return json.dumps({"static": SecKey.from_seed(seed).public.hex()}).encode()
 
-    def test_others_changed_it_each_time(self) -> None:
+    def test_a_claim_that_loses_every_race_is_retried_and_counted(self) -> None:
         """Whoever asks may ask again, and it is counted."""
         self.store.nameplates.claim = lambda *asked: fail(StoreContended("other processes changed it"))
         self.assertEqual(self.message("POST", PATH, self.body(b"one")), (503, "other processes changed it"))
@@ -137,7 +137,7 @@ class AnswerTests(APICase):
         self.assertEqual(self.message("GET", f"{PATH}/77"), (404, "there is no such nameplate"))
         self.assertEqual(charged, [MISSED])
 
-    def test_mistakes(self) -> None:
+    def test_malformed_requests_are_refused(self) -> None:
         for path in ("/0x7", "/123456789", "/-1", "/%C2%B2", "/a"):
             self.assertEqual(self.message("GET", PATH + path)[0], 422, path)
         release = Release(7, ONE).sign(KEY).to_json()
@@ -147,7 +147,7 @@ class AnswerTests(APICase):
         self.assertEqual(self.message("POST", PATH, b"{}")[0], 400)
         self.assertEqual(self.message("GET", PATH)[0], 405)
 
-    def test_a_discovery_that_lies(self) -> None:
+    def test_a_wrong_answer_of_discovery_is_one_line(self) -> None:
         """One line of what is wrong with its answer, and nothing else."""
         for answer in (b"[]", b"7", b"{}", b'{"static":"00"}', b"\xff", b"[" * 100_000):
             self.patch(Lookup, "_request", lambda *_, answer=answer: self.as_coroutine(succeed((200, answer))))
@@ -158,13 +158,13 @@ class AnswerTests(APICase):
             self.patch(Lookup, "_request", lambda *_, answer=answer: self.as_coroutine(succeed((200, answer))))
             self.assertIn("malformed", self.refused(claim(self.lookups, KEY)))
 
-    def test_a_key_that_is_none(self) -> None:
+    def test_a_nameplate_with_an_invalid_key_is_an_error(self) -> None:
         """It is the looker's business."""
         status, body = self.request("POST", PATH, json.dumps({"static": "02" + "ff" * 32}).encode())
         self.assertEqual(status, 200)
         self.assertIn("not a point", self.refused(find(self.lookups, json.loads(body)["nameplate"])))
 
-    def test_an_older_discovery(self) -> None:
+    def test_a_discovery_without_nameplates_is_named(self) -> None:
         self.patch(Lookup, "_request", lambda *_: self.as_coroutine(succeed((404, b"{}"))))
         self.assertIn("runs an older version", self.refused(claim(self.lookups, KEY)))
         self.assertIn("nobody waits", self.refused(find(self.lookups, 7)))

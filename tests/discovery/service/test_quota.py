@@ -21,7 +21,7 @@ class QuotaTests(SynchronousTestCase):
             self.quota.count(static, poster, now)
         return refusal
 
-    def test_of_one_address(self) -> None:
+    def test_one_address_has_a_limited_number_of_servers(self) -> None:
         self.assertEqual([self.post(number) for number in range(OF_POSTER)], [None] * OF_POSTER)
         self.assertEqual(self.post(99), "too many servers from 8.8.8.8")
         self.assertIsNone(self.post(99, "9.9.9.9"))
@@ -29,12 +29,12 @@ class QuotaTests(SynchronousTestCase):
         self.assertIsNone(self.post(0))
         self.assertEqual(self.post(98), "too many servers from 8.8.8.8")
 
-    def test_of_one_block(self) -> None:
+    def test_one_block_has_a_limited_number_of_servers(self) -> None:
         for number in range(OF_POSTER):
             self.assertIsNone(self.post(number, f"2a00:1450:4001:81b::{number:x}"))
         self.assertIsNotNone(self.post(99, "2a00:1450:4001:81b:ffff::1"))
 
-    def test_of_the_blocks_around_it(self) -> None:
+    def test_wider_blocks_have_a_limited_number_of_servers(self) -> None:
         """A stranger with a /48 had 65536 times as many."""
         taken = [self.post(number, f"2a00:1450:4001:{number:x}::1") for number in range(1000)]
         self.assertEqual(taken.count(None), 8 * OF_POSTER)
@@ -65,7 +65,7 @@ class QuotaTests(SynchronousTestCase):
         self.assertIsNone(self.post(99, now=FORGOTTEN_AFTER))
 
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 999)), max_size=60))
-    def test_the_counts_are_right(self, posts: list[tuple[int, int, int]]) -> None:
+    def test_counts_equal_those_of_a_recount(self, posts: list[tuple[int, int, int]]) -> None:
         self.setUp()
         self.patch(quota_module, "OF_POSTER", 2)
         self.patch(quota_module, "REMEMBERED", 5)

@@ -32,7 +32,7 @@ def ranked(*weights: float) -> list[dict[str, Any]]:
 class SignatureTests(SynchronousTestCase):
     """The file."""
 
-    def test_what_is_signed_is_read(self) -> None:
+    def test_a_signed_ranking_is_read(self) -> None:
         ranking = read_ranking(sign_ranking(ranked(1, 0.5), OPERATOR, NOW, NOW + 60), OPERATOR.public)
         self.assertEqual(ranking.weights, {SERVERS[0]: 1.0, SERVERS[1]: 0.5})
         self.assertEqual((ranking.generated_at, ranking.valid_until), (NOW, NOW + 60))
@@ -41,11 +41,11 @@ class SignatureTests(SynchronousTestCase):
         data = json.loads(sign_ranking(ranked(1), OPERATOR, NOW, NOW + 60))
         read_ranking(json.dumps(data, indent=7).encode(), OPERATOR.public)
 
-    def test_another_operator(self) -> None:
+    def test_a_ranking_of_another_key_is_refused(self) -> None:
         data = sign_ranking(ranked(1), OTHER, NOW, NOW + 60)
         self.assertRaisesRegex(RankingError, "not signed", read_ranking, data, OPERATOR.public)
 
-    def test_anything_that_is_changed(self) -> None:
+    def test_a_changed_ranking_is_refused(self) -> None:
         for name, value in (
             ("valid_until", NOW + 10**6),
             ("generated_at", NOW + 1),
@@ -63,7 +63,7 @@ class SignatureTests(SynchronousTestCase):
             self.assertRaises(RankingError, read_ranking, data, OPERATOR.public)
 
     @given(st.one_of(st.binary(), DOCUMENTS))
-    def test_anything_is_a_named_error(self, data: bytes) -> None:
+    def test_random_files_raise_only_ranking_errors(self, data: bytes) -> None:
         self.assertRaises(RankingError, read_ranking, data, OPERATOR.public)
 
 
@@ -82,7 +82,7 @@ class FileTests(SynchronousTestCase):
         os.utime(self.path, ns=(0, int(self.clock.seconds() * 10**9)))
         self.clock.advance(LOOK_INTERVAL)
 
-    def test_it_comes_changes_and_goes(self) -> None:
+    def test_a_ranking_file_is_read_when_it_changes(self) -> None:
         self.assertIsNone(self.file.current(NOW))
         self.write(sign_ranking(ranked(1), OPERATOR, NOW, NOW + 60))
         self.assertEqual(len(self.file.current(NOW).weights), 1)  # type: ignore[union-attr]
@@ -95,7 +95,7 @@ class FileTests(SynchronousTestCase):
         self.clock.advance(LOOK_INTERVAL)
         self.assertIsNone(self.file.current(NOW))
 
-    def test_a_stale_one_is_ignored(self) -> None:
+    def test_a_stale_ranking_is_ignored(self) -> None:
         self.write(sign_ranking(ranked(1), OPERATOR, NOW, NOW + 60))
         self.assertIsNotNone(self.file.current(NOW + 59))
         self.assertIsNone(self.file.current(NOW + 60))
@@ -116,7 +116,7 @@ class FileTests(SynchronousTestCase):
         first = Counter(self.file.choose(bodies, 1, NOW)[0] for _ in range(1000))
         self.assertLess(abs(first[bodies[0]] / 1000 - 1 / 1.5), 0.05)
 
-    def test_some_of_the_ranking(self) -> None:
+    def test_a_part_of_the_ranking_is_drawn(self) -> None:
         self.assertEqual(self.file.draw(2, NOW), [])
         self.write(sign_ranking(ranked(1, 1, 0.001), OPERATOR, NOW, NOW + 60))
         self.assertEqual(set(self.file.draw(10, NOW)), set(SERVERS))

@@ -45,16 +45,16 @@ class GateTests(APICase):
         channel.connectionLost(None)
         return answer
 
-    def test_ten_megabytes(self) -> None:
+    def test_a_body_of_ten_megabytes_is_refused(self) -> None:
         head = b"POST /discovery/entries HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n\r\n"
         self.assertTrue(self.serve(head + bytes(100_000)).startswith(b"HTTP/1.1 413"))
 
-    def test_ten_megabytes_in_chunks(self) -> None:
+    def test_a_chunked_body_of_ten_megabytes_is_refused(self) -> None:
         head = b"POST /discovery/entries HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         chunk = b"10000\r\n" + bytes(65536) + b"\r\n"
         self.assertTrue(self.serve(head + chunk * 2 + b"0\r\n\r\n").startswith(b"HTTP/1.1 413"))
 
-    def test_rate_limit(self) -> None:
+    def test_requests_over_the_rate_are_429(self) -> None:
         request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
         answers = self.serve(request * 5, rate=1, burst=3)
         # what came behind it over the same connection is not even looked at
@@ -202,6 +202,6 @@ class GateTests(APICase):
             limit.allow(str(number), 0.0)
         self.assertEqual(len(limit._buckets), MAX_ADDRESSES)
 
-    def test_no_limit(self) -> None:
+    def test_a_rate_of_0_disables_the_limit(self) -> None:
         limit = RateLimit(0.0, 1.0)
         self.assertTrue(all(limit.allow("a", 0.0) for _ in range(1000)))

@@ -82,7 +82,7 @@ class StoreMixin:
                 await self.refused(second, EntryInvalid, case["result"].removeprefix("error: "))
 
     @asynchronous
-    async def test_one_of_many_wins(self) -> None:
+    async def test_one_of_many_concurrent_posts_wins(self) -> None:
         """Compare and set in one step."""
         await self.store.post(client_entry(), 0.0)
         posts = [
@@ -93,7 +93,7 @@ class StoreMixin:
         self.assertEqual(results.count(False), 1)
 
     @asynchronous
-    async def test_delete(self) -> None:
+    async def test_a_deleted_entry_is_gone(self) -> None:
         entry = client_entry(0, 5)
         deletion = Deletion(entry.static, 0, 6).sign(KEY)
         await self.refused(self.store.delete(deletion, 0.0), EntryNotFound)
@@ -106,7 +106,7 @@ class StoreMixin:
         self.assertEqual(await self.store.count(), 0)
 
     @asynchronous
-    async def test_a_deletion_answers_its_owner(self) -> None:
+    async def test_a_refused_deletion_tells_the_owner_the_newest_time(self) -> None:
         """Whose clock was ahead, and is right now: he cannot look up what he has to be later than."""
         entry = client_entry(0, 10**18)
         deletion = Deletion(entry.static, 0, 10**18 + 5).sign(KEY)
@@ -131,7 +131,7 @@ class StoreMixin:
             self.assertEqual(error.deletion, later.to_json())
 
     @asynchronous
-    async def test_the_clock_was_set_back(self) -> None:
+    async def test_times_are_corrected_after_the_clock_was_set_back(self) -> None:
         """A server that has gone is no longer listed for an hour more, and looks at others go on."""
         day, now = 86400.0, 1000.0
         talks, quiet, never = (server_entry(number) for number in range(3))
@@ -211,7 +211,7 @@ class StoreMixin:
         self.assertEqual(await self.store.quiet(10, 0.0), quiet[1:2])
 
     @asynchronous
-    async def test_those_that_are_due(self) -> None:
+    async def test_each_due_server_is_taken_once(self) -> None:
         """Each is taken once, also by two processes over one store."""
         for number in range(3):
             await self.store.post(server_entry(number), 10.0, Terms(checked=False, place=f"place {number}"))
@@ -294,7 +294,7 @@ class StoreMixin:
         return {kind: number for kind, number in counts.items() if number}
 
     @asynchronous
-    async def test_a_place_has_so_much(self) -> None:
+    async def test_a_place_over_its_limit_loses_its_own_oldest_entries(self) -> None:
         """Beyond, it loses what it posted longest ago, and nobody else loses anything."""
         dropped: list[tuple[str, str, int]] = []
         self.store.dropped = lambda *what: dropped.append(what)
@@ -316,7 +316,7 @@ class StoreMixin:
         self.assertEqual(len(await self.store.available(10, 0.0)), 4)
 
     @asynchronous
-    async def test_who_has_most_gives(self) -> None:
+    async def test_the_place_with_most_entries_gives_room(self) -> None:
         """When it is too much in all."""
         one = len(server_entry(0).to_json()) + OVERHEAD
         self.store._limit = 5 * one + OVERHEAD // 2
@@ -361,7 +361,7 @@ class StoreMixin:
         await self.store.get(server_entry(100).static)
 
     @asynchronous
-    async def test_the_block_with_most_gives(self) -> None:
+    async def test_the_block_with_most_entries_gives_room(self) -> None:
         """When it is too much in all: many places with little each are one place with much."""
         one = len(server_entry(0).to_json()) + OVERHEAD
         self.store._limit = 30 * one + OVERHEAD // 2
@@ -384,7 +384,7 @@ class StoreMixin:
         self.assertEqual(await self.store.count(), 10)
 
     @asynchronous
-    async def test_much_less_room_than_before(self) -> None:
+    async def test_a_lowered_limit_is_reached_over_several_sweeps(self) -> None:
         """As after a start with another limit: some go at a time, the rest in later sweeps."""
         for number in range(ROOM_AT_ONCE + 20):
             await self.store.post(server_entry(number), float(number), Terms(place=f"p{number % 3}"))
@@ -396,7 +396,7 @@ class StoreMixin:
         self.assertLessEqual(await self.store.size(), self.store._limit)
 
     @asynchronous
-    async def test_entries_end(self) -> None:
+    async def test_entries_expire_unless_posted_again(self) -> None:
         """Unless they are posted again; a quiet server when it is not seen any more."""
         dropped: list[tuple[str, str, int]] = []
         self.store.dropped = lambda *what: dropped.append(what)
@@ -422,7 +422,7 @@ class StoreMixin:
         self.assertEqual(await self.store.size(), OVERHEAD + len(server_entry(3).to_json()))
 
     @asynchronous
-    async def test_a_sweep_takes_so_many(self) -> None:
+    async def test_a_sweep_removes_a_limited_number(self) -> None:
         for number in range(5):
             await self.store.post(server_entry(number), 0.0, Terms(lasts=float(number)))
         self.assertEqual([await self.store.sweep(3.0, 3), await self.store.sweep(3.0, 3)], [3, 1])

@@ -47,7 +47,7 @@ class NameplatesMixin:
         self.fail(f"found {found!r}")  # type: ignore[attr-defined]
 
     @asynchronous
-    async def test_claim_look_release(self: Any) -> None:
+    async def test_a_nameplate_is_claimed_found_and_released(self: Any) -> None:
         verifyObject(INameplates, self.store.nameplates)
         self.assertEqual(await self.claim(ONE, 7, 8), 7)
         self.assertEqual(await self.claim(TWO, 7, 8), 8)
@@ -71,7 +71,7 @@ class NameplatesMixin:
         self.assertEqual(await self.claim(TWO, 7, now=18.0), 7)
 
     @asynchronous
-    async def test_none_is_free(self: Any) -> None:
+    async def test_a_claim_without_a_free_number_fails(self: Any) -> None:
         await self.claim(ONE, 7)
         self.assertEqual(await self.claim(TWO, 7), NONE_FREE)
         self.assertEqual(await self.claim(TWO, 7, now=10.0), 7)
@@ -88,7 +88,7 @@ class NameplatesMixin:
         self.assertEqual(await self.claim(TWO, 5, most=1, now=10.0), TOO_MANY)
 
     @asynchronous
-    async def test_who_keeps_those_of_others(self: Any) -> None:
+    async def test_a_place_that_renews_nameplates_of_others_owns_them(self: Any) -> None:
         """They are his from then on, as many as he may have."""
         await self.claim(ONE, 1, place="a")
         await self.claim(TWO, 2, place="b")
@@ -114,7 +114,7 @@ class SQLiteTests(NameplatesMixin, TestCase):
         self.addCleanup(lambda: self.store.close())
 
     @asynchronous
-    async def test_two_processes(self) -> None:
+    async def test_two_processes_share_the_nameplates_of_a_file(self) -> None:
         other = SQLiteStore(self.path)
         self.addCleanup(other.close)
         self.assertEqual(await self.claim(ONE, 7), 7)
@@ -135,7 +135,7 @@ class RedisTests(NameplatesMixin, TestCase):
         await self.store._redis.flushdb()
 
     @asynchronous
-    async def test_nothing_is_left(self) -> None:
+    async def test_released_and_expired_nameplates_leave_no_keys(self) -> None:
         """Of what was released, and of what ended."""
         await self.claim(ONE, 7)
         await self.store.nameplates.release(7, ONE, 1.0)
@@ -145,7 +145,7 @@ class RedisTests(NameplatesMixin, TestCase):
         self.assertEqual(await self.store._redis.keys("dmsg:nameplates*"), [])
 
     @asynchronous
-    async def test_many_at_once(self) -> None:
+    async def test_concurrent_claims_keep_numbers_unique_and_limits(self) -> None:
         """Two processes claim for one place: nobody's number is given twice, and the place has no more than it may."""
         other = await open_store(shared_redis().url, reactor)
         self.addCleanup(other.close)
@@ -161,7 +161,7 @@ class RedisTests(NameplatesMixin, TestCase):
         self.assertGreaterEqual(len(numbers), 10)
 
     @asynchronous
-    async def test_changed_between(self) -> None:
+    async def test_a_claim_changed_meanwhile_is_read_again(self) -> None:
         """What was read is no longer so when it is written: it is read again."""
         await self.claim(ONE, 7)
         read = self.store.nameplates._find
@@ -177,7 +177,7 @@ class RedisTests(NameplatesMixin, TestCase):
         self.assertEqual(await self.store._redis.keys("dmsg:nameplates*"), [])
 
     @asynchronous
-    async def test_changed_each_time(self) -> None:
+    async def test_a_claim_that_loses_every_race_gives_up(self) -> None:
         """Attempts end, and the nameplate stays."""
         await self.claim(ONE, 7)
         read, places = self.store.nameplates._find, itertools.count()
@@ -197,7 +197,7 @@ class RedisTests(NameplatesMixin, TestCase):
 class LimitTests(SynchronousTestCase):
     """What stands in the documents."""
 
-    def test_many_at_a_time(self) -> None:
+    def test_the_last_free_numbers_are_found(self) -> None:
         """The last that are free are found, or it is said that none is."""
         store, random = SQLiteStore(":memory:"), Random(5)
         for number in range(3000):

@@ -14,7 +14,7 @@ class OpenStoreTests(TestCase):
     """What ``--store`` says."""
 
     @asynchronous
-    async def test_unknown(self) -> None:
+    async def test_an_unknown_kind_of_store_is_refused(self) -> None:
         for description in ("", "memory", "memory:x", "sqlite:", "file:x", "redis:", "redis://", "redis://h:x/"):
             try:
                 await open_store(description, reactor)

@@ -51,7 +51,7 @@ class SQLiteStoreTests(StoreMixin, TestCase):
         self.addCleanup(lambda: self.store.close())
 
     @asynchronous
-    async def test_opened_again(self) -> None:
+    async def test_entries_survive_reopening_the_file(self) -> None:
         entry = client_entry()
         await self.store.post(entry, 0.0)
         await self.store.close()
@@ -67,7 +67,7 @@ class SQLiteStoreTests(StoreMixin, TestCase):
         await other.close()
 
     @asynchronous
-    async def test_a_file_that_is_locked(self) -> None:
+    async def test_a_locked_file_fails_without_partial_changes(self) -> None:
         """Whoever asks is told; nothing is half done."""
         await self.store.post(server_entry(1), 0.0, terms=UNCHECKED)
         self.store._db.execute("PRAGMA busy_timeout = 0")
@@ -81,13 +81,13 @@ class SQLiteStoreTests(StoreMixin, TestCase):
         self.assertEqual(len(await self.store.due(5, 1e9, 2e9)), 1)
 
     @asynchronous
-    async def test_an_empty_one(self) -> None:
+    async def test_an_empty_file_becomes_a_store(self) -> None:
         path = self.mktemp()
         store = SQLiteStore(path)
         self.addCleanup(store.close)
         self.assertEqual((await store.count(), await store.size(), store._one("SELECT 1 WHERE 0")), (0, 0, 0))
 
-    def test_what_is_no_database(self) -> None:
+    def test_a_file_that_is_no_database_is_refused(self) -> None:
         path = Path(self.mktemp())
         path.write_bytes(b"not a database" * 100)
         self.assertRaises(StoreError, SQLiteStore, str(path))
@@ -107,7 +107,7 @@ class CountTests(SynchronousTestCase):
             max_size=25,
         )
     )
-    def test_any_history(self, steps: list[tuple[int, str, str]]) -> None:
+    def test_counts_equal_a_scan_after_any_history(self, steps: list[tuple[int, str, str]]) -> None:
         path = self.mktemp()
         file = SQLiteStore(path)
         there: dict[str, tuple[str, str, int]] = {}

@@ -128,14 +128,14 @@ class CornerTests(RelayCase):
         for options in ({"acks": True}, {"two_ids": True}):
             self.assertRaises(ValueError, Dialect, **options)
 
-    def test_whom_nobody_may_open_to(self) -> None:
+    def test_a_link_cannot_open_channels_to_itself(self) -> None:
         peers = [self.peer(number) for number in range(3)]
         for one in peers:
             for other in peers:
                 reason = self.relay._destinations._refusal(one, other, self.relay.limits, 0.0)
                 self.assertIs(reason, DropReason.REFUSED if one is other else None)
 
-    def test_frames_that_are_none(self) -> None:
+    def test_malformed_frames_are_counted_and_end_nothing(self) -> None:
         """Unknown types, bodies of no byte, a CloseChannel with two: each is counted, and nothing ends."""
         one, two = self.peer(0), self.peer(1)
         self.channel(one, two)
@@ -158,7 +158,7 @@ class CornerTests(RelayCase):
         allowed = [self.relay._allows_stray(one, there, 0.0) for there in (end, None, None, None)]
         self.assertEqual(allowed, [False, True, True, False])
 
-    def test_a_new_one(self) -> None:
+    def test_a_new_relay_has_counted_nothing(self) -> None:
         peer = self.peer(0)
         self.assertEqual((self.relay.steps, peer.frames_in, peer.bytes_in), (0, 0, 0))
 
@@ -462,7 +462,7 @@ class UnansweredTests(RelayCase):
 class WrongProfileTests(SynchronousTestCase):
     """A client of the other dialect is refused at once, with a reason that is counted."""
 
-    def test_first_frames(self) -> None:
+    def test_first_frames_of_the_other_profile_end_the_link(self) -> None:
         for profile, other in ((Profile.SEED, Profile.SKYWIRE), (Profile.SKYWIRE, Profile.SEED)):
             for frame_type, body in (
                 (OPEN_CHANNEL, b"\1" + LISTED[1].public + bytes(49)),
@@ -648,7 +648,7 @@ class CountTests(RelayCase):
 class ManyTests(RelayCase):
     """Floods, and links of one key."""
 
-    def test_links_of_one_key(self) -> None:
+    def test_the_links_of_one_key_are_limited(self) -> None:
         for _ in range(MAX_LINKS_PER_KEY + 1):
             newest = self.peer(0)
         closed = [port.closed for port in self.ports.values()]
@@ -746,7 +746,7 @@ class ManyTests(RelayCase):
         self.say(fresh, *[(SEND, b"\xff" + bytes(20))] * 3)
         self.assertEqual(self.relay.strays, 3)
 
-    def test_channels_between_two(self) -> None:
+    def test_the_channels_between_two_keys_are_limited(self) -> None:
         a, b = self.peer(0), self.peer(1)
         self.relay.limits = Limits(max_per_pair=2)
         for number in range(3):
@@ -965,7 +965,7 @@ class UnreadTests(SynchronousTestCase):
         told = [one for one in built if one.lost is not None]
         self.assertEqual(len(told), len(built) - 1 - left // 900_000)
 
-    def test_aborting_lets_go(self) -> None:
+    def test_aborting_releases_the_link(self) -> None:
         self.stopped.transport.abortConnection()
         self.network.settle()
         self.assertFalse(self.b.link.held)

@@ -79,7 +79,7 @@ class CoreCase(SynchronousTestCase):
 class DataTests(CoreCase):
     """Messages of one read."""
 
-    def test_a_new_one(self) -> None:
+    def test_a_new_connection_has_counted_nothing(self) -> None:
         self.assertIs(self.core.left, False)
         self.assertIs(self.core.has_free_id, True)
         self.assertEqual(self.core.drops, {})
@@ -148,7 +148,7 @@ class DataTests(CoreCase):
 class ReadTests(CoreCase):
     """So many frames of a read."""
 
-    def test_one_after_the_other(self) -> None:
+    def test_several_messages_of_one_read_arrive_in_order(self) -> None:
         channel = self.open(whole=True)
         data = bytearray(b"".join(self.message(channel, bytes((number,))) for number in range(5)))
         told = []
@@ -167,7 +167,7 @@ class ReadTests(CoreCase):
         events = self.receive(b"".join(pieces))
         self.assertEqual([len(cast(Any, event).data) for event in events], [2 * half, 2 * half])
 
-    def test_a_wrong_length(self) -> None:
+    def test_a_message_of_a_wrong_length_closes_its_channel(self) -> None:
         for size in (OPEN_BODY_SIZE - 1, OPEN_BODY_SIZE + 1):
             body = self.asked_for(3)[len(encode_frame(self.profile, OPEN_CHANNEL, b"")) :]
             frame = encode_frame(self.profile, OPEN_CHANNEL, body.ljust(size, b"x")[:size])
@@ -189,7 +189,7 @@ class ReadTests(CoreCase):
         self.assertEqual([type(event) for event in events], [DataReceived, Closed, DataReceived])
         self.assertEqual(self.core.drops, {DropReason.BAD_FRAME: 1})
 
-    def test_what_closing_says(self) -> None:
+    def test_close_says_whether_an_answer_is_expected(self) -> None:
         """Whether there is an answer to wait for."""
         channel = self.open()
         self.assertIs(self.core.close(channel), True)
@@ -220,7 +220,7 @@ class ReadTests(CoreCase):
 class CountTests(CoreCase):
     """What is ignored is counted, each once."""
 
-    def test_drops(self) -> None:
+    def test_ignored_frames_are_counted_once(self) -> None:
         channel = self.open()
         for frame, reason in (
             (encode_frame(self.profile, CHANNEL_OPENED, bytes((channel.id,)) + bytes(49)), "NO_SUCH_TRANSPORT"),
@@ -242,7 +242,7 @@ class CountTests(CoreCase):
 class IdTests(CoreCase):
     """There are 256."""
 
-    def test_all_of_them(self) -> None:
+    def test_all_256_ids_can_be_used(self) -> None:
         for number in range(ID_COUNT):
             self.assertIs(self.core.has_free_id, True)
             self.assertEqual(self.core.open(B.public).id, number)
@@ -257,7 +257,7 @@ class IdTests(CoreCase):
         ids = [self.core.open(B.public).id for _ in range(ID_COUNT)]
         self.assertEqual((ids[0], ids[-1]), (1, 0))
 
-    def test_giving_up_what_is_over(self) -> None:
+    def test_giving_up_a_closed_channel_changes_nothing(self) -> None:
         channel = self.open()
         self.assertTrue(self.core.close(channel))
         self.assertIs(self.core.give_up(channel), True)
@@ -359,7 +359,7 @@ class TwoIdsTests(CoreCase):
 class NameTests(SynchronousTestCase):
     """Profiles by name, as programs write them."""
 
-    def test_by_name(self) -> None:
+    def test_profiles_are_found_by_name(self) -> None:
         self.assertEqual(dialect_of("skywire", None, True), Dialect(Profile.SKYWIRE, None, True))
         self.assertEqual(dialect_of("seed", None, False), Dialect())
         self.assertRaisesRegex(ValueError, "seed or skywire, not 'sky'", dialect_of, "sky", None, False)

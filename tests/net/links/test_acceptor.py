@@ -160,7 +160,7 @@ class PlacesTests(SynchronousTestCase):
 class MessagingPlacesTests(SynchronousTestCase):
     """The same rule at a server of the Messaging System."""
 
-    def test_an_honest_newcomer(self) -> None:
+    def test_an_honest_newcomer_gets_a_place(self) -> None:
         network = Network(limits=MessagingLimits(max_connections=10))
         crowd = [network.client(key(number), Accepting(), host="1.1.1.1") for number in range(10)]
         channel = crowd[-1].open(key(8).public, Accepting(), 10.0)
@@ -174,7 +174,7 @@ class MessagingPlacesTests(SynchronousTestCase):
 class ClientTests(SynchronousTestCase):
     """Our own client, and a server that is filled from one host."""
 
-    def test_it_goes_to_another_server(self) -> None:
+    def test_a_crowded_out_client_connects_to_another_server(self) -> None:
         lab = Lab(seed=1)
         first = lab.key("server-1").public
         server = lab.add_server("server-1", limits=Limits(max_connections=8))
@@ -204,7 +204,7 @@ class RealTests(TestCase):
     """Idle clients of ten addresses fill a real server."""
 
     @asynchronous
-    async def test_newcomers_get_in(self) -> None:
+    async def test_newcomers_get_in_to_a_server_filled_by_idle_clients(self) -> None:
         server = Server(reactor, SERVER_KEY, ["tcp:0:interface=0.0.0.0"], limits=Limits(max_connections=60))
         server.startService()
         self.addCleanup(server.stopService)

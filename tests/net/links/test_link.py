@@ -55,7 +55,7 @@ class ChoiceTests(SynchronousTestCase):
     """The handshake and the kind of frames are two choices."""
 
     @given(st.lists(st.sampled_from([1, 5, 2048, 2049, 16_383, 16_384, 65_515, 65_516, 140_000, 262_060]), max_size=12))
-    def test_pieces_of_any_sizes(self, sizes: list[int]) -> None:
+    def test_writes_of_any_size_arrive_in_order(self, sizes: list[int]) -> None:
         """What is sent in one turn arrives in order, though its buffers are used again."""
         clock = Clock()
         received: list[bytes] = []
@@ -161,13 +161,13 @@ class ClosingTests(SynchronousTestCase):
     def abort(self) -> None:
         self.transport.aborted = True
 
-    def test_nothing_leaves(self) -> None:
+    def test_a_closed_link_whose_peer_reads_nothing_ends(self) -> None:
         self.clock.advance(CLOSE_TIMEOUT - 0.1)
         self.assertFalse(self.transport.aborted)
         self.clock.advance(0.2)
         self.assertTrue(self.transport.aborted)
 
-    def test_some_of_it_leaves(self) -> None:
+    def test_a_closed_link_ends_after_partial_progress(self) -> None:
         for _ in range(3):
             self.waiting -= 100_000
             self.clock.advance(CLOSE_TIMEOUT)

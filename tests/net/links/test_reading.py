@@ -74,7 +74,7 @@ class ReadTests(SocketCase):
         self.assertEqual(self.protocol.data, [])
         self.assertIs(self.views[0], self.views[1], "the same buffer")
 
-    def test_no_more_than_it_takes(self) -> None:
+    def test_a_read_takes_no_more_than_the_protocol_wants(self) -> None:
         self.there.sendall(bytes(READ_SIZE + 5))
         sizes: list[int] = []
         while sum(sizes) < READ_SIZE + 5:
@@ -90,18 +90,18 @@ class ReadTests(SocketCase):
         self.assertEqual(sum(map(len, self.taken)), HELD_SIZE + 5)
         self.assertLessEqual(max(map(len, self.taken)), HELD_SIZE)
 
-    def test_the_end(self) -> None:
+    def test_the_end_of_the_connection_is_reported(self) -> None:
         self.there.sendall(b"last")
         self.there.close()
         self.assertIs(self.transport.doRead(), None)
         self.assertIs(self.transport.doRead(), CONNECTION_DONE)
         self.assertEqual(self.taken, [b"last"])
 
-    def test_an_error_of_the_socket(self) -> None:
+    def test_a_socket_error_ends_the_connection(self) -> None:
         self.here.close()
         self.assertIs(self.transport.doRead(), CONNECTION_LOST)
 
-    def test_a_read_within_a_read(self) -> None:
+    def test_a_nested_read_uses_another_buffer(self) -> None:
         """As of a program that runs the reactor within a callback: it must not write over what is looked at."""
         inner: list[bytes] = []
 
@@ -131,13 +131,13 @@ class ReadTests(SocketCase):
         self.transport.doRead()
         self.assertIs(self.views[0], self.views[-1])
 
-    def test_tls_that_begins_later(self) -> None:
+    def test_tls_may_begin_on_the_connection(self) -> None:
         self.transport.TLS = True
         self.there.sendall(b"x")
         self.transport.doRead()
         self.assertEqual((self.taken, self.protocol.data), ([], [b"x"]))
 
-    def test_what_reads_in_another_way(self) -> None:
+    def test_other_protocols_are_read_by_twisted(self) -> None:
         class Other(Connection):
             def doRead(self) -> None:
                 pass
@@ -159,7 +159,7 @@ class WriteTests(SocketCase):
             except BlockingIOError:
                 return data
 
-    def test_all_at_once(self) -> None:
+    def test_a_write_goes_to_the_socket_at_once(self) -> None:
         """In as many calls as it takes; nothing waits, and nobody is asked to say when there is room."""
         for size in (1, 100_000, 300_000):
             data = bytearray(range(250)) * (size // 250 + 1)
@@ -170,7 +170,7 @@ class WriteTests(SocketCase):
         write_now(self.transport, bytes(300_000))
         self.assertEqual((len(self.received()), queued_bytes(self.transport), self.reactor.writing), (300_000, 0, 0))
 
-    def test_a_socket_that_is_full(self) -> None:
+    def test_a_full_socket_leaves_a_copy_in_the_queue(self) -> None:
         """What does not fit waits, in a copy: the buffer is used again."""
         self.here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         data = bytearray(b"abc" * 1_000_000)

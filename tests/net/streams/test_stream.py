@@ -194,7 +194,7 @@ class ReceivingTests(StreamCase):
         self.assertIsInstance(self.lost, ConnectionDone)
         self.assertEqual((self.stream.held, self.carrier.closed), (0, []))
 
-    def test_a_bug_of_the_program(self) -> None:
+    def test_an_exception_of_the_program_ends_its_stream(self) -> None:
         def act(data: bytes) -> None:
             self.stream.data_received(b"never read")
             raise ValueError("bug")
@@ -228,7 +228,7 @@ class ReceivingTests(StreamCase):
         self.assertEqual(program.data, b"early")
 
     @given(st.lists(st.sampled_from(["data", "pause", "resume", "resume if"]), max_size=30), st.integers(0, 3))
-    def test_order(self, steps: list[str], nested: int) -> None:
+    def test_data_arrives_once_and_in_order_with_any_pausing(self, steps: list[str], nested: int) -> None:
         """Any pausing, and data inside of dataReceived: everything once, in order."""
         self.setUp()
         sent = 0
@@ -268,7 +268,7 @@ class ReceivingTests(StreamCase):
 class SendingTests(StreamCase):
     """Frames, tickets, windows."""
 
-    def test_frames(self) -> None:
+    def test_data_is_sent_in_full_frames(self) -> None:
         """As large as may be; nothing is sent twice or left out."""
         data = bytes(range(256)) * 10
         self.stream.write(data)
@@ -317,7 +317,7 @@ class SendingTests(StreamCase):
         self.carrier.ack(self.stream)
         self.successResultOf(sending)
 
-    def test_a_window(self) -> None:
+    def test_data_beyond_the_window_waits(self) -> None:
         """What does not fit waits until there is room, or the window opens."""
         self.carrier.window = 2
         self.stream.write(bytes(3500))
@@ -357,7 +357,7 @@ class SendingTests(StreamCase):
         other.ack(self.stream, 2)
         self.successResultOf(sending)
 
-    def test_too_much(self) -> None:
+    def test_data_beyond_the_send_limit_is_refused(self) -> None:
         self.patch(stream_module, "SEND_LIMIT", 5000)
         self.stream.write(bytes(3000))
         self.failureResultOf(self.stream.send(bytes(2001)), SendBufferFull)
@@ -379,7 +379,7 @@ class SendingTests(StreamCase):
         self.carrier.ack(self.stream)
         self.assertFalse(self.stream.over)
 
-    def test_a_probe(self) -> None:
+    def test_a_probe_is_sent_on_an_idle_stream_only(self) -> None:
         """Nothing, and only where nothing else asks; its answer is no traffic."""
         self.stream.setIdleTimeout(10)
         self.clock.advance(6)
@@ -578,7 +578,7 @@ class EndTests(StreamCase):
             self.stream.acknowledged_all((), 0)
         self.assertTrue(self.stream.over)
 
-    def test_idle(self) -> None:
+    def test_acknowledged_data_counts_as_traffic_for_the_idle_limit(self) -> None:
         """What comes, and what is acknowledged, is traffic."""
         self.stream.setIdleTimeout(10)
         self.clock.advance(9)

@@ -79,7 +79,7 @@ class TargetTests(SynchronousTestCase):
         case.channel.dataReceived(f"GET {target} HTTP/1.1\r\n{lines}\r\n".encode())
         return case, case.page.waiting
 
-    def test_a_whole_url(self) -> None:
+    def test_the_authority_of_an_absolute_url_counts(self) -> None:
         """Its authority counts, not Host (RFC 9112, 3.2.2)."""
         for target, path in (
             ("http://a.example:8080/later/x?y=1", b"/later/x"),
@@ -99,7 +99,7 @@ class TargetTests(SynchronousTestCase):
             case, _ = self.hosts(target, "b.example")
             self.assertIn(target.encode() + b" \n", case.transport.value())
 
-    def test_two_hosts(self) -> None:
+    def test_a_request_with_two_hosts_is_refused(self) -> None:
         """Which of them counted would be a matter of who reads them."""
         case, waiting = self.hosts("/later", "127.0.0.1", "b.example")
         self.assertEqual(waiting, [])
@@ -206,7 +206,7 @@ class ChannelTests(SynchronousTestCase):
         self.assertTrue(case.transport.disconnecting)
         self.assertFalse(case.channel._behind)
 
-    def test_what_cannot_be_read(self) -> None:
+    def test_unreadable_requests_end_the_connection(self) -> None:
         case = Case()
         case.channel.dataReceived(request("/now", b"") + b"nonsense\r\n" + request("/now", b"") * 1000)
         self.assertEqual(case.answers(), [b"/now "])

@@ -253,7 +253,7 @@ class ClosedTests(TestCase):
         self.assertEqual((statuses, self.requests), ([200] * 3, [b"POST"] * 5))
 
     @asynchronous
-    async def test_once(self) -> None:
+    async def test_a_request_is_repeated_at_most_once(self) -> None:
         """A server that answers nothing is asked no third time, over a new connection not a second time."""
         lookup = Lookup(reactor, await self.serve(1))
         self.addCleanup(lookup.close)
@@ -283,7 +283,7 @@ class AddressTests(TestCase):
     """Entities that are named by an address of IPv6."""
 
     @asynchronous
-    async def test_discovery(self) -> None:
+    async def test_discovery_is_reached_at_an_ipv6_address(self) -> None:
         factory = Factory.forProtocol(lambda: Hostile(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]", b""))
         try:
             port = await TCP6ServerEndpoint(reactor, 0, interface="::1").listen(factory)

@@ -121,7 +121,7 @@ class GuardTests(SynchronousTestCase):
         self.assertEqual(sum(one.gone for one in theirs), 101)
         self.assertEqual(set(self.refused), {"too_many_connections"})
 
-    def test_of_one_place(self) -> None:
+    def test_connections_of_one_block_are_limited(self) -> None:
         factory = self.guard(most_of_block=3)
         waiting = self.connect(factory, "2001:db8::1", b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n")
         others = [self.connect(factory, f"2001:db8::{number:x}") for number in range(2, 6)]
@@ -176,7 +176,7 @@ class GuardTests(SynchronousTestCase):
         held = [self.connect(factory, said=head) for _ in range(50)]
         self.assertEqual((len(os.listdir("/proc/self/fd")), len(held)), (before, 50))
 
-    def test_what_is_unanswered_in_all(self) -> None:
+    def test_the_address_with_most_pending_data_loses_its_oldest(self) -> None:
         """The address with most gives the oldest that it has, whoever came last."""
         account = self.site.unanswered
         account.most = 6000
@@ -196,7 +196,7 @@ class GuardTests(SynchronousTestCase):
             self.assertTrue(left.value().startswith(b"HTTP/1.1 405"))
         self.assertEqual(account.held, 0)
 
-    def test_what_holds_much_unseen(self) -> None:
+    def test_headers_trailers_and_parameters_count_as_held(self) -> None:
         """Headers, trailers and parameters that are small themselves."""
         factory = self.guard()
         line = b"GET /slowly HTTP/1.1\r\nHost: x\r\n"
@@ -221,6 +221,6 @@ class GuardTests(SynchronousTestCase):
         waiting[0].abortConnection()
         self.assertEqual(self.connect(factory, said=asked).value(), b"")
 
-    def test_behind_a_proxy(self) -> None:
+    def test_limits_by_address_do_not_apply_behind_a_proxy(self) -> None:
         factory = self.guard(most_of_block=3, by_place=False)
         self.assertFalse(any(one.gone for one in [self.connect(factory) for _ in range(10)]))

@@ -109,7 +109,7 @@ class SameTests(SynchronousTestCase):
         st.sampled_from(["", "?x=1", "?"]),
         st.sampled_from(["x", "x:80", "10.0.0.1:9090", "[::1]:80", "a.b", "x_y"]),
     )
-    def test_same_answers(self, method: str, path: list[str], query: str, host: str) -> None:
+    def test_routes_answer_as_klein_does(self, method: str, path: list[str], query: str, host: str) -> None:
         request = f"{method} /{'/'.join(path)}{query} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n".encode()
         self.assertEqual(ask(QUICK, request), ask(SLOW, request), request)
 
@@ -156,7 +156,7 @@ class LaterTests(SynchronousTestCase):
     def ask(self, method: str = "GET", path: str = "later") -> None:
         self.channel.dataReceived(f"{method} /{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
 
-    def test_an_answer(self) -> None:
+    def test_a_deferred_answer_is_sent(self) -> None:
         self.ask()
         self.assertEqual(self.transport.value(), b"")
         self.waiting[0].callback(b"now")
@@ -180,7 +180,7 @@ class LaterTests(SynchronousTestCase):
         self.assertIn(b" 500 ", self.transport.value())
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
-    def test_who_leaves_is_not_answered(self) -> None:
+    def test_a_client_that_left_is_not_answered(self) -> None:
         self.ask()
         self.channel.connectionLost(Failure(ConnectionDone()))
         self.assertEqual(self.cancelled, self.waiting)
