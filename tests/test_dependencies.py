@@ -6,6 +6,7 @@ A package that came along with somebody else's tools is missed on a fresh machin
 import ast
 import sys
 from configparser import ConfigParser
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from re import match
@@ -18,6 +19,7 @@ STUBS = {"_typeshed"}
 """Modules that only type checkers have."""
 
 
+@cache
 def imported(folder: str) -> dict[str, str]:
     """Each top-level module that is imported below a folder, and a file that does so."""
     found: dict[str, str] = {}
@@ -31,6 +33,12 @@ def imported(folder: str) -> dict[str, str]:
             for name in names:
                 found.setdefault(name.split(".")[0], str(path.relative_to(ROOT)))
     return {name: path for name, path in found.items() if name not in sys.stdlib_module_names | OURS | STUBS}
+
+
+@cache
+def owners() -> dict[str, set[str]]:
+    """The distributions that each top-level module belongs to."""
+    return {name: {plain(one) for one in found} for name, found in packages_distributions().items()}
 
 
 def plain(name: str) -> str:
@@ -52,9 +60,8 @@ class DependencyTests(SynchronousTestCase):
     def missing(self, folder: str, *extras: str) -> dict[str, str]:
         """What is imported below a folder and belongs to no distribution that is asked for by name."""
         lists = asked()
-        by_name = {name: {plain(one) for one in owners} for name, owners in packages_distributions().items()}
         wanted = set[str]().union(lists[""], *(lists[extra] for extra in extras))
-        return {name: path for name, path in imported(folder).items() if not by_name.get(name, {plain(name)}) & wanted}
+        return {name: path for name, path in imported(folder).items() if not owners().get(name, {plain(name)}) & wanted}
 
     def test_what_the_package_imports(self) -> None:
         every = [

@@ -276,7 +276,8 @@ class ReceiverTests(FaultCase):
         self.patch(congestion, "PEER_QUEUE_MAXIMUM", 1024 * 1024)
         # and on one that is busy the kernel would give up the flooder, who does not read, before the bound does
         patient = [(*option[:2], 0 if option[1] == "TCP_USER_TIMEOUT" else option[2]) for option in socketopts._OPTIONS]
-        self.patch(socketopts, "_OPTIONS", patient)
+        # The kernel would otherwise hold megabytes of answers before the bound is reached.
+        self.patch(socketopts, "_OPTIONS", [(socket.SOL_SOCKET, "SO_SNDBUF", 64 * 1024), *patient])
         server = await self.start_server("--request-rate=0")
         flooder = await self.raw_client(server)
         flooder.transport.pauseProducing()  # type: ignore[union-attr]
