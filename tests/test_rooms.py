@@ -17,7 +17,7 @@ SCENARIOS = {
     ".": "atomic_write delivery_before_errors dependencies forking metadata public rooms signed targets",
     "agent": "socket",
     "analytics": "spark",
-    "cli": "commands json offered process_behaviour start tools untrusted_names",
+    "cli": "commands interrupted json offered process_behaviour start tools untrusted_names",
     "clients": "addresses",
     "collector": "exchange processes",
     "discovery/entries": "deletions",

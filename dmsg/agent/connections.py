@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 
 from dmsg.agent.local_stream import LOST, LocalCarrier, OpenedStream
 from dmsg.agent.wire import Answer, Reader, WireError, encode_line, parse_line, raise_error
-from dmsg.errors import CloseReason, DmsgError, DmsgTimeout
+from dmsg.errors import DmsgError, DmsgTimeout
 from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import Reactor
 
@@ -197,10 +197,9 @@ class StreamConnection(Protocol):
         if stream.disconnecting and not stream.over:
             self._road.reactor.callLater(CLOSING, self._give_up)
             return
-        # Unsent data will never be sent, so the remote must not take this for a clean end.
-        reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
+        reason = stream.reason_of_stop
         self._carrier.close(reason)
-        stream.carrier_closed(reason)
+        stream.client_stopped(reason)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._road.streams.discard(self)

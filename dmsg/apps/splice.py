@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.net.socketopts import send_more, write_now
+from dmsg.net.socketopts import send_more, set_reset_on_close, write_now
 from dmsg.net.streams.transports import ApplicationTransport, transport_of
 
 READ_FRAMES = 4
@@ -78,6 +78,7 @@ class SplicedConnection(Protocol):
         # Twisted leaves a TCP connection open that is shut down in both directions; a stream closes itself.
         both = self.reading_ended and self._writing_ended and self.over is None
         if both and self.transport is not None and not hasattr(self.transport, "can_half_close"):
+            set_reset_on_close(self.transport, False)
             self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
@@ -96,6 +97,7 @@ class SplicedConnection(Protocol):
 
 def _end(transport: ApplicationTransport, reason: Failure) -> None:
     if reason.check(ConnectionDone):
+        set_reset_on_close(transport, False)
         transport.loseConnection()
         read_on = getattr(transport, "startReading", None)
         if read_on is not None and getattr(transport, "connected", False):
@@ -134,6 +136,8 @@ def join(one: SplicedConnection, two: SplicedConnection) -> None:
             # A read that fills whole frames leaves no small frame behind them.
             half.transport.bufferSize = READ_FRAMES * frame
             send_more(half.transport)
+        # If this process is killed, or ends in the next turn, the program at the TCP connection must see no clean end.
+        set_reset_on_close(half.transport, True)
     one.other, two.other = two, one
     assert one.transport is not None and two.transport is not None
     first, second = transport_of(one), transport_of(two)

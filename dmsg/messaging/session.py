@@ -153,13 +153,15 @@ class ClientSession(Session):
             if channel.user is None:
                 self.core.close(channel)  # No stream exists before the remote has accepted.
             elif channel.state is State.OPEN:
-                # Unsent data will never be sent, so the application must not take this for a clean end.
                 stream: ChannelStream = channel.user
-                reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
+                reason = stream.reason_of_end(stream.reason_of_stop)
                 if stream.acks is not None:
                     stream.acks.flush()
-                self.core.close(channel)
-                stream.carrier_closed(stream.reason_of_end(reason))
+                if reason == CloseReason.ABORTED:
+                    self._end_now(channel)
+                else:
+                    self.core.close(channel)
+                stream.client_stopped(reason)
 
     @property
     def transports(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import socket
+import struct
 import sys
 import termios
 
@@ -123,6 +124,20 @@ def unacknowledged_bytes(transport: object) -> int:
         except OSError:
             return 0
     return 0
+
+
+def set_reset_on_close(transport: object, enabled: bool) -> None:
+    """Choose whether the kernel resets the connection when the socket is closed, also at the death of the process.
+
+    Otherwise the kernel of a killed process tells the peer a clean end.  Disable it before an orderly close, because a
+    reset discards sent data that the peer has not acknowledged.
+    """
+    if isinstance(transport, Connection) and transport.connected:
+        try:
+            linger = struct.pack("ii", int(enabled), 0)
+            transport.getHandle().setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        except OSError:
+            pass  # The peer has already left.
 
 
 def forget_unsent(transport: object) -> None:

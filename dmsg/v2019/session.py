@@ -123,12 +123,11 @@ class ClientSession(Session):
                 self.core.close(transport, CloseReason.UNSPECIFIED)
                 continue
             stream: ClientStream = transport.carrier.stream
-            # Unsent data is lost here, so the remote must not take this for a clean end.
-            reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
+            reason = stream.reason_of_stop
             self.core.close(transport, reason)
             if end is not None and self._streams is not None:
                 self._streams.closed(stream, reason)
-            stream.carrier_closed(reason)
+            stream.client_stopped(reason)
 
     @property
     def transports(self) -> int:

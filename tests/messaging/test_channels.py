@@ -510,7 +510,7 @@ class K_ClosingTests(ChannelCase):
         waiting.addErrback(lambda failure: failure.trap(TransportClosed, TransportRefused) and None)
         mine.transport.write(b"x")
         self.network.settle()
-        mine.lost.trap(ConnectionDone)
+        mine.lost.trap(StreamLost)
         self.assertIsNotNone(theirs.lost)
         self.assertFalse(session.connected)
         self.assertEqual(self.network.relay.channel_count, 0)

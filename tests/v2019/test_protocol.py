@@ -296,7 +296,7 @@ class EndTests(NetworkCase):
         one, two = self.open()
         self.a.close()
         self.network.settle()
-        self.assertTrue(two.lost.check(ConnectionDone))
+        self.assertTrue(two.lost.check(StreamLost))
         self.assertIsNotNone(one.lost)
 
 

@@ -256,7 +256,7 @@ class MomentTests(StepCase):
         self.a.close()
         self.network.settle()
         self.assertLess(len(two.data), 2_000_000)
-        self.assertTrue(two.lost.check(StreamLost) and one.lost.check(StreamLost))
+        self.assertTrue(two.lost.check(StreamLost) and one.lost.check(ConnectionAborted))
 
     def test_the_opening_end_closes_while_it_is_away(self) -> None:
         """The other end hears of it."""

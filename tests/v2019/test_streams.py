@@ -129,6 +129,22 @@ class ResumeTests(ResumeCase):
         error = self.failureResultOf(one.transport.send(b"x"), TransportClosed).value
         self.assertIs(error.reason, CloseReason.TIMEOUT)
 
+    def test_a_client_that_stops(self) -> None:
+        """The end of a client is an end of the data only on streams that its application has closed."""
+        one, two = self.open()
+        closed, its_peer = self.open()
+        for mine in (one, closed):
+            mine.transport.write(b"all")
+        self.network.settle()
+        closed.transport.loseConnection()
+        self.a.close()
+        self.network.settle()
+        one.lost.trap(ConnectionAborted)
+        two.lost.trap(StreamLost)
+        self.assertEqual((two.data, two.lost.value.close_reason), (b"all", CloseReason.ABORTED))
+        closed.lost.trap(ConnectionDone)
+        its_peer.lost.trap(ConnectionDone)
+
     def test_a_limit_on_time(self) -> None:
         one, two = self.open()
         sending = one.transport.send(b"x")

@@ -178,6 +178,10 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self.unacknowledged = max(0, self._outbox.size + self._unacknowledged() - self._unconfirmed_end)
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
 
+    def client_stopped(self, reason: int) -> None:
+        """Note that the client has stopped and has told the remote ``reason``."""
+        self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else ConnectionAborted()), reason)
+
     def _unacknowledged(self) -> int:
         """Return the number of unacknowledged bytes, or of frames if the carrier does not count bytes."""
         return self._carrier.in_flight()
@@ -208,6 +212,13 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     def unsent(self) -> bool:
         """Whether written data are in no frame yet."""
         return bool(self._outbox.waiting)
+
+    @property
+    def reason_of_stop(self) -> int:
+        """Reason to tell the remote when the client stops."""
+        # If the application has not closed the stream, or if not everything was sent, the remote must not take the
+        # end of the client for the end of the data.
+        return CloseReason.UNSPECIFIED if self.disconnecting and not self.unsent else CloseReason.ABORTED
 
     @property
     def over(self) -> bool:
