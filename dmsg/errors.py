@@ -65,23 +65,23 @@ _CLOSE_TEXTS = {
     CloseReason.BAD_FRAME: "malformed frame",
     CloseReason.TIMEOUT: "took too long",
     CloseReason.ABORTED: "the remote ended it early",
-    CloseReason.BUFFER_FULL: "more was sent than the receiver holds",
-    CloseReason.ENCRYPTION_REQUIRED: "the remote takes only secure transports",
+    CloseReason.BUFFER_FULL: "more data was sent than the receiver can buffer",
+    CloseReason.ENCRYPTION_REQUIRED: "the remote accepts only secure transports",
     CloseReason.NOT_AUTHENTIC: "a frame was changed on its way",
     CloseReason.FRAME_MISSING: "a frame was left out on its way",
     CloseReason.FRAME_REPEATED: "a frame was repeated on its way",
-    CloseReason.HASH_MISMATCH: "the remote received something else than was sent",
+    CloseReason.HASH_MISMATCH: "the remote received other data than was sent",
     CloseReason.NO_SUCH_STREAM: "the remote does not know the stream that was to be resumed",
     CloseReason.RATE_LIMITED: "too many requests",
     CloseReason.NOT_ADMITTED: "the server does not admit this key",
-    CloseReason.MOVED: "the stream goes on over another transport",
-    CloseReason.STALLED: "nothing was taken for too long",
+    CloseReason.MOVED: "the stream continues on another transport",
+    CloseReason.STALLED: "no data was read for too long",
     CloseReason.FULL: "the server is full",
-    CloseReason.TOO_MANY_FROM_ADDRESS: "the server takes no more connections from this address",
-    CloseReason.ACKS_UNKNOWN: "the remote waits for the first word, and nothing says in which form it reads one: "
+    CloseReason.TOO_MANY_FROM_ADDRESS: "the server accepts no more connections from this address",
+    CloseReason.ACKS_UNKNOWN: "whether the remote uses acknowledgements is not known, and it sends nothing first: "
     "use --acks yes (acks=True) for a Go program before 2019-04-15, --acks no (acks=False) for a later one",
-    CloseReason.ACKS_DIFFER: "the remote does not acknowledge as it should: say --acks no",
-    CloseReason.UNCONFIRMED: "all of it was sent, and the other end has not confirmed that it is closed",
+    CloseReason.ACKS_DIFFER: "the remote sends no valid acknowledgements: use --acks no",
+    CloseReason.UNCONFIRMED: "all data was sent, but the other end did not confirm the close",
 }
 
 

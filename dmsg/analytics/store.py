@@ -116,8 +116,8 @@ class Store:
         """
         if self.state().run == 0 and not self.runs.has_begun() and self.table("silver", "sums").version() is not None:
             raise LakeError(
-                f"there are tables in {self.root}, but {self.root}/runs, which says which of them count, is gone: "
-                "put it back, or move the tables away and run again"
+                f"there are tables in {self.root}, but {self.root}/runs, the list of valid tables, is missing: "
+                "restore it, or move the tables away and run again"
             )
         return self.runs.claim()
 

@@ -381,10 +381,10 @@ def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: list[
     if said == {CloseReason.REFUSED}:
         text = attempts[-1][1]
     elif said == {CloseReason.NO_SUCH_PEER}:
-        text = f"{remote.short} is away: none of the servers in its entry is connected to it"
+        text = f"{remote.short} is offline: none of the servers in its entry is connected to it"
         attempts = [(server, text) for server, _ in attempts]
     else:
-        text = f"{remote.short} was reached through none of its servers"
+        text = f"{remote.short} could not be reached through any of its servers"
     return ConnectFailed(text, tuple(attempts), str(remote))
 
 

@@ -257,8 +257,8 @@ class Store:
                 return
             if key is not None and not signed:
                 raise FileRejected(
-                    f"producer {producer[:16]} is a public key, and has not signed for this sender: its server does "
-                    "so when it starts with --telemetry and the directory of these files"
+                    f"producer {producer[:16]} is a public key and has signed no voucher for this sender: its "
+                    "server signs one when it starts with --telemetry and the directory of these files"
                 )
             if owner and not signed:
                 raise FileRejected(
@@ -270,8 +270,8 @@ class Store:
                 self._check_number(origin)
             if owner not in ("", origin.hex()):
                 _log.warn(
-                    "producer {producer} has signed for {origin}, and belongs to it: {owner} brought events in its "
-                    "name until now, which are below {owner_directory}",
+                    "producer {producer} has signed for sender {origin} and belongs to it now: earlier events that "
+                    "{owner} sent in its name are in {owner_directory}",
                     producer=producer[:16],
                     origin=origin.short,
                     owner=owner[:8],

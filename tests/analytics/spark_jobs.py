@@ -325,7 +325,7 @@ class RoomTests(LakeCase):
         shutil.rmtree(f"{lake.root}/gold/boot")
         self.assertIn("is gone", self.command("attention"))
         shutil.rmtree(f"{lake.root}/runs")
-        self.assertRaisesRegex(LakeError, "runs, which says which of them count, is gone", self.run_jobs)
+        self.assertRaisesRegex(LakeError, "runs, the list of valid tables, is missing", self.run_jobs)
 
 
 class TurnsTests(SynchronousTestCase):

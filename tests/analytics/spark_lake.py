@@ -95,7 +95,7 @@ class RunsTests(SynchronousTestCase):
         self.now += 10 * runs.LEASE_SECONDS
         self.assertRaises(TablesBusy, self.runs.claim)
         self.now -= 30 * runs.LEASE_SECONDS
-        self.assertRaisesRegex(TablesBusy, "by a clock that is 12000 s ahead", self.runs.claim)
+        self.assertRaisesRegex(TablesBusy, "from a clock that is 12000 s ahead", self.runs.claim)
         first.check()
         first.finish(State(run=1))
 
@@ -228,7 +228,7 @@ class DeltaTests(SynchronousTestCase):
 
     def test_a_version_that_is_no_more_is_not_empty(self) -> None:
         self.assertEqual(self.delta.read().num_rows, 0)
-        self.assertRaisesRegex(LakeError, "version 3 of .* is gone", self.delta.read, 3)
+        self.assertRaisesRegex(LakeError, "version 3 or the whole table was removed", self.delta.read, 3)
         self.add("run=1.a", 1)
         self.assertRaises(LakeError, self.delta.files, 3)
 
@@ -315,5 +315,5 @@ class OthersTests(LakeCase):
 
     def test_a_path_that_cannot_be_used(self) -> None:
         self.assertRaisesRegex(LakeError, r"its path has a \[", Store, "/tmp/a[b]")
-        self.assertRaisesRegex(LakeError, "is no directory", Store, __file__)
-        self.assertRaisesRegex(LakeError, "is no directory", Store, f"file://{__file__}")
+        self.assertRaisesRegex(LakeError, "is not a directory", Store, __file__)
+        self.assertRaisesRegex(LakeError, "is not a directory", Store, f"file://{__file__}")

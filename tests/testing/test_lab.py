@@ -377,7 +377,7 @@ class PolicyTests(SynchronousTestCase):
         self.assertIn("does not offer secure transports", str(caught.exception))
         with self.assertRaises(ConnectFailed) as refused:
             self.connect("off", "require")
-        self.assertIn("takes only secure transports", str(refused.exception))
+        self.assertIn("accepts only secure transports", str(refused.exception))
         for one, two in (("off", "prefer"), ("prefer", "off")):
             with self.assertRaises(EncryptionUnavailable):
                 self.connect(one, two, port=7)
@@ -399,7 +399,7 @@ class PolicyTests(SynchronousTestCase):
         self.lab.result(lookups.update(self.lab.key("liar"), make))
         with self.assertRaises(ConnectFailed) as caught:
             self.lab.result(liar.connect(self.clients["prefer"].public_key, Accepting()))
-        self.assertIn("takes only secure transports", str(caught.exception))
+        self.assertIn("accepts only secure transports", str(caught.exception))
 
 
 class PromiseTests(SynchronousTestCase):

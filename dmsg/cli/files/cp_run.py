@@ -370,8 +370,8 @@ class _CopyProgress:
             stream.abortConnection()  # One limit covers all reasons to wait.
             return
         until = clock_time(self._retry - gone)
-        what = "receives it from another connection" if self._busy else f"is away for {gone:.0f} s"
-        text = f"{self._who} {what}, tried until {until}"
+        what = "receives it from another connection" if self._busy else f"has been unreachable for {gone:.0f} s"
+        text = f"{self._who} {what}; retrying until {until}"
         if self._bar is not None:
             from dmsg.cli.files.send_by_key import WIDE
 

@@ -150,7 +150,7 @@ class _IncomingTransfer:
         if bar is not None:
             self._progress.remove_task(bar)
         if isinstance(result, Failure):
-            text = f"dmsg: what {self._whom.text} sent did not arrive: {result.value}"
+            text = f"dmsg: the transfer from {self._whom.text} failed: {result.value}"
             print_beside_bars(self._progress, lambda: say(text, err=True))
             return result if result.check(TransferError) else Failure(TransferError(str(result.value)))
         print_beside_bars(self._progress, lambda: self._report(result))

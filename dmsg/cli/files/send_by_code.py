@@ -83,7 +83,7 @@ async def send_to_key(reactor: Reactor, client: Client, make: ParcelFactory, key
             raise
         sender = make.for_0_1()
         if sender is None:
-            why = "the dmsg there is older, and takes one file at a time; by a code it takes all"
+            why = "the receiver runs an older dmsg, which accepts one file at a time; use a code to send several"
             raise TransferError(f"not sent to {key.short}: {why}") from None
         await _give(reactor, client, make, sender, key, timeout)
 

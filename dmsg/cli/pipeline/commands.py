@@ -258,7 +258,7 @@ def verify(spool: Path, out: Path, clear_keys: bool) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     checked = verify_spool(spool, out, Pseudonyms(load_or_create_secret(out), clear=clear_keys))
-    text = f"{checked.files} files: {checked.believed:,} receipts are believed, {checked.refused:,} are not"
+    text = f"{checked.files} files: {checked.believed:,} receipts are valid, {checked.refused:,} are not"
     output.tell(text, files=checked.files, believed=checked.believed, refused=checked.refused)
 
 

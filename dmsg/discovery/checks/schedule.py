@@ -401,7 +401,7 @@ class ServerChecks:
             tries = [Deferred.fromCoroutine(self._try(way, opening(entry.key))) for opening in openings]
             found = await gatherResults(tries, consumeErrors=True)
             return "" if "" in found else found[0]
-        why = "nothing is known that it might speak"
+        why = "its entry names no protocol that can be checked"
         for opening in openings:
             why = await self._try(way, opening(entry.key))
             if not why or (way.number, way.port, "") in self._results:

@@ -205,7 +205,7 @@ class Lookup:
         except DmsgError:
             raise
         except Exception as error:
-            why = "it is asked nothing any more" if self._closed else _short(error, self._timeout)
+            why = "this program has closed its connection to it" if self._closed else _short(error, self._timeout)
             raise DiscoveryError(f"discovery {self.shown_url}: {why}") from None
         if path != OTHER_PATH and is_foreign(response.code, answer):
             # A 404 for an entry may be a genuine discovery's answer for an absent entry, so it proves less than other

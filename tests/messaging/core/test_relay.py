@@ -946,7 +946,7 @@ class UnreadTests(SynchronousTestCase):
         self.stopped.transport.resumeProducing()
         self.network.settle()
         self.assertGreater(len(self.stopped.data), 1_000_000)
-        self.assertIn("nothing was taken", str(self.stopped.lost.value))
+        self.assertIn("no data was read", str(self.stopped.lost.value))
 
     def test_what_closed_channels_leave_has_a_limit(self) -> None:
         built = self.factory.built
