@@ -323,7 +323,7 @@ class RoomTests(LakeCase):
         self.assertRaisesRegex(LakeError, "taken over", lake.write, rows, "gold", "placement", 99)
         self.assertEqual(lake.table("gold", "placement").version(), version)
         shutil.rmtree(f"{lake.root}/gold/boot")
-        self.assertIn("is gone", self.command("attention"))
+        self.assertIn("was removed", self.command("attention"))
         shutil.rmtree(f"{lake.root}/runs")
         self.assertRaisesRegex(LakeError, "runs, the list of valid tables, is missing", self.run_jobs)
 
