@@ -90,7 +90,7 @@ class TakingTests(SynchronousTestCase):
         socket = Aborting()
         link.opened(socket)  # type: ignore[arg-type]
         link.received(b"taken")
-        link.received(b"you declined the offer")
+        link.received(b"not taken")
         link.ping_received(b"both....")
         done[0](True)
         self.assertFalse(socket.aborted)
