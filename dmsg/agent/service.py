@@ -29,7 +29,7 @@ from dmsg.net.clock import ClockWatch
 from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 
-LOOK_INTERVAL = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between checks of the streams for their rates and paths."""
 BACKLOG = 1024
 """Maximum number of connections of programs that wait to be accepted."""
@@ -81,7 +81,7 @@ class Agent(TwistedService):
         super().startService()  # type: ignore[no-untyped-call]
         self.client.startService()
         self._watch.startService()
-        self._looks.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
+        self._looks.start(CHECK_INTERVAL, now=False).addErrback(lambda _: None)
 
     def _listen(self) -> IListeningPort:
         path, reactor = self._path, cast(IReactorUNIX, self._reactor)

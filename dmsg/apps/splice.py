@@ -24,7 +24,7 @@ from dmsg.net.streams.transports import ApplicationTransport, transport_of
 
 READ_FRAMES = 4
 """Number of stream frames that one read of the TCP connection beside the stream fills."""
-MAX_JOINTS = 1024
+MAX_SPLICES = 1024
 """Maximum number of spliced pairs of one listener; further connections are refused."""
 
 _log = Logger()
@@ -165,7 +165,7 @@ class SpliceFactory(Factory):
         *,
         allowed: Callable[[IAddress], bool] = lambda address: True,
         failed: Callable[[Failure], None] = lambda failure: None,
-        max_joints: int = MAX_JOINTS,
+        max_joints: int = MAX_SPLICES,
     ) -> None:
         self._connect = connect
         self.admits = self._allowed = allowed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
-EVERY = 10.0
+INTERVAL = 10.0
 """Seconds between two lines of one kind."""
 MAX_KINDS = 100
 """Maximum number of kinds that are counted separately; further kinds share one count."""
@@ -18,7 +18,7 @@ class LogThrottle:
     :param every: seconds between two lines of one kind.
     """
 
-    def __init__(self, now: Callable[[], float], every: float = EVERY) -> None:
+    def __init__(self, now: Callable[[], float], every: float = INTERVAL) -> None:
         self._now = now
         self._every = every
         self._told: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()

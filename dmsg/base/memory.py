@@ -20,7 +20,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-LOOK_INTERVAL = 0.25
+CHECK_INTERVAL = 0.25
 """Seconds between two inspections of the sources."""
 OLD = 2.0
 """Age in seconds above which data count as old; a live reader would have read them by then."""

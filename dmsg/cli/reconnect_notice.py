@@ -11,9 +11,9 @@ from twisted.internet.task import LoopingCall
 from dmsg.net.reactor import Reactor
 from dmsg.streams.timeouts import RESUME_TIMEOUT
 
-LOOK_INTERVAL = 0.5
+CHECK_INTERVAL = 0.5
 """Seconds between checks of the connection."""
-TELL_AFTER = 2.0
+NOTICE_AFTER = 2.0
 """Seconds of a lost connection after which a notice is printed."""
 
 
@@ -42,7 +42,7 @@ def watch_connection(
     def look() -> None:
         nonlocal away
         since = getattr(transport_of(), "away_since", None)
-        if not away and since is not None and (gone := reactor.seconds() - since) >= TELL_AFTER:
+        if not away and since is not None and (gone := reactor.seconds() - since) >= NOTICE_AFTER:
             away = True
             until = clock_time(max(0.0, patience - gone))
             tell_it(f"the other side is away; it is waited for until {until}, Ctrl-C gives up")
@@ -52,7 +52,7 @@ def watch_connection(
 
     looking = LoopingCall(look)
     looking.clock = reactor
-    looking.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
+    looking.start(CHECK_INTERVAL, now=False).addErrback(lambda _: None)
     try:
         yield
     finally:

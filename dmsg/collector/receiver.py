@@ -25,7 +25,7 @@ from dmsg.net.threads import in_thread
 
 QUIET_LIMIT = 60.0
 """Seconds without a byte after which an idle stream is closed."""
-TOLD_EVERY = 600.0
+LOG_INTERVAL = 600.0
 """Seconds between log lines of one kind about one sender, because a sender that has to wait asks again and again."""
 STREAMS_LIMIT = 1024
 """Maximum number of streams at a time."""
@@ -254,7 +254,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         self._allowed = allowed
         self._streams: list[ReceiverProtocol] = []
         self._turns: defaultdict[PubKey, DeferredLock] = defaultdict(DeferredLock)
-        self._seldom = LogThrottle(reactor.seconds, TOLD_EVERY)
+        self._seldom = LogThrottle(reactor.seconds, LOG_INTERVAL)
         self.file_count = self.byte_count = 0
         self.refusals: Counter[str] = Counter()
         self.newest: dict[str, float] = {}
@@ -307,7 +307,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         self.newest[origin.hex()] = self.wall()
 
     def count_refusal(self, origin: PubKey, reason: str, why: str) -> None:
-        """Count a refusal, and log it at most once every :data:`TOLD_EVERY` seconds per sender and reason."""
+        """Count a refusal, and log it at most once every :data:`LOG_INTERVAL` seconds per sender and reason."""
         self.refusals[reason] += 1
         if (more := self._seldom.suffix((origin, reason))) is not None:
             _log.warn(

@@ -45,7 +45,7 @@ from dmsg.v2019.client import Client
 
 KEY_FILE = SENDER_KEY_FILE
 """Name of the key file in the spool's directory."""
-LOOK_INTERVAL = 5.0
+CHECK_INTERVAL = 5.0
 """Seconds between looks for sealed files."""
 LATER_INTERVAL = 60.0
 """Seconds until the next try if the collector has no room, or if another process is sending this directory's files."""
@@ -56,7 +56,7 @@ LAST_TIMEOUT = 5.0
 """Seconds that stopping may take to send the last files, if the collector accepted files until then."""
 QUIET_LIMIT = 120.0
 """Seconds without an answer or progress from the collector after which the stream is aborted."""
-TOLD_EVERY = 3600.0
+LOG_INTERVAL = 3600.0
 """Seconds between log lines about a collector that cannot be reached."""
 
 _log = Logger()
@@ -196,7 +196,7 @@ class SpoolSender(Service):
         self._taking = self._over = False
         self._failures = 0
         self._under_way: Deferred[None] | None = None
-        self._seldom = LogThrottle(reactor.seconds, TOLD_EVERY)
+        self._seldom = LogThrottle(reactor.seconds, LOG_INTERVAL)
         self._again = RetryLoop(reactor, self._round, self._retry, "sending telemetry")
 
     # --- service ---
@@ -260,15 +260,15 @@ class SpoolSender(Service):
     async def _check(self) -> float:
         waiting = await in_thread(self._reactor, self._waiting)
         if not waiting:
-            return LOOK_INTERVAL
+            return CHECK_INTERVAL
         try:
             await self._send(waiting)
-            return LOOK_INTERVAL
+            return CHECK_INTERVAL
         except KeyInUse:
             return LATER_INTERVAL
         except (DmsgError, OSError) as error:
             if self._over:
-                return LOOK_INTERVAL
+                return CHECK_INTERVAL
             self.sent.failures += 1
             self._failures += 1
             self._taking = False

@@ -26,7 +26,7 @@ from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.threads import in_thread
 from dmsg.pages.port import StatusPort
 from dmsg.pages.settings import PageSettings
-from dmsg.servers.admission import LOOK_INTERVAL, KeyList
+from dmsg.servers.admission import CHECK_INTERVAL, KeyList
 from dmsg.telemetry.metrics import CONTENT_TYPE
 from dmsg.v2019.client import Client
 
@@ -87,7 +87,7 @@ class Collector(Service):
         page = CollectorStatus(self.client.public_key, self.started, self.factory, self.store, self.health)
         self._status = StatusPort(reactor, settings.metrics, settings.page_token, page, self.render, self.health)
         self.ready: Deferred[None] = Deferred()
-        self._looks = RetryLoop(reactor, self._check, lambda failures: LOOK_INTERVAL, "reading the list of senders")
+        self._looks = RetryLoop(reactor, self._check, lambda failures: CHECK_INTERVAL, "reading the list of senders")
         self._counts = RetryLoop(reactor, self._count, lambda failures: COUNT_INTERVAL, "counting files")
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -104,7 +104,7 @@ class Collector(Service):
         await self._status.start()
         self.client.listen(self.factory, self._port)
         self.client.startService()
-        for again, seconds in ((self._looks, LOOK_INTERVAL), (self._counts, COUNT_INTERVAL)):
+        for again, seconds in ((self._looks, CHECK_INTERVAL), (self._counts, COUNT_INTERVAL)):
             again.start()
             again.soon(seconds)
         _log.info(
@@ -149,7 +149,7 @@ class Collector(Service):
     async def _check(self) -> float:
         if self._senders.reload():
             _log.info("the list of senders changed and was reloaded: {count} keys", count=len(self._senders.keys))
-        return LOOK_INTERVAL
+        return CHECK_INTERVAL
 
     def reload(self) -> None:
         """Read the list of senders again."""

@@ -18,7 +18,7 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.reactor import Reactor
-from dmsg.servers.server import DRAIN_LOOK, RelayServer
+from dmsg.servers.server import DRAIN_CHECK_INTERVAL, RelayServer
 from dmsg.servers.settings import DEFAULTS, ServerSettings
 
 _log = Logger()
@@ -72,7 +72,7 @@ class Server(RelayServer):
         relay.draining = True
         until = self._reactor.seconds() + self.settings.drain_timeout
         while relay.channel_count and self._reactor.seconds() < until:
-            await deferLater(self._reactor, DRAIN_LOOK)
+            await deferLater(self._reactor, DRAIN_CHECK_INTERVAL)
         if relay.channel_count:
             _log.info("the server stops: {count} channels are closed", count=relay.channel_count)
 

@@ -12,7 +12,7 @@ from twisted.logger import Logger
 from dmsg.base.units import human_time
 from dmsg.net.isolate import call_isolated
 
-LOOK_INTERVAL = 5.0
+CHECK_INTERVAL = 5.0
 """Seconds between comparisons of the system's clock with the reactor's."""
 LEAST_STEP = 2.0
 """Seconds by which the system's clock must have jumped between two comparisons to count as set. NTP corrects smaller
@@ -59,7 +59,7 @@ class ClockWatch(Service):
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         self._offset = self._wall_clock() - self._reactor.seconds()
-        self._call = self._reactor.callLater(LOOK_INTERVAL, self._check_clock)
+        self._call = self._reactor.callLater(CHECK_INTERVAL, self._check_clock)
 
     def stopService(self) -> None:
         super().stopService()  # type: ignore[no-untyped-call]
@@ -68,7 +68,7 @@ class ClockWatch(Service):
             call.cancel()
 
     def _check_clock(self) -> None:
-        self._call = self._reactor.callLater(LOOK_INTERVAL, self._check_clock)
+        self._call = self._reactor.callLater(CHECK_INTERVAL, self._check_clock)
         offset = self._wall_clock() - self._reactor.seconds()
         step, self._offset = offset - self._offset, offset
         if abs(step) >= LEAST_STEP:

@@ -12,7 +12,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from dmsg.base.log_throttle import LogThrottle
-from dmsg.base.memory import LOOK_INTERVAL, Holding, Memory, resident
+from dmsg.base.memory import CHECK_INTERVAL, Holding, Memory, resident
 
 MARKS = 240
 """Number of checks remembered for each holder."""
@@ -102,7 +102,7 @@ class MemoryWatch(Generic[Holder]):
     :ivar now: time when the current check began.
     """
 
-    interval = LOOK_INTERVAL
+    interval = CHECK_INTERVAL
     what = "others"
 
     def __init__(self, reactor: IReactorTime, memory: Memory) -> None:

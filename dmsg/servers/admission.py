@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LIST_LIMIT = 16 * 1024 * 1024
 """Maximum size of a list in bytes: some 240,000 keys."""
-LOOK_INTERVAL = 2.0
+CHECK_INTERVAL = 2.0
 """Seconds between checks whether a list has changed."""
 HOOK_TIMEOUT = 5.0
 """Seconds to wait for the answer of the hook, by default."""
@@ -209,9 +209,9 @@ class Admission:
 
         def look() -> None:
             call_isolated(look_and_tell)
-            self._call = reactor.callLater(LOOK_INTERVAL, look)
+            self._call = reactor.callLater(CHECK_INTERVAL, look)
 
-        self._call = reactor.callLater(LOOK_INTERVAL, look)
+        self._call = reactor.callLater(CHECK_INTERVAL, look)
 
     def stop(self) -> None:
         """Stop checking the files."""

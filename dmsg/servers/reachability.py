@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 from dmsg.net.links.connect import LinkClientEndpoint, MakeLink, tcp_endpoint
 from dmsg.net.links.link import Link
 
-LOOK_TIMEOUT = 10.0
+CHECK_TIMEOUT = 10.0
 """Seconds that the check of the server's own reachability may take."""
 
 
@@ -44,6 +44,6 @@ def check_reachability(
 
     The Deferred fails with DmsgError for a malformed address, or with a connection error of Twisted.
     """
-    endpoint = tcp_endpoint(reactor, address, LOOK_TIMEOUT)
+    endpoint = tcp_endpoint(reactor, address, CHECK_TIMEOUT)
     connecting = LinkClientEndpoint(reactor, endpoint, make_link).connect(lambda remote: _Visitor())
-    return connecting.addTimeout(LOOK_TIMEOUT, reactor)
+    return connecting.addTimeout(CHECK_TIMEOUT, reactor)

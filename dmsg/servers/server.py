@@ -28,7 +28,7 @@ from dmsg.servers.settings import ServerSettings
 from dmsg.servers.status_page import ServerStatus
 from dmsg.telemetry.metrics import ServerMetrics
 
-DRAIN_LOOK = 0.1
+DRAIN_CHECK_INTERVAL = 0.1
 """Seconds between checks whether everything has ended."""
 CLOSE_TIMEOUT = 5.0
 """Seconds to wait at the end until clients have received their last frames."""

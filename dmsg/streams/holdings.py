@@ -13,7 +13,7 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.streams.carrier import ClientStream
 from dmsg.streams.core.resumption import INITIAL_WINDOW
 
-LOOK_INTERVAL = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between inspections of a client's streams."""
 SMALL = INITIAL_WINDOW // 4
 """Bytes below which a stream is not counted, unless it is suspended."""
@@ -29,7 +29,7 @@ class StreamHoldings(MemoryWatch[ClientStream]):
     :param streams: returns the present streams.
     """
 
-    interval = LOOK_INTERVAL
+    interval = CHECK_INTERVAL
 
     def __init__(self, reactor: IReactorTime, memory: Memory, streams: Callable[[], Iterable[ClientStream]]) -> None:
         super().__init__(reactor, memory)

@@ -16,11 +16,11 @@ from attrs import define
 
 from dmsg.telemetry.receipts import Receipt, ReceiptError, Role, names_in, parse_receipt
 
-MAX_OWED = 65_536
+MAX_DUE = 65_536
 """Maximum number of ended transports whose receipts are still due; beyond that the one that ended first is forgotten.
 Open transports need no limit here, because the server limits how many it carries.
 """
-OWED_FOR = 600.0
+DUE_FOR = 600.0
 """Seconds after the end of a transport for which its receipts are due. For the same time after a start, receipts of
 transports from before the start are accepted.
 """
@@ -69,7 +69,7 @@ class ReceiptsDue:
         self._server = server
         self._open: OrderedDict[bytes, _Transport] = OrderedDict()
         self._ended: OrderedDict[bytes, _Transport] = OrderedDict()
-        self._former_until = now + OWED_FOR
+        self._former_until = now + DUE_FOR
         self._former: dict[bytes, set[bytes]] = {}
         """Former transports for which each signer has handed in a receipt, while such receipts are accepted."""
         self._former_of: Counter[str] = Counter()
@@ -87,15 +87,15 @@ class ReceiptsDue:
         self._open[transport] = _Transport(initiator, responder, {initiator, responder})
 
     def ended(self, transport: bytes, now: float) -> None:
-        """Record the end of a transport; its receipts are due for :data:`OWED_FOR` more seconds."""
+        """Record the end of a transport; its receipts are due for :data:`DUE_FOR` more seconds."""
         owed = self._open.pop(transport, None)
         if owed is not None and owed.ends:
             owed.ended = now
             self._ended[transport] = owed
-            if len(self._ended) > MAX_OWED:
+            if len(self._ended) > MAX_DUE:
                 self._ended.popitem(last=False)
         self._forget(now)
-        while self._ended and (next(iter(self._ended.values())).ended or 0.0) <= now - OWED_FOR:
+        while self._ended and (next(iter(self._ended.values())).ended or 0.0) <= now - DUE_FOR:
             self._ended.popitem(last=False)
 
     def takes(self, payload: bytes, by: bytes, now: float, network: str = "") -> ReceiptVerdict:
@@ -117,7 +117,7 @@ class ReceiptsDue:
             self._ended.pop(transport, None)
         if now < self._former_until:
             self._taken[transport, by] = None
-            if len(self._taken) > MAX_OWED:
+            if len(self._taken) > MAX_DUE:
                 self._taken.popitem(last=False)
         return ReceiptVerdict.KNOWN
 

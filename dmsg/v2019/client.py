@@ -65,7 +65,7 @@ RESUME_RATE = 200.0
 resumed at once, and the next server limits their rate."""
 CLOSING = 2.0
 """Seconds that a stopping client gives its closing streams to send what was written to them."""
-CLOSING_LOOK = 0.02
+CLOSING_CHECK_INTERVAL = 0.02
 """Seconds between checks whether these streams have finished."""
 REFUSED_SIZE = 1024
 """Maximum number of (server, peer) pairs whose back-off is remembered."""
@@ -314,7 +314,7 @@ class Client(DelegatedClient[ClientSession]):
         while self._reactor.seconds() < until and any(
             one.disconnecting and not one.over for one in self._all_streams()
         ):
-            await deferLater(self._reactor, CLOSING_LOOK)
+            await deferLater(self._reactor, CLOSING_CHECK_INTERVAL)
 
     # --- secure or not ---
 

@@ -14,7 +14,7 @@ from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.links.records import RecordLink
 from dmsg.net.reactor import Reactor
 from dmsg.noise.xk import XKHandshake
-from dmsg.servers.server import DRAIN_LOOK, RelayServer
+from dmsg.servers.server import DRAIN_CHECK_INTERVAL, RelayServer
 from dmsg.servers.settings import DEFAULTS, ServerSettings
 from dmsg.telemetry.service import SentCounts, Telemetry, TelemetrySettings
 from dmsg.v2019.core.policing import Limits
@@ -95,7 +95,7 @@ class Server(RelayServer):
         while (passed := self._reactor.seconds() - started) < self.settings.drain_timeout:
             if not relay.peers or (not relay.route_count and passed >= DRAIN_GRACE):
                 break
-            await deferLater(self._reactor, DRAIN_LOOK)
+            await deferLater(self._reactor, DRAIN_CHECK_INTERVAL)
         _log.info("the server has left: {count} transports remain open", count=relay.route_count // 2)
 
     def _mark(self, version: str) -> str:

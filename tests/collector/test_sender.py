@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.collector.sender import LOOK_INTERVAL, REFUSED_INTERVAL, TOLD_EVERY, SenderProtocol, SendError, SpoolSender
+from dmsg.collector.sender import CHECK_INTERVAL, LOG_INTERVAL, REFUSED_INTERVAL, SenderProtocol, SendError, SpoolSender
 from dmsg.collector.wire import Answer, Kind, Offer
 from dmsg.errors import ConnectFailed
 from dmsg.keylock import hold_key
@@ -74,7 +74,7 @@ class SenderTests(SynchronousTestCase):
             self.sender.startService()
             self.clock.advance(0)
             return
-        self.clock.advance(LOOK_INTERVAL)
+        self.clock.advance(CHECK_INTERVAL)
 
     def tearDown(self) -> None:
         if self.sender.running:
@@ -104,7 +104,7 @@ class SenderTests(SynchronousTestCase):
         self.round()
         self.assertEqual(len(self.offered), 3)
         self.answers.clear()
-        for _ in range(int(REFUSED_INTERVAL / LOOK_INTERVAL)):
+        for _ in range(int(REFUSED_INTERVAL / CHECK_INTERVAL)):
             self.round()
         self.assertEqual(self.there(), [])
 
@@ -136,7 +136,7 @@ class SenderTests(SynchronousTestCase):
         for _ in range(100):
             self.clock.advance(60)
         self.assertGreater(self.sender.sent.failures, 20)
-        self.assertLess(len(self.warned), 2 + 6000 // TOLD_EVERY)
+        self.assertLess(len(self.warned), 2 + 6000 // LOG_INTERVAL)
         self.reached = lambda: succeed(Stream(self.answered))
         self.answers[spool_name(1)] = Answer(Kind.LATER, "full")
         self.clock.advance(600)

@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.net import reactor as module
-from dmsg.net.clock import LEAST_STEP, LOOK_INTERVAL, ClockWatch, SteadyClock
+from dmsg.net.clock import CHECK_INTERVAL, LEAST_STEP, ClockWatch, SteadyClock
 from dmsg.net.reactor import monotonic, use_monotonic_clock
 
 
@@ -101,7 +101,7 @@ class StepTests(SynchronousTestCase):
         watch.startService()
         for step in (0.0, -3600.0, 0.0, LEAST_STEP / 2, +7200.0):
             self.off += step
-            self.clock.advance(LOOK_INTERVAL)
+            self.clock.advance(CHECK_INTERVAL)
         self.assertEqual(told, [-3600.0, 7200.0])
         watch.stopService()
         self.assertEqual(self.clock.getDelayedCalls(), [])
@@ -117,6 +117,6 @@ class StepTests(SynchronousTestCase):
         watch.startService()
         for step in (-3600.0, +7200.0):
             self.off += step
-            self.clock.advance(LOOK_INTERVAL)
+            self.clock.advance(CHECK_INTERVAL)
         self.assertEqual((told, len(self.flushLoggedErrors(ValueError))), ([-3600.0, 7200.0], 2))
         watch.stopService()

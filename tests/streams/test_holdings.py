@@ -22,7 +22,7 @@ from dmsg.net.streams.outbox import LARGEST_PIECE
 from dmsg.net.streams.stream import UNREAD
 from dmsg.streams import streams as streams_module
 from dmsg.streams.core.resumption import INITIAL_WINDOW
-from dmsg.streams.holdings import LOOK_INTERVAL, STREAM_SIZE, StreamHoldings
+from dmsg.streams.holdings import CHECK_INTERVAL, STREAM_SIZE, StreamHoldings
 from dmsg.streams.streams import PROBE_AFTER, STALL_CHECK, STALL_TIME
 from tests.support import KEYS, Accepting, asynchronous
 from tests.v2019.secure_support import SecureCase
@@ -157,10 +157,10 @@ class AccountTests(SecureCase):
         moving, theirs = self.open()
         self.listeners[7].built[0].transport.pauseProducing()  # type: ignore[attr-defined]
         stuck.transport.write(bytes(3_000_000))
-        for _ in range(int((OLD + 2) / LOOK_INTERVAL)):
+        for _ in range(int((OLD + 2) / CHECK_INTERVAL)):
             moving.transport.write(bytes(100_000))
             self.network.settle()
-            clock.advance(LOOK_INTERVAL)
+            clock.advance(CHECK_INTERVAL)
             self.network.settle()
         self.assertIsNotNone(stuck.lost)
         self.assertIsNone(moving.lost)

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.keys import SecKey
 from dmsg.telemetry import receipts_due as owed_module
 from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, Role
-from dmsg.telemetry.receipts_due import OWED_FOR, ReceiptsDue, ReceiptVerdict
+from dmsg.telemetry.receipts_due import DUE_FOR, ReceiptsDue, ReceiptVerdict
 
 A, B, C, SERVER = (SecKey.from_seed(bytes([number])) for number in range(1, 5))
 TRANSPORT = bytes(range(16))
@@ -24,7 +24,7 @@ class ReceiptsDueTests(SynchronousTestCase):
     """By plain calls."""
 
     def setUp(self) -> None:
-        self.owed = ReceiptsDue(key(SERVER), -OWED_FOR)
+        self.owed = ReceiptsDue(key(SERVER), -DUE_FOR)
 
     def takes(self, payload: bytes, by: bytes, now: float = 0.0) -> ReceiptVerdict:
         """As it says."""
@@ -64,15 +64,15 @@ class ReceiptsDueTests(SynchronousTestCase):
     def test_they_are_waited_for_so_long(self) -> None:
         self.carry()
         self.owed.ended(TRANSPORT, 5.0)
-        self.owed.ended(bytes(16), 5.0 + OWED_FOR - 1)
+        self.owed.ended(bytes(16), 5.0 + DUE_FOR - 1)
         self.assertEqual(len(self.owed), 1)
-        self.owed.ended(bytes(16), 5.0 + OWED_FOR)
+        self.owed.ended(bytes(16), 5.0 + DUE_FOR)
         self.assertFalse(self.takes(RECEIPT.sign(A), key(A)))
         self.assertEqual(len(self.owed), 0)
 
     def test_they_are_so_many(self) -> None:
         """Those of open transports stay, however many others begin."""
-        self.patch(owed_module, "MAX_OWED", 3)
+        self.patch(owed_module, "MAX_DUE", 3)
         self.carry()
         for number in range(10):
             self.carry(bytes([number]) * 16)
@@ -80,7 +80,7 @@ class ReceiptsDueTests(SynchronousTestCase):
         self.assertEqual(len(self.owed), 4)
         self.assertEqual([one[0] for one in self.owed._ended], [7, 8, 9])
         self.owed.ended(TRANSPORT, 20.0)
-        self.owed.ended(bytes(16), 8.0 + OWED_FOR)
+        self.owed.ended(bytes(16), 8.0 + DUE_FOR)
         self.assertEqual([one[0] for one in self.owed._ended], [9, 0])
         self.assertTrue(self.takes(RECEIPT.sign(A), key(A)))
 
@@ -99,8 +99,8 @@ class FormerTests(SynchronousTestCase):
         self.assertTrue(self.owed.takes(good, key(A), 101.0))
         self.assertFalse(self.owed.takes(good, key(A), 102.0))
         other = replace(RECEIPT, transport=bytes(16)).sign(A)
-        self.assertTrue(self.owed.takes(other, key(A), 99.9 + OWED_FOR))
-        self.assertFalse(self.owed.takes(replace(RECEIPT, transport=b"1" * 16).sign(A), key(A), 100.0 + OWED_FOR))
+        self.assertTrue(self.owed.takes(other, key(A), 99.9 + DUE_FOR))
+        self.assertFalse(self.owed.takes(replace(RECEIPT, transport=b"1" * 16).sign(A), key(A), 100.0 + DUE_FOR))
         self.assertEqual(self.owed._former, {})
 
     def test_it_says_which_are_former_ones(self) -> None:
@@ -111,7 +111,7 @@ class FormerTests(SynchronousTestCase):
 
     def test_live_ones_take_nobodys_place_and_no_memory_for_ever(self) -> None:
         self.patch(owed_module, "MAX_FORMER_OF_SIGNER", 2)
-        self.patch(owed_module, "MAX_OWED", 4)
+        self.patch(owed_module, "MAX_DUE", 4)
         for number in range(1, 10):
             transport = bytes([number]) * 16
             self.owed.carries(transport, key(A), key(B))
@@ -120,7 +120,7 @@ class FormerTests(SynchronousTestCase):
         self.assertIs(
             self.owed.takes(replace(RECEIPT, transport=bytes(16)).sign(A), key(A), 101.0), ReceiptVerdict.FORMER
         )
-        self.owed.ended(TRANSPORT, 100.0 + OWED_FOR)
+        self.owed.ended(TRANSPORT, 100.0 + DUE_FOR)
         self.assertEqual((self.owed._taken, self.owed._former), ({}, {}))
 
     def test_what_was_handed_in_in_order_is_not_former(self) -> None:

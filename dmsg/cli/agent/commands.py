@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dmsg.agent.socket_path import FoundAgent, agent_path, ask, find_agent, lines
-from dmsg.cli.agent.log import LOOK_INTERVAL, Log, log_path
+from dmsg.cli.agent.log import CHECK_INTERVAL, Log, log_path
 from dmsg.cli.agent.up_run import default_key_file, start
 from dmsg.cli.agent_choice import key_in
 from dmsg.cli.client_settings import ClientSettings
@@ -111,7 +111,7 @@ def up(foreground: bool, log_file: str | None, settings: ClientSettings) -> None
         if log is not None:
             looks = LoopingCall(log.rotate_if_long)
             looks.clock = reactor
-            looks.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
+            looks.start(CHECK_INTERVAL, now=False).addErrback(lambda _: None)
         tell(f"agent of {client.public_key.text} at {path}", agent=str(client.public_key), socket=str(path))
         try:
             await down

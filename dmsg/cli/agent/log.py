@@ -11,7 +11,7 @@ from dmsg.errors import DmsgError
 
 LOG_SIZE = 1024 * 1024
 """Maximum bytes of the log; then it becomes the previous one, and a new one begins."""
-LOOK_INTERVAL = 5.0
+CHECK_INTERVAL = 5.0
 """Seconds between checks of the log's size."""
 
 

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 RETRY_DELAY = 1.0
 """Seconds between attempts to resume a copy."""
-LOOK_INTERVAL = 0.5
+CHECK_INTERVAL = 0.5
 """Seconds between checks whether the peer is connected."""
-TELL_AFTER = 2.0
+NOTICE_AFTER = 2.0
 """Seconds after which a notice says that the peer is away."""
 
 
@@ -263,7 +263,7 @@ async def copy_one(
         away = _CopyProgress(reactor, progress, who, retry)
         watching = LoopingCall(away.update)
         watching.clock = reactor
-        watching.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
+        watching.start(CHECK_INTERVAL, now=False).addErrback(lambda _: None)
         reached = False
         try:
             while True:
@@ -378,7 +378,7 @@ class _CopyProgress:
             narrow = self._progress.console.width < WIDE
             short = f"{self._who} {'busy' if self._busy else 'away'}, until {until}"
             self._progress.update(self._bar, description=short if narrow else f"{self._name}: {text}")
-        if gone >= TELL_AFTER and not self._told:
+        if gone >= NOTICE_AFTER and not self._told:
             self._told = True
             self._say(text)
 

@@ -12,7 +12,7 @@ from dmsg.discovery.store.base import IEntryStore
 from dmsg.net.retry_loop import RetryLoop
 from dmsg.telemetry.metrics import Metrics
 
-SWEEP_EVERY = 30.0
+SWEEP_INTERVAL = 30.0
 """Seconds between sweeps when nothing is left to drop."""
 FIRST_SWEEP = 2400.0
 """Seconds after the start until the first sweep. Clients post every half hour, and discovery may have been down for
@@ -22,7 +22,7 @@ SLICE = 100
 """Entries dropped at a time; with SQLite this takes some milliseconds of the reactor thread."""
 PAUSE = 0.05
 """Seconds between batches."""
-TOLD_EVERY = 60.0
+LOG_INTERVAL = 60.0
 """Seconds between log lines about addresses that lose entries because a limit is reached."""
 
 _log = Logger()
@@ -37,7 +37,7 @@ class DropLog:
         :param seconds: monotonic clock.
         """
         self._metrics = metrics
-        self._seldom = LogThrottle(seconds, TOLD_EVERY)
+        self._seldom = LogThrottle(seconds, LOG_INTERVAL)
 
     def tell(self, reason: str, place: str, number: int) -> None:
         """Count entries; see :data:`~dmsg.discovery.store.base.Dropped`."""
@@ -60,7 +60,7 @@ class ExpirySweep:
         self._store = store
         self._now = now
         self._not_before = 0.0
-        self._again = RetryLoop(reactor, self._sweep, lambda failures: SWEEP_EVERY, "dropping old entries")
+        self._again = RetryLoop(reactor, self._sweep, lambda failures: SWEEP_INTERVAL, "dropping old entries")
 
     def start(self) -> None:
         """Start sweeping, after the initial delay."""
@@ -86,4 +86,4 @@ class ExpirySweep:
         except Exception as error:  # The store is down; its failures are logged where requests meet them.
             _log.info("old entries could not be removed: {error}", error=str(error))
             swept = 0
-        return PAUSE if swept == SLICE else SWEEP_EVERY
+        return PAUSE if swept == SLICE else SWEEP_INTERVAL

@@ -29,7 +29,7 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, Signature
 from dmsg.net.isolate import call_isolated
 
-LOOK_INTERVAL = 5.0
+CHECK_INTERVAL = 5.0
 """Seconds between looks at the file."""
 FILE_LIMIT = 4 * 1024 * 1024
 """Largest file in bytes."""
@@ -136,7 +136,7 @@ class RankingFile:
     def _check_again(self) -> None:
         assert self._reactor is not None
         call_isolated(self.reload)
-        self._call = self._reactor.callLater(LOOK_INTERVAL, self._check_again)
+        self._call = self._reactor.callLater(CHECK_INTERVAL, self._check_again)
 
     def reload(self) -> None:
         """Read the file if it has changed."""

@@ -18,7 +18,7 @@ OVERHEAD = 1536
 """Bytes that an entry counts in addition to its JSON; a tombstone counts this much as well."""
 TOMBSTONE_TTL = 86400.0
 """Seconds for which the tombstone of a deleted entry is kept, so that nobody can post the entry again."""
-LATEST_LOOK = 3600.0
+LATEST_CHECK = 3600.0
 """Longest time ahead, in seconds, for which a check of a server is planned. A check planned for later was planned
 before the clock was set back.
 """

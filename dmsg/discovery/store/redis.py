@@ -31,7 +31,7 @@ from dmsg.discovery.entries.rules import (
     time_order,
 )
 from dmsg.discovery.store.base import (
-    LATEST_LOOK,
+    LATEST_CHECK,
     OVERHEAD,
     TOMBSTONE_TTL,
     Dropped,
@@ -220,7 +220,7 @@ class RedisStore:
         return self._run(SEEN, [f"entry:{static}", *_KEYS], arguments, _nothing)
 
     def shift_times(self, now: float) -> Deferred[None]:
-        times: list[str | bytes] = [repr(now), repr(now + LATEST_LOOK), repr(NEVER)]
+        times: list[str | bytes] = [repr(now), repr(now + LATEST_CHECK), repr(NEVER)]
         return self._run(SET_BACK, ["servers", "quiet", "looks"], times, _nothing)
 
     def sweep(self, now: float, most: int) -> Deferred[int]:

@@ -25,7 +25,7 @@ from dmsg.discovery.entries.rules import (
 )
 from dmsg.discovery.store.base import (
     KINDS,
-    LATEST_LOOK,
+    LATEST_CHECK,
     OVERHEAD,
     ROOM_AT_ONCE,
     TOMBSTONE_TTL,
@@ -357,7 +357,7 @@ class SQLiteStore:
                 self._db.execute("UPDATE entries SET seen = ? WHERE listable AND seen > ?", (now, now))
                 self._db.execute(
                     "UPDATE entries SET look_at = ? WHERE listable AND look_at > ? AND look_at < ?",
-                    (now, now + LATEST_LOOK, NEVER),
+                    (now, now + LATEST_CHECK, NEVER),
                 )
         except sqlite3.Error:
             return fail()

@@ -7,11 +7,11 @@ from collections import Counter
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-MAX_LIMITED = 100
+MAX_TWINS = 100
 """Number of twins that metrics name for exceeding the limit; the rest are counted together, as twin 0."""
-LIMITED_EVERY = 60.0
+LOG_INTERVAL = 60.0
 """Seconds between log lines about twins that exceed the limit."""
-LIMITED_NAMED = 10
+MAX_NAMED = 10
 """Maximum number of twins named in one log line."""
 
 _log = Logger()
@@ -20,7 +20,7 @@ _log = Logger()
 class LimitLog:
     """Counter of refused messages that logs them.
 
-    :ivar of_twin: number of refused messages by twin; twins beyond ``MAX_LIMITED`` are counted as twin 0.
+    :ivar of_twin: number of refused messages by twin; twins beyond ``MAX_TWINS`` are counted as twin 0.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -32,7 +32,7 @@ class LimitLog:
     def count(self, twin: int) -> None:
         """Count a message of ``twin`` that was refused by the rate limit."""
         for counted in (self.of_twin, self._now):
-            counted[twin if twin in counted or len(counted) < MAX_LIMITED else 0] += 1
+            counted[twin if twin in counted or len(counted) < MAX_TWINS else 0] += 1
 
     def tell(self, *, last: bool = False) -> None:
         """Log the refused messages since the last line, at most once a minute.
@@ -40,15 +40,15 @@ class LimitLog:
         :param last: whether the relay stops, so that the line is written at once.
         """
         now = self._clock.seconds()
-        if not self._now or (now - self._since < LIMITED_EVERY and not last):
+        if not self._now or (now - self._since < LOG_INTERVAL and not last):
             return
         counted, self._now = self._now, Counter()
         seconds, self._since = now - self._since, now
-        most = ", ".join(f"twin {twin or 'others'}: {number}" for twin, number in counted.most_common(LIMITED_NAMED))
+        most = ", ".join(f"twin {twin or 'others'}: {number}" for twin, number in counted.most_common(MAX_NAMED))
         _log.warn(
             "rate limit: {number} messages of {twins} twins refused in {seconds:.0f} s ({most})",
             number=counted.total(),
             twins=len(counted),
-            seconds=min(seconds, LIMITED_EVERY * 2),
+            seconds=min(seconds, LOG_INTERVAL * 2),
             most=most,
         )

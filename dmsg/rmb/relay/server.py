@@ -47,7 +47,7 @@ TAKES_NOTHING = "the queue cannot store messages"
 """Status in ``/health`` while the queue cannot be written, as on a full disk."""
 CLOSE_WAIT = 2.0
 """Seconds for which stopping waits until sessions have confirmed their messages; the rest stays in their queues."""
-LOOK_EVERY = 0.02
+CHECK_INTERVAL = 0.02
 """Seconds between checks whether sessions have confirmed their messages, while the relay stops."""
 
 _log = Logger()
@@ -245,7 +245,7 @@ class RmbRelay(ListeningService):
         for session in switch.sessions.values():
             session.delivery.ping_behind()
         while self._reactor.seconds() < until:
-            await deferLater(self._reactor, LOOK_EVERY)
+            await deferLater(self._reactor, CHECK_INTERVAL)
             if not any(len(one.delivery) and not one.delivery.stalled for one in switch.sessions.values()):
                 break
 

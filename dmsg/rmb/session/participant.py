@@ -32,7 +32,7 @@ REGISTRY_RETRY = 1.0
 """Seconds before the registry is asked again about the sender of a message."""
 SETTLE_WAIT = 2.0
 """Seconds for which stopping waits for confirmations."""
-LOOK_EVERY = 0.02
+CHECK_INTERVAL = 0.02
 """Seconds between checks whether all messages are confirmed, while the participant stops."""
 
 _log = Logger()
@@ -139,7 +139,7 @@ class Participant:
         """
         until = self._reactor.seconds() + SETTLE_WAIT
         while self.is_open and not (self.uplink.is_settled and also()) and self._reactor.seconds() < until:
-            await deferLater(self._reactor, LOOK_EVERY)
+            await deferLater(self._reactor, CHECK_INTERVAL)
 
     def disconnect(self) -> None:
         """Close the connections to relays, if they were opened."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable
 
 from dmsg.net.turns import TurnAccount, TurnTaker
 
-PARKED_SIZE = 4 * 1024 * 1024
+MAX_HELD_SIZE = 4 * 1024 * 1024
 """Bytes stored here at which the relay stops reading from the session."""
 BOTH_WAYS = 8
-"""Factor of ``PARKED_SIZE`` while the session itself has messages to confirm."""
+"""Factor of ``MAX_HELD_SIZE`` while the session itself has messages to confirm."""
 OVERHEAD = 100
 """Bytes for which each message counts besides its own."""
 AT_ONCE = 1000
@@ -96,7 +96,7 @@ class HeldMessages(TurnTaker):
         self._waiting.append((is_message, data))
         self.size += len(data) + OVERHEAD
         self.come += len(data) + OVERHEAD
-        if self.size >= PARKED_SIZE * (BOTH_WAYS if self._confirms() else 1):
+        if self.size >= MAX_HELD_SIZE * (BOTH_WAYS if self._confirms() else 1):
             self._hold()
 
     def clear(self) -> None:
@@ -114,7 +114,7 @@ class HeldMessages(TurnTaker):
 
     def _work(self) -> None:
         self._spend(self._resume)
-        if self.size < PARKED_SIZE // 2:
+        if self.size < MAX_HELD_SIZE // 2:
             self._release()
         self._soon()
 

@@ -122,7 +122,9 @@ class LookupTests(APICase):
         for half in ("client", "server"):
             ahead = self.life(1, half)
             self.assertEqual(self.life(0, half), ahead + 2)  # behind the entry came its deletion
-            self.assertIn("a clock that was 1 d 0 h ahead of this machine's", str([formatEvent(one) for one in log]))
+            self.assertIn(
+                "a machine whose clock was 1 d 0 h ahead of this machine's", str([formatEvent(one) for one in log])
+            )
             ahead = self.life(366, half)
             self.assertEqual([self.life(0, half) - ahead, self.life(-1, half) - ahead], [2, 4])
 

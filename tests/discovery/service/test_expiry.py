@@ -11,7 +11,7 @@ from twisted.logger import formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.entries.rules import Terms
-from dmsg.discovery.service.expiry import FIRST_SWEEP, SLICE, SWEEP_EVERY, TOLD_EVERY, DropLog, ExpirySweep
+from dmsg.discovery.service.expiry import FIRST_SWEEP, LOG_INTERVAL, SLICE, SWEEP_INTERVAL, DropLog, ExpirySweep
 from dmsg.discovery.service.service import Discovery
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.telemetry.metrics import Metrics
@@ -84,7 +84,7 @@ class SweepTests(SynchronousTestCase):
         self.post(1, Terms(lasts=10.0))
         self.clock.advance(FIRST_SWEEP)
         self.store.sweep = sweep  # type: ignore[method-assign]
-        self.clock.advance(SWEEP_EVERY)
+        self.clock.advance(SWEEP_INTERVAL)
         self.assertEqual(self.count(), 0)
 
     def test_who_posts_too_much_is_named_once_a_minute(self) -> None:
@@ -97,6 +97,6 @@ class SweepTests(SynchronousTestCase):
             self.post(number, Terms(place="1.2.3.4", most=3000.0))
         self.assertEqual(self.dropped("address"), 10 - self.count())
         self.assertEqual(lines(), 1)
-        self.clock.advance(TOLD_EVERY)
+        self.clock.advance(LOG_INTERVAL)
         self.post(11, Terms(place="1.2.3.4", most=3000.0))
         self.assertEqual(lines(), 2)

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.discovery.service.ranking import LOOK_INTERVAL, RankingError, RankingFile, read_ranking, sign_ranking
+from dmsg.discovery.service.ranking import CHECK_INTERVAL, RankingError, RankingFile, read_ranking, sign_ranking
 from dmsg.keys import SecKey
 
 OPERATOR, OTHER = (SecKey.from_seed(bytes([number])) for number in (1, 2))
@@ -80,7 +80,7 @@ class FileTests(SynchronousTestCase):
     def write(self, data: bytes) -> None:
         self.path.write_bytes(data)
         os.utime(self.path, ns=(0, int(self.clock.seconds() * 10**9)))
-        self.clock.advance(LOOK_INTERVAL)
+        self.clock.advance(CHECK_INTERVAL)
 
     def test_a_ranking_file_is_read_when_it_changes(self) -> None:
         self.assertIsNone(self.file.current(NOW))
@@ -92,7 +92,7 @@ class FileTests(SynchronousTestCase):
         self.assertIsNone(self.file.current(NOW))
         self.write(sign_ranking(ranked(1), OPERATOR, NOW, NOW + 60))
         self.path.unlink()
-        self.clock.advance(LOOK_INTERVAL)
+        self.clock.advance(CHECK_INTERVAL)
         self.assertIsNone(self.file.current(NOW))
 
     def test_a_stale_ranking_is_ignored(self) -> None:

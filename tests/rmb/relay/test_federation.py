@@ -508,7 +508,7 @@ class LimitTests(MemoryFederationCase):
     @asynchronous
     async def test_who_was_limited_is_said_once_and_counted(self) -> None:
         """A line with the twins, summed up, and a metric with a bound."""
-        self.patch(limit_log, "LIMITED_EVERY", 0.0)
+        self.patch(limit_log, "LOG_INTERVAL", 0.0)
         self.one = await self.named_relay(limit=(3, 10**6))
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
         a, b = await self.raw("A", self.one), await self.raw("B", self.one)
@@ -526,7 +526,7 @@ class LimitTests(MemoryFederationCase):
         self.assertIn(f'rmb_limited_total{{twin="{self.ids["A"]}"}} 7.0', text)
         for twin in range(10_000, 10_500):
             self.one.switch.limited.count(twin)
-        self.assertLessEqual(len(self.one.switch.limited.of_twin), limit_log.MAX_LIMITED + 1)
+        self.assertLessEqual(len(self.one.switch.limited.of_twin), limit_log.MAX_TWINS + 1)
 
     @asynchronous
     async def test_the_last_line(self) -> None:

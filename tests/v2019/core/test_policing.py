@@ -16,7 +16,7 @@ from dmsg.base.buckets import Bucket
 from dmsg.base.policing import BURST_SECONDS, FLOOD_FACTOR
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.net.links.acceptor import FLOOD_BURST, FLOOD_RATE, TOLD_PER_ADDRESS
-from dmsg.servers.admission import HOOK_CACHE_TIME, LOOK_INTERVAL, Admission, Hook, KeyList, ListError
+from dmsg.servers.admission import CHECK_INTERVAL, HOOK_CACHE_TIME, Admission, Hook, KeyList, ListError
 from dmsg.v2019.core.policing import Kind, Limits, Policer
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, DRAIN, FWD, PING, PONG, REQUEST, Frame, parse_drain
 from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient
@@ -207,7 +207,7 @@ class AdmissionTests(ServerCase):
         self.admission.watch(self.network.clock, self.network.factory.admission_changed)
         a, b = self.client("A"), self.client("B")
         self.write("deny", KEYS["A"])
-        self.network.clock.advance(LOOK_INTERVAL)
+        self.network.clock.advance(CHECK_INTERVAL)
         self.network.settle()
         self.assertEqual((a.closed, b.closed), (True, False))
         self.admission.stop()

@@ -19,9 +19,9 @@ from dmsg.rmb.twins.identity import verify
 
 UNSIGNED = 401
 """Status that a relay of this package answers to a message that its sender has not signed."""
-DOUBT_FOR = 600.0
+UNVERIFIED_FOR = 600.0
 """Seconds for which a twin is doubted."""
-MAX_DOUBTED = 10_000
+MAX_UNVERIFIED = 10_000
 """Maximum number of twins that are doubted at a time."""
 
 
@@ -40,7 +40,7 @@ class UnverifiedTwins:
     def answered(self, data: bytes, code: int) -> None:
         """Record the status that another relay answered to a message."""
         if code == UNSIGNED:
-            remember(self._until, decode(data).source.twin, self._seconds() + DOUBT_FOR, MAX_DOUBTED)
+            remember(self._until, decode(data).source.twin, self._seconds() + UNVERIFIED_FOR, MAX_UNVERIFIED)
 
     async def refuses(self, data: bytes) -> bool:
         """Whether a message names a doubted twin as its source and is not signed by that twin."""

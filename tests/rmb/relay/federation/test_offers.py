@@ -13,7 +13,7 @@ from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.relay.federation import offers as offers_module
 from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, AttemptOutcome
 from dmsg.rmb.relay.federation.offers import MAX_OFFERED, Offers
-from dmsg.rmb.relay.federation.unverified import DOUBT_FOR, UNSIGNED, UnverifiedTwins
+from dmsg.rmb.relay.federation.unverified import UNSIGNED, UNVERIFIED_FOR, UnverifiedTwins
 from dmsg.rmb.relay.queue.interface import QueuedMessage
 from dmsg.rmb.relay.rules import Action, Decision, Rules
 from dmsg.rmb.twins.address import Session
@@ -128,7 +128,7 @@ class UnverifiedTwinsTests(SynchronousTestCase):
             doubts.answered(envelope.SerializeToString(), code)
             self.assertIs(self.refuses(doubts, 7), doubted)
             self.assertFalse(self.refuses(doubts, 8))
-        clock.advance(DOUBT_FOR - 1)
+        clock.advance(UNVERIFIED_FOR - 1)
         self.assertTrue(self.refuses(doubts, 7))
         clock.advance(1)
         self.assertFalse(self.refuses(doubts, 7))

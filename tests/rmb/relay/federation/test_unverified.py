@@ -54,7 +54,7 @@ class DoubtedTwinTests(SynchronousTestCase):
         self.assertFalse(self.refuses(7, STRANGER))
 
     def test_the_twin_that_was_doubted_first_is_forgotten_first(self) -> None:
-        self.patch(unverified, "MAX_DOUBTED", 2)
+        self.patch(unverified, "MAX_UNVERIFIED", 2)
         for twin in (8, 9):
             self.doubts.answered(self.message(twin, None), UNSIGNED)
         self.assertEqual([self.refuses(twin, None) for twin in (7, 8, 9)], [False, True, True])
