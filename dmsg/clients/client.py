@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random, SystemRandom
 from typing import Any, Generic, TypeAlias
 
@@ -10,6 +10,7 @@ from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress, IListeningPort, IProtocol, IProtocolFactory
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -29,6 +30,7 @@ from dmsg.errors import CloseReason, ConnectFailed, ConnectTimeout, DiscoveryErr
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import Reactor
+from dmsg.net.retry import retry_delay
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
 
@@ -328,7 +330,8 @@ class DelegatedClient(Service, Generic[SessionT]):
     ) -> IProtocol:
         deadline = self._reactor.seconds() + timeout
         tried: set[PubKey] = set()
-        reasons: list[object] = []
+        reasons: dict[PubKey, object] = {}
+        rounds = 0
         cached = remote in self._entries
         while True:
             # A succession is signed by the old key, so following it needs no trust in discovery.
@@ -351,16 +354,26 @@ class DelegatedClient(Service, Generic[SessionT]):
                 except CancelledError:
                     raise
                 except TimeoutError as error:
-                    reasons.append(CloseReason.TIMEOUT)
+                    reasons[server] = CloseReason.TIMEOUT
                     attempts.append((server.short, str(error) or f"not connected within {share:.3g} s"))
                 except Exception as error:
-                    reasons.append(getattr(error, "reason", None))
+                    reasons[server] = getattr(error, "reason", None)
                     attempts.append((server.short, shorten(str(error)) or type(error).__name__))
-            if not cached:
-                raise _not_reached(remote, attempts, reasons)
-            # The entry was cached, and the remote may have moved since. Ask discovery once more.
-            cached = False
-            self._entries.mark_stale(remote)
+            if cached:
+                # The remote may have moved since. Ask discovery once more.
+                cached = False
+                self._entries.mark_stale(remote)
+                continue
+            limited = {server for server, reason in reasons.items() if reason == CloseReason.RATE_LIMITED}
+            delay = retry_delay(rounds, self._random)
+            if not limited or CloseReason.REFUSED in reasons.values() or self._reactor.seconds() + delay >= deadline:
+                raise _not_reached(remote, attempts, reasons.values())
+            # A rate limit is over soon, and its cause may be somebody else.
+            await deferLater(self._reactor, delay)
+            rounds += 1
+            tried -= limited
+            names = {server.short for server in limited}
+            attempts[:] = [one for one in attempts if one[0] not in names]
 
     def _servers_of(self, remote: PubKey, entry: Entry) -> list[PubKey]:
         # Connected servers come first: they save a handshake, and the fastest of them is known.
@@ -373,7 +386,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         return sorted(delegated_servers(remote, entry), key=order)
 
 
-def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: list[object]) -> ConnectFailed:
+def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: Iterable[object]) -> ConnectFailed:
     """Return the error for a remote that no server led to. If all servers agree, it blames the remote, not the
     servers.
     """
@@ -383,6 +396,8 @@ def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: list[
     elif said == {CloseReason.NO_SUCH_PEER}:
         text = f"{remote.short} is offline: none of the servers in its entry is connected to it"
         attempts = [(server, text) for server, _ in attempts]
+    elif said == {CloseReason.RATE_LIMITED}:
+        text = f"{remote.short} gets too many requests, from this key or from others; try again in a few seconds"
     else:
         text = f"{remote.short} could not be reached through any of its servers"
     return ConnectFailed(text, tuple(attempts), str(remote))

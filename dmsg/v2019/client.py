@@ -166,9 +166,10 @@ class Client(DelegatedClient[ClientSession]):
         """Open a stream to ``remote``; the Deferred fires with the factory's connected protocol.
 
         Tries every server of the remote, beginning with those to which this client is connected, or only the server
-        ``via``.  Fails with :class:`~dmsg.errors.ConnectFailed`, which has the reason of each server,
-        :class:`~dmsg.errors.EntryNotFound`, :class:`~dmsg.errors.DiscoveryError`,
-        :class:`~dmsg.errors.EncryptionUnavailable` or, after ``timeout``, :class:`~dmsg.errors.ConnectTimeout`.
+        ``via``.  One that refuses because of a rate limit is tried again, with exponential backoff.  Fails with
+        :class:`~dmsg.errors.ConnectFailed`, which has the reason of each server, :class:`~dmsg.errors.EntryNotFound`,
+        :class:`~dmsg.errors.DiscoveryError`, :class:`~dmsg.errors.EncryptionUnavailable` or, after ``timeout``,
+        :class:`~dmsg.errors.ConnectTimeout`.
 
         :param port: port of the remote, 0 to 65535; a :class:`DmsgAddress` names its own.
         :param timeout: seconds for the whole call.

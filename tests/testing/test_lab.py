@@ -239,6 +239,33 @@ class LabTests(SynchronousTestCase):
         lab.network.host(name).reset()
         lab.result(honest.transport.send(b"on we go"), 5)
 
+    def test_a_rate_limit_delays_a_connect(self) -> None:
+        """The connect tries again, ever less often, and in the end says what to do."""
+        lab = Lab(5)
+        lab.add_servers(1)
+        alice, bob = lab.add_client("alice"), lab.add_client("bob")
+        lab.settle()
+        bob.listen(Accepting(), 7)
+        left = 3
+        times: list[float] = []
+
+        def refusal(initiator: bytes, ephemeral: bytes | None) -> CloseReason | None:
+            times.append(lab.clock.seconds())
+            return CloseReason.RATE_LIMITED if len(times) <= left else None
+
+        for session in bob.sessions():
+            session.core.refusal = refusal
+        lab.result(alice.connect(bob.public_key, Accepting(), port=7))
+        self.assertEqual(len(times), 4)
+        left, before = 1000, len(times)
+        connecting = alice.connect(bob.public_key, Accepting(), port=7, timeout=10)
+        error = self.assertRaises(ConnectFailed, lab.result, connecting)
+        self.assertIn("gets too many requests, from this key or from others; try again in a few seconds", str(error))
+        self.assertEqual(str(error).count("through server"), 1)
+        self.assertIn(len(times) - before, range(4, 8))
+        self.assertLess(times[-1] - times[before], 10)
+        lab.stop()
+
     def test_a_slow_server_is_replaced_and_a_preferred_one_kept(self) -> None:
         lab = Lab(4)
         lab.add_servers(3)
