@@ -131,7 +131,7 @@ class StoreTests(SynchronousTestCase):
         """A sender that is on the list takes the name of another server, and keeps nobody away by that."""
         server = SecKey.from_seed(b"a server")
         name = server.public.hex()
-        self.assertRaisesRegex(FileRejected, "has not signed", self.bring, spool_name(1), packed(name), BOB)
+        self.assertRaisesRegex(FileRejected, "signed no voucher", self.bring, spool_name(1), packed(name), BOB)
         for forged in ("00" * 65, SecKey.from_seed(b"x").sign(statement(server.public, BOB)).hex()):
             self.assertRaisesRegex(FileRejected, "signed", self.bring, spool_name(1), packed(name), BOB, voucher=forged)
         for_alice = server.sign(statement(server.public, ALICE)).hex()
@@ -141,7 +141,7 @@ class StoreTests(SynchronousTestCase):
         # it has moved to another machine
         for_bob = server.sign(statement(server.public, BOB)).hex()
         self.bring(spool_name(3), packed(name), BOB, voucher=for_bob)
-        self.assertRaisesRegex(FileRejected, "has not signed", self.bring, spool_name(4), packed(name))
+        self.assertRaisesRegex(FileRejected, "signed no voucher", self.bring, spool_name(4), packed(name))
 
     def test_a_key_that_was_claimed_before_keys_had_to_sign(self) -> None:
         """Whoever has it goes on, be it the server's own sender, until the server signs for another one."""
@@ -150,7 +150,7 @@ class StoreTests(SynchronousTestCase):
         (self.root / "producers" / name).write_text(f"{BOB}\n")
         self.bring(spool_name(1), packed(name), BOB)
         self.bring(spool_name(2), packed(name), voucher=server.sign(statement(server.public, ALICE)).hex())
-        self.assertRaisesRegex(FileRejected, "has not signed", self.bring, spool_name(3), packed(name), BOB)
+        self.assertRaisesRegex(FileRejected, "signed no voucher", self.bring, spool_name(3), packed(name), BOB)
 
     def test_the_same_key_in_another_spelling(self) -> None:
         name = SecKey.from_seed(b"a server").public.hex()
