@@ -45,7 +45,7 @@ class CoreTests(SynchronousTestCase):
     """Good, then bad, cut anywhere: as much is delivered as of the good alone, and then the error is told."""
 
     @given(PIECES, CUTS, st.sampled_from(["short", "replayed", "damaged", "damaged and long"]))
-    def test_records(self, plain: list[bytes], cuts: list[int], kind: str) -> None:
+    def test_records_before_a_bad_one_are_delivered(self, plain: list[bytes], cuts: list[int], kind: str) -> None:
         sealer, opener = RecordSealer(KEY), RecordOpener(KEY)
         stream = b"".join(bytes(sealer.seal(one)) for one in plain)
         number = sealer.sequence + 1
@@ -63,7 +63,7 @@ class CoreTests(SynchronousTestCase):
         self.assertIsInstance(opener.broken, RemoteProtocolError)
 
     @given(PIECES, CUTS, st.sampled_from([REQUEST, DRAIN]))
-    def test_a_client(self, plain: list[bytes], cuts: list[int], kind: int) -> None:
+    def test_frames_before_a_bad_one_reach_the_client(self, plain: list[bytes], cuts: list[int], kind: int) -> None:
         local, remote = KEYS["A"].public, KEYS["B"].public
         core = ClientConnection(local, random=Random(0))
         core.accepting = True
@@ -85,7 +85,7 @@ class CoreTests(SynchronousTestCase):
         self.assertIsNotNone(core.broken)
 
     @given(PIECES, CUTS, st.sampled_from([b"\x77\0\0\0\0", b"\x01\0\x02\0\x01x"]))
-    def test_a_relay(self, plain: list[bytes], cuts: list[int], bad: bytes) -> None:
+    def test_frames_before_a_bad_one_pass_the_relay(self, plain: list[bytes], cuts: list[int], bad: bytes) -> None:
         relay = Relay(random=Random(0))
         ports = [FakePort(), FakePort()]
         a, b = relay.add(KEYS["A"].public, ports[0]), relay.add(KEYS["B"].public, ports[1])
@@ -108,7 +108,7 @@ class CoreTests(SynchronousTestCase):
         self.assertEqual(refused is not None, bad[0] == 0x77)
 
     @given(PIECES, CUTS)
-    def test_the_messaging_system(self, plain: list[bytes], cuts: list[int]) -> None:
+    def test_messaging_frames_before_a_bad_one_are_delivered(self, plain: list[bytes], cuts: list[int]) -> None:
         """Through its relay and into its client: a frame of a size that cannot be, in the other profile's words too."""
         profile = Profile.SKYWIRE
         one = MessagingConnection(MESSAGING_KEYS["A"], profile)
@@ -152,7 +152,7 @@ class CoreTests(SynchronousTestCase):
         self.assertIsNotNone(two.broken)
 
     @given(PIECES, CUTS)
-    def test_websocket_frames(self, plain: list[bytes], cuts: list[int]) -> None:
+    def test_websocket_frames_before_a_bad_one_are_delivered(self, plain: list[bytes], cuts: list[int]) -> None:
         reader = websocket.Frames(True, 1000)
         stream = b"".join(websocket.encode(websocket.BINARY, one, b"abcd") for one in plain)
         stream += b"\x82\xff" + (2000).to_bytes(8, "big") + b"abcd"

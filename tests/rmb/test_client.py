@@ -32,7 +32,7 @@ class CallTests(MemoryCase):
         self.to = self.ids["B"]
 
     @asynchronous
-    async def test_calls(self) -> None:
+    async def test_calls_are_answered_by_every_kind_of_handler(self) -> None:
         """Handlers that answer at once, later, as coroutines; by module; with nothing."""
         await self.two(session="caller")
         later: Deferred[bytes] = Deferred()
@@ -69,7 +69,7 @@ class CallTests(MemoryCase):
         self.assertIn(seen[0].left, (20, 21), "no less than the caller waits")
 
     @asynchronous
-    async def test_errors(self) -> None:
+    async def test_errors_of_handlers_and_registry_reach_the_caller(self) -> None:
         """Of a handler, of no handler, of a registry that knows no such twin."""
         await self.two()
 
@@ -104,7 +104,7 @@ class CallTests(MemoryCase):
         self.assertEqual(b"kept", (await waiting).payload)
 
     @asynchronous
-    async def test_a_deadline(self) -> None:
+    async def test_a_call_past_its_deadline_times_out(self) -> None:
         """CallTimeout; and nothing is left of the call."""
         await self.two()
         self.b.serve("x", lambda request: Deferred())
@@ -145,7 +145,7 @@ class CallTests(MemoryCase):
         self.assertIn("a relay says; its clock or this one's is wrong", str(error))
 
     @asynchronous
-    async def test_several_destinations(self) -> None:
+    async def test_a_call_to_several_destinations_returns_each_answer(self) -> None:
         """Each its answer or its error."""
         await self.two()
         self.b.serve("x", lambda request: b"b")
@@ -157,7 +157,7 @@ class CallTests(MemoryCase):
         self.assertIsInstance(answers[999], TwinNotFound)
 
     @asynchronous
-    async def test_encryption(self) -> None:
+    async def test_payloads_are_encrypted_and_bound(self) -> None:
         """Bound as soon as one has seen that the other signs with borders; the relay sees nothing of it."""
         await self.two()
         self.b.serve("x", lambda request: request.payload)
@@ -187,7 +187,7 @@ class CallTests(MemoryCase):
         self.assertEqual(1, self.a.drops[Drop.UNKNOWN_REPLY])
 
     @asynchronous
-    async def test_too_large(self) -> None:
+    async def test_messages_that_are_too_large_are_not_sent(self) -> None:
         """What no relay would read is not sent: the caller is told, on both sides; the connections stay."""
         await self.two()
         self.b.serve("large", lambda request: bytes(17 * 1024 * 1024))
@@ -199,7 +199,7 @@ class CallTests(MemoryCase):
         self.assertEqual(b"x", (await self.a.call(self.to, "x")).payload)
 
     @asynchronous
-    async def test_ping(self) -> None:
+    async def test_a_ping_measures_the_round_trip_to_the_relay(self) -> None:
         """An envelope to the relay and back."""
         await self.two(session="p")
         self.assertLess(await self.a.ping(), 5.0)
@@ -251,7 +251,7 @@ class CallTests(MemoryCase):
         self.assertEqual(b"x", reply.payload)
 
     @asynchronous
-    async def test_starting(self) -> None:
+    async def test_a_client_that_cannot_start_fails(self) -> None:
         """A twin that is none; no relay; a registry that does not take the update."""
         client = self.client("D", _Nowhere)
         error: Any = await self.assertFailure(Deferred.fromCoroutine(client.when_online(5)), TwinNotFound)
@@ -293,7 +293,7 @@ def _fail(error: Exception) -> Any:
 
 
 class SeenTests(MemoryCase):
-    def test_bounds(self) -> None:
+    def test_the_replay_window_is_bounded_per_twin(self) -> None:
         """A twin whose share is used up is told so; others are heard; what has expired makes room."""
         seen = ReplayWindow(most=10, of_twin=3)
         self.assertEqual([True] * 3 + [None], [seen.add(1, str(n), "request", 100, 0) for n in range(4)])

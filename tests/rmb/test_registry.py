@@ -47,7 +47,7 @@ class Behaviour:
         return str(error)
 
     @asynchronous
-    async def test_making_and_finding(self: Any) -> None:
+    async def test_twins_are_created_and_found(self: Any) -> None:
         """Ids count up from 1; by id, by account, all in order."""
         await self.make()
         one = await self.registry.put(statement(relay="r.example", pk=b"\2" * 33, strict=True))
@@ -63,7 +63,7 @@ class Behaviour:
         await self.assertFailure(self.registry.id_by_account(bytes(32)), TwinNotFound)
 
     @asynchronous
-    async def test_changing(self: Any) -> None:
+    async def test_twins_are_changed_by_their_owner(self: Any) -> None:
         """By its owner, with a higher counter; both fields are replaced, the id stays."""
         await self.make()
         await self.registry.put(statement(relay="r", pk=b"x"))
@@ -78,7 +78,7 @@ class Behaviour:
         self.assertEqual(changed, await self.registry.get(1))
 
     @asynchronous
-    async def test_what_cannot_be(self: Any) -> None:
+    async def test_invalid_twins_are_refused(self: Any) -> None:
         """Relays that are none, too many, too long; keys that are too long; unsigned."""
         await self.make()
         for relay in ("a b", "-x", "ftp://x", "http://", "a__b", "_", "a_b_c_d_e", "x" * 1025, "http://u@h"):
@@ -89,7 +89,7 @@ class Behaviour:
         self.assertEqual([], await self.registry.twins(0, 10))
 
     @asynchronous
-    async def test_watching(self: Any) -> None:
+    async def test_watchers_learn_of_changes(self: Any) -> None:
         """Whoever watches is told of changes."""
         await self.make()
         seen: list[Twin] = []
@@ -138,7 +138,7 @@ class FileTests(Behaviour, TestCase):
         self.addCleanup(self.registry.close)
 
     @asynchronous
-    async def test_edited(self) -> None:
+    async def test_edits_of_the_file_are_read(self) -> None:
         """What an operator writes into the file is there; what is damaged is said to be."""
         await self.make()
         entry = {"id": 5, "account": A.address, "relay": "http://127.0.0.1:8080"}
@@ -154,7 +154,7 @@ class FileTests(Behaviour, TestCase):
         await self.assertFailure(self.registry.get(5), TwinNotFound)
 
     @asynchronous
-    async def test_two_writers(self) -> None:
+    async def test_two_writers_lose_nothing(self) -> None:
         """Neither loses what the other wrote."""
         await self.make()
         other = FileRegistry(self.path, reactor)
@@ -193,7 +193,7 @@ class HTTPTests(Behaviour, TestCase):
         return response.code, await response.json()
 
     @asynchronous
-    async def test_statuses(self) -> None:
+    async def test_statuses_have_their_texts(self) -> None:
         """404, 400, 401, 409, 413, and what each says."""
         await self.make()
         await self.registry.put(statement())
@@ -238,7 +238,7 @@ class HTTPTests(Behaviour, TestCase):
         await self.assertFailure(self.registry.get(1), RegistryUnavailable)
 
     @asynchronous
-    async def test_away(self) -> None:
+    async def test_an_unreachable_registry_is_registry_unavailable(self) -> None:
         """RegistryUnavailable, in one line; not TwinNotFound."""
         await self.make()
         await self.service.stopService()
@@ -291,7 +291,7 @@ class CacheTests(SynchronousTestCase):
         self.assertEqual(twin, self.successResultOf(got))
         return twin
 
-    def test_remembered(self) -> None:
+    def test_twins_are_cached_for_five_minutes(self) -> None:
         """For five minutes; then asked again."""
         twin = self.known()
         self.assertEqual(twin, self.successResultOf(self.cache.get(1)))
@@ -309,7 +309,7 @@ class CacheTests(SynchronousTestCase):
         self.behind.asked[0].callback(replace(statement(), id=1))
         self.assertEqual({1}, {self.successResultOf(one).id for one in waiting})
 
-    def test_that_there_is_none(self) -> None:
+    def test_absent_twins_are_cached_briefly(self) -> None:
         """Is remembered too, for a short time; a change puts it right at once."""
         got = self.cache.get(1)
         self.behind.asked[0].errback(TwinNotFound("1"))
@@ -343,7 +343,7 @@ class CacheTests(SynchronousTestCase):
         self.behind.asked[3].errback(RegistryUnavailable("away"))
         self.failureResultOf(got, RegistryUnavailable)
 
-    def test_bounds(self) -> None:
+    def test_the_cache_is_bounded(self) -> None:
         """The one that was not asked for longest is forgotten; questions have a limit."""
         for number in (1, 2, 3):
             self.known(number)

@@ -45,7 +45,7 @@ class WindowTests(SecureCase):
         relay.newest[KEYS["A"].public].port = port
         mine.transport.abortConnection()
 
-    def test_it_is_no_hindrance(self) -> None:
+    def test_the_sender_limit_grows_as_fast_as_the_receiver_window(self) -> None:
         """As fast as the receiver's grows, so does the sender's."""
         mine, theirs = self.open()
         mine.transport.write(bytes(8 << 20))
@@ -147,7 +147,7 @@ class SuspendedTests(SecureCase):
 class AccountTests(SecureCase):
     """The account of a client."""
 
-    def test_who_takes_nothing_gives(self) -> None:
+    def test_streams_that_read_nothing_are_given_first(self) -> None:
         memory = Memory(3 * STREAM_SIZE + 2_000_000)
         clock = self.network.clock
         held = StreamHoldings(clock, memory, lambda: self.streams["A"].all)

@@ -149,7 +149,7 @@ class LossTests(StreamsCase):
         self.table.closed(one, 0)
         self.assert_empty()
 
-    def test_who_does_not_resume(self) -> None:
+    def test_streams_without_resumption_end_with_their_transport(self) -> None:
         """It has no token, the client does not, the reason is final, or one of the ends wants no other."""
         for number, (options, timeout, reason, final, told) in enumerate(
             (
@@ -351,7 +351,7 @@ class EndedTests(StreamsCase):
 class RoomTests(StreamsCase):
     """Streams without a transport are so many, of one peer and in all."""
 
-    def test_of_one_peer(self) -> None:
+    def test_suspended_streams_of_one_peer_are_limited(self) -> None:
         self.patch(streams_module, "MAX_SUSPENDED_OF_PEER", 2)
         friend = self.add(1, peer=C)
         streams = [friend, *(self.add(number) for number in (2, 3, 4))]
@@ -360,7 +360,7 @@ class RoomTests(StreamsCase):
         self.assertEqual([stream.over for stream in streams], [False, True, False, False])
         self.assertEqual(self.table._waiting_of, {friend.getPeer(): 1, streams[1].getPeer(): 2})
 
-    def test_in_all(self) -> None:
+    def test_suspended_streams_are_limited_in_total(self) -> None:
         self.patch(streams_module, "MAX_SUSPENDED", 2)
         streams = [self.add(number, peer=KEYS[name].public) for number, name in enumerate("BCA")]
         for stream in streams:
@@ -447,7 +447,7 @@ class ProbesTests(SynchronousTestCase):
 class PauseTests(StreamsCase):
     """A way on which nothing goes is left ever more slowly."""
 
-    def test_how_long(self) -> None:
+    def test_pauses_between_idle_moves_grow(self) -> None:
         stream = self.add()
         pauses = [self.table.before_moving(stream) for _ in range(IDLE_MOVES + 12)]
         self.assertEqual(pauses[: IDLE_MOVES + 1], [0.0] * (IDLE_MOVES + 1))

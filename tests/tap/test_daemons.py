@@ -58,12 +58,12 @@ class DaemonTests(TestCase):
         await self.fails("listen on", "dmsg-server", "--key-file=key", "--create", listen)
 
     @asynchronous
-    async def test_a_store_that_cannot_be(self) -> None:
+    async def test_a_store_that_cannot_be_opened_fails_the_start(self) -> None:
         listen = "--listen=tcp:0:interface=127.0.0.1"
         await self.fails("unable to open", "dmsg-discovery", "--store=sqlite:/nodir/x", listen)
 
     @asynchronous
-    async def test_hangup_ends_nothing(self) -> None:
+    async def test_hangup_ends_no_entity(self) -> None:
         """What rotates logs sends it to all."""
         said, status = await self.twistd("dmsg-discovery", "--store=memory:", "--listen=tcp:0:interface=127.0.0.1")
         self.assertEqual(status, 0, said)
@@ -92,7 +92,7 @@ class DaemonTests(TestCase):
         raise self.failureException(f"{wanted} is not in {log}")
 
     @asynchronous
-    async def test_logs_that_are_rotated(self) -> None:
+    async def test_rotated_logs_are_reopened(self) -> None:
         """Renamed, and a signal sent, as logrotate does it; text and JSON, either signal."""
         for form, number in (("text", signal.SIGUSR1), ("json", signal.SIGHUP)):
             options = ("--store=memory:", "--listen=tcp:0:interface=127.0.0.1", f"--log-format={form}")

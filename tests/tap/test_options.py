@@ -68,7 +68,7 @@ class ConfigTests(SynchronousTestCase):
         limits = options.limits()
         self.assertEqual((limits.max_connections, limits.byte_rate), (5, 1000))
 
-    def test_mistakes(self) -> None:
+    def test_mistakes_in_the_file_name_their_line(self) -> None:
         for text in (
             "nonsense",
             "no-such-setting = 1",
@@ -234,7 +234,7 @@ class OptionTests(SynchronousTestCase):
 class JSONLogTests(SynchronousTestCase):
     """``--log-format json``."""
 
-    def test_lines(self) -> None:
+    def test_each_log_line_is_json(self) -> None:
         stream = io.StringIO()
         log = Logger(namespace="test", observer=LogPublisher(json_log(stream)))
         log.info("hello {peer}", peer="02ab")

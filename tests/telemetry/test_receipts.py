@@ -34,7 +34,7 @@ class ReceiptTests(SynchronousTestCase):
         self.assertEqual(RECEIPT_SIZE, 198)
         self.assertEqual(parse_receipt(data), RECEIPT)
 
-    def test_layout(self) -> None:
+    def test_a_receipt_has_the_documented_layout(self) -> None:
         data = RECEIPT.sign(A)
         self.assertEqual(data[:18], b"\1\0" + bytes(range(16)))
         self.assertEqual(data[18:117], SERVER.public + A.public + B.public)

@@ -70,7 +70,7 @@ class ReceiptsDueTests(SynchronousTestCase):
         self.assertFalse(self.takes(RECEIPT.sign(A), key(A)))
         self.assertEqual(len(self.owed), 0)
 
-    def test_they_are_so_many(self) -> None:
+    def test_the_number_of_due_receipts_is_bounded(self) -> None:
         """Those of open transports stay, however many others begin."""
         self.patch(owed_module, "MAX_DUE", 3)
         self.carry()

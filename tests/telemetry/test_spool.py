@@ -404,7 +404,7 @@ class SecretTests(SpoolCase):
         (self.directory / "secret").write_bytes(b"short")
         self.assertRaises(DmsgError, load_or_create_secret, self.directory)
 
-    def test_tags(self) -> None:
+    def test_tags_depend_on_key_and_secret(self) -> None:
         one, other = Pseudonyms(SECRET), Pseudonyms(b"\1" * 32)
         key = b"\2" * 33
         self.assertEqual(len(one.client(key)), 16)

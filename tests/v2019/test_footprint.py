@@ -64,19 +64,19 @@ class FreedTests(ResumeCase):
             alive = [ref() for ref in [*factory.transports, *factory.protocols] if ref() is not None]
             self.assertEqual(alive, [])
 
-    def test_closed(self) -> None:
+    def test_a_closed_stream_is_freed(self) -> None:
         one, _ = self.begin()
         one.loseConnection()
         del one, _
         self.assert_freed()
 
-    def test_aborted_by_the_other_end(self) -> None:
+    def test_a_stream_aborted_by_the_peer_is_freed(self) -> None:
         _, two = self.begin()
         two.abortConnection()
         del _, two
         self.assert_freed()
 
-    def test_moved_and_closed(self) -> None:
+    def test_a_stream_that_moved_and_closed_is_freed(self) -> None:
         one, _ = self.begin()
         self.cut("A")
         self.find()
@@ -85,7 +85,7 @@ class FreedTests(ResumeCase):
         del one, _
         self.assert_freed()
 
-    def test_given_up(self) -> None:
+    def test_a_stream_that_was_given_up_is_freed(self) -> None:
         self.begin()
         self.cut("A")
         self.wanted.clear()

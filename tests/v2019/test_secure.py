@@ -701,7 +701,7 @@ class DeadlineTests(SecureCase):
         self.network.clock.advance(2)
         self.assertTrue(one.lost.check(StreamTimeout))
 
-    def test_idle(self) -> None:
+    def test_an_idle_stream_times_out(self) -> None:
         one, two = self.open()
         one.transport.setIdleTimeout(4)
         for _ in range(3):

@@ -73,7 +73,7 @@ class ResumeCase(SecureCase):
 class ResumeTests(ResumeCase):
     """What was not acknowledged is sent again, and nothing twice."""
 
-    def test_either_end_loses_its_server(self) -> None:
+    def test_a_stream_resumes_when_either_end_loses_its_server(self) -> None:
         one, two = self.open()
         expected = b""
         for name in "ABAB":

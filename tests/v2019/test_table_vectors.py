@@ -228,7 +228,7 @@ class ClientRuleTests(SynchronousTestCase):
 class SessionTests(SynchronousTestCase):
     """Both clients of session_basic, session_wraps and session_ids_after_wrap."""
 
-    def test_clients_say_the_same(self) -> None:
+    def test_clients_reproduce_the_recorded_sessions(self) -> None:
         scenarios = {one["name"]: one for one in vectors("sessions")["scenarios"]}
         for name in ("session_basic", "session_wraps", "session_ids_after_wrap"):
             clients: dict[str, _Client] = {}

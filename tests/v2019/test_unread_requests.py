@@ -51,7 +51,7 @@ class UnreadTests(SynchronousTestCase):
         feed(self.core, *[request(number) for number in range(HANDSHAKES_A_TURN)], waiting, *frames)
         return waiting.id
 
-    def test_one_that_is_taken_back(self) -> None:
+    def test_a_withdrawn_request_is_not_delivered(self) -> None:
         waiting = self.wait(Frame(CLOSE, request(HANDSHAKES_A_TURN).id, b"\0"))
         self.assertNotIn(waiting, self.core.unread_requests)
         self.assertEqual(self.refused(), [])
@@ -66,7 +66,7 @@ class UnreadTests(SynchronousTestCase):
         with self.assertRaises(RemoteProtocolError):
             feed(self.core, request(HANDSHAKES_A_TURN))
 
-    def test_so_many_wait(self) -> None:
+    def test_the_number_of_waiting_requests_is_bounded(self) -> None:
         self.patch(table, "UNREAD_REQUESTS", 2)
         feed(self.core, *[request(number) for number in range(4)])
         self.assertEqual(self.refused(), [(request(number).id, CloseReason.RATE_LIMITED) for number in (2, 3)])

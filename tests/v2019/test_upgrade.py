@@ -80,7 +80,7 @@ class OldServerCase(SecureCase):
 class UpgradeTests(OldServerCase):
     """Between two of ours."""
 
-    def test_a_stream_as_any_other(self) -> None:
+    def test_an_upgraded_stream_carries_bytes_both_ways(self) -> None:
         seen: list[Frame] = []
         self.tamper(lambda frames: seen.extend(frames) or frames)
         one, two = self.open()
@@ -278,7 +278,7 @@ class OldResponderTests(OldServerCase):
         self.assertEqual([frame.type for frame in client.take()], [CLOSE])
         self.assertEqual(self.a.transports, 0)
 
-    def test_it_waits(self) -> None:
+    def test_an_old_responder_that_waits_is_reported(self) -> None:
         opening, client = self.answer()
         self.assertNoResult(opening)
         self.assertEqual(client.take(), [])
@@ -286,7 +286,7 @@ class OldResponderTests(OldServerCase):
         self.network.settle()
         self.assert_told(opening, client)
 
-    def test_it_speaks_first(self) -> None:
+    def test_an_old_responder_that_speaks_first_is_reported(self) -> None:
         for payload in (b"\0\1SSH-2.0", b"\0\1", b"\0"):
             opening, client = self.answer(Frame(FWD, 0, payload))
             if len(payload) > 1:
@@ -300,7 +300,7 @@ class OldResponderTests(OldServerCase):
         opening, client = self.answer(*(Frame(FWD, 0, (first + n & 0xFFFF).to_bytes(2, "big")) for n in range(4)))
         self.assert_told(opening, client)
 
-    def test_it_closes(self) -> None:
+    def test_an_old_responder_that_closes_is_reported(self) -> None:
         opening, client = self.answer(Frame(CLOSE, 0, b"\0"))
         self.failureResultOf(opening, EncryptionUnavailable)
         self.assertEqual(client.take(), [])

@@ -389,7 +389,7 @@ class ServerRuleTests(SynchronousTestCase):
 class SessionTests(SynchronousTestCase):
     """sessions.json: what real clients and the real server said to each other."""
 
-    def test_the_server_says_the_same(self) -> None:
+    def test_the_server_reproduces_the_recorded_sessions(self) -> None:
         """Every packet of every session, byte for byte."""
         for scenario in vectors("sessions")["scenarios"]:
             replay = Replay(self, scenario)

@@ -41,7 +41,7 @@ class EnvelopeTests(SynchronousTestCase):
             for kind in ("ed25519_alice_signature_field", "sr25519_alice_signature_field_sample"):
                 verify(bytes.fromhex(expected[kind]), digest, ALICE[kind[:7]].account)
 
-    def test_encoding(self) -> None:
+    def test_envelopes_encode_to_the_recorded_bytes(self) -> None:
         """The protobuf bytes, unsigned and signed, and back."""
         for row in vectors("challenges")["rows"]:
             envelope, expected = envelope_of(row), row["expect"]
@@ -57,7 +57,7 @@ class EnvelopeTests(SynchronousTestCase):
         verify(signature, wire.challenge(envelope), ALICE["sr25519"].account)
         self.assertEqual(parse_account("5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"), ALICE["sr25519"].account)
 
-    def test_strict_bytes_have_borders(self) -> None:
+    def test_the_strict_challenge_has_no_collisions(self) -> None:
         """All recorded collisions differ in the strict challenge; so does the kind, and the kind of payload."""
         rows = [row for row in vectors("challenges")["rows"] if row["name"].startswith("collision")]
         self.assertEqual(5, len(rows))
@@ -112,7 +112,7 @@ class EnvelopeTests(SynchronousTestCase):
         wire.challenge(envelope), wire.strict_challenge(envelope)
         wire.source_of(envelope), wire.kind_of(envelope), wire.times_error(envelope, 5), wire.wants_fail_fast(envelope)
 
-    def test_backlog(self) -> None:
+    def test_the_backlog_record_keeps_a_sent_request(self) -> None:
         """The record of a sent request."""
         recorded = vectors("peer_json")["backlog_protobuf"]
         self.assertEqual(recorded["hex"], Backlog(**recorded["fields"]).SerializeToString().hex())
@@ -127,7 +127,7 @@ class EnvelopeTests(SynchronousTestCase):
         for now, timestamp, expiration, left in recorded["ttl"]["rows"]:
             self.assertEqual(left, wire.ttl(timestamp, expiration, now))
 
-    def test_times_that_are_not_believed(self) -> None:
+    def test_forged_times_are_refused(self) -> None:
         """A13: the recorded forgery that never expires has the honest message's signed bytes, and is refused."""
         rows = {row["name"][:12]: envelope_of(row) for row in vectors("challenges")["rows"]}
         honest, forged = rows["collision D1"], rows["collision D2"]
@@ -144,7 +144,7 @@ class EnvelopeTests(SynchronousTestCase):
         ):
             self.assertEqual(why, wire.times_error(Envelope(timestamp=timestamp, expiration=expiration), now))
 
-    def test_when_a_life_ends(self) -> None:
+    def test_a_life_ends_as_the_sender_says_within_limits(self) -> None:
         """As its sender says, as far as a receiver would believe it."""
         for timestamp, expiration, now, expected in (
             (1000, 60, 900.5, 1060.0),
@@ -176,7 +176,7 @@ class EnvelopeTests(SynchronousTestCase):
             wire.to_pong(ping)
             self.assertEqual((ping.plain, ping.WhichOneof("payload")), (expected, "plain"))
 
-    def test_fail_fast(self) -> None:
+    def test_fail_fast_tags_are_recognised(self) -> None:
         """Which tags mean it."""
         for tags, expected in vectors("semantics")["fail_fast"]["rows"]:
             envelope = Envelope() if tags is None else Envelope(tags=tags)
@@ -219,7 +219,7 @@ class IdentityTests(SynchronousTestCase):
             for kind in ("ed25519", "sr25519"):
                 self.assertRaises(IdentityError, Identity, row["secret"], kind)
 
-    def test_addresses(self) -> None:
+    def test_ss58_addresses_round_trip(self) -> None:
         """SS58 both ways; one that was changed is refused."""
         for row in vectors("identities")["ss58_accounts"]["rows"]:
             account = bytes.fromhex(row["account_hex"])
@@ -229,7 +229,7 @@ class IdentityTests(SynchronousTestCase):
         for text in ("", "5", "0x12", "5!", "x" * 100):
             self.assertRaises(IdentityError, parse_account, text)
 
-    def test_secrets(self) -> None:
+    def test_secrets_of_every_form_give_their_identity(self) -> None:
         """The development words, passwords, soft junctions."""
         self.assertEqual(Identity("//Alice").account, Identity(DEV_WORDS + "//Alice").account)
         self.assertNotEqual(Identity("//Alice").account, Identity("//Alice///password").account)
@@ -238,7 +238,7 @@ class IdentityTests(SynchronousTestCase):
         self.assertRaises(IdentityError, Identity, "//Alice", "rsa")
         self.assertNotIn("lobby", repr(Identity(DEV_WORDS)))
 
-    def test_signatures(self) -> None:
+    def test_recorded_signatures_verify(self) -> None:
         """Recorded ones of both schemes verify; ed25519's are the same bytes; the rejects have their texts."""
         recorded = vectors("signatures")
         for row in recorded["rows"]:
@@ -272,7 +272,7 @@ class IdentityTests(SynchronousTestCase):
 class CipherTests(SynchronousTestCase):
     """e2e.json; upstream's test_shared_key."""
 
-    def test_recorded(self) -> None:
+    def test_recorded_payloads_decrypt(self) -> None:
         """Public keys, shared keys, encrypted payloads, what is refused."""
         recorded = vectors("e2e")
         for row in recorded["keys"]["rows"]:
@@ -308,7 +308,7 @@ class CipherTests(SynchronousTestCase):
         self.assertRaises(CipherError, b.encrypt, b"x", bytes(33))
         self.assertRaises(IdentityError, Encryption, "//Alice")
 
-    def test_bound(self) -> None:
+    def test_bound_payloads_cannot_be_changed_or_reflected(self) -> None:
         """What was bound in cannot be changed, and nothing can be sent back to its sender."""
         a, b = Encryption(DEV_WORDS), Encryption("0x" + "11" * 32)
         sealed = a.encrypt_bound(b"x", b.pk, b"frame")
@@ -320,7 +320,7 @@ class CipherTests(SynchronousTestCase):
 class TokenTests(SynchronousTestCase):
     """jwt.json; upstream's token tests."""
 
-    def test_table(self) -> None:
+    def test_tokens_are_accepted_and_refused_as_in_the_table(self) -> None:
         """A15: what is taken, what is refused and with which words."""
         now = 1_800_000_000
         for row in vectors("jwt")["rows"]:
@@ -340,14 +340,14 @@ class TokenTests(SynchronousTestCase):
                 parsed.check_signature(ALICE[kind].account)
                 self.assertRaises(TokenError, parsed.check_signature, bytes(32))
 
-    def test_upstream_sample(self) -> None:
+    def test_the_upstream_sample_parses(self) -> None:
         """It parses."""
         sample = vectors("jwt")["upstream_sample"]
         parsed = token.parse(sample["token"].encode())
         self.assertEqual((Session(7), 1673267150, 60), (parsed.session, parsed.issued, parsed.expires))
         self.assertEqual(sample["signature_len"], len(parsed.signature))
 
-    def test_made(self) -> None:
+    def test_made_tokens_equal_the_recorded_bytes(self) -> None:
         """create_token: the claims, in the reference's order; the same bytes as recorded for ed25519."""
         for signer in ALICE.values():
             parsed = token.parse(token.make(signer, Session(100), 1000, 20).encode())
@@ -385,7 +385,7 @@ class TokenTests(SynchronousTestCase):
         half = part('{"sub":1,"iat":1,"exp":2,"sid":"\\ud800"}')
         self.assertIn("sid is no text", said(part('{"alg":"RS512"}') + b"." + half + b".e30"))
 
-    def test_times(self) -> None:
+    def test_expired_and_future_tokens_are_refused(self) -> None:
         """Equal is still good; the future and more than a day are not."""
         parsed = token.parse(token.make(ALICE["ed25519"], Session(1), 1000, 60).encode())
         parsed.check_times(1060)
@@ -394,7 +394,7 @@ class TokenTests(SynchronousTestCase):
         longer = token.parse(token.make(ALICE["ed25519"], Session(1), 1000, token.MAX_TTL + 1).encode())
         self.assertRaises(TokenError, longer.check_times, 1000)
 
-    def test_borders(self) -> None:
+    def test_lengths_and_numbers_at_their_limits(self) -> None:
         """Of lengths and numbers; and letters that are not those of the alphabet of URLs."""
 
         def made(**claims: Any) -> bytes:
@@ -444,7 +444,7 @@ class TokenTests(SynchronousTestCase):
 class SemanticsTests(SynchronousTestCase):
     """semantics.json: sessions, limiter, ranker, relays of a twin."""
 
-    def test_sessions(self) -> None:
+    def test_session_names_parse_as_in_the_reference(self) -> None:
         """parse_stream_id."""
         for row in vectors("semantics")["session_id"]["rows"]:
             session = Session.parse(row["text"])
@@ -455,7 +455,7 @@ class SemanticsTests(SynchronousTestCase):
         for text, shown in (("x" * 81, repr("x" * 80) + " is not"), ("1:" + "x" * 257, repr("x" * 40) + "... has")):
             self.assertIn(shown, str(self.assertRaises(ValueError, Session.parse, text)))
 
-    def test_limiter(self) -> None:
+    def test_the_limiter_counts_as_the_reference(self) -> None:
         """test_exceed_count, test_exceed_size; what is too large for any window is not counted."""
         for row in vectors("semantics")["fixed_window"]["rows"]:
             limiter = FixedWindow(row["count"], row["size"], window=row["window"])
@@ -468,7 +468,7 @@ class SemanticsTests(SynchronousTestCase):
         self.assertTrue(limiter.measure(2, 1, 0.0) and limiter.measure(3, 1, 0.0))
         self.assertEqual(2, len(limiter))
 
-    def test_ranker(self) -> None:
+    def test_the_ranker_orders_as_the_reference(self) -> None:
         """test_downvoted_at_last, test_order_by_failure_rate, test_rank_healing."""
         first, second, third = vectors("semantics")["ranker"]["rows"]
         ranker = Ranker()

@@ -41,7 +41,7 @@ def encode_twin(number: int, account: bytes, relay: str | None, pk: bytes | None
 
 
 class LayoutTests(SynchronousTestCase):
-    def test_hashes(self) -> None:
+    def test_storage_keys_equal_known_ones(self) -> None:
         """Keys that are known of every chain of the kind: System.Account of //Alice."""
         self.assertEqual("26aa394eea5630e07c48ae0c9558cef7", twox128("System").hex())
         self.assertEqual("b99d880ec681799c0cf30e8886371da9", twox128("Account").hex())
@@ -51,7 +51,7 @@ class LayoutTests(SynchronousTestCase):
             storage_key("System", "Account", ALICE).hex(),
         )
 
-    def test_twins(self) -> None:
+    def test_twins_of_every_layout_decode(self) -> None:
         """With and without relay, key and entities; what is cut, or longer, is another layout."""
         for twin in (
             Twin(1, FIRST),
@@ -114,7 +114,7 @@ class NodeTests(TestCase):
         self.addCleanup(self.registry.close)
 
     @asynchronous
-    async def test_reading(self) -> None:
+    async def test_a_twin_is_read_by_number_and_account(self) -> None:
         """Upstream's twin 1: that account, no relay, no key."""
         await self.make()
         self.assertEqual(Twin(1, FIRST), await self.registry.get(1))
@@ -127,7 +127,7 @@ class NodeTests(TestCase):
         await self.assertFailure(self.registry.put(Twin(1, FIRST)), RegistryRefused)
 
     @asynchronous
-    async def test_a_node_that_is_none(self) -> None:
+    async def test_an_unusable_node_is_registry_unavailable(self) -> None:
         """Nobody knows, in one line; not that there is no twin."""
         await self.make()
         for answer in (b"", b"{}", b"[]", b'{"result": 5}', b'{"result": "0xzz"}', b'{"result": "0x00"}', b"null"):

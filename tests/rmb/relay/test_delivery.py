@@ -36,7 +36,7 @@ class LedgerTests(SynchronousTestCase):
         self.ledger.add(message)
         return message
 
-    def test_order(self) -> None:
+    def test_pings_are_answered_in_order(self) -> None:
         """In the order of the pings, however the messages are settled."""
         self.ledger.ping(b"none")
         one, two = self.message(), self.message()
@@ -83,7 +83,7 @@ class LedgerTests(SynchronousTestCase):
         one.settle()
         self.assertEqual([b"%d" % number for number in range(4, 20)], self.pongs)
 
-    def test_relaxed(self) -> None:
+    def test_the_callback_fires_once_when_few_are_left(self) -> None:
         """Called once, when few are left."""
         called: list[int] = []
         messages = [self.message() for _ in range(confirm.FEW + 2)]
@@ -234,7 +234,7 @@ class DeliveryTests(SynchronousTestCase):
             for name, value in zip(names, before, strict=True):
                 setattr(delivery, name, value)
 
-    def test_a_long_queue(self) -> None:
+    def test_a_long_queue_is_read_to_its_end(self) -> None:
         """Of which nothing is delivered any more: read to its end, however long it is."""
         store = QueueStore()
         store.life_end = lambda queued: None  # type: ignore[method-assign]
@@ -853,7 +853,7 @@ class KeepingTests(SynchronousTestCase):
         self.current.check()
         self.assertEqual(len(self.store.kept), 2)
 
-    def test_pings_behind(self) -> None:
+    def test_one_ping_at_a_time_follows_the_messages(self) -> None:
         """One at a time; a session that logs each has few of them."""
         self.current.offer(self.message())
         self.current.offer(self.message())
@@ -1112,7 +1112,7 @@ class UplinkTests(SynchronousTestCase):
         self.clock = Clock()
         self.uplink = Uplink(self.clock, [], lambda: "", lambda data, done: done(True), self.clock.seconds)
 
-    def test_expires(self) -> None:
+    def test_a_message_expires_in_the_outbox(self) -> None:
         """A message whose life is over before a relay is there."""
         self.uplink.start()
         waiting = self.uplink.send(b"x", 5.0)
@@ -1123,7 +1123,7 @@ class UplinkTests(SynchronousTestCase):
         self.assertEqual(1, len(self.uplink))
         self.uplink.stop()
 
-    def test_full(self) -> None:
+    def test_the_outbox_is_bounded(self) -> None:
         """A limit of its number and of its size."""
         self.patch(uplink, "MAX_OUTBOX", 2)
         self.uplink.send(b"x", 5.0), self.uplink.send(b"x", 5.0)

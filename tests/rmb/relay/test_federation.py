@@ -185,7 +185,7 @@ class ForwardTests(MemoryFederationCase):
         self.assertEqual(failing, ranker.order([failing, "https://other"], self.reactor.seconds())[-1])
 
     @asynchronous
-    async def test_who_does_not_sign(self) -> None:
+    async def test_unsigned_messages_count_against_the_sending_relay(self) -> None:
         """The other relay counts it against this one: what such a twin sends is verified here from then on."""
         await self.two()
         self.twin("A", self.first.domain), self.twin("C", self.first.domain)
@@ -266,7 +266,7 @@ class HostileTests(FederationCase):
         self.assertEqual("quick", (await c.messages.get()).uid)
 
     @asynchronous
-    async def test_an_answer_without_end(self) -> None:
+    async def test_an_endless_answer_is_read_for_some_kilobytes(self) -> None:
         """Is read for some kilobytes; the status counts."""
 
         reactor = self.reactor
@@ -337,7 +337,7 @@ class IntakeTests(FederationCase):
         return await self.status_of(f"{self.one.domain}/", "POST", data)
 
     @asynchronous
-    async def test_signed(self) -> None:
+    async def test_a_signed_message_is_accepted_and_delivered(self) -> None:
         """202 with an empty body, and it is delivered."""
         await self.make()
         self.assertEqual((202, ""), await self.post(self.message()))
@@ -391,7 +391,7 @@ class IntakeTests(FederationCase):
         self.assertEqual(len(self.b.raw), 2)
 
     @asynchronous
-    async def test_refusals(self) -> None:
+    async def test_unacceptable_messages_are_refused(self) -> None:
         """Not an envelope, without an end, expired, unsigned, signed by another, of nobody; nothing is delivered."""
         await self.make()
         unsigned = self.message()
@@ -450,7 +450,7 @@ class IntakeTests(FederationCase):
         self.assertEqual((503, "switch error: the relay keeps as much as it may"), (status, text))
 
     @asynchronous
-    async def test_rates(self) -> None:
+    async def test_rates_of_addresses_and_twins_hold(self) -> None:
         """Of an address, and of a twin; only what is signed counts against the twin."""
         await self.make()
         page = self.one.ports[0].factory.site.resource
@@ -476,7 +476,7 @@ class StartTests(MemoryFederationCase):
     """A relay that has just been started: its sessions come back in a moment, and nobody is told that they are away."""
 
     @asynchronous
-    async def test_who_comes_back(self) -> None:
+    async def test_sessions_that_come_back_after_a_start_are_waited_for(self) -> None:
         self.patch(presence, "START_GRACE", 30.0)
         self.patch(presence, "COME_BACK", 15.0)
         await self.two()
@@ -493,7 +493,7 @@ class StartTests(MemoryFederationCase):
         self.assertEqual([], a.raw)
 
     @asynchronous
-    async def test_who_does_not(self) -> None:
+    async def test_sessions_that_stay_away_after_a_start_count_as_offline(self) -> None:
         self.patch(presence, "START_GRACE", 30.0)
         self.patch(presence, "COME_BACK", 0.2)
         await self.two()
@@ -529,7 +529,7 @@ class LimitTests(MemoryFederationCase):
         self.assertLessEqual(len(self.one.switch.limited.of_twin), limit_log.MAX_TWINS + 1)
 
     @asynchronous
-    async def test_the_last_line(self) -> None:
+    async def test_a_stopping_relay_logs_the_last_refusals(self) -> None:
         """A relay that is stopped says what it has refused since the last one."""
         self.one = await self.named_relay(limit=(3, 10**6))
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
@@ -611,7 +611,7 @@ class PassTests(SynchronousTestCase):
         federation.forward(mail, frozenset(relays), lambda _, error: done.append(error))
         return done
 
-    def test_three_passes(self) -> None:
+    def test_three_passes_precede_the_queue(self) -> None:
         """0.1 and 0.2 s apart, and up to half more; then it waits in the queue."""
         answers = Answers(r1=[500], r2=[0])
         federation = self.federation(answers)
@@ -626,7 +626,7 @@ class PassTests(SynchronousTestCase):
         self.clock.advance(0)
         self.assertEqual(([], 1), (done, len(self.queue)))
 
-    def test_all_refuse(self) -> None:
+    def test_a_refusal_of_all_relays_is_told_to_the_sender(self) -> None:
         """Each is asked once; then the sender is told."""
         answers = Answers(r1=[404], r2=[400])
         done = self.forward(self.federation(answers), "r1", "r2")
@@ -641,14 +641,14 @@ class PassTests(SynchronousTestCase):
         self.clock.advance(0.2)
         self.assertEqual([None], done)
 
-    def test_offer_asks_once(self) -> None:
+    def test_an_offer_asks_each_relay_once(self) -> None:
         """The best first."""
         answers = Answers(r1=[404], r2=[202])
         outcome = self.successResultOf(self.federation(answers).asking.offer(b"x", ["r1", "r2"], 1))
         self.assertIs(AttemptOutcome.TAKEN, outcome)
         self.assertEqual("r2", answers.asked[-1])
 
-    def test_a_sender_has_its_part(self) -> None:
+    def test_a_sender_has_a_limited_part_of_the_federation(self) -> None:
         """What is beyond waits in the queue, and nobody else's does; it is brought when there is room again."""
         self.patch(federation, "MAX_ITEMS", 2 * attempts.PART)
         answers = Answers(slow=[0] * 100, good=[202] * 100)

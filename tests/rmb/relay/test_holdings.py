@@ -21,7 +21,7 @@ class MemoryTests(PairCase):
     """With real websockets."""
 
     @asynchronous
-    async def test_who_confirms_nothing_gives(self) -> None:
+    async def test_sessions_that_confirm_nothing_lose_memory_first(self) -> None:
         """Its messages are in its queues; who confirms, and who sends, feel nothing."""
         a, b = await self.pair(memory=8 * MIB)
         self.twin("C", self.one.domain)
@@ -43,7 +43,7 @@ class MemoryTests(PairCase):
         self.assertEqual(b"settled?", await a.pongs.get())
 
     @asynchronous
-    async def test_metrics(self) -> None:
+    async def test_held_bytes_are_metrics(self) -> None:
         a, b = await self.pair(memory=64 * MIB)
         b.answers_pings = False
         a.send(a.envelope(b.session, payload=bytes(2 * MIB)), self.now())
@@ -80,7 +80,7 @@ class OtherHoldingsTests(PairCase):
         return self.one.memory.held[kind]
 
     @asynchronous
-    async def test_messages_that_are_not_whole(self) -> None:
+    async def test_unfinished_messages_are_counted_and_given(self) -> None:
         a, b = await self.pair(memory=3 * MIB)
         assert a.socket is not None
         head = b"\x82\xff" + (15 * MIB).to_bytes(8, "big") + b"mask"
@@ -111,7 +111,7 @@ class OtherHoldingsTests(PairCase):
         self.assertTrue(b.socket.sendable)
 
     @asynchronous
-    async def test_messages_for_other_relays(self) -> None:
+    async def test_messages_for_other_relays_are_counted_and_given(self) -> None:
         """Their sender is told that they were not taken."""
         a, _ = await self.pair()
         switch = self.one.switch

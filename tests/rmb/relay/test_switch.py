@@ -165,7 +165,7 @@ class SwitchCase(SynchronousTestCase):
 class WayTests(SwitchCase):
     """From the session that sends a message to what becomes of it."""
 
-    def test_to_who_is_connected(self) -> None:
+    def test_a_message_reaches_a_connected_session(self) -> None:
         """The sender's ping is answered when the receiver has confirmed."""
         a, wire_a = self.connect(A)
         _, wire_b = self.connect(B)
@@ -177,7 +177,7 @@ class WayTests(SwitchCase):
         b.pong_received(wire_b.pings[-1])
         self.assertEqual((wire_a.pongs, self.drops(), self.twins.asked), ([b"question"], {}, 0))
 
-    def test_to_who_is_away(self) -> None:
+    def test_a_message_to_an_absent_session_is_kept(self) -> None:
         """It is kept, which settles it, and delivered to who connects then."""
         a, wire_a = self.connect(A)
         self.send(a, B)
@@ -218,7 +218,7 @@ class WayTests(SwitchCase):
         a.received(b"\xff")
         self.assertEqual((wire.ended, self.switch.sessions), ("not an envelope", {}))
 
-    def test_to_another_relay(self) -> None:
+    def test_a_message_for_another_relay_is_federated(self) -> None:
         a, wire = self.connect(A)
         self.send(a, C)
         self.assertEqual((self.elsewhere.posts, len(a.ledger)), ([(THERE, False)], 0))
@@ -651,7 +651,7 @@ class PeriodicChecksTests(SwitchCase):
         self.pass_time(STALLED_AFTER)
         self.assertEqual((wire_b.ended, len(self.queue)), ("nothing was confirmed for too long", 1))
 
-    def test_silence(self) -> None:
+    def test_a_silent_session_is_pinged_and_ended(self) -> None:
         _, wire = self.connect(A)
         self.pass_time(IDLE_PING - 1)
         self.assertEqual(wire.pings, [])
@@ -683,7 +683,7 @@ class PeriodicChecksTests(SwitchCase):
             cast(Any, wire).grew(SMALL + 1)  # one is whole, and some of the next is there
         self.assertIsNone(wire.ended)
 
-    def test_a_life_that_is_over(self) -> None:
+    def test_an_expired_message_is_told_to_its_sender(self) -> None:
         """Its sender is told."""
         a, wire = self.connect(A)
         self.send(a, B)

@@ -36,7 +36,7 @@ def cut(data: bytes, sizes: list[int]) -> list[tuple[int, bytes]]:
 
 class FragmentsTests(SynchronousTestCase):
     @given(st.binary(max_size=300), st.lists(st.integers(0, 50), min_size=1, max_size=20))
-    def test_any_cut(self, data: bytes, sizes: list[int]) -> None:
+    def test_fragments_cut_anywhere_are_joined(self, data: bytes, sizes: list[int]) -> None:
         one = Fragments(1000)
         for _ in range(2):
             *before, last = cut(data, sizes)
@@ -46,7 +46,7 @@ class FragmentsTests(SynchronousTestCase):
             self.assertEqual(one.add(*last), data)
             self.assertEqual(one.size, 0)
 
-    def test_what_does_not_belong_there(self) -> None:
+    def test_misplaced_fragments_are_refused(self) -> None:
         one = Fragments(1000)
         for first in (MIDDLE, ENDING):
             self.assertRaises(FragmentError, one.add, first, b"x")
@@ -54,7 +54,7 @@ class FragmentsTests(SynchronousTestCase):
         self.assertRaises(FragmentError, one.add, BEGINNING, b"x")
         self.assertEqual(one.add(ENDING, b"y"), b"xy")
 
-    def test_limits(self) -> None:
+    def test_the_limits_of_fragments_hold(self) -> None:
         self.patch(fragments, "MAX_FRAGMENTS", 5)
         one = Fragments(10)
         one.add(BEGINNING, bytes(9))

@@ -76,7 +76,7 @@ class ForgeryCase(HalfCase):
 class ForgedResumeTests(ForgeryCase):
     """The three ways in which an unconfirmed RESUME acted on a stream."""
 
-    def test_it_acknowledges_nothing(self) -> None:
+    def test_a_forged_resume_acknowledges_nothing(self) -> None:
         """The relay keeps back what B sends, and says in A's name that A has it: ``send`` does not fire."""
         one, two = self.open()
         held: list[bytes] = []
@@ -107,7 +107,7 @@ class ForgedResumeTests(ForgeryCase):
         self.successResultOf(sending)
         self.assertEqual(one.data, b"x" * 100)
 
-    def test_another_history_ends_nothing(self) -> None:
+    def test_a_forged_history_does_not_end_the_stream(self) -> None:
         one, two = self.open()
         one.transport.write(b"one")
         two.transport.write(b"two")
@@ -123,7 +123,7 @@ class ForgedResumeTests(ForgeryCase):
         self.network.settle()
         self.assertEqual((two.data, one.data), (b"one more", b"two more"))
 
-    def test_a_generation_bars_nobody(self) -> None:
+    def test_a_forged_generation_does_not_block_the_real_one(self) -> None:
         one, two = self.open()
         forger = self.forger()
         self.forge(forger, self.position(one, generation=2**32 - 1))
@@ -150,7 +150,7 @@ class ForgedResumeTests(ForgeryCase):
         self.assertEqual(self.b.transports, 1)
         self.assertFalse(two.transport.end.answers or self.b._incoming._unconfirmed)
 
-    def test_rubbish_confirms_nothing(self) -> None:
+    def test_random_frames_do_not_confirm_a_resume(self) -> None:
         one, two = self.open()
         forger = self.forger()
         for kind in (FWD, CLOSE, 0xB):

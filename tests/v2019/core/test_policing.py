@@ -25,7 +25,7 @@ from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient
 class PoliceTests(SynchronousTestCase):
     """Buckets."""
 
-    def test_a_bucket(self) -> None:
+    def test_a_bucket_refills_at_its_rate(self) -> None:
         bucket = Bucket(10, 0)
         self.assertTrue(bucket.take(10, 5, 10, 0))
         self.assertFalse(bucket.take(1, 5, 10, 0.1))
@@ -50,7 +50,7 @@ class PoliceTests(SynchronousTestCase):
         answers = [police.allows(Kind.STRAY, limits, 0) for _ in range(20_000)]
         self.assertLess(sum(answers), 100)
 
-    def test_no_limit(self) -> None:
+    def test_a_rate_of_0_is_no_limit(self) -> None:
         police = Policer()
         self.assertTrue(all(police.allows(Kind.REQUEST, Limits(request_rate=0), 0) for _ in range(10_000)))
 
@@ -186,7 +186,7 @@ class AdmissionTests(ServerCase):
         os.utime(path, ns=(stamp, stamp))
         return str(path)
 
-    def test_lists(self) -> None:
+    def test_allow_and_deny_lists_decide(self) -> None:
         a, b, c = (KEYS[name].public for name in "ABC")
         allow, deny = KeyList(self.write("allow", KEYS["A"], KEYS["B"])), KeyList(self.write("deny", KEYS["B"]))
         self.assertEqual([Admission(allow, deny).check(key) for key in (a, b, c)], [True, False, False])
@@ -235,7 +235,7 @@ class AdmissionTests(ServerCase):
         self.assertTrue(deny.reload())
         self.assertEqual(deny.keys, {KEYS["B"].public})
 
-    def test_the_hook(self) -> None:
+    def test_the_hook_decides_about_unlisted_keys(self) -> None:
         clock = Clock()
         for result, when_down, expected in (
             (200, False, True),

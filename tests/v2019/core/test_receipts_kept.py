@@ -26,7 +26,7 @@ class KeptReceiptsTests(SynchronousTestCase):
         self.assertEqual(self.kept.take(ONE), [])
         self.assertEqual(len(self.kept), 1)
 
-    def test_those_of_fewest_bytes_go(self) -> None:
+    def test_receipts_of_fewest_bytes_are_dropped_first(self) -> None:
         """A peer that opens many transports pushes out its own."""
         self.patch(kept_module, "KEPT_OF_SERVER", 2)
         self.patch(kept_module, "KEPT_SERVERS", 2)

@@ -149,14 +149,14 @@ class PosterTests(FederationCase):
         await self.until(lambda: not poster._lines, 10)
 
     @asynchronous
-    async def test_one_alone_goes_as_ever(self) -> None:
+    async def test_a_single_message_is_posted_without_a_batch(self) -> None:
         peer = Peer()
         poster, url = await self.meet(peer)
         self.assertEqual(await poster.post(url, b"x", only_connected=False), 202)
         self.assertEqual((peer.single, peer.batches), ([b"first", b"x"], []))
 
     @asynchronous
-    async def test_a_relay_of_the_reference(self) -> None:
+    async def test_a_relay_of_the_reference_is_asked_one_by_one(self) -> None:
         """It offers nothing and is asked one by one."""
         peer = Peer(offers=False)
         poster, url = await self.meet(peer)
@@ -176,7 +176,7 @@ class PosterTests(FederationCase):
         self.assertEqual((len(peer.single), len(peer.batches)), (7, 1))
 
     @asynchronous
-    async def test_one_that_is_full(self) -> None:
+    async def test_the_status_of_a_full_relay_counts_for_each_message(self) -> None:
         peer = Peer(status=503)
         poster, url = await self.meet(peer)
         self.assertEqual(await self.all_of(poster, url, 3), [503] * 3)
@@ -206,7 +206,7 @@ class PosterTests(FederationCase):
             self.assertEqual(await self.all_of(poster, url, 2), expected, lines)
 
     @asynchronous
-    async def test_who_stops_is_not_answered(self) -> None:
+    async def test_cancelled_posts_are_not_answered(self) -> None:
         poster, url = await self.meet(Peer(lines=b""))
         answers = [Deferred.fromCoroutine(poster.post(url, b"x", only_connected=False)) for _ in range(3)]
         for one in answers:
@@ -263,7 +263,7 @@ class IntakeTests(FederationCase):
     """What anybody can POST."""
 
     @asynchronous
-    async def test_forged_ones_among_good_ones(self) -> None:
+    async def test_forged_messages_in_a_batch_are_charged_alone(self) -> None:
         """Each is judged alone, and who brings them is charged."""
         await self.two()
         self.twin("A", "http://elsewhere:1"), self.twin("B", self.second.domain)

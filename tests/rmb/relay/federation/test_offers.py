@@ -51,7 +51,7 @@ class OfferTests(SynchronousTestCase):
     def add(self, number: int, data: bytes, session: str = SESSION) -> None:
         self.offers.add(session, cast(Any, QueuedMessage(cast(Any, number), data)), RELAYS, 60.0)
 
-    def test_one_after_the_other(self) -> None:
+    def test_offers_are_made_one_after_the_other(self) -> None:
         for number in range(3):
             self.add(number, b"%d" % number)
         self.assertEqual((self.there.offered, self.offers.count, self.offers.size), ([b"0"], 3, 3))
@@ -78,7 +78,7 @@ class OfferTests(SynchronousTestCase):
         self.there.answers[0].callback(AttemptOutcome.TAKEN)
         self.assertEqual((self.there.offered, self.offers.count, self.offers.size), ([b"1"], 0, 0))
 
-    def test_limits(self) -> None:
+    def test_the_number_of_offers_is_bounded(self) -> None:
         self.add(1, bytes(60))
         self.add(2, bytes(41))  # too many bytes: it stays in the queue
         self.assertEqual((self.offers.count, self.offers.size), (1, 60))

@@ -85,7 +85,7 @@ class QueueTests(RedisCase):
         self.assertEqual((queue.trouble, len(queue._removals), self.redis.xlen("stream:0")), (None, 0, 0))
 
     @asynchronous
-    async def test_overflow(self) -> None:
+    async def test_the_oldest_messages_overflow_and_are_counted(self) -> None:
         """MAXLEN ~: the oldest go in whole nodes, and are counted."""
         queue = await self.queue(messages=100)
         dropped: list[tuple[str, int]] = []
@@ -97,7 +97,7 @@ class QueueTests(RedisCase):
         self.assertEqual(500, length + sum(number for _, number in dropped))
 
     @asynchronous
-    async def test_federation(self) -> None:
+    async def test_each_federated_message_is_taken_by_one_process(self) -> None:
         """Each message is taken by one process; nothing stays (weakness 11)."""
         one, two = await self.queue(), await self.queue()
         for number in range(50):
@@ -145,7 +145,7 @@ class QueueTests(RedisCase):
         self.assertEqual({b"total": b"0"}, self.redis.hgetall("rmb.kept"))
 
     @asynchronous
-    async def test_presence(self) -> None:
+    async def test_presence_is_visible_to_all_processes(self) -> None:
         """Which sessions are connected to any process."""
         one, two = await self.queue(), await self.queue()
         one.present(["1", "1:s"])
@@ -188,7 +188,7 @@ class ExpiryTests(RedisCase, test_relay.SocketPairCase):
 
 class TwoProcessesTests(RedisCase):
     @asynchronous
-    async def test_across(self) -> None:
+    async def test_a_session_of_another_process_is_reached(self) -> None:
         """A session of one process is reached from the other, at once, also by fail-fast."""
         await self.two()
         a, b = await self.raw("A", self.one), await self.raw("B", self.two_)
@@ -219,7 +219,7 @@ class TwoProcessesTests(RedisCase):
         self.assertEqual(1, self.one.switch.rules.drops[Drop.REPLACED])
 
     @asynchronous
-    async def test_of_the_reference(self) -> None:
+    async def test_messages_appended_by_the_reference_are_found(self) -> None:
         """What a relay of the reference appended is found, though it tells nobody."""
         await self.two()
         b = await self.raw("B", self.one)
@@ -232,7 +232,7 @@ class TwoProcessesTests(RedisCase):
 
 class AwayTests(RedisCase):
     @asynchronous
-    async def test_redis_goes_and_comes(self) -> None:
+    async def test_a_relay_survives_an_outage_of_redis(self) -> None:
         """What has to be kept meanwhile is refused with a word; the relay goes on, and works when it is back."""
         self.patch(redis_queue, "RETRY_FOR", 0.5)
         server = RedisServer()
@@ -253,7 +253,7 @@ class AwayTests(RedisCase):
         self.assertEqual(1, self.one.switch.rules.drops[Drop.QUEUE_FAILED])
 
     @asynchronous
-    async def test_not_there(self) -> None:
+    async def test_a_relay_does_not_start_without_its_redis(self) -> None:
         """A relay does not start on a Redis that does not answer."""
         from dmsg.net.redis import RedisUnavailable
         from dmsg.rmb.relay.server import RmbRelay
