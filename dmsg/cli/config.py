@@ -163,7 +163,7 @@ def _check(tables: list[str], name: str, value: object) -> None:
     assert found is not None
     spelled = f"--{name}"
     option = next((one for one in found.params if spelled in (*one.opts, *one.secondary_opts)), None)
-    if not isinstance(option, click.Option) or not option.expose_value:
+    if not isinstance(option, click.Option) or not (option.expose_value or name in NETWORK):
         raise WrongSetting(f"dmsg {' '.join(tables)} has no option {spelled}")
     try:
         option.type_cast_value(context, check_value(option, name, value))

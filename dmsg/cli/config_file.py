@@ -29,6 +29,7 @@ NETWORK = (
     "resume",
     "receipts",
     "timeout",
+    "proxy",
 )
 """Options that may be at the top of the file."""
 NAMES = "names"

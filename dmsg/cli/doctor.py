@@ -8,7 +8,7 @@ import click
 
 from dmsg.cli.loading import load
 from dmsg.cli.options import command
-from dmsg.cli.params import URLType, key_option, split_urls
+from dmsg.cli.params import URLType, key_option, proxy_option, split_urls
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     metavar="URL",
     help="URL of a discovery, or name of a joined network; repeatable.  Environment: DMSG_DISCOVERY.",
 )
+@proxy_option
 @key_option
 @click.option(
     "--servers", default=8, show_default=True, type=click.IntRange(1, 128), help="Maximum number of servers to try."

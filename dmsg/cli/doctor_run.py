@@ -24,6 +24,7 @@ from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keys import PubKey, SecKey, read_key_file
+from dmsg.net.proxies import VARIABLES, ProxyError, proxy_for
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.transports import stream_of
 from dmsg.net.web.body import read_body
@@ -78,6 +79,7 @@ async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, m
     _versions(all_)
     _config(all_)
     _book(all_)
+    _proxy(all_)
     key = _key(all_, key_file)
     if not urls:
         all_.found(
@@ -115,6 +117,17 @@ def _config(all_: Examination) -> None:
         return
     what = f"the settings in {config_path()} are valid" if content else f"no settings in {config_path()}"
     all_.found(Verdict.OK, "config", what)
+
+
+def _proxy(all_: Examination) -> None:
+    """Report the proxy of the environment, which every connection but those to this machine uses."""
+    try:
+        proxy = proxy_for("relay.example")
+    except ProxyError as error:
+        all_.found(Verdict.WRONG, "proxy", str(error), f"correct the variable: {', '.join(VARIABLES)}")
+        return
+    if proxy is not None:
+        all_.found(Verdict.OK, "proxy", f"connections go through the proxy {proxy.shown}")
 
 
 def _book(all_: Examination) -> None:

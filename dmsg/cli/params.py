@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -194,8 +195,8 @@ class _DiscoveryOption(click.Option):
 def make_discovery_option(
     *short: str, required: bool = True
 ) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Return the option ``--discovery``, with a short name if wanted."""
-    return click.option(
+    """Return the option ``--discovery``, with a short name if wanted, and ``--proxy`` beside it."""
+    discovery = click.option(
         "--discovery",
         "--network",
         *short,
@@ -208,6 +209,32 @@ def make_discovery_option(
         metavar="URL",
         help="URL of a discovery, or name of a joined network; repeatable.  Environment: DMSG_DISCOVERY.",
     )
+    return lambda command: discovery(proxy_option(command))
+
+
+def _use_proxy(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Let all connections of this process, and of an agent that it starts, use a proxy."""
+    if not value or ctx.resilient_parsing:
+        return
+    from dmsg.net.proxies import VARIABLES, ProxyError, parse_proxy
+
+    try:
+        parse_proxy(value)
+    except ProxyError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    os.environ[VARIABLES[0]] = value
+
+
+proxy_option = click.option(
+    "--proxy",
+    metavar="URL",
+    expose_value=False,
+    callback=_use_proxy,
+    help=(
+        "Connect through a proxy: http://, https:// or socks5://HOST:PORT.  Environment: DMSG_PROXY, HTTPS_PROXY, "
+        "ALL_PROXY, NO_PROXY."
+    ),
+)
 
 
 discovery_option = make_discovery_option("-d")

@@ -14,9 +14,10 @@ from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
 from dmsg.messaging.session import ClientSession
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.connect import LinkClientEndpoint, tcp_endpoint
+from dmsg.net.links.connect import LinkClientEndpoint
 from dmsg.net.links.link import MakeUser, OnFailure
 from dmsg.net.links.plain import PlainLink
+from dmsg.net.outgoing import tcp_endpoint
 
 HANDSHAKE_ROUND_TRIPS = 3
 """Number of round trips that TCP and the four handshake frames take, from which one round trip is estimated."""

@@ -6,8 +6,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.net.links.connect import LinkClientEndpoint, MakeLink, tcp_endpoint
+from dmsg.net.links.connect import LinkClientEndpoint, MakeLink
 from dmsg.net.links.link import Link
+from dmsg.net.outgoing import tcp_endpoint
 
 CHECK_TIMEOUT = 10.0
 """Seconds that the check of the server's own reachability may take."""

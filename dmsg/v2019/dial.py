@@ -10,9 +10,9 @@ from twisted.internet.interfaces import IReactorTime
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.connect import tcp_endpoint
 from dmsg.net.links.link import HANDSHAKE_TIMEOUT
 from dmsg.net.links.records import RecordClientEndpoint
+from dmsg.net.outgoing import tcp_endpoint
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams
 

@@ -82,7 +82,7 @@ def expose(
 
     from dmsg.apps.splice import SpliceFactory
     from dmsg.cli.client_run import listening_at, run, serve_until_interrupted, with_client
-    from dmsg.net.links.connect import host_endpoint
+    from dmsg.net.outgoing import host_endpoint
 
     access = Access(allow)
 

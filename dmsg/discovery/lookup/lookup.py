@@ -202,8 +202,10 @@ class Lookup:
             answer = await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor)
         except AnswerTooLong:
             raise DiscoveryError(f"discovery {self.shown_url}: answer is longer than {MAX_ANSWER} bytes") from None
-        except DmsgError:
+        except DiscoveryError:
             raise
+        except DmsgError as error:  # A proxy refused, or the headers were too long.
+            raise DiscoveryError(f"discovery {self.shown_url}: {error}") from None
         except Exception as error:
             why = "this program has closed its connection to it" if self._closed else _short(error, self._timeout)
             raise DiscoveryError(f"discovery {self.shown_url}: {why}") from None

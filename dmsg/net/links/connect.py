@@ -5,40 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.interfaces import IAddress, IProtocol, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from dmsg.keys import PubKey
-from dmsg.net.addresses import parse_address
 from dmsg.net.links.interfaces import LinkUser
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 
 MakeLink = Callable[[MakeUser, OnFailure], Link]
 """Factory of the link of one connection."""
 _U = TypeVar("_U", bound=LinkUser[Link])
-
-
-def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> IStreamClientEndpoint:
-    """Return a client endpoint for ``host:port``.
-
-    :raises DmsgError: the address is malformed.
-    """
-    host, port = parse_address(address)
-    return host_endpoint(reactor, host, port, timeout)
-
-
-def host_endpoint(reactor: IReactorTime, host: str, port: int, timeout: float) -> IStreamClientEndpoint:
-    """Return a client endpoint for a host name or an IP address."""
-    # A literal address needs no resolver, and a refused connection is reported at once.
-    if isIPAddress(host):
-        return TCP4ClientEndpoint(reactor, host, port, timeout=timeout)
-    if isIPv6Address(host):
-        return TCP6ClientEndpoint(reactor, host, port, timeout=timeout)
-    return HostnameEndpoint(reactor, host, port, timeout=timeout)
 
 
 class LinkClientEndpoint:

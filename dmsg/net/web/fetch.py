@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hyperlink import EncodedURL
 from treq.client import HTTPClient
 from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.interfaces import IAddress, IConsumer, IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 from twisted.web._newclient import (
@@ -25,12 +26,14 @@ from twisted.web._newclient import (
     RequestTransmissionFailed,
     ResponseNeverReceived,
 )
-from twisted.web.client import Agent, HTTPConnectionPool, _HTTP11ClientFactory
+from twisted.web.client import URI, Agent, BrowserLikePolicyForHTTPS, HTTPConnectionPool, _HTTP11ClientFactory
+from twisted.web.error import SchemeNotSupported
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent, IBodyProducer, IResponse
+from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer
 
 from dmsg.errors import DmsgError
+from dmsg.net.outgoing import outgoing_endpoint
 
 if TYPE_CHECKING:
     from treq._types import _SomeURL
@@ -220,12 +223,30 @@ class _LiteralURL(EncodedURL):
         return self
 
 
+@implementer(IAgentEndpointFactory)
+class _Endpoints:
+    """Endpoints of HTTP servers: directly, or through the proxy of the environment."""
+
+    def __init__(self, reactor: IReactorTime, timeout: float) -> None:
+        self._reactor = reactor
+        self._timeout = timeout
+        self._policy = BrowserLikePolicyForHTTPS()
+
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
+        endpoint = outgoing_endpoint(self._reactor, uri.host.decode("ascii"), uri.port, self._timeout)
+        if uri.scheme == b"https":
+            return wrapClientTLS(self._policy.creatorForNetloc(uri.host, uri.port), endpoint)
+        if uri.scheme != b"http":
+            raise SchemeNotSupported(f"unsupported scheme: {uri.scheme!r}")
+        return endpoint
+
+
 class WebClient(HTTPClient):
     """HTTP client of treq that follows no redirection and decompresses nothing."""
 
     def __init__(self, reactor: IReactorTime, pool: HTTPConnectionPool, connect_timeout: float) -> None:
         """:param connect_timeout: seconds for TCP and TLS."""
-        agent = Agent(reactor, connectTimeout=connect_timeout, pool=pool)
+        agent = Agent.usingEndpointFactory(reactor, _Endpoints(reactor, connect_timeout), pool)
         super().__init__(_UndecodedClient(agent), data_to_body_producer=Body)
 
     def request(self, method: str, url: _SomeURL, **options: Any) -> Deferred[_Response]:

@@ -15,7 +15,7 @@ from twisted.internet.ssl import optionsForClientTLS
 
 from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.connect import host_endpoint
+from dmsg.net.outgoing import host_endpoint
 from dmsg.rmb.socket.websocket import HANDSHAKE_TIMEOUT, OPTIONS, Receiver, Socket
 
 

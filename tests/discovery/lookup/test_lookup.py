@@ -18,6 +18,7 @@ from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import GRACE, HUNG_FOR, Lookups
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
+from dmsg.net.proxies import ProxyError
 from tests.discovery.service.test_api import APICase, Fixed
 
 KEY = SecKey.from_seed(b"api")
@@ -25,6 +26,17 @@ KEY = SecKey.from_seed(b"api")
 
 class LookupTests(APICase):
     """The client of discovery against the service."""
+
+    def test_a_proxy_or_a_head_that_fails_is_an_error_of_this_discovery(self) -> None:
+        """And not an unhandled error of whoever asks: others may be asked then."""
+
+        class Fails:
+            def request(self, *_: object, **__: object) -> Deferred[object]:
+                return fail(ProxyError("the proxy http://proxy:80 refused: 403"))
+
+        lookup = Lookup(self.clock, "http://discovery", http=Fails())
+        error = self.failureResultOf(lookup.available_servers(), DiscoveryError).value
+        self.assertEqual(str(error), "discovery http://discovery: the proxy http://proxy:80 refused: 403")
 
     def test_close_ends_requests_under_way(self) -> None:
         cancelled: list[Deferred[Any]] = []

@@ -1,0 +1,314 @@
+"""Connections through a proxy: HTTP CONNECT (RFC 9110, section 9.3.6) and SOCKS5 (RFC 1928, RFC 1929).
+
+Which proxy is used is said by variables of the environment, as for other programs: ``DMSG_PROXY``, else
+``HTTPS_PROXY``, else ``ALL_PROXY``, each also in lower case; ``NO_PROXY`` names hosts that are connected to directly.
+Loopback always is. When a proxy is named and fails, nothing is connected to directly, because the person may need the
+proxy for anonymity.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import unquote, urlsplit
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import wrapClientTLS
+from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.ssl import optionsForClientTLS
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.base.printable import shorten
+from dmsg.errors import DmsgError
+
+VARIABLES = ("DMSG_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+"""Variables that name a proxy; the first one that is set counts."""
+SCHEMES = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
+"""Schemes of proxies, with their default ports. Names are resolved by the proxy with both of SOCKS5."""
+MAX_ANSWER = 16 * 1024
+"""Maximum number of bytes of a proxy's answer."""
+_REFUSALS = {
+    1: "general failure",
+    2: "not allowed by its rules",
+    3: "network unreachable",
+    4: "host unreachable",
+    5: "connection refused",
+    6: "time to live expired",
+    7: "command not supported",
+    8: "address type not supported",
+}
+"""Reply codes of SOCKS5 (RFC 1928, section 6)."""
+_NO_AUTHENTICATION, _PASSWORD = 0, 2
+
+
+class ProxyError(DmsgError):
+    """A proxy does not connect to a host, or its URL cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy.
+
+    :ivar scheme: ``http``, ``https`` (TLS to the proxy), ``socks5`` or ``socks5h``.
+    :ivar user: user name; empty without one.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    user: str = ""
+    password: str = ""
+
+    @property
+    def shown(self) -> str:
+        """URL without user and password."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+def parse_proxy(url: str) -> Proxy:
+    """Parse ``SCHEME://[USER:PASSWORD@]HOST[:PORT]``.
+
+    :raises ProxyError: the URL is malformed, or has another scheme; the text does not contain the password.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.scheme not in SCHEMES:
+        known = ", ".join(SCHEMES)
+        raise ProxyError(f"the proxy's URL is malformed: SCHEME://HOST:PORT is needed, with a scheme of {known}")
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    return Proxy(parts.scheme, host, port or SCHEMES[parts.scheme], user, password)
+
+
+def proxy_for(host: str, environment: Mapping[str, str] | None = None) -> Proxy | None:
+    """Return the proxy for connections to a host; None to connect directly.
+
+    :raises ProxyError: the variable that counts is malformed.
+    """
+    environment = os.environ if environment is None else environment
+    named = next((found for name in VARIABLES if (found := _variable(environment, name))), "")
+    if not named or _is_loopback(host):
+        return None
+    exempt = _variable(environment, "NO_PROXY")
+    if exempt and proxy_bypass_environment(host, {"no": exempt}):
+        return None
+    return parse_proxy(named)
+
+
+def _variable(environment: Mapping[str, str], name: str) -> str:
+    return (environment.get(name) or environment.get(name.lower()) or "").strip()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host.lower() == "localhost" or host.lower().endswith(".localhost")
+
+
+@implementer(IStreamClientEndpoint)
+class ProxyEndpoint:
+    """Client endpoint that connects to a host through a proxy.
+
+    :param endpoint: leads to the proxy.
+    :param timeout: seconds for the proxy's answer.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        endpoint: IStreamClientEndpoint,
+        proxy: Proxy,
+        host: str,
+        port: int,
+        timeout: float,
+    ) -> None:
+        self._reactor = reactor
+        self._endpoint = endpoint
+        if proxy.scheme == "https":
+            self._endpoint = wrapClientTLS(optionsForClientTLS(proxy.host), endpoint)
+        self._proxy = proxy
+        self._host = host
+        self._port = port
+        self._timeout = timeout
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        """Connect; the Deferred fails with :class:`ProxyError` or an error of the connection to the proxy."""
+        return Deferred.fromCoroutine(self._connect(protocolFactory))
+
+    async def _connect(self, wanted: IProtocolFactory) -> IProtocol:
+        kind = _Socks if self._proxy.scheme.startswith("socks") else _HTTPConnect
+        factory = Factory.forProtocol(lambda: kind(self._proxy, self._host, self._port, wanted))
+        factory.noisy = False
+        protocol = await self._endpoint.connect(factory)
+        assert isinstance(protocol, _Handshake)
+
+        def too_late(result: object, seconds: float) -> IProtocol:
+            raise ProxyError(f"the proxy {self._proxy.shown} did not answer within {seconds:g} s")
+
+        try:
+            found: IProtocol = await protocol.opened.addTimeout(self._timeout, self._reactor, too_late)
+        except BaseException:
+            protocol.give_up()
+            raise
+        return found
+
+
+class _Handshake(Protocol):
+    """Asks a proxy for a connection, and then makes way for the protocol that wanted it.
+
+    :ivar opened: fires with that protocol.
+    """
+
+    def __init__(self, proxy: Proxy, host: str, port: int, wanted: IProtocolFactory) -> None:
+        self._proxy = proxy
+        self._host = host
+        self._port = port
+        self._wanted = wanted
+        self._received = b""
+        self._step: Callable[[], bool] = lambda: False
+        self.opened: Deferred[IProtocol] = Deferred()
+
+    def dataReceived(self, data: bytes) -> None:
+        self._received += data
+        try:
+            while not self.opened.called and self._step():
+                pass
+            if not self.opened.called and len(self._received) > MAX_ANSWER:
+                raise self._error("answered too much")
+        except ProxyError as error:
+            self.give_up()
+            if not self.opened.called:
+                self.opened.errback(error)
+
+    def connectionLost(self, reason: Failure | None = None) -> None:
+        if not self.opened.called:
+            self.opened.errback(self._error("closed the connection"))
+
+    def give_up(self) -> None:
+        """End the connection."""
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def _error(self, what: str) -> ProxyError:
+        return ProxyError(f"the proxy {self._proxy.shown} {what} (asked for {self._host}:{self._port})")
+
+    def _take(self, size: int) -> bytes | None:
+        """Take bytes from the front; None if they are not there yet."""
+        if len(self._received) < size:
+            return None
+        taken, self._received = self._received[:size], self._received[size:]
+        return taken
+
+    def _done(self) -> bool:
+        transport = self.transport
+        assert transport is not None
+        address: IAddress = transport.getPeer()
+        protocol = self._wanted.buildProtocol(address)
+        if protocol is None:
+            raise self._error("connected, but nobody wants the connection any more")
+        # From here on the transport belongs to the protocol that wanted it, as if it had connected itself.
+        transport.protocol = protocol  # type: ignore[attr-defined]
+        protocol.makeConnection(transport)
+        rest, self._received = self._received, b""
+        self.opened.callback(protocol)
+        if rest:
+            protocol.dataReceived(rest)
+        return False
+
+
+class _HTTPConnect(_Handshake):
+    """HTTP CONNECT."""
+
+    def connectionMade(self) -> None:
+        at = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        lines = [f"CONNECT {at} HTTP/1.1", f"Host: {at}"]
+        if self._proxy.user:
+            credentials = base64.b64encode(f"{self._proxy.user}:{self._proxy.password}".encode()).decode()
+            lines.append(f"Proxy-Authorization: Basic {credentials}")
+        self._step = self._answered
+        assert self.transport is not None
+        self.transport.write("\r\n".join([*lines, "", ""]).encode())
+
+    def _answered(self) -> bool:
+        head, end, rest = self._received.partition(b"\r\n\r\n")
+        if not end:
+            return False
+        version, _, status = head.split(b"\r\n")[0].decode("latin-1").partition(" ")
+        if not version.startswith("HTTP/"):
+            raise self._error("is no HTTP proxy")
+        if not status.startswith("2"):
+            raise self._error(f"refused: {shorten(status)}")
+        self._received = rest
+        return self._done()
+
+
+class _Socks(_Handshake):
+    """SOCKS5, with names that the proxy resolves."""
+
+    def connectionMade(self) -> None:
+        methods = [_NO_AUTHENTICATION] + ([_PASSWORD] if self._proxy.user else [])
+        self._step = self._method_chosen
+        self._write(bytes([5, len(methods), *methods]))
+
+    def _write(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(data)
+
+    def _method_chosen(self) -> bool:
+        answer = self._take(2)
+        if answer is None:
+            return False
+        if answer[0] != 5:
+            raise self._error("is no SOCKS5 proxy")
+        if answer[1] == _PASSWORD and self._proxy.user:
+            user, password = self._proxy.user.encode()[:255], self._proxy.password.encode()[:255]
+            self._step = self._authenticated
+            self._write(bytes([1, len(user)]) + user + bytes([len(password)]) + password)
+        elif answer[1] == _NO_AUTHENTICATION:
+            self._ask()
+        else:
+            raise self._error("wants a user and a password")
+        return True
+
+    def _authenticated(self) -> bool:
+        answer = self._take(2)
+        if answer is None:
+            return False
+        if answer[1] != 0:
+            raise self._error("did not accept the user or the password")
+        self._ask()
+        return True
+
+    def _ask(self) -> None:
+        self._step = self._answered
+        try:
+            number = ip_address(self._host)
+        except ValueError:
+            name = self._host.encode("idna")
+            address = bytes([3, len(name)]) + name
+        else:
+            address = bytes([1 if number.version == 4 else 4]) + number.packed
+        self._write(b"\x05\x01\x00" + address + self._port.to_bytes(2, "big"))
+
+    def _answered(self) -> bool:
+        if len(self._received) < 5:
+            return False
+        code, kind = self._received[1], self._received[3]
+        if code != 0:
+            raise self._error(f"refused: {_REFUSALS.get(code, f'code {code}')}")
+        size = {1: 4, 4: 16, 3: 1 + self._received[4]}.get(kind)
+        if size is None:
+            raise self._error("is no SOCKS5 proxy")
+        if self._take(4 + size + 2) is None:
+            return False
+        return self._done()
