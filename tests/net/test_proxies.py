@@ -8,10 +8,12 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
 
 from dmsg.net.outgoing import outgoing_endpoint
 from dmsg.net.proxies import MAX_ANSWER, Proxy, ProxyEndpoint, ProxyError, parse_proxy, proxy_for
@@ -47,6 +49,7 @@ class ChoiceTests(SynchronousTestCase):
         self.assertEqual((proxy.user, proxy.password, proxy.shown), ("al@ice", "p:w", "socks5://[::1]:9050"))
 
 
+@implementer(IStreamClientEndpoint)
 class _At:
     """Endpoint that hands out its protocol with a transport in memory."""
 
