@@ -38,6 +38,7 @@ nitpick_ignore_regex = [
     ("py:class", r"ConnectionHandler|RedisFactory"),
     # modules that have no page
     ("py:class", r"dmsg\.(servers\.(relays|registration)|collector\.status_page)\b.*"),
+    ("py:class", r"dmsg\.(analytics\.parquet|discovery\.checks\.overrides)\b.*"),
     ("py:(exc|class)", r"CannotListenError|IPv4Address|IPv6Address|Handler"),
 ]
 

@@ -144,7 +144,7 @@ class Store:
 
         :param own_coming: bytes that the same sender is about to deliver over other streams.
         :param coming: bytes that all senders are about to deliver.
-        :raises Full: there is no room.
+        :raises StoreFull: there is no room.
         """
         with self._guard:
             own, total = self._held.get(origin.hex(), 0), sum(self._held.values())

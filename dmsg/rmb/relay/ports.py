@@ -52,4 +52,4 @@ class Store(Protocol[_Delivery_contra]):
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` in a while."""
 
     def hand_later(self, delivery: _Delivery_contra) -> None:
-        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.hand` after this turn, and again until it returns True."""
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this turn, until it returns True."""

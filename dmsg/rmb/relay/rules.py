@@ -81,7 +81,7 @@ class Rules:
     def admit(self, session: Session, header: Header, size: int, now: float) -> bool:
         """Apply the rules that come before the destination; return True for a ping.
 
-        :raises Refused: the message is not carried.
+        :raises MessageRefused: the message is not carried.
         """
         if self.limiter is not None and not self.limiter.measure(session.twin, size, now, is_answer=header.is_answer):
             raise MessageRefused(Drop.RATE_LIMITED)
@@ -108,7 +108,8 @@ class Rules:
     def check_message(self, header: Header, now: float) -> None:
         """Check what every message must meet, from a session or from another relay.
 
-        :raises Refused: its destination session is malformed, its life is over, or its timestamp is too far ahead.
+        :raises MessageRefused: the destination session is malformed, the message has expired, or its timestamp is too
+            far ahead.
         """
         if len(header.destination.sid or "") > MAX_SID:
             raise MessageRefused(Drop.BAD_REQUEST)
