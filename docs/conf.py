@@ -35,7 +35,7 @@ nitpick_ignore_regex = [
     # variables of types
     ("py:(class|obj)", r"dmsg\..*\.(_?[A-Z]\w*_(co|contra)|[A-Z]|\w*[a-z]T(_co|_contra)?)"),
     ("py:class", r"I(ListeningPort|ReactorTime|Connector)|(_blake2\.)?blake2b|array|Deferred|ClientFactory|P"),
-    ("py:class", r"ConnectionHandler|RedisFactory"),
+    ("py:class", r"ConnectionHandler|RedisFactory|KeySource|TwistedClient|(dmsg\.blocking\.streams\.)?StreamProtocol"),
     # modules that have no page
     ("py:class", r"dmsg\.(servers\.(relays|registration)|collector\.status_page)\b.*"),
     ("py:class", r"dmsg\.(analytics\.parquet|discovery\.checks\.overrides)\b.*"),

@@ -187,7 +187,7 @@ class Stream:
         call_in_reactor(self._reactor, self._stream.abortConnection)
 
     def makefile(self) -> io.BufferedRWPair:
-        """Return the stream as a file for reading and writing, as for :mod:`pickle` or ``readline()``."""
+        """Return the stream as a file for reading and writing, as for ``pickle`` or ``readline()``."""
         raw = _RawStream(self)
         return io.BufferedRWPair(raw, raw)
 
