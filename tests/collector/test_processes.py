@@ -74,7 +74,7 @@ class ProcessTests(TestCase):
         )
 
     async def sender_of(self, child: Child) -> str:
-        match = await self.soon(child.line(r"go to dmsg:\S+, as ([0-9a-f]{66})"))
+        match = await self.soon(child.line(r"are sent to collector \S+ with key ([0-9a-f]{66})"))
         key: str = match[1].decode()
         return key
 
@@ -127,7 +127,7 @@ class ProcessTests(TestCase):
     async def test_who_is_not_on_the_list(self) -> None:
         url = await self.network()
         collector = await self.collector(url, "--metrics=tcp:0:interface=127.0.0.1")
-        match = await self.soon(collector.line(r"health: \S+ host='127.0.0.1', port=(\d+)"))
+        match = await self.soon(collector.line(r"health are at \S+ host='127.0.0.1', port=(\d+)"))
         server = self.server("S1", url)
         sender = await self.sender_of(server)
         await self.soon(
