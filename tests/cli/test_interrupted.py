@@ -122,3 +122,70 @@ class TunnelTests(AgentCase):
         await self.check(
             [("forward", "INT"), ("expose", "INT"), ("socks", "TERM"), ("forward", "KILL"), ("expose", "KILL")]
         )
+
+
+class PipeTests(AgentCase):
+    """``nc`` through the agent: the caller hears that the listener did not end its data."""
+
+    @asynchronous
+    async def test_the_program_or_the_agent_ends(self) -> None:
+        await self.network()
+        for what in ("INT", "KILL", "down"):
+            await self.up("-k", "alice.key")
+            listening = self.tool("nc", "-l", "5")
+            await self.said(listening, "listening:")
+            calling = self.tool("nc", "alice:5", "--no-agent")
+            await self.said(calling, "connected:")
+            for one, other in ((listening, calling), (calling, listening)):
+                one.transport.write(GREETING)  # type: ignore[union-attr]
+                await self.until(lambda other=other: other.out == GREETING)
+            if what == "down":
+                await self.take_down()
+                self.assertEqual(await listening.ended, 1)
+            else:
+                listening.transport.signalProcess(what)  # type: ignore[union-attr]
+                await listening.ended
+            self.assertEqual(await calling.ended, 1, what)
+            self.assertIn(b"the remote ended it early", calling.err, what)
+
+
+class TransferTests(AgentCase):
+    """Copies and downloads that a signal ends in the middle fail at the other end."""
+
+    @asynchronous
+    async def test_the_sender_or_the_receiver_ends(self) -> None:
+        await self.network()
+        with (self.directory / "big").open("wb") as file:
+            file.truncate(2_000_000_000)
+        got = self.directory / "got"
+        got.mkdir()
+
+        def under_way() -> bool:
+            return any(path.stat().st_size > 500_000 for path in got.iterdir())
+
+        key = ("-k", "alice.key")
+        for offering, asking, at_the_end in (
+            (("serve", ".", *key), ("curl", "-o", "got/x", "dmsg://alice/big"), b"the remote ended it early"),
+            (
+                ("receive", "--listen", "--anyone", "--dir", "got", *key),
+                ("send", "big", "alice"),
+                b"the other side gave up; what has arrived is kept",
+            ),
+        ):
+            one = self.tool(*offering)
+            await self.said(one, "open to anyone")
+            two = self.tool(*asking)
+            await self.until(under_way)
+            one.transport.signalProcess("INT")  # type: ignore[union-attr]
+            self.assertEqual((await one.ended, await two.ended), (130, 1), two.err)
+            self.assertIn(at_the_end, two.err)
+            for path in got.iterdir():
+                path.unlink()
+        listening = self.tool("cp", "--listen", "got", "--writable", "--anyone", *key)
+        await self.said(listening, "open to anyone")
+        copying = self.tool("cp", "big", "alice:")
+        await self.until(under_way)
+        copying.transport.signalProcess("INT")  # type: ignore[union-attr]
+        self.assertEqual(await copying.ended, 130)
+        await self.said(listening, "the connection was lost: the remote ended it early")
+        self.assertEqual([path.name for path in got.iterdir()], [".big.dmsg-part"])

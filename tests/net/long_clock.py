@@ -135,7 +135,7 @@ class SteppedClockTests(TestCase):
         (self.directory / "senders").write_text("")
         telemetry = (f"--telemetry={self.directory / 'events'}", "--telemetry-rotate=1")
         self.first = await self.server(1, *telemetry, f"--telemetry-to={collector.public}")
-        found = await self.soon(self.first.line(r"go to dmsg:\S+, as ([0-9a-f]{66})"))
+        found = await self.soon(self.first.line(r"are sent to collector \S+ with key ([0-9a-f]{66})"))
         (self.directory / "senders").write_text(found[1].decode() + "\n")
         await self.server(2)
         collecting = self.twistd(

@@ -132,7 +132,7 @@ class LookupTests(SynchronousTestCase):
         for _ in range(3):
             failure = self.failureResultOf(lookup.available_servers(), DiscoveryError)
             self.assertNotIsInstance(failure.value, WrongDiscovery)
-            self.assertIn("no discovery", str(failure.value))
+            self.assertIn("is not a discovery", str(failure.value))
         self.assertEqual(there.asked.count("/dmsg-discovery/available_servers"), 1)
 
     def test_a_foreign_discovery_is_no_final_error_while_another_is_away(self) -> None:
