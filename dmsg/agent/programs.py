@@ -145,7 +145,10 @@ class Service(Factory):
         self.waiting: dict[int, tuple[Bridge, IDelayedCall]] = {}
 
     def admits(self, addr: IAddress) -> bool:
-        """Whether a peer may connect, as far as the program has told the agent."""
+        """Whether a peer may connect, by the keys that the program has sent.
+
+        If the list of keys is not complete, every peer may connect, and the program decides.
+        """
         return self.told.keys is None or (isinstance(addr, DmsgAddress) and addr.public_key in self.told.keys)
 
     def buildProtocol(self, addr: IAddress | None) -> Bridge | None:

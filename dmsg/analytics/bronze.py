@@ -15,7 +15,7 @@ from dmsg.telemetry.schema import BUCKETS, SCHEMA_VERSION
 BUCKET_SIZE = 32_768
 """Number of event numbers in a bucket: one of Spark's bitmaps has this many bits."""
 PASSED_OVER = r"^\s*(\[\s*\])?\s*$"
-"""Regular expression of lines from which Spark's JSON reader makes no rows: blank lines and empty arrays."""
+"""Regular expression for the lines that Spark's JSON reader skips: blank lines and empty arrays."""
 UNCHECKED = "a checked receipt, where entities write"
 LINE_LIMIT = 4096
 """Maximum number of characters of a line that the quarantine keeps."""

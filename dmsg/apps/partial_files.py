@@ -66,8 +66,9 @@ class HeldPart:
 
 
 def hold_part(target: str, at: int, *, directory: bool = False) -> HeldPart:
-    """Return the locked partial file of ``target``, which is created if absent; anything unsuitable of its name is
-    removed.
+    """Create the partial file of ``target`` if it is absent, lock it, and return it.
+
+    If something unusable has the name of the partial file, such as a link, it is removed first.
 
     :param at: descriptor of the directory, which must stay open until the partial file is released.
     :raises TransferError: another transfer writes the file.

@@ -1,4 +1,4 @@
-"""Clients and listeners for threads that wait."""
+"""Clients and listeners of the blocking API, for threads other than the reactor's."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from dmsg.net.streams.transports import stream_of
 from dmsg.v2019.client import Client as TwistedClient
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds that opening a stream may take, by default."""
+"""Default timeout in seconds for opening a stream."""
 ONLINE_TIMEOUT = 15.0
-"""Seconds until others can find a client that listens, by default."""
+"""Default timeout in seconds until others can find a listening client."""
 WAITING_LIMIT = 64
 """Number of streams that wait until the program takes them; peers that open more are refused."""
 
 
 class Client:
-    """Client of the network, for ``with``.
+    """Client of the network, used in a ``with`` statement.
 
     :param discovery: URL of a discovery, or several; by default those in the variable ``DMSG_DISCOVERY``.
     :param key: secret key, or the path of a key file, which is made if it is absent; by default a new key.
@@ -88,7 +88,7 @@ class Client:
         :param key: public key, or its text.
         :param timeout: seconds that opening may take.
         :param stream_timeout: seconds that each call of the stream may wait; None for ever.
-        :raises DmsgError: nobody is there, or it takes too long.
+        :raises DmsgError: the peer cannot be reached, or the timeout has passed.
         """
         remote = PubKey.from_text(key) if isinstance(key, str) else key
 
@@ -136,7 +136,7 @@ class Listener:
         return _quiet(Factory.forProtocol(lambda: StreamProtocol(self._opened)))
 
     def begin(self, reactor: Any, port: IListeningPort) -> None:
-        """Note the open port."""
+        """Store the reactor and the port object, once listening has begun."""
         self._reactor, self._listening = reactor, port
 
     def _opened(self, protocol: StreamProtocol) -> None:
@@ -163,7 +163,7 @@ class Listener:
             yield self.accept()
 
     def close(self) -> None:
-        """Listen no more; streams that wait are aborted."""
+        """Stop listening, and abort the streams that :meth:`accept` has not returned yet."""
         with self._changed:
             self._closed = True
             waiting, self._waiting = self._waiting, deque()

@@ -1,4 +1,4 @@
-"""Streams for threads that wait: what came is kept until it is read."""
+"""Streams of the blocking API: received data is buffered until a thread reads it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from dmsg.net.streams.stream import StreamTransport
 
 UNREAD_LIMIT = 1024 * 1024
-"""Bytes that came and are not read, from which on the peer has to wait."""
+"""Number of received and unread bytes at which the peer is paused."""
 CLOSE_TIMEOUT = 10.0
-"""Seconds to wait, when a stream is closed, until the peer has everything."""
+"""Seconds that closing a stream waits until the peer has received everything."""
 
 
 @implementer(IHalfCloseableProtocol, IPushProducer)
@@ -36,10 +36,10 @@ class StreamProtocol(Protocol):
     """The reactor's side of a stream.
 
     :ivar changed: condition that guards everything below; it is notified of every change.
-    :ivar unread: data that came and were not read.
-    :ivar ended: whether the peer sends no more.
+    :ivar unread: received data that no thread has read yet.
+    :ivar ended: whether the peer has ended its direction of the stream.
     :ivar lost: why the stream is closed; None while it is open.
-    :ivar may_write: whether the stream takes more.
+    :ivar may_write: whether the stream accepts more data.
     """
 
     def __init__(self, opened: Callable[[StreamProtocol], object] = lambda protocol: None) -> None:
@@ -91,7 +91,7 @@ class StreamProtocol(Protocol):
 
 
 class Stream:
-    """Open stream, for ``with``: closed when the block ends, aborted after an error.
+    """Open stream, used in a ``with`` statement, which closes the stream, or aborts it after an error.
 
     :ivar timeout: seconds that each call may wait, or None.
     """
@@ -108,10 +108,10 @@ class Stream:
         return cast(DmsgAddress, self._stream.getPeer())
 
     def send(self, data: bytes) -> None:
-        """Send data; wait while the stream has more than it can send.
+        """Send data; wait while the send buffer of the stream is full.
 
         :raises ConnectionError: the stream is closed, for the reason that is the cause of the error.
-        :raises TimeoutError: the peer takes nothing.
+        :raises TimeoutError: the peer reads nothing.
         """
         protocol = self._protocol
         with protocol.changed:
@@ -121,10 +121,10 @@ class Stream:
         call_in_reactor(self._reactor, self._stream.write, bytes(data))
 
     def recv(self, size: int = 65536) -> bytes:
-        """Return up to ``size`` bytes as soon as there are any; ``b""`` at the end of what the peer sends.
+        """Return up to ``size`` bytes as soon as there are any; ``b""`` after the peer has ended its direction.
 
-        :raises ConnectionError: the stream broke before the peer ended it; what came before was returned already.
-        :raises TimeoutError: nothing comes.
+        :raises ConnectionError: the stream broke before the peer ended it; earlier data was returned before.
+        :raises TimeoutError: no data arrived in time.
         """
         protocol = self._protocol
         with protocol.changed:
@@ -157,7 +157,7 @@ class Stream:
         return b"".join(parts)
 
     def end(self) -> None:
-        """Tell the peer that nothing more comes, and go on reading."""
+        """Half-close: tell the peer that no more data follows, and continue to read."""
         call_in_reactor(self._reactor, self._end)
 
     def _end(self) -> None:
@@ -165,9 +165,9 @@ class Stream:
         self._stream.loseWriteConnection()
 
     def close(self) -> None:
-        """Close, after the peer has everything.
+        """Close the stream when the peer has received everything.
 
-        :raises TimeoutError: the peer does not take what was sent; then the stream is aborted.
+        :raises TimeoutError: the peer does not read everything in time; then the stream is aborted.
         """
         call_in_reactor(self._reactor, self._close)
         protocol = self._protocol
@@ -183,7 +183,7 @@ class Stream:
         self._stream.loseConnection()
 
     def abort(self) -> None:
-        """Close at once; the peer sees an error."""
+        """Close the stream at once; the peer sees an error."""
         call_in_reactor(self._reactor, self._stream.abortConnection)
 
     def makefile(self) -> io.BufferedRWPair:

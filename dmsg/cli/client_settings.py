@@ -60,7 +60,8 @@ class ClientSettings:
     def with_own_key(self) -> ClientSettings:
         """Return the settings with a temporary key.
 
-        A killed program cannot return with such a key, so its streams are resumed for a shorter time.
+        A program that is killed and started again has another temporary key, and cannot resume its streams. So they may
+        be resumed for a shorter time, unless --resume is given.
         """
         ctx = click.get_current_context(silent=True)
         chosen = ctx is not None and ctx.get_parameter_source("resume_timeout") is not ParameterSource.DEFAULT

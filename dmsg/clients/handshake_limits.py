@@ -19,20 +19,20 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 
 OF_ONE_RATE, OF_ONE_BURST = 200.0, 2000.0
-"""Handshakes of one known initiator, per second and at once. All streams of a lost server return together."""
+"""Rate per second and burst of handshakes of one known initiator. All streams of a lost server return together."""
 ONE_STRANGER_RATE, ONE_STRANGER_BURST = 50.0, 200.0
-"""Handshakes of one unknown initiator, per second and at once. Data behind such handshakes wait for them."""
+"""Rate per second and burst of handshakes of one unknown initiator. Data behind such a handshake waits for it."""
 OF_STRANGERS_RATE, OF_STRANGERS_BURST = 1000.0, 2000.0
-"""Handshakes of all unknown initiators through one server, per second and at once: a fifth of a core.
+"""Rate per second and burst of handshakes of all unknown initiators through one server: a fifth of a core.
 
 The initiators share this rate by key, so a new one gets in however often others ask. But keys cost nothing. Only the
 server, which sees addresses, can stop an attacker that keeps changing keys. The server passes on less than this rate
 (:data:`~dmsg.base.policing.DESTINATION_FACTOR`).
 """
 OF_KNOWN_RATE, OF_KNOWN_BURST = 1000.0, 5000.0
-"""Handshakes of all known initiators through one server, per second and at once."""
+"""Rate per second and burst of handshakes of all known initiators through one server."""
 RESERVED_RATE, RESERVED_BURST = 2.0, 20.0
-"""Handshakes that each known initiator may always make, per second and at once."""
+"""Rate per second and burst of handshakes that each known initiator may make, whatever others do."""
 MAX_SERVERS = 64
 """Maximum number of servers for which strangers are counted. The one with the oldest last handshake is forgotten
 first.
@@ -73,11 +73,11 @@ class HandshakeLimits:
         self.refused = 0
 
     def at(self, server: PubKey) -> Refusal:
-        """Return the limits for the session with a server."""
+        """Return the function that the session with ``server`` calls for each handshake; see :meth:`refusal`."""
         return partial(self.refusal, server.hex())
 
     def remember(self, key: PubKey) -> None:
-        """Remember a key that has proved its identity."""
+        """Remember a key that has completed a handshake. Its next handshakes are those of a known initiator."""
         remember(self._known, key, None, KNOWN)
 
     def refusal(self, server: str, initiator: bytes, ephemeral: bytes | None) -> CloseReason | None:

@@ -254,9 +254,9 @@ def no_answer(result: object, seconds: float) -> NoReturn:
 
 
 def start_opened(stream: StreamTransport, factory: IProtocolFactory, close: Callable[[int], None]) -> IProtocol:
-    """Start the application protocol of a stream that this client opened.
+    """Build the application protocol of a stream that this client opened, and connect it to the stream.
 
-    :param close: called with the reason to tell the remote that the stream has ended.
+    :param close: function that closes the stream at the remote, with a reason; called if no protocol is built.
     :raises TransportClosed: the factory built no protocol, and the stream was closed.
     """
     try:

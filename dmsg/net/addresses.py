@@ -8,7 +8,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from dmsg.errors import DmsgError
 
 MAX_ADDRESS = 64
-"""Maximum number of characters of an address that somebody sends, because it is remembered."""
+"""Maximum number of characters of a client's address from an X-Forwarded-For header. The rest is cut off, because the
+address is kept in memory.
+"""
 IPV6_BLOCK = 64
 """Prefix length of the IPv6 block that one customer usually has."""
 

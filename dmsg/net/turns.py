@@ -21,9 +21,9 @@ class HoldReason(StrEnum):
     """Reason for which reading from a connection is stopped."""
 
     TURN = "turn"
-    """Part of the last read is left for the next turn."""
+    """Part of the data of the last read is left for the next reactor turn."""
     CONGESTED = "congested"
-    """The receiver of the peer's data is slower than the peer."""
+    """The peer sends faster than the receiver of its data reads."""
     UNREAD = "unread"
     """The application has paused, and its queue is full."""
     PENDING = "pending"
@@ -35,11 +35,11 @@ class HoldReason(StrEnum):
     UNSENT = "unsent"
     """The peer does not read the data sent to it."""
     PARKED = "parked"
-    """Messages to a slow receiver wait at their sender, which is this peer."""
+    """The peer's messages are held because a receiver is slow, and the relay stores no more of them."""
     UNSETTLED = "unsettled"
-    """The peer has too many messages that are not confirmed."""
+    """The peer has sent too many messages that are not settled yet."""
     UNHANDLED = "unhandled"
-    """The peer has too many messages that no handler has taken."""
+    """The peer has sent too many messages that no handler has taken yet."""
     LOOKUPS = "lookups"
     """Too many of the peer's receivers are being looked up in the registry."""
     REGISTRY = "registry"
@@ -104,7 +104,7 @@ class TurnAccount(Protocol):
 class TurnTaker:
     """Base of a receiver that may get more than it can handle in one turn.
 
-    :ivar share: account of time in a turn; None if turns are not shared.
+    :ivar share: account that gives each owner a fair share of a turn's time; None if turns are not shared.
     :ivar owner: owner whose time the work uses.
     """
 

@@ -41,8 +41,8 @@ class RecordSealer:
     __slots__ = ("_encrypt", "_encrypt_into", "sequence")
 
     def __init__(self, key: bytes, sequence: int = 0) -> None:
-        """:param key: 32 bytes.
-        :param sequence: sequence of the last record sent.
+        """:param key: 32 bytes of the encryption key.
+        :param sequence: sequence number of the last record sent, which is also the last nonce; 0 if none was sent.
         """
         cipher = ChaCha20Poly1305(key)
         self._encrypt = cipher.encrypt
@@ -105,8 +105,8 @@ class RecordOpener:
     __slots__ = ("_decrypt", "_decrypt_into", "_held", "_held_size", "_wanted", "broken", "sequence")
 
     def __init__(self, key: bytes, sequence: int = 0) -> None:
-        """:param key: 32 bytes.
-        :param sequence: sequence of the last record received.
+        """:param key: 32 bytes of the encryption key.
+        :param sequence: sequence number of the last record received, which is also the last nonce; 0 if none was.
         """
         cipher = ChaCha20Poly1305(key)
         self._decrypt = cipher.decrypt

@@ -151,7 +151,7 @@ class EntityOptions(UsageOptions):
         """
 
     def begin(self, reactor: Reactor | None) -> Reactor:
-        """Set the format of the log, and return the reactor, or that of this process if none is given."""
+        """Set the format of the log. Return ``reactor``, or the global reactor if it is None."""
         reactor = the_reactor(reactor)
         set_log_format(self["log-format"], debug=bool(self.get("debug")))
         return reactor

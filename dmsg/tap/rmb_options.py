@@ -21,7 +21,7 @@ REGISTRY_ROW = Option(name="registry", help=REGISTRIES, kind=REGISTRY, group=NET
 class RmbOptions(EntityOptions):
     """Options of a program that looks up twins.
 
-    :cvar several: options of the reference that may have several values after one name.
+    :cvar several: options that accept several values after one name, as rmb-rs does: ``-s A B``.
     """
 
     several: tuple[str, ...] = ("-s", "--substrate")
@@ -62,8 +62,8 @@ class RmbOptions(EntityOptions):
 
 
 def one_each(words: Sequence[str], several: Sequence[str]) -> list[str]:
-    """Return the arguments with ``-m a b`` written as ``-m a -m b``; these command lines have no arguments without an
-    option."""
+    """Return the arguments with ``-m a b`` written as ``-m a -m b``. That is unambiguous, because these command lines
+    have no arguments without an option."""
     found: list[str] = []
     repeated: str | None = None
     has_value = False

@@ -18,20 +18,21 @@ from dmsg.telemetry.schema import BOUNDS, BUCKETS
 
 
 class DirectionCounts(Protocol):
-    """Interface to one direction of a transport, as its relay counts it.
+    """Interface to the counts of one direction of a transport, which the relay maintains.
 
-    ``tick`` is a gate for the hot path. The relay calls :meth:`Observer.progress` only for the first frames after its
-    tick has changed, not for every frame.
+    To call the observer for every frame would be too slow. Telemetry increments the relay's ``tick`` once
+    a second. The relay calls :meth:`Observer.progress` for frames of a direction only while the direction's ``tick``
+    differs from its own.
 
-    :ivar frames: number of data and ACK frames in this direction.
-    :ivar acks: number of ACKs among them.
+    :ivar frames: number of frames that passed in this direction: data, and ACKs for data of the opposite direction.
+    :ivar acks: number of ACKs among these frames.
     :ivar wire: bytes of these frames, with their headers.
-    :ivar dropped: bytes of user data that were counted but never left.
-    :ivar queued: bytes of this direction that may be in the receiver's queue.
+    :ivar dropped: bytes of user data that were counted but never sent to the receiver.
+    :ivar queued: bytes of this direction that the relay may not have sent to the receiver yet.
     :ivar carried: telemetry's record of the transport.
-    :ivar tick: the next frames are reported to the observer unless this equals the relay's tick.
-    :ivar seen: tick in which frames last passed in this direction.
-    :ivar asked_at: time at which the data frame passed whose ACK is awaited.
+    :ivar tick: relay's tick in which frames of this direction were last reported; -1 to report the next frames at once.
+    :ivar seen: relay's tick in which frames last passed in this direction.
+    :ivar asked_at: time at which a data frame passed whose ACK is awaited, to measure the round trip; else None.
     """
 
     frames: int

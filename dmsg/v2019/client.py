@@ -424,10 +424,11 @@ class Client(DelegatedClient[ClientSession]):
     async def _servers_to(
         self, remote: PubKey, left_behind: PubKey | None, *, moving: bool, fresh: bool
     ) -> list[PubKey]:
-        """Return the servers through which to reach ``remote``; the server left behind comes last.
+        """Return the servers through which to resume a stream to ``remote``, in the order in which to try them.
 
-        :param moving: the stream still has a transport, so the server left behind is not tried.
-        :param fresh: do not trust a cached entry.
+        :param left_behind: server of the stream's last transport; tried last. None if there is none.
+        :param moving: whether the stream still has a transport over ``left_behind``; then that server is not tried.
+        :param fresh: whether to fetch the entry of ``remote`` again instead of using a cached one.
         """
         if fresh:
             self._entries.mark_stale(remote)

@@ -136,7 +136,10 @@ class Outgoing:
         return not (self._session.pings.answered or self._session.carries_secure())
 
     def _why_refused(self, failure: Failure, remote: PubKey, transport: ClientTransport) -> Failure:
-        """Tell from a refusal without a reason, as programs of 2019 give it, whether server or remote is of 2019."""
+        """Return the failure of a request, or raise a better error if the remote or the server is a program of 2019.
+
+        Programs of 2019 refuse a secure transport without a reason.
+        """
         error = failure.value
         if transport.prefaced is not None and transport.prefaced < PREFACE_FRAMES:
             if isinstance(error, (TransportRefused, DmsgTimeout)):

@@ -1,15 +1,16 @@
 """Settlement: what a server delivered, by three counts for each transport.
 
-The three counts (called words) are the server's own and those that the two clients signed
-(docs/pipeline/receipts.md). In each direction the smaller of the two clients' counts is credited. Neither the
-server alone nor the server with one accomplice can raise this number. A missing count is unknown, not 0,
-and then nothing is credited. If one person controls both ends, counters cannot reveal it.
+For each direction of a transport there are three counts of bytes (called words): the server's own, and those that
+the two clients signed in their receipts (docs/pipeline/receipts.md). The smaller of the two clients' counts is
+credited. The server cannot raise this number alone, nor with one of the two clients as accomplice. If a client's
+count is missing, it is unknown, not 0, and nothing is credited. Counts cannot reveal that one person controls both
+clients.
 
-A transport that ends while data is in flight leaves different counts although nobody lies. The
-sender may not have heard of bytes that the receiver has. Bytes that the server handed on are lost if the end had just
-closed, or was so slow that the server ended the transport. A difference up to the sender's window is
-therefore no conflict; such a transport is *cut*. A server that inflates all its counts is detected
-in the directions where nothing can have been in flight.
+If a transport ends while data is in flight, the counts differ although nobody lies. The receiver may have bytes
+whose acknowledgement the sender never got. Bytes that the server handed on are lost if the receiver had just closed,
+or was so slow that the server ended the transport. Therefore a difference up to the sender's window is no conflict;
+such a transport is *cut*. A server that inflates all its counts is detected in the directions where nothing can have
+been in flight.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ SILENT_FROM = 15 * 60
 """First minute of the last day in which the server writes nothing."""
 FULL_FROM, FULL_MINUTES = 10 * 60, 180
 LOST_FROM, LOST_MINUTES = 11 * 60, 120
-"""Start and length in minutes of the period whose events are lost, as if with a file."""
+"""Start and length in minutes of the period of the last day whose events are missing, as if a file of the spool were
+lost.
+"""
 SLOW_READER_ONE_IN = 3
 
 

@@ -57,7 +57,7 @@ def _transports(stage: Scenario) -> DataFrame:
 
 
 def _lost(stage: Scenario) -> Column:
-    """Whether a row's events are lost, as if with a file."""
+    """Return a column: whether the transport's events are missing because the server lost a file of its spool."""
     lost = F.col("start").between(LOST_FROM * MINUTE_MS, (LOST_FROM + LOST_MINUTES) * MINUTE_MS - 1)
     return stage.on_last_day(LOSER) & lost
 

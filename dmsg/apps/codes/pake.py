@@ -33,7 +33,9 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 PROTOCOL = b"dmsg code 1"
-"""Prefix of the purpose for which each key is derived."""
+"""Name of this protocol. The names of both ends and the purpose of each derived key begin with it, so that no other
+protocol can use the same keys.
+"""
 VERSION = 1
 PAKE, CONFIRM, WRONG = 1, 2, 3
 HEAD_SIZE = 3

@@ -153,9 +153,11 @@ class Destination:
         return self._descent.at(parts[:-1]), parts[-1]
 
     def clear(self, entry: Item) -> Generator[object, object, int]:
-        """Make way for an entry in small steps, by removing anything of another kind that has its name.
+        """Remove, in small steps, any file or directory that has the name of an entry and cannot be continued.
 
-        :returns: number of bytes of the file that exist already.
+        A partial file of an earlier transfer can be continued, and so can a directory if the entry is a directory.
+
+        :returns: number of bytes of the entry's file that exist already.
         """
         if self._has_same(entry):
             self._same = entry.path

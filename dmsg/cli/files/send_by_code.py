@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 NAME_SHOWN = 255
 """Maximum number of characters of a pipe's name."""
 OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer")
-"""Refusals by which a receiver of dmsg before 0.2 is recognised, which takes one file at a time."""
+"""Texts of refusals that identify a receiver of dmsg before 0.2. Such a receiver takes one file at a time."""
 
 
 # --- the side that makes the code ---
@@ -321,7 +321,7 @@ class _TransferDialogue:
     async def take(self, agreed: CodeAgreement) -> Callable[[], None]:
         """Receive the whole parcel.
 
-        :returns: function that reports the result, to be called after the progress bar is removed.
+        :returns: function that prints the result. The caller removes the progress bar before calling it.
         """
         receiver = ParcelReceiver(
             self._place,

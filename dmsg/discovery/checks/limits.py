@@ -26,20 +26,23 @@ from dmsg.net.addresses import Address, block_of, is_public, literal
 from dmsg.net.blocks import BlockCounts, blocks_of
 
 PORTS, PORTS_OF_PLACE = 16, 4
-"""Ports of one address that are checked per window: in all, and for one poster's address block, so that nobody can scan
-ports through discovery. The blocks around a poster get half of the total.
+"""Maximum number of ports of one address that are checked per window: for all posters together, and for the posters of
+one address block. All posters of a wider block get half of the total. So nobody can scan ports through discovery.
 """
 PROOFS, PROOFS_OF_PLACE = 32, 8
-"""Checks of one address per window: in all, and for one poster's address block; the blocks around a poster get half of
-the total. The blocks around the target are limited as well, to the total times the factor of the block.
+"""Maximum number of checks of servers at one address per window: for all posters together, and for the posters of one
+address block. All posters of a wider block get half of the total. The wider blocks that contain the checked address
+are limited as well, each to the total times its factor (:func:`~dmsg.net.blocks.blocks_of`).
 """
 OWN_CHECKS = 16
-"""Checks per window of servers that were posted from their own address block."""
+"""Maximum number of checks per window, for one address, of servers that were posted from their own address block. These
+checks do not count towards the total.
+"""
 OF_HOST = 32
-"""Servers listed at one public address; the blocks around it may have this number times their factor."""
+"""Maximum number of servers listed at one public address; each wider block may have this number times its factor."""
 RESOLVING, RESOLVING_OF_PLACE = 8, 2
-"""Concurrent resolutions of names: in all, and for one poster's address block (half of all for a block around it). Each
-resolution occupies a thread until it ends.
+"""Maximum number of concurrent resolutions of names: for all posters together, and for the posters of one address
+block. All posters of a wider block get half of the total. Each resolution occupies a thread until it ends.
 """
 NAME_TIMEOUT = 3.0
 """Seconds to wait for the resolution of a name."""

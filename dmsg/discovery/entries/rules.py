@@ -108,12 +108,13 @@ def check_iteration(head: Head | None, entry: Entry) -> bool:
 class Terms:
     """Conditions under which a store keeps an entry.
 
-    :ivar refreshes: whether the server's owner posts the entry regularly. Otherwise the server is *quiet*: listed after
-        others, as long as checks find it.
-    :ivar checked: whether to list a server without a check. Otherwise it is listed once a check has found it. A server
-        that is posted again with the same address stays listed.
+    :ivar refreshes: whether the server's owner posts the entry again regularly. If not, the server is *quiet*: it is
+        listed after other servers, and only while checks reach it.
+    :ivar checked: whether to list a server without a check. If not, it is listed after the first check that reaches it.
+        A listed server that is posted again with the same address stays listed.
     :ivar place: address block of the poster; empty if unknown.
-    :ivar most: bytes that the poster's block may have; the blocks around it may have this amount times their factor.
+    :ivar most: maximum bytes of all stored entries that were posted from the poster's block. Each wider block may have
+        this amount times its factor.
     :ivar lasts: seconds after which the entry is dropped, unless it is posted again.
     """
 

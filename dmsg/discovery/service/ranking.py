@@ -30,9 +30,9 @@ from dmsg.keys import PubKey, SecKey, Signature
 from dmsg.net.isolate import call_isolated
 
 CHECK_INTERVAL = 5.0
-"""Seconds between looks at the file."""
+"""Seconds between checks whether the ranking file has changed."""
 FILE_LIMIT = 4 * 1024 * 1024
-"""Largest file in bytes."""
+"""Maximum size of the ranking file in bytes."""
 MAX_RANKED = 10_000
 """Maximum number of servers in a ranking."""
 KNOWN_LIMIT = 1024
@@ -123,7 +123,7 @@ class RankingFile:
         self._call: IDelayedCall | None = None
 
     def watch(self, reactor: IReactorTime) -> None:
-        """Read the file now, and look every few seconds whether it has changed."""
+        """Read the file now, and check every few seconds whether it has changed."""
         self._reactor = reactor
         self._check_again()
 

@@ -60,9 +60,11 @@ it could know, and only TCP bounds their number."""
 LATE_ANSWERS = 3
 """Number of control frames forgiven to that client besides: ChannelOpened, CloseChannel and ChannelClosed."""
 SAME_HEADERS = ID_OFFSET + 1
-"""Number of leading bytes in which all frames of one size and channel are equal."""
+"""Number of leading bytes that data frames of one size and channel share: the header and the channel id."""
 FIRST_BURST = 16
-"""Number of equal headers to look for at first; the number doubles each time that all of them are equal."""
+"""Number of consecutive frames whose headers are first compared in one call. If all are equal, the next call compares
+twice as many.
+"""
 
 
 class Relay(ConnectionTable[RelayPeer]):

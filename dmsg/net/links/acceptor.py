@@ -50,14 +50,14 @@ ROOM_AGAIN = 0.9
 FEW_PLACES = 4
 """Number of clients of one block that never have to leave for others, such as a family or a small office."""
 GREEDY_PART = 16
-"""Divisor of the number of places. If no client is idle, a block with more than this part loses its newest client,
-though it is busy.
+"""Divisor of the number of places. If no client is idle, a block that has more than this part of all places loses its
+newest client, although that client is busy.
 """
 SEARCHED = 16
-"""Number of blocks searched for an idle client, those with most first."""
+"""Number of blocks that are searched for an idle client, those with most clients first."""
 SEARCH_AGAIN = 1.0
-"""Seconds for which the ranking of blocks is reused. To rank them takes milliseconds, while an attempt costs a
-newcomer nearly nothing.
+"""Seconds for which the list of blocks with most clients is reused to find an idle client. Making the list takes
+milliseconds, and a newcomer could cause this work again and again for nearly nothing.
 """
 _SILENT = frozenset({DropReason.HANDSHAKE_ABANDONED, DropReason.DRAINING, DropReason.TOO_MANY_CONNECTIONS})
 """Reasons that are not logged each time: a port scan is not worth a line."""
@@ -162,8 +162,8 @@ class Acceptor(Factory):
     def places(self) -> int:
         """Number of free places that this server announces in discovery.
 
-        A full server also has places for newcomers while some block has many, because a client of that block leaves
-        for them. Clients come only to servers that discovery lists with free places.
+        A full server evicts a client of the block with most clients when a newcomer arrives. Such a server therefore
+        announces as many places as it can free in this way, because clients choose only servers with free places.
         """
         free = self.available_connections
         return free if free or not self._by_block else max(0, self._places[self._places.heaviest()] - FEW_PLACES)
@@ -327,7 +327,8 @@ class Acceptor(Factory):
     def _make_room(self) -> None:
         """Evict one handshake, so that silent connections cannot keep honest clients out.
 
-        The victim is the oldest of the block with most handshakes. Links without a valid first message go first.
+        The victim is a handshake of the block with most handshakes: the oldest that has sent no valid message, else the
+        oldest.
         """
         heaviest = self._shaking_of.heaviest()
         silent = (link for link in self._handshakes if not link.spoken)

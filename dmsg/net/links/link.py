@@ -85,9 +85,11 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     erred = ""
     """Protocol error of the peer, in words."""
     share: TurnAccount | None = None
-    """Account of time by which the reactor's turns are shared; None on a client."""
+    """Account that gives each owner a fair share of the time of a reactor turn; None on a client, where turns are not
+    shared.
+    """
     owner: Hashable = None
-    """Owner for whom the time of this link is counted."""
+    """Owner in whose name the work of this link is counted in ``share``."""
     _waits = False
     places: Sequence[Hashable] = ()
     """Blocks of addresses of the peer, the widest first. Behind a proxy, the connection itself."""

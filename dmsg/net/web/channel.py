@@ -170,7 +170,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         return self._given_up or self.transport is None or bool(self.transport.disconnecting)  # type: ignore[attr-defined]
 
     def drop_buffer(self) -> None:
-        """Drop the data that are not parsed: the connection ends, or belongs to somebody else now."""
+        """Drop received data that is not parsed, because the connection ends or was upgraded to another protocol."""
         self._behind.clear()
         self.site.unanswered.remove(self)
 

@@ -29,9 +29,9 @@ MAX_MESSAGE = 16 * 1024 * 1024
 MAX_UID = 256
 """Maximum characters of a uid."""
 DEFAULT_EXPIRATION = 300
-"""Seconds of life that a message with expiration 0 is given."""
+"""Life in seconds of a message that is sent with expiration 0."""
 SENT_EXPIRATION = 1800
-"""Longest life in seconds that peers give to a message."""
+"""Maximum life in seconds that clients and peers give to a message that they send."""
 PONG = b"hello world"
 JSON = "application/json"
 """Schema of payloads that are JSON."""
@@ -39,7 +39,7 @@ JSON = "application/json"
 # --- what this package says ---
 
 MAX_EXPIRATION = 3600
-"""Longest life in seconds that a receiver accepts; the reference sends at most 1800."""
+"""Maximum life in seconds that a receiver accepts; the reference sends at most 1800."""
 MAX_SKEW = 300
 """Seconds by which a sender's clock may be ahead of the receiver's."""
 

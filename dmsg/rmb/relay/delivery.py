@@ -1,18 +1,20 @@
 """Delivery of messages to one session of a relay: the messages sent, confirmed, and still waiting.
 
-A message is delivered when the session's websocket has answered a ping that was sent behind the message. Until then
-the message is in the *window*. When the window is full, further messages wait in a *line* in memory, and their
-senders are held: the relay stops reading from them (back-pressure). When a confirmation takes longer than two
-seconds, the session's queue stores the messages too, so that none is lost when the relay is killed. Senders remain
-held until the session has caught up, or is ended because it confirmed nothing for a minute. Senders of answers are
-not held for a stalled session, because the session asked for the answers.
+The relay sends a ping behind the messages. A message is confirmed, and so delivered, when the session has answered
+that ping. Until then the message is in the *window*. When the window is full, further messages wait in a *line* in
+memory. When the line is full, the senders of further messages are held: the relay stops reading from them
+(back-pressure). They are held until the session has caught up, or is ended because it confirmed nothing for a minute.
+Senders of answers are not held for a stalled session, because the session asked for the answers. Messages whose
+confirmation takes longer than two seconds are also stored in the session's queue, so that none is lost when the relay
+is killed.
 
-A ping of the session itself is answered when everything that it sent before is *settled*: confirmed by its receiver,
-stored in a queue, accepted by another relay, or refused. So a sender that repeats what was not confirmed loses
-nothing when a relay is killed, and receivers recognise repeated messages.
+The session pings the relay, too. The relay answers when every message that the session sent before the ping is
+*settled*: confirmed by its receiver, stored in a queue, accepted by another relay, or refused. A sender repeats what
+was not settled, so nothing is lost when a relay is killed. Receivers recognise repeated messages.
 
-Clients of the reference do not recognise them and would hand a repeated message to a service twice. So a message to
-such a client is delivered once it is handed to the client's connection, provided the client answers pings.
+Clients of the reference do not recognise repeated messages, and would hand one to a service twice. A client of the
+reference that answers pings therefore need not confirm a message: the message counts as delivered once it is handed
+to the client's connection.
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ from dmsg.rmb.socket.held_messages import HeldMessages
 from dmsg.rmb.twins.address import Session
 
 WINDOW_MESSAGES = 1024
-"""Number of messages sent to a session that it has not confirmed."""
+"""Maximum number of messages that are sent to a session before it has confirmed them."""
 WINDOW_SIZE = 4 * 1024 * 1024
-"""Bytes of the unconfirmed messages; the last one may exceed it."""
+"""Maximum number of bytes in these unconfirmed messages; the last message may exceed it."""
 SPILL_AFTER = 2.0
-"""Seconds without confirmation after which the queue stores a message too."""
+"""Seconds without confirmation after which a sent message is also stored in the session's queue."""
 LINE_MESSAGES, LINE_SIZE = 4096, 8 * 1024 * 1024
-"""Number and bytes of messages that wait for a connected session's window, in memory or in its queue; beyond them
-senders are held."""
+"""Number and bytes of messages that wait, in memory or in the queue, until a connected session's window has room. At
+either limit senders are held."""
 OVERHEAD = 300
-"""Bytes that a message takes in memory besides its own."""
+"""Bytes of memory that each message takes in addition to its data."""
 FEW_IN_WINDOW = 64
 """Number of unconfirmed messages below which the ping behind them is delayed, for a session that logs each ping."""
 
@@ -127,7 +129,7 @@ class Delivery:
         self._most_size = size
         self._line_size = 0
         self._lined = 0
-        """Number of messages put into the line so far; ``_marks`` has this number at the last two looks."""
+        """Number of messages put into the line so far; ``_marks`` has this number at the last two checks."""
         self._marks = (0, 0)
         self._behind = self._behind_size = 0
         """Number of messages stored in the queue while the session was connected and not yet read back, and their
@@ -156,7 +158,7 @@ class Delivery:
         return self._size + self._line_size + OVERHEAD * len(self)
 
     def start(self) -> None:
-        """Begin to deliver what is in the queue."""
+        """Begin to deliver the messages in the queue."""
         if self.lazy:
             self._carrier.barrier(0)  # Find out whether the client answers pings at all.
         self._read()
@@ -202,7 +204,7 @@ class Delivery:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so much waits that further senders are held."""
+        """Whether so many messages wait that further senders are held."""
         return self._crowded(1)
 
     @property
@@ -235,7 +237,7 @@ class Delivery:
             holder.caught_up(self)
 
     def check(self) -> None:
-        """Store the window and the line in the queue if a message has been in the line for two looks, one a second."""
+        """Store the window and the line in the queue if a message has been in the line for two checks, one a second."""
         if self._line and self._lined - len(self._line) < self._marks[0]:
             self._spill_all()
         self._marks = (self._marks[1], self._lined)

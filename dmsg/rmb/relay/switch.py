@@ -151,13 +151,13 @@ class Switch:
             call_isolated(partial(self._enqueue, session.session, message, answers=False))
 
     def mark_busy(self, delivery: Delivery) -> None:
-        """Note that a delivery waits for a confirmation; part of :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Note that a delivery waits for a confirmation; implements :class:`~dmsg.rmb.relay.ports.Store`."""
         if delivery.since is None:
             delivery.since = self._clock.seconds()
         self.waiting[delivery] = None
 
     def ping_later(self, delivery: Delivery) -> None:
-        """Ping behind the messages of a delivery in a while; part of :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Ping behind the messages of a delivery in a while; implements :class:`~dmsg.rmb.relay.ports.Store`."""
         if not self._to_ping:
             self._clock.callLater(PING_BEHIND, self._ping_behind)
         self._to_ping[delivery] = self._clock.seconds()
@@ -177,7 +177,7 @@ class Switch:
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this turn, whose end writes what was
         sent.
 
-        Part of :class:`~dmsg.rmb.relay.ports.Store`.
+        Implements :class:`~dmsg.rmb.relay.ports.Store`.
 
         :param wait: seconds before the next check; a check takes up to 0.15 ms, and many sessions may read nothing.
         """
@@ -192,7 +192,7 @@ class Switch:
                 self._clock.callLater(wait, self.hand_later, delivery, min(2 * wait, HAND_SLOWLY))
 
     def waits(self, delivery: Delivery) -> None:
-        """Note that messages of a delivery wait in a line; part of :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Note that messages of a delivery wait in a line; implements :class:`~dmsg.rmb.relay.ports.Store`."""
         self.waiting[delivery] = None
 
     def later(self, call: Callable[[], None]) -> None:
@@ -443,19 +443,21 @@ class Switch:
             mail.lose()
 
     def keep(self, session: Session, message: Message) -> Deferred[QueueId]:
-        """Append to a session's queue; part of :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Append a message to a session's queue; implements :class:`~dmsg.rmb.relay.ports.Store`."""
         return self.queue.append(str(session), message.data, message.until, message.sender)
 
     def read(self, session: Session, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
-        """Read a session's queue; part of :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Return the oldest messages of a session's queue behind ``after``; implements
+        :class:`~dmsg.rmb.relay.ports.Store`.
+        """
         return self.queue.read(str(session), after)
 
     def remove(self, session: Session, ids: list[QueueId]) -> None:
-        """Delete from a session's queue; part of :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Delete messages from a session's queue; implements :class:`~dmsg.rmb.relay.ports.Store`."""
         self.queue.remove(str(session), ids)
 
     def life_end(self, queued: QueuedMessage) -> float | None:
-        """Return when a message's life ends, or tell its sender and return None; part of
+        """Return when a message's life ends, or tell its sender and return None; implements
         :class:`~dmsg.rmb.relay.ports.Store`."""
         try:
             header = Header.read(queued.data)
@@ -468,7 +470,9 @@ class Switch:
         return header.until(now)
 
     def dropped(self, session: str, number: int) -> None:
-        """Count messages evicted from a full queue; part of :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
+        """Count messages evicted from a full queue; implements
+        :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`.
+        """
         self.rules.drops[Drop.QUEUE_FULL] += number
         self.dropped_oldest += number
 
@@ -480,7 +484,7 @@ class Switch:
             session.delivery.wake()
 
     def connected_elsewhere(self, name: str) -> None:
-        """End a session that has moved to another process; part of
+        """End a session that has moved to another process; implements
         :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         session = self.presence.named(name)
         if session is not None:

@@ -318,7 +318,7 @@ class ResumableEnd:
         return max(0, self.consumed + self.window - self.received)
 
     def position(self) -> Resume:
-        """Return this end's position for a hello."""
+        """Return this end's position for a hello: how many bytes it has received, and their rolling hash."""
         assert self.token is not None
         self._need_hashes()
         return Resume(self.token, self.generation, self.received, self._digest(self._received_hash, self.received))

@@ -207,5 +207,5 @@ class TransportTable:
         return receipt.sign(self._key)
 
     def hand_in(self, receipts: Iterable[bytes]) -> None:
-        """Queue RECEIPT frames with signed receipts."""
+        """Queue a RECEIPT frame to the server for each of these receipts, which this client has signed."""
         self._outgoing.extend(encode_frame(RECEIPT, 0, receipt) for receipt in receipts)

@@ -178,7 +178,7 @@ class Slots(Generic[Item]):
             self._quick.pop(relays, None)
 
     def cancel(self, item: Item) -> None:
-        """Free the attempt of an item, without any knowledge about its relays."""
+        """End the attempt of an item, and record neither success nor failure of its relays."""
         attempt = self._attempts.pop(item)
         part = attempt.sender, attempt.kind
         decrement(self._of_kind, attempt.kind)

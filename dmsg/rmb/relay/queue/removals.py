@@ -1,4 +1,4 @@
-"""Delivered messages that the queue could not delete yet; they are not read again, and are deleted later. No I/O."""
+"""Ids of delivered messages that the queue could not delete yet. Readers skip these messages. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId
 
 MAX_REMOVALS = 200_000
-"""Number of ids that are remembered; beyond it the oldest are forgotten, and their messages delivered again."""
+"""Maximum number of ids. Beyond it the oldest ids are forgotten, and their messages are delivered again."""
 AT_ONCE = 500
 """Maximum number of messages deleted in one attempt."""
 
@@ -43,12 +43,12 @@ class Removals:
             self._ids.pop((session, number), None)
 
     def oldest(self) -> dict[str, list[QueueId]]:
-        """Return the oldest ids, by session."""
+        """Return up to ``AT_ONCE`` of the oldest ids, by session."""
         found: dict[str, list[QueueId]] = {}
         for (session, number), _ in zip(self._ids, range(AT_ONCE), strict=False):
             found.setdefault(session, []).append(number)
         return found
 
     def left(self, session: str, batch: list[QueuedMessage]) -> list[QueuedMessage]:
-        """Return the messages of a batch that are not to be deleted."""
+        """Return the messages of a batch without those that were delivered and still wait to be deleted."""
         return [one for one in batch if (session, one.id) not in self._ids] if self._ids else batch

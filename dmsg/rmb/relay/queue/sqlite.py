@@ -182,7 +182,7 @@ class SQLiteQueue:
         cancel_call(retrying)
 
     def _retry(self) -> None:
-        """Delete what was delivered meanwhile; then accept messages again if there is space."""
+        """Delete the messages that were delivered meanwhile; then accept messages again if there is space."""
         self._retrying = None
         self._commit()
         if self._removals and self._reserve is not None:
@@ -334,13 +334,13 @@ class SQLiteQueue:
         self._watcher = watcher
 
     def present(self, sessions: Sequence[str]) -> None:
-        """Do nothing: no other process uses the file."""
+        """Do nothing: the file belongs to one process, so no other one needs to know where a session is connected."""
 
     def absent(self, session: str) -> None:
-        """Do nothing: no other process uses the file."""
+        """Do nothing: the file belongs to one process, so no other one needs to know where a session is connected."""
 
     def connected_here(self, session: str) -> None:
-        """Do nothing: no other process uses the file."""
+        """Do nothing: the file belongs to one process, so no other one needs to know where a session is connected."""
 
     def take_federation(self) -> Deferred[list[QueuedMessage]]:
         def taken(batch: list[QueuedMessage]) -> list[QueuedMessage]:
