@@ -9,7 +9,7 @@ from dmsg.base.printable import without_userinfo
 
 
 def check_url(url: str) -> str:
-    """Return ``url`` if it is an HTTP URL with a host.
+    """Return ``url`` if it is an HTTP URL with a host, and without a user and password.
 
     :raises ValueError: it is not; the text says why in one line.
     """
@@ -20,6 +20,8 @@ def check_url(url: str) -> str:
         good = False
     if not good:
         raise ValueError(f"{without_userinfo(url)[:80]!r} is not a URL such as http://127.0.0.1:9090")
+    if parts.username is not None:
+        raise ValueError(f"{without_userinfo(url)[:80]!r}: a user and password in this URL are not supported")
     return url
 
 

@@ -107,6 +107,7 @@ class KeyTests(CommandCase):
             ("discovery", "list", "-d", away),
             ("discovery", "show", key, "-d", "nonsense"),
             ("discovery", "show", key, "-d", "ftp://x"),
+            ("discovery", "show", key, "-d", "http://user:secret@127.0.0.1:1"),
             ("discovery", "show", key, "-d", "http://127.0.0.1:99999"),
             ("discovery", "delete", "-k", "none.key", "-d", away),
             ("receive", "--listen", "--anyone", "--dir", "nowhere/deep", "-d", away),
@@ -116,6 +117,7 @@ class KeyTests(CommandCase):
         ):
             status, out, err = await self.run_command(*arguments)
             self.assertGreater(status, 0, arguments)
+            self.assertNotIn("secret@", err)
             errors = [line for line in err.splitlines() if not line.startswith(("Usage:", "Try "))]
             self.assertEqual(len([line for line in errors if line.strip()]), 1, (arguments, err))
 

@@ -130,6 +130,7 @@ class OptionTests(SynchronousTestCase):
             ("--listen=tcp:port",),
             ("--discovery=nonsense", "--public-address=h:1"),
             ("--discovery=ftp://x", "--public-address=h:1"),
+            ("--discovery=http://user:secret@h:1", "--public-address=h:1"),
             ("--discovery=http://h",),  # and no public address
             ("--public-address=nonsense",),
             ("--public-address=h:99999",),
