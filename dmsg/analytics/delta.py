@@ -120,6 +120,20 @@ def rows_of(table: DeltaTable, condition: str = "true") -> pa.Table:
     return run_query(table, f"SELECT * FROM it WHERE {condition}")  # noqa: S608
 
 
+def condition(since: str | None, until: str | None, where: Mapping[str, str] | None = None) -> str:
+    """Return the SQL condition for rows of these days.
+
+    :param since: first day, as ``2026-01-31``.
+    :param until: last day, included.
+    :param where: text columns and the value that each must have.
+    """
+    wanted = [f"{column} = '{text.replace(chr(39), chr(39) * 2)}'" for column, text in (where or {}).items()]
+    for day, compare in ((since, ">="), (until, "<=")):
+        if day is not None:
+            wanted.append(f"dt {compare} DATE '{date.fromisoformat(day)}'")
+    return " AND ".join(wanted) or "true"
+
+
 def _added(part: Part, at: int | None = None) -> AddAction:
     """Return the action that adds a file to a table.
 
@@ -232,12 +246,9 @@ class Delta:
         :param where: text columns and the value that each must have.
         :raises LakeError: that version no longer exists.
         """
-        wanted = [f"{column} = '{text.replace(chr(39), chr(39) * 2)}'" for column, text in (where or {}).items()]
-        if "dt" in self.schema.fieldNames():
-            for day, compare in ((since, ">="), (until, "<=")):
-                if day is not None:
-                    wanted.append(f"dt {compare} DATE '{date.fromisoformat(day)}'")
-        found = self.ask(f"SELECT * FROM it WHERE {' AND '.join(wanted) or 'true'}", version)  # noqa: S608
+        if "dt" not in self.schema.fieldNames():
+            since = until = None
+        found = self.ask(f"SELECT * FROM it WHERE {condition(since, until, where)}", version)  # noqa: S608
         return arrow_schema(self.schema).empty_table() if found is None else found
 
     def ask(self, sql: str, version: int | None = None) -> pa.Table | None:

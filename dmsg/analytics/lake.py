@@ -14,11 +14,22 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from dmsg.analytics import silver
 from dmsg.analytics.delta import APPLICATION, Delta, File
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow, read_part, write_part
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import BRONZE, QUARANTINE, REGISTER, write_options
 from dmsg.analytics.store import BRONZE_KEY, Store, unrefined
+from dmsg.analytics.views import VIEWS
+
+_OF_EVENTS = {
+    "transports": silver.transports,
+    "refusals": silver.refusals,
+    "entries": silver.entries,
+    "receipts": silver.receipts,
+}
+"""Functions from events to the rows of each view."""
+assert _OF_EVENTS.keys() == VIEWS.keys()
 
 _READ = {"__globPaths__": "false"}
 """Reader options that turn off glob patterns: a file name may contain any character, as ``*`` or ``[``."""
@@ -145,6 +156,8 @@ class Lake(Store):
 
         :param days: keep only the rows of these days.
         """
+        if layer == "silver" and name in VIEWS:
+            return self._view(name, state, days, _OF_EVENTS[name])
         chosen = None if days is None else set(days)
         table = self.table(layer, name)
         return self._rows(
@@ -152,6 +165,41 @@ class Lake(Store):
             lambda file: chosen is None or not file.values or file.values["dt"] in chosen,
             state.versions.get(f"{layer}/{name}"),
         )
+
+    def accepted(self, state: State, days: Iterable[str] | None = None) -> DataFrame:
+        """Return the rows of silver's table of receipts, without joining several receipts of one end to one row."""
+        return self._view("receipts", state, days, silver.accepted)
+
+    def _view(
+        self, name: str, state: State, days: Iterable[str] | None, select: Callable[[DataFrame], DataFrame]
+    ) -> DataFrame:
+        """Return the rows of a view: those stored for some days, and what ``select`` makes of events of the others."""
+        stored = self.stored_days(name, state)
+        bronze, family = self.table("", "bronze"), VIEWS[name].family
+        chosen = None if days is None else set(days)
+
+        def wanted(file: File) -> bool:
+            day = file.values["dt"]
+            return file.values["family"] == family and day not in stored and (chosen is None or day in chosen)
+
+        rows = select(self._rows(bronze, wanted, state.versions.get(BRONZE_KEY)))
+        if stored and (chosen is None or not stored.isdisjoint(chosen)):
+            rows = rows.unionByName(
+                self._rows(
+                    self.table("silver", name),
+                    lambda file: chosen is None or file.values["dt"] in chosen,
+                    state.versions.get(f"silver/{name}"),
+                )
+            )
+        return rows
+
+    def clear(self, name: str, run: int, days: Iterable[str]) -> None:
+        """Remove the rows that are stored for a view of these days; the view then selects from their events."""
+        table = self.table("silver", name)
+        table.ensure()
+        chosen = set(days)
+        if any(file.values["dt"] in chosen for file in table.files()):
+            table.commit(None, run, replaces={"dt": chosen}, again=f"run={run}.")
 
     def of_run(self, layer: str, name: str, run: int) -> DataFrame:
         """Return the rows that run number ``run`` wrote."""

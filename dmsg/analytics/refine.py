@@ -14,6 +14,7 @@ from dmsg.analytics.gold import abuse, capacity, lost_transports, network, settl
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import DAILY, DAY_MS, FAMILIES, GOLD, OVERALL
+from dmsg.analytics.views import VIEWS
 
 MIDNIGHT_MS = 10 * 60 * 1000
 """Longest time in ms between the three counts of one transport. Only events this close to midnight can therefore
@@ -35,11 +36,14 @@ Tables = dict[str, Callable[[], DataFrame]]
 """Functions that plan the tables, by name. Nothing is computed before the rows are written or collected."""
 
 
-def silver_tables(events: Read, read: Read, around: Read, days: Iterable[str]) -> Tables:
+def silver_tables(
+    events: Read, read: Read, around: Read, days: Iterable[str], accepted: Callable[[], DataFrame] | None = None
+) -> Tables:
     """Plan the silver tables of some days. The last two are made from the others.
 
     :param events: returns the events of a family.
     :param around: as ``read``, including the days before and after.
+    :param accepted: returns the receipts of ``around``, which need not be joined to one row for each end.
     """
 
     def ends() -> DataFrame:
@@ -57,7 +61,9 @@ def silver_tables(events: Read, read: Read, around: Read, days: Iterable[str]) -
         "entries": lambda: silver.entries(events("entry")),
         "receipts": lambda: silver.receipts(events("receipt")),
         "boots": lambda: silver.boots(events("life"), events("beat"), ends()),
-        "verdicts": lambda: _verdicts(around("transports"), around("receipts"), days),
+        "verdicts": lambda: _verdicts(
+            around("transports"), around("receipts") if accepted is None else accepted(), days
+        ),
         "unfinished": lambda: lost_transports.select_unfinished(
             read("transports"), read("verdicts"), read("receipts").where("former")
         ),
@@ -207,8 +213,16 @@ class Refinement:
         found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
         doubtful = again if found else None
         tables = silver_tables(
-            lambda family: self._events(family, doubtful), self._reader(days), self._reader(self._days_around()), days
+            lambda family: self._events(family, doubtful),
+            self._reader(days),
+            self._reader(self._days_around()),
+            days,
+            lambda: lake.accepted(state, self._days_around()),
         )
+        if doubtful is None:
+            for name in VIEWS:
+                del tables[name]
+                lake.clear(name, self._claim.number, days)
         later: list[Tables] = [{name: tables.pop(name)} for name in _OF_SILVER]
         for some in (tables, *later):
             self._write("silver", some, days)

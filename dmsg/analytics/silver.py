@@ -165,20 +165,37 @@ def entries(events: DataFrame) -> DataFrame:
     )
 
 
+def accepted(events: DataFrame) -> DataFrame:
+    """Return the accepted receipts of the family ``receipt``, with the columns of :func:`receipts`."""
+    return events.where(F.col("reason").isNull() & F.col("transport").isNotNull() & F.col("signer").isNotNull()).select(
+        "server",
+        "transport",
+        "signer",
+        "partner",
+        "initiator",
+        "delivered_out",
+        "delivered_in",
+        F.lit(1).cast("long").alias("words"),
+        F.coalesce("former", F.lit(False)).alias("former"),
+        "peer",
+        _at(),
+        _day(),
+    )
+
+
 def receipts(events: DataFrame) -> DataFrame:
     """Return the table of the family ``receipt``: accepted receipts only, one row for each end of a transport."""
     # Texts are grouping keys and never aggregated, because Spark would then sort instead of hash.
     return (
-        events.where(F.col("reason").isNull() & F.col("transport").isNotNull() & F.col("signer").isNotNull())
-        .withColumn("former", F.coalesce("former", F.lit(False)))
+        accepted(events)
         .groupBy("server", "transport", "signer", "partner", "initiator", "former")
         .agg(
             F.min("delivered_out").alias("delivered_out"),
             F.min("delivered_in").alias("delivered_in"),
-            F.count(F.lit(1)).alias("words"),
+            F.sum("words").alias("words"),
             F.min("peer").alias("peer"),
-            F.timestamp_millis(F.min("ts")).alias("at"),
-            F.min(_day()).alias("dt"),
+            F.min("at").alias("at"),
+            F.min("dt").alias("dt"),
         )
         .select(*_columns("receipts"))
     )

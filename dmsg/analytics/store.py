@@ -24,9 +24,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from dmsg.analytics.delta import Delta, File, LakeError, unusable_character
+from dmsg.analytics.delta import Delta, File, LakeError, condition, unusable_character
 from dmsg.analytics.runs import Claim, Runs, State
 from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, SILVER, Table
+from dmsg.analytics.views import VIEWS
 
 Row = dict[str, Any]
 """Row of a table, by column name; the columns are in ``dmsg.analytics.schemas``."""
@@ -153,9 +154,17 @@ class Store:
 
         :param where: text columns and the value that each must have.
         """
+        if layer == "silver" and name in VIEWS and day not in self.stored_days(name, state):
+            view = f"SELECT * FROM ({VIEWS[name].sql(name)}) AS v WHERE {condition(day, day, where)}"  # noqa: S608
+            return self.ask("", "bronze", state, view)
         version = state.versions.get(f"{layer}/{name}")
         found = self.table(layer, name).read(version, since=day, until=day, where=where)
         return [dict(row) for row in found.to_pylist()]
+
+    def stored_days(self, name: str, state: State) -> set[str]:
+        """Return the days of which rows are stored for a silver table that is a view."""
+        files = self.table("silver", name).files(state.versions.get(f"silver/{name}"))
+        return {file.values["dt"] for file in files}
 
     def ask(self, layer: str, name: str, state: State, sql: str) -> list[Row]:
         """Return the rows that an SQL query of one table gives, without Spark. The query calls the table ``it``."""

@@ -10,6 +10,7 @@ from typing import Any
 from dmsg.analytics import store
 from dmsg.analytics.runs import State, TablesBusy
 from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.views import VIEWS
 from tests.analytics import spark_jobs
 from tests.analytics.spark_jobs import Killed
 from tests.analytics.spark_tables import Story
@@ -69,6 +70,13 @@ class RunTests(LakeCase):
         again = self.run_jobs()
         self.assertGreater(again.duplicates, 100)
         self.assertEqual(self.tables(COMPARED), expected)
+        # of days on which events came twice, views have rows of their own
+        lake = self.pipeline().lake
+        self.assertIn(str(DAY), lake.stored_days("transports", lake.state()))
+        for name in VIEWS:
+            self.assertEqual(self.table(name, "silver"), story.table(name, "silver"), name)
+            by_day = lake.rows("silver", name, lake.state(), str(DAY))
+            self.assertEqual(len(by_day), len([one for one in self.table(name, "silver") if one["dt"] == DAY]))
         quality = [row for row in self.table("quality_day") if row["dt"] == DAY]
         self.assertEqual(sum(row["duplicates"] for row in quality), again.duplicates)
         distinct = {(row["producer"], row["distinct_events"], row["missing"]) for row in quality}
@@ -88,7 +96,7 @@ class RunTests(LakeCase):
         lake = self.pipeline().lake
         with lake.claim() as claim:
             lake.make_room(before, claim, 3)
-        for layer, name in (("gold", "traffic_hour"), ("silver", "transports")):
+        for layer, name in (("gold", "traffic_hour"), ("silver", "sessions")):
             table = lake.table(layer, name)
             named = {file.path for one in lake.runs.states() for file in table.files(one.versions[f"{layer}/{name}"])}
             there = {str(path.relative_to(table.uri)) for path in Path(table.uri).rglob("*.parquet")}

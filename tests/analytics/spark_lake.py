@@ -21,10 +21,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.analytics import runs
 from dmsg.analytics.delta import APPLICATION, Delta, LakeError
 from dmsg.analytics.runs import DONE, Runs, State, TablesBusy
-from dmsg.analytics.schemas import Table
+from dmsg.analytics.schemas import SILVER, Table
 from dmsg.analytics.store import Store
+from dmsg.analytics.views import VIEWS
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import LakeCase, spark
+from tests.analytics.support import DAY, LakeCase, spark
 
 TABLES = ("uptime_day", "server_hour", "quality_day", "boot")
 WRITER = """
@@ -312,6 +313,20 @@ class OthersTests(LakeCase):
         hours = DeltaTable(places["server_hour"]).to_pyarrow_dataset()
         found = duckdb.connect().from_arrow(hours).aggregate("sum(alive_minutes)").fetchall()
         self.assertEqual(int(found[0][0]), sum(row["alive_minutes"] for row in story.lines["server_hour"]))
+
+    def test_views_are_the_same_with_and_without_spark(self) -> None:
+        story = Story.told()
+        lake = story.pipeline().lake
+        state = lake.state()
+        for name in VIEWS:
+            self.assertEqual(lake.stored_days(name, state), set())
+            for day in sorted(state.days):
+                by_spark = lake.read("silver", name, state, [day]).toArrow().to_pylist()
+                without = lake.rows("silver", name, state, day)
+                self.assertEqual(sorted(map(str, without)), sorted(map(str, by_spark)), name)
+                self.assertTrue(by_spark or day != str(DAY), name)
+            (some,) = lake.read("silver", name, state).limit(1).toArrow().to_pylist()
+            self.assertEqual(list(some), SILVER[name].schema.fieldNames())
 
     def test_a_path_that_cannot_be_used(self) -> None:
         self.assertRaisesRegex(LakeError, r"its path has a \[", Store, "/tmp/a[b]")

@@ -1,0 +1,79 @@
+"""Silver tables that are views: no rows are stored for them but those of days on which events came twice.
+
+A view selects from the events of a family. Spark plans it with :mod:`dmsg.analytics.silver`; the SQL here is the same
+selection for queries that need no Spark, as delta-rs executes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dmsg.analytics.schemas import SILVER
+
+_AT = """arrow_cast(to_timestamp_millis(ts), 'Timestamp(Microsecond, Some("UTC"))')"""
+
+
+@dataclass(frozen=True)
+class View:
+    """Selection from the events of a family.
+
+    :ivar changed: SQL of the columns that are not columns of the events.
+    :ivar where: condition that the events meet.
+    :ivar keys: columns by which rows are joined to one; none for no joining.
+    """
+
+    family: str
+    changed: dict[str, str]
+    where: str = "true"
+    keys: tuple[str, ...] = ()
+
+    def sql(self, name: str) -> str:
+        """Return a query of bronze, which it calls ``it``, for all rows of the view."""
+        columns = ", ".join(
+            f'{self.changed.get(column, chr(34) + column + chr(34))} AS "{column}"'
+            for column in SILVER[name].schema.fieldNames()
+        )
+        grouped = f" GROUP BY {', '.join(self.keys)}" if self.keys else ""
+        return f"SELECT {columns} FROM it WHERE family = '{self.family}' AND {self.where}{grouped}"  # noqa: S608
+
+
+_DAY = "CAST(dt AS DATE)"
+_HOUR = "CAST(ts / 3600000 % 24 AS INT)"
+VIEWS = {
+    "transports": View(
+        "transport",
+        {"server": "producer", "at": _AT, "hour": _HOUR, "what": "split_part(type, '_', 2)", "dt": _DAY},
+    ),
+    "refusals": View(
+        "refusal",
+        {
+            "at": _AT,
+            "hour": _HOUR,
+            "what": "CASE type WHEN 'handshake_fail' THEN 'handshake' WHEN 'transport_refuse' THEN 'request'"
+            " WHEN 'entry_refuse' THEN 'entry' WHEN 'lookup_fail' THEN 'lookup' ELSE 'drop' END",
+            "who": "coalesce(src, source)",
+            "n": "coalesce(n, 1)",
+            "targets": "coalesce(targets, 0)",
+            "dt": _DAY,
+        },
+    ),
+    "entries": View(
+        "entry",
+        {"at": _AT, "hour": _HOUR, "is_server": "coalesce(is_server, false)", "dt": _DAY},
+    ),
+    "receipts": View(
+        "receipt",
+        {
+            "former": "coalesce(former, false)",
+            "delivered_out": "min(delivered_out)",
+            "delivered_in": "min(delivered_in)",
+            "words": "count(*)",
+            "peer": "min(peer)",
+            "at": _AT.replace("(ts)", "(min(ts))"),
+            "dt": "min(CAST(dt AS DATE))",
+        },
+        "reason IS NULL AND transport IS NOT NULL AND signer IS NOT NULL",
+        ("server", "transport", "signer", "partner", "initiator", "coalesce(former, false)"),
+    ),
+}
+"""Views, by the name of the silver table."""
