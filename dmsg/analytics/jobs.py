@@ -381,7 +381,13 @@ class Pipeline:
                 one.rows or 0 for one in files if one.values["family"] in FAMILIES and one.values["dt"] in days
             )
             self._tune(events < SMALL_EVENTS)
-            tables = Refinement(lake, claim, state, days, today=self.now.date(), small=self._small, step=self._step)
+            tables = Refinement(
+                *(lake, claim, state, days),
+                today=self.now.date(),
+                events=events,
+                small=self._small,
+                step=self._step,
+            )
             duplicates = tables.silver()
             tables.gold_daily()
             tables.gold_overall()
