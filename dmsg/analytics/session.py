@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 
 from py4j.java_gateway import java_import
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
+from dmsg.analytics.class_archive import usable_archive
 
 JAVA_VERSIONS = (17, 21)
 """Major versions of Java that are accepted: the jobs are tested on 17, and Spark supports 21."""
@@ -39,6 +41,7 @@ SETTINGS = {
     "spark.sql.streaming.minBatchesToRetain": "100",
 }
 """Settings of every session; ``--conf`` of spark-submit overrides each."""
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -46,19 +49,45 @@ LOCAL_SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.warehouse.dir": "/nonexistent",
     # The parallel collector has the best throughput; nobody waits for single answers, so its pauses do no harm.
-    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+    JAVA_OPTIONS: "-XX:+UseParallelGC",
 }
 
 
-QUICK_SETTINGS = {
-    # The second JIT compiler takes seconds that only minutes of work would repay.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC",
+MEDIUM_SETTINGS = {
+    # The second JIT compiler takes a minute of CPU, which only many minutes of work repay (docs/pipeline/running.md).
+    JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC",
+}
+SMALL_SETTINGS = MEDIUM_SETTINGS | {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.executor.heartbeatInterval": "60s",
 }
+
+
+SMALL_FILES = 8 * 1024 * 1024
+"""Bytes of sealed files up to which interpreting a query costs less than compiling it."""
+MEDIUM_FILES = 1024 * 1024 * 1024
+"""Bytes of sealed files up to which Java's first JIT compiler alone is cheaper than both."""
+
+
+class Load(Enum):
+    """Amount of work that a session is made for."""
+
+    SMALL = "small"
+    MEDIUM = "medium"
+    LARGE = "large"
+
+    @classmethod
+    def of_files(cls, size: int | None) -> Load:
+        """Return the load for sealed files of that many bytes; None is an unknown size."""
+        if size is None or size >= MEDIUM_FILES:
+            return cls.LARGE
+        return cls.SMALL if size < SMALL_FILES else cls.MEDIUM
+
+
+_OF_LOAD = {Load.SMALL: SMALL_SETTINGS, Load.MEDIUM: MEDIUM_SETTINGS, Load.LARGE: {}}
 
 
 class JavaMissing(Exception):
@@ -81,6 +110,8 @@ def _java_version(java: str) -> int | None:
 def find_java() -> Path:
     """Return the home of a suitable Java, looking in ``JAVA_HOME``, ``PATH`` and Debian's directories.
 
+    :param archives: directory in which an archive of classes may be, for a faster start of a local session.
+    :param archive_to: file to which Java writes an archive of its classes when it ends.
     :raises JavaMissing: no suitable Java was found.
     """
     homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
@@ -113,18 +144,21 @@ def make_session(
     *,
     memory: str = DRIVER_MEMORY,
     settings: dict[str, str] | None = None,
-    quick: bool = False,
+    load: Load = Load.LARGE,
     name: str = APPLICATION,
+    archives: Path | None = None,
+    archive_to: Path | None = None,
 ) -> SparkSession:
     """Return a Spark session.
 
     :param master: ``local[N]``, ``spark://HOST:PORT`` or another master; ``sc://HOST:PORT`` is Spark
         Connect. None: all cores of this machine, or the master that spark-submit names.
     :param memory: heap of the driver, if this process starts its Java.
-    :param quick: prefer a fast start to throughput, because there is little to compute.
+    :param load: amount of work; for little of it, a fast start is better than throughput.
     :raises JavaMissing: no suitable Java was found.
     :raises SparkFailed: the master cannot be reached, or Spark does not start.
     """
+    archive = None
     builder = SparkSession.builder.appName(name)
     options = dict(SETTINGS)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -134,7 +168,8 @@ def make_session(
         builder = builder.remote(master)
         options = {key: value for key, value in options.items() if key.startswith("spark.sql.")}
     elif not submitted:
-        os.environ["JAVA_HOME"] = str(find_java())
+        java_home = find_java()
+        os.environ["JAVA_HOME"] = str(java_home)
         # Without this variable the workers run whatever PATH calls python3.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master(master or "local[*]")
@@ -142,14 +177,25 @@ def make_session(
         if master is None or master.startswith("local"):
             # Without this variable Java resolves the name of this machine, which may not resolve.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            options |= LOCAL_SETTINGS | (QUICK_SETTINGS if quick else {})
+            options |= LOCAL_SETTINGS | _OF_LOAD[load]
+            if archive_to is not None:
+                options[JAVA_OPTIONS] += f" -XX:ArchiveClassesAtExit={archive_to}"
+            elif archives is not None:
+                archive = usable_archive(archives, java_home)
+            if archive is not None:
+                # With an archive that does not fit, Java starts as usual, and these settings keep it from saying so.
+                options[JAVA_OPTIONS] += (
+                    f" -XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
+                )
     for key, value in (options | (settings or {})).items():
         builder = builder.config(key, value)
     try:
         session = builder.getOrCreate()
-    except (PySparkException, RuntimeError, OSError) as error:
-        raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0]}") from None
-    except Exception as error:  # The errors of py4j and of grpc have no common base.
+    except Exception as error:  # The errors of Spark, of py4j and of grpc have no common base.
+        if archive is not None:
+            # Java exits at once if the file is damaged. Without the archive, the session starts as usual.
+            archive.unlink(missing_ok=True)
+            return make_session(master, memory=memory, settings=settings, load=load, name=name)
         raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0]}") from None
     if not connect:
         session.sparkContext.setLogLevel("FATAL")

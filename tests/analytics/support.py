@@ -21,7 +21,7 @@ from dmsg.analytics.lake import with_types
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.refine import daily_tables, overall_tables, silver_tables
 from dmsg.analytics.schemas import BRONZE, GOLD, QUARANTINE, RAW, SILVER
-from dmsg.analytics.session import make_session
+from dmsg.analytics.session import Load, make_session
 from dmsg.analytics.store import NUMBERS, SUMS
 from tests.analytics.comparison import compare, unlike, until
 from tests.analytics.oracle import connect
@@ -46,7 +46,7 @@ def spark() -> SparkSession:
     """The session; its Java ends with this process."""
     if not _spark:
         settings = {"spark.sql.shuffle.partitions": "1"}
-        _spark.append(make_session("local[2]", quick=True, settings=settings))
+        _spark.append(make_session("local[2]", load=Load.SMALL, settings=settings))
     return _spark[0]
 
 

@@ -17,6 +17,7 @@ MODULES = (
     "spark_intake",
     "spark_jobs",
     "spark_report",
+    "spark_archive",
     "spark_attention",
     "spark_explain",
     "spark_oracle",

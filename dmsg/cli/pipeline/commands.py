@@ -28,7 +28,7 @@ from dmsg.cli.pipeline.common import (
     spark_options,
 )
 from dmsg.cli.pipeline.explain import explain
-from dmsg.cli.pipeline.maintenance import forget, optimize
+from dmsg.cli.pipeline.maintenance import forget, install, optimize
 from dmsg.cli.pipeline.send import send
 from dmsg.cli.pipeline.show import name, rank, report, tables, top
 from dmsg.cli.pipeline.watch import attention, watch
@@ -48,15 +48,17 @@ clear_keys_option = click.option(
 
 if TYPE_CHECKING:
     from dmsg.analytics.jobs import RunOutcome
+    from dmsg.analytics.session import Load
     from dmsg.net.reactor import Reactor
     from dmsg.telemetry.verify import Verification
 
 
-def _is_small(spool: str) -> bool:
-    from dmsg.analytics.jobs import SMALL_BYTES
+def _load_of(spool: str) -> Load:
+    from dmsg.analytics.session import Load
 
     directory = local_directory(spool)
-    return directory is not None and sum(path.stat().st_size for path in directory.rglob("*.gz")) < SMALL_BYTES
+    size = None if directory is None else sum(path.stat().st_size for path in directory.rglob("*.gz"))
+    return Load.of_files(size)
 
 
 def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Verification]:
@@ -128,7 +130,7 @@ def run(
         if receipts is None:
             receipts, checked = _check_receipts(spool, out, clear=clear_keys)
         tell("starting Spark", 0, None)
-        with session(master, memory, conf, quick=_is_small(spool)) as spark:
+        with session(master, memory, conf, _load_of(spool)) as spark:
             outcome = jobs.run(spark, spool, receipts, out, tell)
     if checked.refused:
         why = ", ".join(f"{count:,} {reason}" for reason, count in checked.reasons.most_common(5))
@@ -229,7 +231,7 @@ def stream(
 
     if receipts is None:
         receipts, _ = _check_receipts(spool, out, clear=clear_keys)
-    with _one_stream(out), session(master, memory, conf, quick=_is_small(spool)) as spark:
+    with _one_stream(out), session(master, memory, conf, _load_of(spool)) as spark:
         # Spark sets handlers of its own at its start, so these come after it.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
@@ -295,11 +297,13 @@ def simulate(
     """Generate the events of an invented network."""
     from datetime import timedelta
 
+    from dmsg.analytics.session import Load
     from dmsg.analytics.simulate import Network, Simulation
 
     day = (last_day or datetime.now(UTC) - timedelta(1)).date()
     network = Network(transports, servers, clients, days, seed, day)
-    with session(master, memory, conf, quick=transports <= SMALL_SIMULATION) as spark:
+    load = Load.SMALL if transports <= SMALL_SIMULATION else Load.LARGE
+    with session(master, memory, conf, load) as spark:
         files = Simulation(spark, network).write(out)
     output.tell(
         f"{files['spool']} files in {out / 'spool'}, {files['checked']} files of checked receipts in {out / 'checked'}",
@@ -343,5 +347,5 @@ def demo(directory: Path | None, seconds: float) -> None:
     run_reactor(network)
 
 
-for _command in (attention, watch, explain, report, top, tables, rank, name, send, optimize, forget):
+for _command in (attention, watch, explain, report, top, tables, rank, name, send, install, optimize, forget):
     analytics.add_command(_command)

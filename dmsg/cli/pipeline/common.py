@@ -19,12 +19,17 @@ import click
 
 from dmsg.base.printable import shorten
 from dmsg.cli.output import EXIT_INTERRUPTED, fail
+from dmsg.directories import cache_directory
 from dmsg.errors import DmsgError, WrongUse, needs_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dmsg.analytics.session import Load
 
+
+ARCHIVES = "spark"
+"""Directory of archives of Java's classes, below the user's cache directory."""
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
@@ -174,7 +179,7 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 @contextlib.contextmanager
-def session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bool = True) -> Iterator[SparkSession]:
+def session(master: str | None, memory: str, conf: tuple[str, ...], load: Load) -> Iterator[SparkSession]:
     settings = {}
     for one in conf:
         key, equals, value = one.partition("=")
@@ -189,7 +194,9 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bo
         raise WrongUse(f"--master is local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..., not {master!r}")
     try:
         with silence_java() as words:
-            spark = make_session(master, memory=memory, settings=settings, quick=quick)
+            spark = make_session(
+                master, memory=memory, settings=settings, load=load, archives=cache_directory() / ARCHIVES
+            )
     except SparkFailed as error:
         raise SparkFailed(f"{error}{words.why()}") from None
     # Spark's own handler would ask its Java to stop in the middle of another request.

@@ -9,11 +9,28 @@ import click
 
 from dmsg.cli import output
 from dmsg.cli.options import command
-from dmsg.cli.pipeline.common import needs_tables, out_option
+from dmsg.cli.pipeline.common import ARCHIVES, needs_spark, needs_tables, out_option
+from dmsg.directories import cache_directory
 from dmsg.errors import DmsgError
 
 SMALL_FILES = 2
 """Number of small files of one table and day from which ``optimize`` merges them."""
+
+
+@command()
+@needs_spark
+def install() -> None:
+    """Make Spark start faster on this machine.
+
+    Java writes an archive of the classes that Spark loads, about 180 MB in the cache directory, and starts from it with
+    half of the CPU time. Nothing needs the archive. Repeat the command after an update of Spark or Java.
+    """
+    from dmsg.analytics.class_archive import make_archive
+    from dmsg.analytics.session import find_java
+
+    archive = make_archive(cache_directory() / ARCHIVES, find_java())
+    size = archive.stat().st_size
+    output.tell(f"{archive}: {size // 1024**2:,} MiB", archive=str(archive), bytes=size)
 
 
 @command()
