@@ -241,7 +241,7 @@ class RegistryTests(TestCase):
             await pause(0.01)
         self.assertGreater(self.page.asked, 1)
         error = await self.assertFailure(registry.get(1), RegistryUnavailable)
-        self.assertIn("another twin" if "another" in str(error) else "verify", str(error))
+        self.assertIn("another twin" if "another" in str(error) else "signature is wrong", str(error))
 
     @asynchronous
     async def test_it_is_not_asked_in_a_circle(self) -> None:

@@ -474,7 +474,7 @@ class HandshakeTests(SynchronousTestCase):
         self.assertIsNone(self.network.factory.buildProtocol(None))
         self.assertEqual(self.drops[DropReason.TOO_MANY_CONNECTIONS], told + 1)
         self.assertEqual(self.drops[DropReason.HANDSHAKE_EVICTED], 0)
-        said = [event for event in observer if "full: " in event.get("log_format", "")]
+        said = [event for event in observer if "server is full" in event.get("log_format", "")]
         self.assertEqual(len(said), 1)
         self.assertEqual(self.network.factory.available_connections, 0)
         first.close()

@@ -458,9 +458,9 @@ def speaking(tags: bool) -> Any:
 class OlderTests(SynchronousTestCase):
     """An end from before 0.2 does not speak of tags: both hash the data then, also after a move."""
 
-    def test_either_end(self) -> None:
+    def test_an_older_end_resumes_without_tags(self) -> None:
         for older in (outgoing, incoming):
-            case = ResumeTests("test_either_end_loses_its_server")
+            case = ResumeTests("test_a_stream_resumes_when_either_end_loses_its_server")
             with mock.patch.object(older, "Hello", speaking(False)):
                 result = TestResult()
                 case.run(result)
