@@ -67,6 +67,8 @@ BUSY = 0.8
 """Share of its capacity above which a server that refuses connections is called full."""
 MOST = 8
 """Maximum number of findings of one kind shown to a person; the number left out is shown as well."""
+UNNAMED = "unnamed"
+"""Name shown for an actor or a producer that the tables do not name."""
 MOST_ATTACKS = 3
 """Maximum number of findings of a kind of abuse that are shown; they are many and would hide the others."""
 
@@ -318,15 +320,16 @@ def _attacks(actors: Sequence[Row], newest: date) -> Iterator[Finding]:
             where = _at(row)
             text = f"{row['kind']}: {deed}, {where}, until {_day(row['last_day'])}; score {row['score']:,.0f}"
             urgency = Urgency.NOW if row["last_day"] == newest else Urgency.SOON  # SOON: the abuse is over
-            yield Finding(urgency, row["kind"], row["who"], text, "Refusals")
+            yield Finding(urgency, row["kind"], row["who"] or UNNAMED, text, "Refusals")
 
 
 def _at(row: Row) -> str:
     """Return a phrase for where an actor was seen, by the key or name of the producer that names the actor."""
     there = "discoveries" if row["kind"] in OF_DISCOVERY else "servers"
+    most_at = row["most_at"] or UNNAMED
     if row["servers"] > 1:
-        return f"at {row['servers']} {there}, most at {row['most_at'][:8]}"
-    return f"at {row['most_at'][:8] if there == 'servers' else row['most_at']}"
+        return f"at {row['servers']} {there}, most at {most_at[:8]}"
+    return f"at {most_at[:8] if there == 'servers' else most_at}"
 
 
 def _clocks(days: Sequence[Row], newest: date) -> Iterator[Finding]:

@@ -10,12 +10,13 @@ from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.event_rules import COUNTS, FUTURE_TOLERANCE_MS, KEY, LACKING, LARGEST, NO_END, OLDEST
 from dmsg.analytics.schemas import CORRUPT, DAY_MS, EVENT, FAMILIES, QUARANTINE
-from dmsg.telemetry.schema import BUCKETS, SCHEMA_VERSION
+from dmsg.telemetry.schema import BUCKETS, EVENTS, SCHEMA_VERSION
 
 BUCKET_SIZE = 32_768
 """Number of event numbers in a bucket: one of Spark's bitmaps has this many bits."""
 PASSED_OVER = r"^\s*(\[\s*\])?\s*$"
 """Regular expression for the lines that Spark's JSON reader skips: blank lines and empty arrays."""
+INCOMPLETE = "without a field that its type requires"
 UNCHECKED = "a checked receipt, where entities write"
 LINE_LIMIT = 4096
 """Maximum number of characters of a line that the quarantine keeps."""
@@ -28,6 +29,10 @@ def problem_column(now_ms: int, *, checked: bool) -> Column:
     :param checked: whether ``dmsg analytics verify`` wrote the files. Only these may hold checked receipts.
     """
     types = [name for family in FAMILIES.values() for name in family]
+    lacking = F.lit(False)
+    for one in EVENTS:
+        for name in one.required:
+            lacking = lacking | ((F.col("type") == one.name) & F.col(name).isNull())
     identity = F.col("producer").isNull() | F.col("boot").isNull() | F.col("seq").isNull() | F.col("mono").isNull()
     return (
         F.when(F.col(CORRUPT).isNotNull(), "not JSON, or a field of a wrong type")
@@ -36,6 +41,7 @@ def problem_column(now_ms: int, *, checked: bool) -> Column:
         .when(~F.col("type").isin(types), "a type that is not known")
         .when((F.col("type") == "receipt_checked") & F.lit(not checked), UNCHECKED)
         .when(identity | (F.col("seq") < 0), "without an identity")
+        .when(lacking, INCOMPLETE)
         .when((F.col("role") == "server") & ~F.col("producer").rlike(KEY), "a server whose name is no key")
         .when(F.col("ts") > now_ms + FUTURE_TOLERANCE_MS, "from the future")
         .when(F.col("ts") < OLDEST, "from before 2020")

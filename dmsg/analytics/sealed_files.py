@@ -234,13 +234,28 @@ def all_valid(table: pa.Table, now_ms: int, *, checked: bool) -> bool:
     if "role" in there:
         servers = pc.unique(table["producer"].filter(pc.equal(table["role"], "server"))).to_pylist()
     return (
-        _within(table["v"], SCHEMA_VERSION, SCHEMA_VERSION)
+        _has_required_fields(table)
+        and _within(table["v"], SCHEMA_VERSION, SCHEMA_VERSION)
         and _within(table["ts"], OLDEST, now_ms + FUTURE_TOLERANCE_MS)
         and set(pc.unique(table["type"]).to_pylist()) <= set(types)
         and all(_KEY.fullmatch(name) for name in servers)
         and ("rtt" not in there or _has_whole_histograms(table["rtt"]))
         and all(_within(table[name], 0, LARGEST) for name in COUNTS if name in there)
     )
+
+
+def _has_required_fields(table: pa.Table) -> bool:
+    """Whether every event has the fields that its type requires."""
+    there = set(table.column_names)
+    for name in pc.unique(table["type"]).to_pylist():
+        required = EVENT_TYPES[name].required if name in EVENT_TYPES else ()
+        if not there.issuperset(required):
+            return False
+        if lacking := [one for one in required if table[one].null_count]:
+            of_type = table.select(lacking).filter(pc.equal(table["type"], name))
+            if any(of_type[one].null_count for one in lacking):
+                return False
+    return True
 
 
 def _has_whole_histograms(column: pa.ChunkedArray) -> bool:

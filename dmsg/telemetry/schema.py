@@ -117,12 +117,16 @@ _COUNTERS = (
 
 @dataclass(frozen=True, slots=True)
 class EventType:
-    """Type of an event."""
+    """Type of an event.
+
+    :ivar required: names of the fields without which a line is no event of this type. Tables group by them.
+    """
 
     name: str
     writers: str
     text: str
     fields: tuple[Field, ...]
+    required: tuple[str, ...] = ()
 
 
 EVENTS = (
@@ -169,6 +173,7 @@ EVENTS = (
         "server",
         "A client has connected.",
         (_PEER, _SESSION, Field("handshake_ms", Type.LONG, "duration of its handshake in ms")),
+        ("peer",),
     ),
     EventType(
         "session_close",
@@ -182,6 +187,7 @@ EVENTS = (
             Field("frames", Type.LONG, "frames received from the client"),
             Field("bytes", Type.LONG, "bytes of frames received from the client"),
         ),
+        ("peer",),
     ),
     EventType(
         "handshake_fail",
@@ -194,6 +200,7 @@ EVENTS = (
         "server",
         "A transport was accepted.",
         (_TRANSPORT, _SRC, _DST, _SECURE, _ACCEPT, _ACCEPT_US),
+        ("src", "dst"),
     ),
     EventType(
         "transport_refuse",
@@ -212,6 +219,7 @@ EVENTS = (
         "server",
         "State of an open transport, every 5 minutes if any data passed.",
         (_TRANSPORT, _SRC, _DST, _SECURE, *_COUNTERS),
+        ("src", "dst"),
     ),
     EventType(
         "transport_close",
@@ -238,6 +246,7 @@ EVENTS = (
             ),
             Field("dropped_ba", Type.LONG, "the same in the other direction"),
         ),
+        ("src", "dst"),
     ),
     EventType(
         "drop",
@@ -287,6 +296,7 @@ EVENTS = (
             Field("clock_ms", Type.LONG, "for a server's entry: its time minus the time of this machine, in ms"),
             Field("delegated", Type.LONG, "number of servers that a client's entry names"),
         ),
+        ("subject",),
     ),
     EventType(
         "entry_refuse",
@@ -341,6 +351,9 @@ def markdown() -> str:
     parts = ["## Envelope\n", _table(ENVELOPE)]
     for event in EVENTS:
         parts += [f"## `{event.name}`\n", f"Written by: {event.writers}. {event.text}\n"]
+        if event.required:
+            names = " and ".join(f"`{name}`" for name in event.required)
+            parts.append(f"A line without {names} is no event; it goes to quarantine.\n")
         if event.fields:
             parts.append(_table(event.fields))
     return "\n".join(parts)

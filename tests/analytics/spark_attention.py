@@ -25,8 +25,9 @@ from dmsg.analytics.attention import (
 )
 from dmsg.analytics.schemas import DAILY, GOLD
 from dmsg.cli.output import EXIT_INTERRUPTED, EXIT_PIPE
+from dmsg.cli.pipeline.watch import _shown
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import NOW, S1, S2, LakeCase
+from tests.analytics.support import NOW, S1, S2, Boot, LakeCase, write_file
 
 DAY = date(2026, 3, 10)
 BEFORE = DAY - timedelta(1)
@@ -159,6 +160,11 @@ class RowsTests(SynchronousTestCase):
         self.assertEqual(self.only(actor=[row | {"last_day": DAY - timedelta(1)}]).urgency, Urgency.SOON)
         self.assertEqual(self.found(actor=[row | {"score": 99.9}, row | {"last_day": DAY - timedelta(2)}]), [])
 
+    def test_an_actor_without_a_name_is_shown(self) -> None:
+        row = {"who": None, "kind": "unanswered", "servers": 1, "most_at": None, "last_day": DAY, "score": 200.0}
+        found = self.only(actor=[row | {"targets": None, "refused": 100, "posts": 0, "requests": 100}])
+        self.assertEqual(found.about, "unnamed")
+
     def test_a_person_is_shown_few_and_a_program_all(self) -> None:
         row = {"who": "x", "kind": "scan", "score": 100.0, "servers": 1, "last_day": DAY, "targets": 1200}
         row |= {"refused": 5, "posts": 0, "requests": 0, "most_at": "02ab" * 16}
@@ -207,6 +213,23 @@ class RowsTests(SynchronousTestCase):
         quiet = [network(BEFORE), network(BEFORE - timedelta(1))]
         found = self.only(network_day=[network(DAY), *quiet], uptime_day=states)
         self.assertEqual(found.text, "new on 9 Mar: bbbbbbbb")
+
+
+class NamelessTests(LakeCase):
+    """A producer that leaves out the fields by which tables group."""
+
+    def test_closes_without_a_source_do_not_blind_the_operator(self) -> None:
+        boot = Boot(S1, "b")
+        boot.event("start", DAY, "10:00:00")
+        for number in range(100):
+            boot.event("transport_close", DAY, f"10:{number // 60:02d}:{number % 60:02d}", dst="b", reason="aborted")
+        write_file(self.spool / "events-1.jsonl.gz", boot.rows)
+        self.assertEqual(self.run_jobs().quarantined, 100)
+        lake = self.pipeline().lake
+        state = lake.computed()
+        found = needs_attention(lake, state, now=NOW)
+        self.assertNotIn("unanswered", {one.kind for one in found})
+        _shown(state, found, NOW)
 
 
 class TablesTests(LakeCase):
