@@ -165,7 +165,7 @@ class OpenedStream:
             raise WireError("the agent's answer does not describe a stream") from None
 
     def start(self, reactor: IReactorTime, connection: Protocol, turn: TurnFlush, protocol: IProtocol) -> LocalCarrier:
-        """Make ``protocol`` the user of the stream."""
+        """Create the stream on ``connection``, connect ``protocol`` to it, and return the stream's carrier."""
         assert connection.transport is not None
         carrier = LocalCarrier(connection.transport, turn, self.server)
         stream = carrier.stream = LocalStream(reactor, carrier, self.host, self.peer, MAX_FRAME)

@@ -49,7 +49,7 @@ class _Transport(asyncio.Transport):
         return self._stream.can_half_close
 
     def write_eof(self) -> None:
-        """:raises NotImplementedError: the peer's program is too old for it."""
+        """:raises NotImplementedError: the peer's program does not support half-close."""
         if not self.can_write_eof():
             raise NotImplementedError("the peer's program cannot take an end of data while it goes on sending")
         self._stream.unregisterProducer()  # A stream with a producer waits for its last data.

@@ -46,9 +46,11 @@ SLOW_TIMES = 2.0
 SLOW_LEAST_MS = 5.0
 """Milliseconds by which the day's p99 must exceed that median as well."""
 SLOW_SAMPLES = 100
-"""Minimum number of samples of a day that is compared."""
+"""Minimum number of round-trip samples that a day needs to be compared with other days."""
 SLOW_DAYS = 3
-"""Minimum number of days in the week before that have :data:`SLOW_SAMPLES` samples each."""
+"""Minimum number of days of the preceding week with at least :data:`SLOW_SAMPLES` samples each; with fewer days, a
+server is not called slow.
+"""
 SLOW_READERS = 0.01
 """Lowest share of transports ended by a slow receiver that is reported."""
 SLOW_READERS_LEAST = 10
@@ -300,7 +302,7 @@ def _liars(days: Sequence[Row], newest: date) -> Iterator[Finding]:
 
 
 OF_DISCOVERY = ("entries", "lookups", "churn")
-"""Kinds of actors that discovery services observe."""
+"""Kinds of attack that discovery services observe; servers observe the other kinds."""
 _DEEDS = {
     "scan": "asked for {targets:,} clients that are not connected",
     "flood": "{refused:,} requests refused, most over its rate",

@@ -257,7 +257,7 @@ class Runs:
             table.vacuum(0, dry_run=False, enforce_retention_duration=False)
 
     def say(self, own: _Row, phase: str, said: str = "", *, forget: bool = False) -> _Row:
-        """Write a new phase of a run that has begun, or renew its claim.
+        """Write the new phase of the current run to its row. The phase ``BEGUN`` renews the run's claim to the tables.
 
         :param forget: remove the run's row instead of keeping it.
         :raises LakeError: another run has taken over.

@@ -206,7 +206,7 @@ def _check_text(text: bytes) -> None:
 
 
 def _has_longer_line(text: bytes, limit: int) -> bool:
-    """Whether a line of the text, which ends with a newline, is longer than ``limit`` bytes."""
+    """Whether any line of ``text`` is longer than ``limit`` bytes. The text must end with a newline."""
     start = 0
     while start < len(text):
         end = text.rfind(b"\n", start, start + limit + 1)

@@ -31,7 +31,11 @@ def changed_text(name: str) -> str:
 
 
 def resized_error(name: str, now: int, then: int) -> SourceChanged:
-    """Return the error for a file that has become shorter or is another one."""
+    """Return the error for a file whose size has changed since it was offered.
+
+    :param now: size in bytes now.
+    :param then: size in bytes when the file was offered.
+    """
     return SourceChanged(f"{name} changed after it was offered: it has {now:,} bytes now, and had {then:,}")
 
 

@@ -89,7 +89,7 @@ class Invitation:
 def parse_invitation(text: str) -> Invitation:
     """Return what an invitation says. White space and upper case do no harm; people and QR codes bring both.
 
-    :raises NotAnInvitation: it is none, or was copied with a mistake; the text says which.
+    :raises NotAnInvitation: ``text`` is not an invitation, or was copied with a mistake; the error says which.
     """
     text = "".join(text.split()).lower()
     if len(text) > MAX_INVITATION or not text.startswith(PREFIX):
@@ -123,7 +123,7 @@ class _Reader:
         return len(self._data)
 
     def take(self, size: int) -> bytes:
-        """:raises ValueError: the payload ends before."""
+        """:raises ValueError: the payload has fewer than ``size`` bytes left."""
         if len(self._data) < size:
             raise ValueError("it ends too early")
         taken, self._data = self._data[:size], self._data[size:]
@@ -136,7 +136,7 @@ class _Reader:
         return self.take(self.number(1)).decode("ascii")
 
     def host(self) -> str:
-        """:raises ValueError: of another kind than the three."""
+        """:raises ValueError: the host is neither IPv4, nor IPv6, nor a name."""
         kind = self.number(1)
         if kind == _IPV4:
             return str(IPv4Address(self.take(4)))

@@ -25,8 +25,8 @@ WIDTHS_IPV4 = ((32, 1), (24, 8))
 LEAST_FACTOR = 4
 """Smallest factor of a block that is wider than one address."""
 INSIDE_SLACK = 8
-"""Number of stale entries allowed in the ranking inside one block. The number is small, because there are many blocks
-with few addresses each.
+"""Number of stale entries that the priority queue of one block may hold before it is rebuilt. The number is small,
+because there are many blocks with few addresses each.
 """
 BLOCKS_REMEMBERED = 16_384
 """Number of addresses whose blocks are cached, because computing them takes some microseconds."""

@@ -1,4 +1,4 @@
-"""Periodic checks of the memory held for others and of its age, for :mod:`dmsg.base.memory`."""
+"""Periodic measurement of how much memory is buffered for peers, and for how long, for :mod:`dmsg.base.memory`."""
 
 from __future__ import annotations
 

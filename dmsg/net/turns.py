@@ -21,7 +21,7 @@ class HoldReason(StrEnum):
     """Reason for which reading from a connection is stopped."""
 
     TURN = "turn"
-    """Part of the data of the last read is left for the next reactor turn."""
+    """The next reactor turn has to process the rest of the last read first."""
     CONGESTED = "congested"
     """The peer sends faster than the receiver of its data reads."""
     UNREAD = "unread"
@@ -41,9 +41,9 @@ class HoldReason(StrEnum):
     UNHANDLED = "unhandled"
     """The peer has sent too many messages that no handler has taken yet."""
     LOOKUPS = "lookups"
-    """Too many of the peer's receivers are being looked up in the registry."""
+    """The registry look-ups of receivers of this peer's messages have reached their maximum."""
     REGISTRY = "registry"
-    """Too much is waiting for the registry, for all peers together."""
+    """The messages of all peers that wait for the registry have reached their limit."""
     OVER = "over"
     """The connection is being closed."""
 

@@ -186,10 +186,10 @@ class Handshake:
             raise LocalProtocolError(f"it is {'the other' if writes else 'this'} side's turn to write")
 
     def _finish(self, ciphers: tuple[CipherState, CipherState] | None) -> None:
-        """Store the result after the last message.
+        """Store the keys in ``result`` if the handshake is complete; otherwise do nothing.
 
-        :param ciphers: ciphers of the library after the last message, else None. The first one is the initiator's by
-            the specification.
+        :param ciphers: two ciphers that the library returns after the last message, and None after the others. In the
+            specification the initiator sends with the first.
         """
         if ciphers is None:
             return

@@ -100,7 +100,7 @@ class RmbClient(Service):
         wall_clock: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
-        """:raises IdentityError: the secret cannot be one."""
+        """:raises IdentityError: ``secret`` is neither words nor a seed of a key, or ``key_type`` is unknown."""
         self._reactor = reactor
         profile = Profile(
             identity=Identity(secret, key_type),

@@ -49,8 +49,8 @@ class ServedRelay(Protocol[PeerT, LimitsT]):
     :ivar drops: number of drops by :class:`~dmsg.errors.DropReason`.
     :ivar draining: whether new transports are refused.
     :ivar steps: number of frames of the last read that were handled one by one.
-    :ivar strays: number of these that belonged to no transport, beyond what a client may send.
-    :ivar refused: number of these that exceeded the rate of their destination.
+    :ivar strays: number of these ``steps`` for frames of no known transport, sent faster than a client may.
+    :ivar refused: number of these ``steps`` for frames that exceeded the rate limit of their destination.
     """
 
     limits: LimitsT

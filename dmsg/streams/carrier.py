@@ -26,7 +26,7 @@ class ClientStream(StreamTransport):
 
     @property
     def secure_end(self) -> SecureEnd:
-        """End of a secure stream that is open; never None."""
+        """End of the secure stream; only to be used after the stream is opened, when ``end`` is not None."""
         assert self.end is not None
         return self.end
 

@@ -377,9 +377,10 @@ class Host:
 
 @implementer(IDelayedCall)
 class Timer:
-    """Delayed call of a host, which is made only if the host lives then, and after a pause if it falls due in one.
+    """Delayed call of a simulated host.
 
-    Until then it can be cancelled, as with any reactor: other calls after the pause may do so.
+    A call of a host that has crashed is dropped. A call that falls due while its host is paused is made after the
+    pause. Until a call is made it can be cancelled, also by another call made after the same pause.
     """
 
     def __init__(self, host: Host, delay: float, action: Callable[[], object]) -> None:

@@ -270,7 +270,7 @@ def walk(seed: int, *, steps: int = STEPS) -> Walk:
 
 
 def main() -> None:
-    """Do walks until the time is up."""
+    """Do random walks for ``--seconds`` or until one fails; with ``--seed`` do only the walk of that seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long")
     parser.add_argument("--seed", type=int, help="only this one")

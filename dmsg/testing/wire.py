@@ -27,10 +27,10 @@ from random import Random
 
 MTU = 1500
 READ_SIZE = 65536 + 64
-"""Maximum bytes of one read.  TCP hands over up to 64 KiB at once, with a note where to cut it (GSO), because a program
-pays per packet.  Such a packet is lost, delayed or overtaken as a whole."""
+"""Maximum bytes of one read from the TUN device. With segmentation offload (GSO), the kernel hands over up to 64 KiB as
+one packet with a header that says where to cut it. Such a packet is lost, delayed or reordered as a whole."""
 VNET = 10
-"""Bytes of that note, the virtio_net_hdr in front of each packet."""
+"""Bytes of that header, the ``virtio_net_hdr`` in front of each packet."""
 QUEUE = 32 * 1024 * 1024
 """Maximum bytes on one path, delayed or waiting for their turn; further packets are dropped."""
 _TUNSETIFF = 0x400454CA

@@ -96,7 +96,9 @@ class ParcelSender(ParcelEnd):
     """
 
     _resumes = False
-    """Whether a later parcel of the same files resumes this one."""
+    """Whether the receiver keeps the part received before an interruption, so that sending the files again continues
+    there.
+    """
 
     def __init__(
         self,

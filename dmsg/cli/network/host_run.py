@@ -111,7 +111,9 @@ class HostSettings:
 
     @property
     def local_port(self) -> int:
-        """Port of loopback where discovery speaks plain HTTP; with TLS a port of its own."""
+        """Loopback port at which discovery serves plain HTTP: the discovery port, or the next one if that port serves
+        TLS.
+        """
         return self.discovery_port if self.tls is None else self.discovery_port + 1
 
     @property

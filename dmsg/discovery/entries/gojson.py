@@ -89,9 +89,9 @@ class Reader:
         return value
 
     def check_rest(self, rest: str) -> None:
-        """Check the text after the value.
+        """Check the text that follows the JSON value in the body.
 
-        :raises ValueError: this text is not allowed there.
+        :raises ValueError: the dialect does not allow this text.
         """
         raise NotImplementedError
 

@@ -186,7 +186,7 @@ class Deletion:
     signature: str = ""
 
     def signing_json(self) -> bytes:
-        """Return the JSON to sign."""
+        """Return the JSON of the deletion that its signature covers."""
         return (
             f'{{"act":"{DELETE_ACT}","static":"{self.static}","sequence":{self.sequence},"timestamp":{self.timestamp}}}'
         ).encode()

@@ -69,7 +69,7 @@ class Lookups:
         return any(lookup.is_posted_here(entry) for lookup in self.lookups)
 
     def close(self) -> Deferred[None]:
-        """Cancel all changes under way, and close the pooled connections."""
+        """Cancel all unfinished updates, deletions and withdrawals of entries, and close the pooled connections."""
         for changing in list(self._changing.values()):
             changing.cancel()
         return DeferredList([lookup.close() for lookup in self.lookups]).addCallback(lambda _: None)
@@ -140,7 +140,7 @@ class Lookups:
         raise _strongest([one for one in answers if isinstance(one, Failure)], EntryNotFound)
 
     async def _all(self, key: PubKey, ask: Callable[[Lookup], Deferred[T]]) -> None:
-        """Change the entry of a key at every discovery."""
+        """Update, delete or withdraw the entry of a key at every discovery; ``ask`` asks one of them."""
 
         def change(lookup: Lookup) -> Deferred[T]:
             place = lookup, key

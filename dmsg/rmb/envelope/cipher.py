@@ -85,7 +85,10 @@ class Encryption:
         return nonce + AESGCM(self._bound_key(self.pk, pk)).encrypt(nonce, data, frame)
 
     def decrypt_bound(self, data: bytes, pk: bytes, frame: bytes) -> bytes:
-        """:raises CipherError: not of the twin with ``pk``, or something of it was changed."""
+        """Decrypt what :meth:`encrypt_bound` returned.
+
+        :raises CipherError: the twin with ``pk`` did not encrypt ``data``, or ``data`` or ``frame`` was changed.
+        """
         return _open(self._bound_key(pk, self.pk), data, frame)
 
 

@@ -135,7 +135,10 @@ class _Members:
 
 
 def parse_request(raw: bytes) -> LocalRequest:
-    """:raises LocalError: it is none."""
+    """Parse the JSON of a request.
+
+    :raises LocalError: ``raw`` is not a valid request.
+    """
     members = _Members(raw)
     members.number("ver")
     destinations = members.get("dst")
@@ -162,7 +165,10 @@ def parse_request(raw: bytes) -> LocalRequest:
 
 
 def parse_response(raw: bytes) -> LocalResponse:
-    """:raises LocalError: it is none."""
+    """Parse the JSON of a response.
+
+    :raises LocalError: ``raw`` is not a valid response.
+    """
     members = _Members(raw)
     members.number("ver")
     error = members.get("err")

@@ -88,7 +88,7 @@ class RmbPeer(Service):
         wall_clock: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
-        """:raises IdentityError: the secret cannot be one."""
+        """:raises IdentityError: the secret in ``settings`` is neither words nor a seed of a key."""
         self._reactor = reactor
         self.settings = settings
         self._profile = Profile(

@@ -54,7 +54,7 @@ class HTTPRegistry:
     """
 
     def __init__(self, reactor: IReactorTime, url: str, *, random: Random | None = None) -> None:
-        """:raises ValueError: it is no URL."""
+        """:raises ValueError: ``url`` is not a URL."""
         self.url = check_url(url).rstrip("/")
         self.shown_url = without_userinfo(self.url)
         self._reactor = reactor

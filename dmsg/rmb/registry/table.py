@@ -31,7 +31,7 @@ class TableRegistry:
     """
 
     def __init__(self, path: str = ":memory:") -> None:
-        """:raises RegistryUnavailable: cannot be opened, or is not a database of ours."""
+        """:raises RegistryUnavailable: ``path`` cannot be opened, or is not a registry's database."""
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
             self._db.execute("PRAGMA journal_mode=WAL")

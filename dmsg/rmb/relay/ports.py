@@ -49,7 +49,7 @@ class Store(Protocol[_Delivery_contra]):
         """Note that the delivery has messages in its line."""
 
     def ping_later(self, delivery: _Delivery_contra) -> None:
-        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` in a while."""
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` after a short delay, which the store chooses."""
 
     def hand_later(self, delivery: _Delivery_contra) -> None:
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this turn, until it returns True."""

@@ -157,7 +157,9 @@ class Switch:
         self.waiting[delivery] = None
 
     def ping_later(self, delivery: Delivery) -> None:
-        """Ping behind the messages of a delivery in a while; implements :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Ping behind the messages of a delivery within ``PING_BEHIND`` seconds, or within ``PING_BEHIND_FEW`` seconds
+        while few of them are unconfirmed; implements :class:`~dmsg.rmb.relay.ports.Store`.
+        """
         if not self._to_ping:
             self._clock.callLater(PING_BEHIND, self._ping_behind)
         self._to_ping[delivery] = self._clock.seconds()
@@ -289,7 +291,7 @@ class Switch:
             mail.lose()
 
     def _route(self, session: RelaySession, mail: Mail, twin: Twin | None) -> None:
-        """Follow the rules for a message whose receiver is not connected here."""
+        """Queue, forward, probe or refuse a message whose receiver is not connected here, as the rules decide."""
         decision = self.rules.route(mail.header, twin)
         if decision.action is not Action.REFUSE:
             self.rules.carried(mail.header, self.now())

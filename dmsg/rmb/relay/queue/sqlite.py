@@ -67,7 +67,7 @@ class SQLiteQueue:
     """
 
     def __init__(self, path: str, clock: IReactorTime, limits: QueueLimits | None = None) -> None:
-        """:raises QueueUnavailable: cannot be opened, or is in use by another process."""
+        """:raises QueueUnavailable: the database cannot be opened, or is in use by another process."""
         self._path = path
         self._clock = clock
         self.limits = limits or QueueLimits()
