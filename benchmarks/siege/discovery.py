@@ -11,7 +11,7 @@ from benchmarks.machine import Entity, away
 from benchmarks.siege.rest import ask, request
 from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, listed_server, silent, until
 from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
-from dmsg.discovery.service.quota import OF_POSTER
+from dmsg.discovery.service.server_quota import OF_POSTER
 from dmsg.keys import SecKey
 
 

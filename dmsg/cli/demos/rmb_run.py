@@ -184,7 +184,7 @@ class Demo:
             f"--relay=ws://127.0.0.1:{self._relays[relay][0]}",
             f"--redis=redis://127.0.0.1:{self._redis_port}/{database}",
         )
-        await self._line(child, "connected to ws:")
+        await self._line(child, "connected to the relay ws:")
         self._clients[name] = lazy_redis(f"redis://127.0.0.1:{self._redis_port}/{database}", reply_timeout=None)
         self._say(f"peer {name}: twin {stored.id} at relay {relay}, Redis database {database}")
 

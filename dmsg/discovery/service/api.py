@@ -36,8 +36,8 @@ from dmsg.discovery.entries.recognition import POSTED_TODAY, is_posted_today
 from dmsg.discovery.entries.rules import Terms, decode_deletion
 from dmsg.discovery.service.delegations import Delegations
 from dmsg.discovery.service.nameplates import Nameplates, NameplatesInUse
-from dmsg.discovery.service.quota import ServerQuota
 from dmsg.discovery.service.responses import entry_response, json_response, list_response
+from dmsg.discovery.service.server_quota import ServerQuota
 from dmsg.discovery.service.settings import (
     CLIENT_TTL,
     DEFAULTS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.discovery.service import quota as quota_module
-from dmsg.discovery.service.quota import FORGOTTEN_AFTER, OF_POSTER, ServerQuota
+from dmsg.discovery.service import server_quota as quota_module
+from dmsg.discovery.service.server_quota import FORGOTTEN_AFTER, OF_POSTER, ServerQuota
 
 
 class QuotaTests(SynchronousTestCase):
