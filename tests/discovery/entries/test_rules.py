@@ -36,7 +36,7 @@ TERMS = st.builds(Terms, refreshes=st.booleans(), checked=st.booleans())
 PRESENT = st.none() | st.builds(
     PresentState,
     st.builds(Head, NUMBERS, TIMES.map(time_order), st.booleans()),
-    st.none() | ADDRESSES,
+    ADDRESSES,
     st.booleans(),
 )
 
@@ -132,6 +132,6 @@ class PostTests(SynchronousTestCase):
         if not terms.checked:
             # only a look, or the same address, lists a server
             address = "" if new.server is None else new.server.address
-            is_same = there is not None and there.target in (None, address)
+            is_same = there is not None and there.target == address
             self.assertEqual(decision.checked, is_same and there is not None and there.checked)
             self.assertEqual(decision.keeps_look, is_same and terms.refreshes)
