@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -23,6 +25,7 @@ from dmsg.discovery.checks.schedule import (
     AT_ONCE_OF_WIDE,
     AT_ONCE_SILENT,
     CHECK_INTERVAL,
+    CHECKS_PER_TTL,
     LONGEST_REFRESHING,
     POSTPONED_FOR,
     PROVED_FOR,
@@ -36,6 +39,7 @@ from dmsg.discovery.entries.rules import Terms
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.errors import HandshakeError
 from dmsg.keys import SecKey
+from dmsg.net.fair_queue import FairQueue
 
 TTL = 120.0
 
@@ -55,9 +59,34 @@ class ServerChecksTests(SynchronousTestCase):
         self.proves = True
         self.reached: list[tuple[str, int]] = []
         self.proofs = 0
-        self.looks = ServerChecks(self.clock, self.store, self.clock.seconds, TTL, reach=self.reach, lasts=1000.0)
+        self.start()
+        self.addCleanup(self.stop)
+
+    def start(self) -> None:
+        self.looks = ServerChecks(
+            self.clock, self.store, self.clock.seconds, TTL, reach=self.reach, lasts=1000.0, random=Random(1)
+        )
         self.looks.start()
-        self.addCleanup(lambda: self.successResultOf(Deferred.fromCoroutine(self.looks.stop())))
+
+    def stop(self) -> None:
+        self.successResultOf(Deferred.fromCoroutine(self.looks.stop()))
+
+    def restart(self) -> None:
+        """Check by a new object, as a new process of discovery does over the same store."""
+        self.stop()
+        self.start()
+
+    def count_postponements(self) -> list[float]:
+        """Return a list to which the time of each postponed check is added."""
+        times: list[float] = []
+        postpone = self.looks._postpone
+
+        def counted() -> float:
+            times.append(self.clock.seconds())
+            return postpone()
+
+        self.patch(self.looks, "_postpone", counted)
+        return times
 
     def reach(self, host: str, port: int, opening: Opening | None) -> Deferred[Any]:
         self.reached.append((host, port))
@@ -185,18 +214,64 @@ class ServerChecksTests(SynchronousTestCase):
         self.advance(5.0)
         self.assertLessEqual(self.reached.count(("8.8.8.8", 7777)), OWN_CHECKS + PROOFS_OF_PLACE)
 
-    def test_what_is_listed_is_not_unlisted_by_what_others_say(self) -> None:
-        """Ports that somebody names at its host; its looks are postponed, which says nothing of it."""
-        self.post(server(1, "8.8.8.8:1", version="0.0.1+relay1"), refreshes=True)
-        self.advance(5.0)
-        self.assertEqual(self.available(), 1)
+    def test_ports_that_others_name_at_its_host_take_no_check_from_a_listed_server(self) -> None:
+        """The checks of a listed server do not count towards the allowance of its address, also after a restart."""
+
+        def reach(host: str, port: int, opening: Opening | None) -> Deferred[Any]:
+            if port == 1:
+                times.append(self.clock.seconds())
+                return self.reach(host, port, opening)
+            others.add(port)
+            return fail(HandshakeError("no server"))
+
+        times: list[float] = []
+        others: set[int] = set()
+        self.looks._reach = reach
+        self.post(server(1, "8.8.8.8:1"))
+        self.advance(CHECK_INTERVAL)
         for number in range(2, 250):
-            self.post(server(number, f"8.8.8.8:{number}"), place=f"1.1.1.{number % 50}")
-        for sequence in range(1, int(1.1 * PROVED_FOR / 30.0)):
-            self.post(server(1, "8.8.8.8:1", sequence=sequence, version="0.0.1+relay1"), refreshes=True)
-            self.advance(30.0)
-        self.assertEqual(self.available(), 1)
-        self.assertGreater(self.reached.count(("8.8.8.8", 1)), 1)
+            self.post(server(number, f"8.8.8.8:{number}"), place=f"1.1.{number % 50}.1")
+        for restarts in (False, True):
+            if restarts:
+                self.restart()
+                self.looks._reach = reach
+                self.looks.soon()
+            del times[:]
+            others.clear()
+            begun = self.clock.seconds()
+            # Each turn of the clock begins IN_SLICE checks at most, and longer ones would delay all of them.
+            for _ in range(int(2 * TTL)):
+                self.clock.advance(1.0)
+                self.assertEqual(self.listed(), 1)
+            # The allowance was used up in each window, or nothing would be shown.
+            self.assertGreaterEqual(len(others), PORTS)
+            intervals = [after - before for before, after in pairwise([begun, *times, self.clock.seconds()])]
+            self.assertLessEqual(max(intervals), TTL / CHECKS_PER_TTL + 2 * CHECK_INTERVAL)
+
+    def test_a_postponed_check_is_not_counted_as_a_failure(self) -> None:
+        """A listed server whose check finds no place stays listed, and is checked as soon as there is one."""
+
+        def post_regularly(seconds: float) -> None:
+            for _ in range(int(seconds / 30.0)):
+                sequences[0] += 1
+                self.post(server(1, sequence=sequences[0], version="0.0.1+relay1"), refreshes=True)
+                self.advance(30.0)
+                self.assertEqual(self.available(), 1)
+
+        sequences = [0]
+        self.post(server(1, version="0.0.1+relay1"), refreshes=True)
+        self.advance(CHECK_INTERVAL)
+        self.assertEqual((self.available(), self.proofs), (1, 1))
+        self.looks._listed = crowded = FairQueue(1, 1, 1, 0, 0)
+        self.successResultOf(crowded.acquire("2.2.2.2"))
+        postponed = self.count_postponements()
+        self.clock.advance(PROVED_FOR)
+        post_regularly(4 * LONGEST_REFRESHING)
+        self.assertEqual(self.proofs, 1)
+        self.assertGreater(len(postponed), 2 * TRIES)
+        crowded.release("2.2.2.2")
+        post_regularly(2 * POSTPONED_FOR)
+        self.assertEqual(self.proofs, 2)
 
     def test_one_place_has_few_at_a_time(self) -> None:
         """Servers that take connections and say nothing keep nobody else waiting."""
