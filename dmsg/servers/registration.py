@@ -162,11 +162,10 @@ class Registration:
             if isinstance(result, Failure):
                 self._failures += 1
                 if result.check(DiscoveryError) is None:
-                    _log.failure("unhandled error while the server registered in discovery", result)
+                    _log.failure("unhandled error while the entry was posted to discovery", result)
                 elif self._failures == 1:
-                    _log.warn(
-                        "the server is not registered in discovery yet; retrying: {error}", error=str(result.value)
-                    )
+                    # Programs wait for "registered in discovery" in the log, so this text must not contain it.
+                    _log.warn("the server cannot register in discovery yet; retrying: {error}", error=str(result.value))
                 self._soon(retry_delay(self._failures, self._random))
                 return
             if self._failures or self._posted is None:

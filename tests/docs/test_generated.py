@@ -32,3 +32,8 @@ class CatalogueTests(SynchronousTestCase):
     def test_it_has_errors_log_lines_and_what_commands_print(self) -> None:
         kinds = {message.kind for message in message_catalogue.messages()}
         self.assertLessEqual({"DmsgError", "UsageError", "info", "warn", "failure", "shown"}, kinds)
+
+    def test_only_one_message_says_that_a_server_is_registered(self) -> None:
+        """People and programs wait for these words, so a line about a failure must not have them too."""
+        found = [one for one in message_catalogue.messages() if "registered in discovery" in one.text]
+        self.assertEqual([one.kind for one in found], ["info"], found)
