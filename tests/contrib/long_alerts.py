@@ -136,6 +136,7 @@ class FiringTests(EntityCase):
             metrics.refused.labels("rate_limit").inc(100)
             collector.factory.refusals["no room"] += 1
             relay.switch.dropped_oldest += 1
+            relay.switch.queue.trouble = "the disk is full"
             relay.switch.federation.asking.error["relay2.example.org"] += 1
             relay.memory.held["messages"] = 950
 
