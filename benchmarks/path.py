@@ -89,7 +89,7 @@ def _dmsg(lab: NamespaceLab) -> float:
     lab.run("relay", *_TWISTD, "dmsg-server", *server).line("registered")
     key = SecKey.generate()
     write_key_file(lab.directory / "bob.key", key)
-    lab.run("bob", *_DMSG, "iperf", "-s", "-k", "bob.key", "--create", "-d", url).line("measured at")
+    lab.run("bob", *_DMSG, "iperf", "--serve", "-k", "bob.key", "--create", "-d", url).line("measured at")
     sender = lab.run("alice", *_DMSG, "iperf", str(key.public), "-t", str(SECONDS), "-d", url)
     sender.wait(SECONDS + 60)
     size, seconds = sender.output.splitlines()[-1].split(", ")[0].split(" in ")
