@@ -75,7 +75,7 @@ def make_archive(directory: Path, java_home: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=directory) as place:
         fresh = Path(place) / target.name
-        program = (sys.executable, "-m", "dmsg.analytics.class_training", str(fresh))
+        program = (sys.executable, "-P", "-m", "dmsg.analytics.class_training", str(fresh))
         environment = os.environ | {"JAVA_HOME": str(java_home)}
         try:
             done = subprocess.run(

@@ -94,8 +94,8 @@ class Child(ProcessProtocol):
 def start_twistd(reactor: Reactor, name: str, *arguments: str, directory: str) -> Child:
     """Start ``twistd -n NAME ARGUMENTS`` with this interpreter."""
     child = Child(name)
-    command = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile=", name]
-    reactor.spawnProcess(child, sys.executable, [*command, *arguments], env=None, path=directory)
+    command = [sys.executable, "-P", "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile="]
+    reactor.spawnProcess(child, sys.executable, [*command, name, *arguments], env=None, path=directory)
     return child
 
 

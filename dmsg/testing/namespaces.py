@@ -131,7 +131,7 @@ class NamespaceLab:
                 subprocess.run(["ip", "netns", "add", self._namespace(name)], check=True)
             hosts = [f"{self._namespace(name)}={address}" for name, address in self.addresses.items()]
             self._wire = subprocess.Popen(
-                [sys.executable, "-m", "dmsg.testing.wire", str(self._seed), *hosts],
+                [sys.executable, "-P", "-m", "dmsg.testing.wire", str(self._seed), *hosts],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -56,7 +56,7 @@ def start(path: Path, settings: ClientSettings, log: Path) -> None:
     began = os.fstat(descriptor).st_size
     # A service has no terminal, and a Ctrl-C at this terminal must not stop it.
     child = subprocess.Popen(
-        [sys.executable, "-m", "dmsg.cli", "up", "--foreground", f"--log={log}", *_arguments(settings)],
+        [sys.executable, "-P", "-m", "dmsg.cli", "up", "--foreground", f"--log={log}", *_arguments(settings)],
         stdin=subprocess.DEVNULL,
         stdout=descriptor,
         stderr=descriptor,

@@ -171,7 +171,7 @@ def compute(demo: PipelineDemo, directory: Path) -> None:
         demo.say("dmsg analytics " + " ".join(arguments))
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.flush()
-        command = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics", *arguments]
+        command = [sys.executable, "-P", "-c", "from dmsg.cli.entry import entry; entry()", "analytics", *arguments]
         if subprocess.run(command, check=False).returncode:
             raise DmsgError(f"dmsg analytics {arguments[0]} failed")
     demo.say(f"open {directory / 'report.html'} in a browser")
