@@ -9,13 +9,14 @@ from dmsg.base.printable import without_userinfo
 
 
 def check_url(url: str) -> str:
-    """Return ``url`` if it is an HTTP URL with a host, and without a user and password.
+    """Return ``url`` if it is an HTTP URL with a host, without a user and password, blanks and control characters.
 
     :raises ValueError: it is not; the text says why in one line.
     """
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        good = good and url.isprintable() and " " not in url
     except ValueError:
         good = False
     if not good:

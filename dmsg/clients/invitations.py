@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
@@ -44,6 +45,9 @@ MAX_INVITATION = 1024
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _TLS, _OWN_HOST, _PATH = 1, 2, 4
 _NAME, _IPV4, _IPV6 = 0, 4, 6
+_DNS_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")
+_URL_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
+"""Path of a URL in the characters of RFC 3986."""
 
 
 class NotAnInvitation(WrongUse, ValueError):
@@ -76,6 +80,8 @@ class Invitation:
         if url.scheme not in DEFAULT_PORTS or not url.hostname or url.username or url.query or url.fragment:
             raise NotAnInvitation("the URL of discovery needs a scheme, a host, perhaps a port and a path, and no more")
         path = url.path.rstrip("/")
+        if path and not _is_path(path):
+            raise NotAnInvitation(f"{path[:80]!r} cannot be the path of a URL of discovery")
         flags = _TLS if url.scheme == "https" else 0
         flags |= _OWN_HOST if host != url.hostname else 0
         flags |= _PATH if path else 0
@@ -144,7 +150,17 @@ class _Reader:
             return str(IPv6Address(self.take(16)))
         if kind != _NAME:
             raise ValueError("it has a host of an unknown kind")
-        return self.text()
+        name = self.text()
+        if not _DNS_NAME.fullmatch(name):
+            raise ValueError("its host is not a name of DNS")
+        return name
+
+    def path(self) -> str:
+        """:raises ValueError: the path has characters or steps that the path of a URL does not have."""
+        path = self.text()
+        if not _is_path(path):
+            raise ValueError("its path cannot stand in a URL")
+        return path
 
 
 def _read(payload: _Reader) -> Invitation:
@@ -153,7 +169,7 @@ def _read(payload: _Reader) -> Invitation:
         raise ValueError("it is for a newer version of dmsg")
     scheme = "https" if flags & _TLS else "http"
     host, port = payload.host(), payload.number(2)
-    path = payload.text() if flags & _PATH else ""
+    path = payload.path() if flags & _PATH else ""
     try:
         key = PubKey(payload.take(PUBKEY_SIZE))
     except KeyFormatError as error:
@@ -169,6 +185,10 @@ def _read(payload: _Reader) -> Invitation:
         return Invitation(check_name(name), f"{scheme}://{shown}{path}", key, address)
     except DmsgError as error:
         raise ValueError(str(error)) from None
+
+
+def _is_path(text: str) -> bool:
+    return _URL_PATH.fullmatch(text) is not None and not {".", ".."} & set(text.split("/"))
 
 
 def at_port(host: str, port: int) -> str:

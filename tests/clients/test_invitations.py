@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -15,6 +18,23 @@ HOSTS = st.one_of(
     st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z]{2,8}){0,3}", fullmatch=True),
 )
 PORTS = st.integers(1, 65535)
+
+
+def crafted(host: bytes, path: bytes, own: bytes) -> str:
+    """Return an invitation that an enemy wrote, with a right checksum around any bytes."""
+    flags = (2 if own else 0) | (4 if path else 0)
+    payload = bytes([flags]) + _name(host) + (9090).to_bytes(2, "big") + (_short(path) if path else b"")
+    payload += bytes(KEY) + (_name(own) if own else b"") + (8080).to_bytes(2, "big") + _short(b"home")
+    data = payload + hashlib.sha256(payload).digest()[:CHECKSUM_SIZE]
+    return PREFIX + base64.b32encode(data).decode().rstrip("=").lower()
+
+
+def _name(host: bytes) -> bytes:
+    return b"\0" + _short(host)
+
+
+def _short(text: bytes) -> bytes:
+    return bytes([len(text)]) + text
 
 
 class RoundTripTests(SynchronousTestCase):
@@ -69,9 +89,6 @@ class MistakeTests(SynchronousTestCase):
     @given(st.binary(max_size=120))
     @settings(max_examples=300, deadline=None)
     def test_any_payload_with_a_right_checksum_is_read_or_refused_in_words(self, payload: bytes) -> None:
-        import base64
-        import hashlib
-
         data = payload + hashlib.sha256(payload).digest()[:CHECKSUM_SIZE]
         text = PREFIX + base64.b32encode(data).decode().rstrip("=").lower()
         try:
@@ -79,11 +96,32 @@ class MistakeTests(SynchronousTestCase):
         except NotAnInvitation as error:
             self.assertTrue(str(error))
 
+    def test_hosts_and_paths_that_no_url_has_are_refused_in_words(self) -> None:
+        for host, path, own in (
+            (b"a\x1b[31mred", b"", b""),
+            (b'a"b', b"", b""),
+            (b"a.example", b"/\x1b[2J", b""),
+            (b"a.example", b"/a b", b""),
+            (b"a.example", b"/../../x", b""),
+            (b"a.example", b"", b"b\x1b[31m"),
+            (b"a.example", b"", b"b c"),
+        ):
+            with self.subTest(host=host, path=path, own=own):
+                self.assertRaises(NotAnInvitation, parse_invitation, crafted(host, path, own))
+        self.assertEqual(parse_invitation(crafted(b"a.example", b"/a/b-c_d~e.f%20", b"")).address, "a.example:8080")
+
     def test_a_word_that_is_no_invitation_is_told_what_one_looks_like(self) -> None:
         error = self.assertRaises(NotAnInvitation, parse_invitation, "5274-guitar-alpha-juice")
         self.assertIn("begins with dmsg1", str(error))
 
     def test_what_does_not_fit_is_refused_when_it_is_written(self) -> None:
-        for url in ("ftp://a:1", "http://u:p@a:1", "http://a:1/?x", "http://a:1/" + "x" * 300, "http://ä.example:1"):
+        for url in (
+            "ftp://a:1",
+            "http://u:p@a:1",
+            "http://a:1/?x",
+            "http://a:1/a/../b",
+            "http://a:1/" + "x" * 300,
+            "http://ä.example:1",
+        ):
             with self.subTest(url=url):
                 self.assertRaises(NotAnInvitation, lambda url=url: Invitation("home", url, KEY, "a:1").text)
