@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from dmsg.base.urls import check_url
 from dmsg.keylock import KeyLock, hold_key, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
 
@@ -21,12 +22,16 @@ class Identity:
     """
 
     def __init__(self, discovery: str | Sequence[str] | None, key: KeySource) -> None:
-        """:raises ValueError: no discovery is named.  :raises KeyFileError: the key file cannot be used."""
+        """:raises ValueError: no discovery is named, or by a text that is no URL.
+        :raises KeyFileError: the key file cannot be used.
+        """
         if discovery is None:
             discovery = os.environ.get("DMSG_DISCOVERY", "")
         self.urls = discovery.split() if isinstance(discovery, str) else list(discovery)
         if not self.urls:
             raise ValueError("a client needs discovery=URL or the variable DMSG_DISCOVERY")
+        for url in self.urls:
+            check_url(url)
         self._file = None if key is None or isinstance(key, SecKey) else key
         if key is None:
             key = SecKey.generate()
