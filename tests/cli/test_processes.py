@@ -18,7 +18,9 @@ def commands_of_python() -> Iterator[tuple[str, list[object]]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
-                constants = [one.value if isinstance(one, ast.Constant) else None for one in node.elts[1:]]
+                constants: list[object] = [
+                    one.value if isinstance(one, ast.Constant) else None for one in node.elts[1:]
+                ]
                 yield f"{path.relative_to(PACKAGE)}:{node.lineno}", constants
 
 
