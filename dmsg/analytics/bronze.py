@@ -72,7 +72,7 @@ def bronze_rows(lines: DataFrame, *, now_ms: int, checked: bool = False) -> Data
     day = F.when(F.col("problem").isNull(), F.col("ts")).otherwise(F.lit(now_ms))
     line = F.when(
         F.col("problem").isNotNull(),
-        # Some programs that read Parquet refuse bytes that are not UTF-8.
+        # A malformed line may not be UTF-8, and some programs that read Parquet refuse such text.
         F.make_valid_utf8(F.substring(F.coalesce(F.col(CORRUPT), F.to_json(F.struct(*fields))), 1, LINE_LIMIT)),
     )
     return (

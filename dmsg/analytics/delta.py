@@ -319,7 +319,8 @@ class Delta:
                 Schema.from_arrow(arrow_schema(self.schema)),
                 self.partitions,
                 filters or None,
-                # No retries: a retry would commit on top of another run's transaction instead of failing.
+                # If another run has committed meanwhile, this commit must fail. A retry would put it on top of the
+                # other run's transaction.
                 commit_properties=CommitProperties(
                     max_commit_retries=0, app_transactions=[Transaction(application, number)]
                 ),

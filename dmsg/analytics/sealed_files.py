@@ -139,7 +139,8 @@ def _parsed(text: bytes) -> pa.Table:
     types |= {name.decode() for name in _TYPE.findall(text, max(0, len(text) - SAMPLE_BYTES))}
     names = {field.name for one in types & EVENT_TYPES.keys() for field in EVENT_TYPES[one].fields}
     names |= {field.name for field in ENVELOPE}
-    # A column that no line has costs as much as one that all have. Most files hold few types of events.
+    # Parsing a column that no line has takes as long as parsing one that all lines have. Most files hold few types of
+    # events, so the columns of these types are tried first.
     for schema, unexpected in (
         (pa.schema([one for one in _SCHEMA if one.name in names]), "error"),
         (_SCHEMA, "ignore"),

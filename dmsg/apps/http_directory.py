@@ -217,7 +217,7 @@ class Listing(Resource):
         with os.scandir(self._path) as found:
             for one in giving_way(found):
                 try:
-                    one.name.encode()  # A name that is no text cannot be requested.
+                    one.name.encode()  # A name that is not UTF-8 cannot be requested by URL.
                     status = one.stat(follow_symlinks=False)
                     if stat.S_ISLNK(status.st_mode):
                         if not servable(one.path, self._root, hidden=self._hidden):

@@ -118,7 +118,7 @@ class _Run:
         return self._over
 
     def _shut_down(self) -> None:
-        # The reactor has been stopped already if the command ended after the signal came.
+        # If the command ended between the signal and this call, the reactor is being stopped already.
         if not self._over.called:
             self._reactor.stop()
 

@@ -149,7 +149,7 @@ class _Reader:
         if kind == _IPV6:
             return str(IPv6Address(self.take(16)))
         if kind != _NAME:
-            raise ValueError("it has a host of an unknown kind")
+            raise ValueError("its host is neither an IPv4 address, nor an IPv6 address, nor a name")
         name = self.text()
         if not _DNS_NAME.fullmatch(name):
             raise ValueError("its host is not a name of DNS")

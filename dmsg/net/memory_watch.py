@@ -76,7 +76,9 @@ class Allocator:
         self._load_to_exceed = max(0, min(self._load_to_exceed, beyond))
         worth = max(WORTH_GIVING_BACK, self._load_to_exceed // 10)
         if have > self._known[0] + worth or held < self._known[1] - worth:
-            self._pause = TRIM_PAUSE  # The situation has changed since the last request had no effect.
+            # Much memory was allocated or released since the last attempt. So the pause, which attempts without effect
+            # have made longer, is short again.
+            self._pause = TRIM_PAUSE
         self._next = now + self._pause
         self._known = have, held
         if beyond <= self._load_to_exceed + worth:

@@ -183,7 +183,9 @@ class Handshake:
         state = self._state
         turn = len(TEMPLATES[self._pattern].pattern.tokens) - len(state.message_patterns)
         if (turn % 2 == 0) is not (state.initiator is writes):
-            raise LocalProtocolError(f"it is {'the other' if writes else 'this'} side's turn to write")
+            raise LocalProtocolError(
+                f"it is {'the other' if writes else 'this'} side's turn to write a handshake message"
+            )
 
     def _finish(self, ciphers: tuple[CipherState, CipherState] | None) -> None:
         """Store the keys in ``result`` if the handshake is complete; otherwise do nothing.

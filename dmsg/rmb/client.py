@@ -335,7 +335,7 @@ class RmbClient(Service):
         if received.kind == "error":
             text, code = envelope.error.message, envelope.error.code
             if received.by_relay and text == EXPIRED:
-                # The call would have timed out first if both clocks were right.
+                # If both clocks were right, the call would have timed out here before its message expired at the relay.
                 why = "its clock or this one's is wrong: compare them"
                 waiting.errback(CallTimeout(f"twin {called[0]} did not answer: the {text}, a relay says; {why}"))
                 return

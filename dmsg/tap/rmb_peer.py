@@ -41,7 +41,7 @@ class Options(RmbOptions):
     rows = (
         Option(
             name="key-file",
-            help=f"File (mode 0600) with the words or the 0x seed of the twin; otherwise {SECRET} has them",
+            help=f"File (mode 0600) with the twin's words or 0x seed. Default: the environment variable {SECRET}",
             kind=Text("file"),
             secret=True,
             group=KEY,

@@ -91,7 +91,7 @@ class Incoming:
 
     def link_lost(self) -> None:
         """Discard all unconfirmed transports, because the connection is lost."""
-        # Iterating takes a copy, so entries may be removed in the loop.
+        # ``Confirmations`` iterates over a copy of its entries, so the loop may remove them.
         for transport in self._unconfirmed:
             self._unconfirmed.pop(transport)
             self._core.withdraw(transport)

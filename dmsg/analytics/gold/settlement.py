@@ -255,7 +255,8 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         F.coalesce(F.sum(F.when(F.col("state") == "cut", beyond)), nothing).alias("uncertain_bytes"),
         F.coalesce(F.sum(F.when(conflict, beyond)), nothing).alias("inflated_bytes"),
         *[F.sum(name).alias(name) for name in ("sure_claimed", "sure_word", "left_claimed", "left_word")],
-        # The word of a conflict between ends that do not name each other says nothing about the server.
+        # Conflicts in which the server agrees with one end against the other. A conflict between ends that do not name
+        # each other does not count: it says nothing about the server.
         F.count_if(F.col("word").contains("against")).alias("sided_with_one"),
     )
     told, on_the_way = F.col("sure_claimed") > 0, F.col("left_claimed") > 0

@@ -99,7 +99,8 @@ def _sessions(stage: Scenario) -> list[DataFrame]:
         .withColumn("who", name(F.lit("client"), stage.where, who))
     )
     peer, session = F.col("who").alias("peer"), F.col("key").cast("long").alias("session")
-    # Both events of a session belong to one process, so openings take even numbers and ends odd ones.
+    # Both events of a session come from one process, which numbers its events: openings have even numbers, ends odd
+    # ones.
     return [
         stage.events(
             sessions.withColumn("at", F.col("start")).withColumn("i", 2 * F.col("key")),

@@ -84,7 +84,7 @@ def stays_inside(path: str, target: object) -> bool:
     parts = [part for part in target.split("/") if part not in ("", ".")]
     while up < len(parts) and parts[up] == "..":
         up += 1
-    # The link may lead up from its own directory to the top of the tree, and no further.
+    # The link's target may go up as far as the top directory of the tree, but not above it.
     return ".." not in parts[up:] and up <= path.count("/") - 1
 
 

@@ -109,7 +109,8 @@ class Demo:
     async def _start_redis(self) -> None:
         program = find_redis()
         for _ in range(20):
-            # Redis cannot choose a free port itself, so ports are tried until one is still free.
+            # Redis cannot choose a free port itself. Another program may take this port before Redis does, so several
+            # ports are tried.
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 self._redis_port = probe.getsockname()[1]
             child = Child("redis-server")
@@ -220,7 +221,7 @@ class Demo:
         except TimeoutError:
             found = None
         if found is None:
-            raise DmsgError(f"{caller} got no answer")
+            raise DmsgError(f"the call of {caller} was not answered")
         content: dict[str, Any] = json.loads(found[1])
         return content
 

@@ -215,7 +215,7 @@ def receive(
     settings: ClientSettings,
     timeout: float,
 ) -> None:
-    """Receive what ``dmsg send`` offers by CODE, which is asked for if it is not given.
+    """Receive what ``dmsg send`` offers by CODE. Without CODE, the command asks for one.
 
     With --listen, the command prints its key and receives files, directories and texts from the peers of
     --allow, or from everybody with --anyone. Data that was sent from standard input is written to standard

@@ -53,7 +53,12 @@ PORT = click.IntRange(1, 65535)
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory of the server's key and of the entries.  Default: ~/.local/share/dmsg/host.",
 )
-@click.option("--invitation", "only_invitation", is_flag=True, help="Print the invitation and exit.")
+@click.option(
+    "--invitation",
+    "only_invitation",
+    is_flag=True,
+    help="Print the network's invitation and exit, without starting the network.",
+)
 @qr_option
 def host(
     public_address: str | None,

@@ -245,7 +245,7 @@ def stream(
 
 
 @analytics.command()
-@local_directory_option("--spool", "Directory with the events and receipts of the entities.", exists=True)
+@local_directory_option("--spool", "Directory with the events and receipts of servers and other entities.", exists=True)
 @local_directory_option("--out", "Directory for the verified receipts.")
 @clear_keys_option
 @errors_in_one_line

@@ -108,7 +108,7 @@ def decode_claim(body: bytes) -> str:
     """
     members = STRICT.members(STRICT.parse(body), frozenset({"static"}), "claim")
     if members.get("static") is None:
-        raise EntryDecodeError("claim has no static")
+        raise EntryDecodeError("claim of a nameplate has no key (static)")
     static = STRICT.key(members["static"], "static")
     if static == NULL_KEY:
         raise EntryInvalid("static is nil")

@@ -178,7 +178,8 @@ class Discovery(ListeningService):
             return
         self._running.store.shift_times(now).addErrback(
             lambda failure: _log.warn(
-                "timestamps of entries could not be corrected: {error}", error=failure.getErrorMessage()
+                "times of entries that are ahead of the clock could not be set to the present: {error}",
+                error=failure.getErrorMessage(),
             )
         )
 

@@ -76,7 +76,11 @@ async def open_store(
         try:
             await file.shift_times(now())
         except file.failures as error:
-            _log.warn("{path}: timestamps of entries could not be corrected: {error}", path=rest, error=str(error))
+            _log.warn(
+                "{path}: times of entries that are ahead of the clock could not be set to the present: {error}",
+                path=rest,
+                error=str(error),
+            )
         return file
     try:
         connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)

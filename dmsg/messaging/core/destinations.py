@@ -43,7 +43,8 @@ class Destinations:
             there = next((one for one in peer.ends.values() if one.name == name and not one.nameless), None)
             taken = name in peer.ends or name in peer.draining
             return self.choose(peer) if taken else name, there
-        peer.answers_due.pop(name, None)  # The client reuses the id, so it has freed it without an answer.
+        # The client reuses the id, so it no longer expects the answer that was due for the former channel.
+        peer.answers_due.pop(name, None)
         # Frames of the former channel with this id may still wait for the client.
         return None if name in peer.draining else name, peer.ends.get(name)
 

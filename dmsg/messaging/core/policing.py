@@ -32,7 +32,7 @@ class Limits(ClientLimits):
     )
     open_rate: float = option(
         500.0,
-        "OpenChannel frames per second of one link; 0 disables the limit",
+        "OpenChannel frames per second of one link; more are refused; 0 disables the limit",
         Number(0, 10**6, "OpenChannels a second"),
         reloads=True,
         group=LIMITS,

@@ -425,7 +425,8 @@ class Relay(ConnectionTable[RelayPeer]):
 
     def _closing(self, end: End) -> None:
         if not end.open:
-            # The opener gives up, or the responder refuses with CloseChannel instead of ChannelClosed.
+            # The channel is not open yet. Either its opener gives up, or its responder refuses it, with CloseChannel
+            # instead of ChannelClosed.
             other = end.other
             self._close(end)
             if end.opener and self._profile is Profile.SKYWIRE and other.peer in self.peers and not other.nameless:

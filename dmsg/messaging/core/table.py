@@ -433,7 +433,8 @@ class ClientConnection:
             told = not self._is_ambiguous(channel)
             channel.name, channel.named = name, True
             if told:
-                return  # The CloseChannel was sent earlier, by an id that the server could not confuse.
+                # When this side gave up, it sent the CloseChannel with its own id, which no other channel had.
+                return
         self._out.append(encode_close(self._profile, name))
 
     def _remote_closes(self, channel: ClientChannel, events: list[Event]) -> None:

@@ -345,7 +345,7 @@ class Gate(Resource):
         try:
             b"/".join(segments).decode()
             (request.getHeader(b"host") or b"").decode("ascii")
-        except UnicodeDecodeError:  # Klein would log a traceback.
+        except UnicodeDecodeError:  # Klein would fail to decode it, too, and log a traceback.
             self._refused("bad_path")
             return answer(request, 400, "path or host is no text")
         try:

@@ -99,7 +99,7 @@ class _Incoming:
         at = self.written if offset is None else offset
         end = at + len(data)
         if not data:
-            raise ValueError("the write has no data")
+            raise ValueError("the write request contains no data")
         if end > self.size:
             raise ValueError(f"the write goes beyond the file's agreed size of {self.size} bytes")
         os.pwrite(self.file, data, at)

@@ -476,7 +476,8 @@ class Delivery:
                 self._read()
 
         def failed(failure: Failure) -> None:
-            # While it is in the window, the relay's periodic check tries again.
+            # While a message is in the window, the relay's periodic check tries again to store it. After the close, the
+            # window is empty, so the sender has to send the message again.
             if self.closed:
                 message.lose()
 

@@ -104,7 +104,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
 
     def connectionMade(self) -> None:
         self._door.guard.add(self)
-        # Requests find their connection's guard on the transport.
+        # A request reports its progress to the guard of its connection, and looks for these methods on its transport.
         for name in ("request_is_whole", "request_is_answered", "request_is_taken"):
             setattr(self.transport, name, getattr(self, name))
         # A TLS wrapper stays in between, so the site handles the request.

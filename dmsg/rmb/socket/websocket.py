@@ -204,7 +204,8 @@ class Socket(HeldReading, TurnTaker):
             self._wake()
             self._dataReceived(content)  # type: ignore[attr-defined]
             if self.state == WebSocketServerProtocol.STATE_CLOSED:
-                # The data was no frame. What follows is ignored, because it could be thirty thousand more of the same.
+                # The data was not a valid frame, so the connection is closed. The rest of what has arrived is dropped,
+                # because it could be thirty thousand more invalid frames.
                 self._feeding = None
                 self._behind.clear()
 

@@ -183,7 +183,8 @@ class RouteTable(ConnectionTable[RelayPeer]):
     def _new_id(self, peer: RelayPeer) -> int:
         """Return the next free odd id of ``peer``, counting upwards so that an id is reused as late as possible."""
         to_id = peer.next_id
-        while to_id in peer.routes:  # The loop ends because max_transports is at most the number of odd ids.
+        # The loop ends because an odd id is always free: max_transports is at most the number of odd ids.
+        while to_id in peer.routes:
             to_id = (to_id + 2) % ID_COUNT
         peer.next_id = (to_id + 2) % ID_COUNT
         return to_id

@@ -144,7 +144,8 @@ class InboundVerifier:
         except MessageRefused as refused:
             if refused.drop is Drop.OFFLINE:
                 return self._refuse(refused.drop, 404, OFFLINE)
-            # The entry may be changed soon, and the other relay may know that before this one.
+            # A twin's entry in the registry may have changed, and the other relay may know that before this relay does.
+            # So the other relay is asked to send the message again after 5 seconds.
             return self._later(refused.drop, str(refused), 5)
         except DmsgError as error:
             return self._later(Drop.QUEUE_FAILED, f"switch error: {error}")

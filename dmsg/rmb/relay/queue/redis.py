@@ -362,7 +362,8 @@ class RedisQueue:
         def failed(failure: Failure) -> None:
             if not self._removals:
                 _log.info(
-                    "delivered messages could not be deleted from the queue; retrying: {error}", error=failure.value
+                    "delivered messages could not be deleted from the queue; the relay will try again: {error}",
+                    error=failure.value,
                 )
             self._removals.add(session, ids)
 
@@ -390,8 +391,8 @@ class RedisQueue:
         self.trouble = None
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
-        # Messages appended by relays of the reference are not in the sorted set; their life is checked when they are
-        # read.
+        # Relays of the reference append messages without adding them to the sorted set, so this method does not find
+        # those. Whether they have expired is checked when they are read.
         return Deferred.fromCoroutine(self._expired(now))
 
     async def _expired(self, now: float) -> list[tuple[str, bytes]]:
