@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from fnmatch import fnmatch
 from threading import Event
@@ -125,6 +125,7 @@ class NewLines:
     :ivar events: number of lines that are events.
     :ivar quarantined: number of lines that are not.
     :ivar torn_files: number of files with a problem.
+    :ivar changed: days that have new events, by family.
     """
 
     batches: dict[str, int]
@@ -132,6 +133,7 @@ class NewLines:
     events: int
     quarantined: int
     torn_files: int = 0
+    changed: dict[str, set[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -384,6 +386,7 @@ class Pipeline:
             tables = Refinement(
                 *(lake, claim, state, days),
                 today=self.now.date(),
+                changed=taken.changed,
                 events=events,
                 small=self._small,
                 step=self._step,
@@ -423,7 +426,7 @@ class Pipeline:
     def _touched(fresh: Iterable[File], before: State) -> NewLines:
         """Return the batches, days and numbers of lines of new files, from the log of bronze."""
         batches = dict(before.batches)
-        days: set[str] = set()
+        changed: dict[str, set[str]] = {}
         near: set[str] = set()
         lines = quarantined = 0
         for file in fresh:
@@ -435,13 +438,13 @@ class Pipeline:
             elif family in FAMILIES:
                 lines += rows
                 day = date.fromisoformat(file.values["dt"])
-                days.add(str(day))
+                changed.setdefault(family, set()).add(str(day))
                 if family in ("transport", "receipt"):
                     first, last = (None if time is None else time % DAY_MS for time in (file.first, file.last))
                     near |= {str(day - timedelta(1))} if first is None or first < MIDNIGHT_MS else set()
                     near |= {str(day + timedelta(1))} if last is None or last >= DAY_MS - MIDNIGHT_MS else set()
-        days |= near & set(before.days)
-        return NewLines(batches, sorted(days), lines, quarantined)
+        days = {day for some in changed.values() for day in some} | (near & set(before.days))
+        return NewLines(batches, sorted(days), lines, quarantined, changed=changed)
 
     def _add_passed_over(self, number: int, lacking: list[str]) -> bool:
         """Add the lines from which Spark's JSON reader makes no rows to the quarantine.

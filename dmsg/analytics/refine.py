@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
 from functools import cache
@@ -14,7 +14,7 @@ from dmsg.analytics.gold import abuse, capacity, lost_transports, network, settl
 from dmsg.analytics.lake import Lake, with_types
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.runs import Claim, State
-from dmsg.analytics.schemas import DAILY, DAY_MS, FAMILIES, GOLD, OVERALL
+from dmsg.analytics.schemas import DAILY, DAY_MS, FAMILIES, GOLD, OVERALL, SILVER
 from dmsg.analytics.views import VIEWS
 
 MIDNIGHT_MS = 10 * 60 * 1000
@@ -31,6 +31,20 @@ _OF_CLIENTS = {
     *("pair_day", "settlement_conflict_day", "abuse_day", "lost_transport", "actor"),
 }
 """Tables whose rows grow with clients, transports or events. The rows of all others grow with servers and hours."""
+_FAMILIES_OF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("sessions", "boots", "session_day", "minute_day"), tuple(FAMILIES)),
+    **dict.fromkeys(("traffic_hour", "close_day", "pair_day", "latency_hour", "latency_day"), ("transport",)),
+    **dict.fromkeys(("refusal_hour", "refusal_day"), ("refusal",)),
+    "heartbeats": ("beat",),
+    "server_hour": ("beat", "entry"),
+    "clock_day": ("entry",),
+    "abuse_day": ("refusal", "transport", "entry"),
+    "discovery_hour": ("entry", "refusal"),
+    "capacity_day": ("beat", "entry", "refusal"),
+}
+"""Families of events that a table is made from. The tables that are not named are made from the words of transports,
+which may lie beyond midnight, or from all others.
+"""
 MEMORY_EVENTS = 50_000_000
 """Number of events in the touched days up to which tables of servers and hours are collected and written by Arrow.
 Above it Spark writes them, so that the driver's memory does not grow with the number of days.
@@ -167,6 +181,7 @@ class Refinement:
     :param state: state that the run will leave.
     :param days: days whose rows are rewritten.
     :param today: day of the run.
+    :param changed: days that have new events, by family.
     :param events: number of events in those days.
     :param small: whether to write several tables at the same time.
     :param step: called with the name of each step as it begins.
@@ -180,6 +195,7 @@ class Refinement:
         days: list[str],
         *,
         today: date,
+        changed: Mapping[str, Iterable[str]],
         events: int,
         small: bool,
         step: Callable[[str], None],
@@ -191,14 +207,24 @@ class Refinement:
         self._today = today
         self._small = small
         self._in_memory = events <= MEMORY_EVENTS
-        self._collected: dict[str, DataFrame] = {}
+        self._collected: dict[str, tuple[tuple[str, ...], DataFrame]] = {}
+        self._changed = {family: set(some) for family, some in changed.items()}
+        self._everything = False
         self._step = step
 
-    def _events(self, family: str, doubtful: DataFrame | None) -> DataFrame:
-        rows = self._lake.bronze([family], self._days)
+    def _days_of(self, name: str) -> tuple[str, ...]:
+        """Return the touched days on which a table can change."""
+        families = _FAMILIES_OF.get(name)
+        if families is None or self._everything:
+            return tuple(self._days)
+        found = {day for family in families for day in self._changed.get(family, ())}
+        return tuple(sorted(found.intersection(self._days)))
+
+    def _events(self, family: str, days: Iterable[str], doubtful: DataFrame | None) -> DataFrame:
+        rows = self._lake.bronze([family], days)
         return rows if doubtful is None else bronze.deduplicate(rows, doubtful)
 
-    def _reader(self, days: Iterable[str] | None) -> Read:
+    def _reader(self, days: Sequence[str] | None) -> Read:
         """Return a reader of the tables as this run leaves them.
 
         :param days: limit the rows to these days; None for all.
@@ -207,8 +233,10 @@ class Refinement:
         # Several queries read the same table, and Spark takes 0.1 s to open one.
         @cache
         def read(name: str) -> DataFrame:
-            if days is self._days and name in self._collected:
-                return self._collected[name]
+            if name in self._collected and days is not None:
+                collected_days, rows = self._collected[name]
+                if collected_days == tuple(days):
+                    return rows
             return self._lake.read("gold" if name in GOLD else "silver", name, self._state, days)
 
         return read
@@ -229,39 +257,52 @@ class Refinement:
         again = read("numbers").where("events > distinct_events")
         found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
         doubtful = again if found else None
-        tables = silver_tables(
-            lambda family: self._events(family, doubtful),
-            read,
-            self._reader(self._days_around()),
-            days,
-            lambda: lake.accepted(state, self._days_around()),
-        )
+        # Which of several events counts depends on all days of a run.
+        self._everything = doubtful is not None
+
+        @cache
+        def plan(days: tuple[str, ...]) -> Tables:
+            around = self._days_around(days)
+            return silver_tables(
+                lambda family: self._events(family, days, doubtful),
+                self._reader(days),
+                self._reader(around),
+                days,
+                lambda: lake.accepted(state, around),
+            )
+
+        names = [name for name in SILVER if name not in _OF_SILVER]
         if doubtful is None:
             for name in VIEWS:
-                del tables[name]
+                names.remove(name)
                 lake.clear(name, self._claim.number, days)
-        later: list[Tables] = [{name: tables.pop(name)} for name in _OF_SILVER]
-        for some in (tables, *later):
-            self._write("silver", some, days)
+        for some in (names, *([name] for name in _OF_SILVER)):
+            self._write_days("silver", some, plan)
         return int(found or 0)
 
-    def _write(
-        self,
-        layer: str,
-        tables: Tables,
-        days: list[str] | None = None,
-    ) -> None:
+    def _write_days(self, layer: str, names: Iterable[str], plan: Callable[[tuple[str, ...]], Tables]) -> None:
+        """Write the days of each table on which it can change.
+
+        :param plan: returns the plans of the tables of some days.
+        """
+        days = {name: self._days_of(name) for name in names}
+        for name, some in days.items():
+            if not some:
+                self._lake.table(layer, name).ensure()
+        self._write(layer, {name: plan(some)[name] for name, some in days.items() if some}, days)
+
+    def _write(self, layer: str, tables: Tables, days: Mapping[str, Sequence[str]] | None = None) -> None:
         """Write tables that do not depend on each other; at the same time if they are small."""
 
         def one(name: str) -> None:
             self._step(f"{layer}: {name}")
             self._claim.check()
-            self._replace(layer, name, tables[name](), days)
+            self._replace(layer, name, tables[name](), None if days is None else days[name])
 
         with ThreadPoolExecutor(SMALL_WORKERS if self._small else 1) as pool:
             list(pool.map(one, tables))
 
-    def _replace(self, layer: str, name: str, rows: DataFrame, days: list[str] | None) -> None:
+    def _replace(self, layer: str, name: str, rows: DataFrame, days: Sequence[str] | None) -> None:
         """Replace the rows of a table. Small tables are collected: Spark takes 0.3 CPU s to write one, Arrow 0.02."""
         lake, number = self._lake, self._claim.number
         if not self._in_memory or name in _OF_CLIENTS:
@@ -271,18 +312,24 @@ class Refinement:
         collected = with_types(rows, schema).toArrow().cast(arrow_schema(schema))
         lake.put(collected, layer, name, number, days)
         if days is not None:
-            self._collected[name] = lake.spark.createDataFrame(collected, schema)
+            self._collected[name] = tuple(days), lake.spark.createDataFrame(collected, schema)
 
     def gold_daily(self) -> None:
         """Write the gold tables of the touched days."""
-        tables = daily_tables(self._reader(self._days), self._reader(self._days_around()))
-        assert tables.keys() == DAILY.keys()
-        self._write("gold", {name: rows for name, rows in tables.items() if name not in _OF_GOLD}, self._days)
-        self._write("gold", {name: rows for name, rows in tables.items() if name in _OF_GOLD}, self._days)
 
-    def _days_around(self) -> list[str]:
-        """Return the touched days with the days before and after each."""
-        return sorted({str(date.fromisoformat(day) + timedelta(step)) for day in self._days for step in (-1, 0, 1)})
+        @cache
+        def plan(days: tuple[str, ...]) -> Tables:
+            tables = daily_tables(self._reader(days), self._reader(self._days_around(days)))
+            assert tables.keys() == DAILY.keys()
+            return tables
+
+        self._write_days("gold", [name for name in DAILY if name not in _OF_GOLD], plan)
+        self._write_days("gold", _OF_GOLD, plan)
+
+    @staticmethod
+    def _days_around(days: Iterable[str]) -> list[str]:
+        """Return days with the days before and after each."""
+        return sorted({str(date.fromisoformat(day) + timedelta(step)) for day in days for step in (-1, 0, 1)})
 
     def gold_overall(self) -> None:
         """Write the gold tables that are recomputed as a whole."""
