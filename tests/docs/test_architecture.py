@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of files and names is so."""
+"""Files and names in docs/architecture.md exist, and its list of files is current."""
 
 import re
 from importlib import import_module
@@ -6,37 +6,31 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.docs import file_list
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
-def listed() -> set[str]:
-    """The files of the page's listing."""
-    text = PAGE.partition("## Every file")[2].partition("```text\n")[2].partition("```")[0]
-    found, rooms = set(), list[str]()
-    for line in text.splitlines():
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        rooms[depth:] = [name]
-        if not name.endswith("/"):
-            found.add("".join(rooms))
-    return found
-
-
 def there() -> set[str]:
-    """The files that are there; what is generated and what only marks a package is not listed."""
-    return {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "dmsg").rglob("*.py")
-        if not path.name.startswith("__") and path.name != "envelope_pb2.py"
-    }
+    """Files that are listed: all but generated ones and those that only mark a package."""
+    return {str(path.relative_to(ROOT)) for path in (ROOT / "dmsg").rglob("*.py") if file_list.is_listed(path)}
 
 
 class ArchitectureTests(SynchronousTestCase):
-    """One line for each file, and no line for what is gone."""
+    """The page lists the files of the tree, and names only what is there."""
 
-    def test_every_file_has_its_line(self) -> None:
-        self.assertEqual(listed(), there())
+    def test_the_list_of_files_is_current(self) -> None:
+        self.assertTrue(file_list.with_list(PAGE) == PAGE, "say: python -m tests.docs.file_list")
+
+    def test_every_file_has_a_line_with_a_description(self) -> None:
+        lines = [line for line in PAGE.splitlines() if re.match(r" {2,10}\w+\.py  *\S", line)]
+        self.assertEqual(len(lines), len(there()))
+
+    def test_a_description_is_the_first_sentence_without_markup(self) -> None:
+        path = Path(self.mktemp())
+        path.write_text('"""Rules for ``twistd``, see :mod:`dmsg.net`,\nfor 2.5 s.  No I/O.\n\nMore."""\n')
+        self.assertEqual(file_list.description(path), "Rules for twistd, see dmsg.net, for 2.5 s")
 
     def test_files_that_are_named_are_there(self) -> None:
         text = PAGE.partition("## Every file")[0] + PAGE.partition("## Every file")[2].partition("```\n")[2]
