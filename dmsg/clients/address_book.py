@@ -56,6 +56,7 @@ def check_name(name: str) -> str:
     name = name.lower()
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise NotAName(f"{name[:80]!r} is not a name: letters, digits and hyphens, at most {MAX_NAME}")
+    # ``find`` tries the text as a key first, so a name that is also a key would never be found.
     if len(name) == PUBKEY_TEXT_SIZE:
         with suppress(KeyFormatError):
             PubKey.from_text(name)
@@ -96,6 +97,7 @@ def write_book(path: Path, lines: list[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".names-", delete=False) as file:
             file.writelines(f"{line}\n" for line in lines)
+        # The rename is atomic: a program that reads meanwhile sees the old book or the new one.
         os.replace(file.name, path)
     except OSError as error:
         raise UnknownName(f"{path}: {error.strerror}") from None
@@ -121,6 +123,7 @@ class AddressBook:
             return {}
         except OSError as error:
             raise UnknownName(f"{self.path}: {error.strerror}") from None
+        # The inode changes with each replacement by ``write_book``, and ctime with each change in place.
         stamp = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         last = _last.get(self.path)
         if last is not None and last[0] == stamp:
@@ -133,6 +136,7 @@ class AddressBook:
             except ValueError as error:
                 why = error if isinstance(error, DmsgError) else "not NAME KEY"
                 raise UnknownName(f"{self.path}, line {number}: {why}") from None
+        # Only one book is cached, so the cache stays small however many books a program opens.
         _last.clear()
         if abs(time.time() - status.st_ctime) > SETTLED:
             _last[self.path] = stamp, names

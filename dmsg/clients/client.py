@@ -125,6 +125,7 @@ class DelegatedClient(Service, Generic[SessionT]):
 
     def _is_suitable(self, entry: Entry) -> bool:
         """Whether a listed server speaks this client's protocol, as far as its entry says."""
+        # The entry of a program of 2019 names no features, so an entry without features excludes nothing.
         offered = entry_features(entry.version)
         return not offered or self._server_feature in offered
 
@@ -278,6 +279,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         timeout.
         """
         self._set.last_error = str(error)
+        # A caller without a timeout has asked to wait for as long as it takes.
         if isinstance(error, WrongDiscovery):
             for waiting in list(self._waiting):
                 if not waiting.called:
@@ -310,6 +312,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         :param prepare: returns how to open a stream through a session, given the key and the entry of the remote.
         """
         attempts: list[tuple[str, str]] = []
+        # ``attempts`` is filled while the coroutine runs, so a timeout can still report the servers that were tried.
         connecting = Deferred.fromCoroutine(self._try_servers(remote, prepare, timeout, via, attempts))
 
         def too_late(result: IProtocol | Failure, seconds: float) -> IProtocol:
@@ -364,6 +367,8 @@ class DelegatedClient(Service, Generic[SessionT]):
                 cached = False
                 self._entries.mark_stale(remote)
                 continue
+            # A refusal by the remote itself is final, and a wait would only repeat it. A rate limit of a server is
+            # worth another round.
             limited = {server for server, reason in reasons.items() if reason == CloseReason.RATE_LIMITED}
             delay = retry_delay(rounds, self._random)
             if not limited or CloseReason.REFUSED in reasons.values() or self._reactor.seconds() + delay >= deadline:

@@ -162,6 +162,7 @@ class ServerLink(Generic[SessionT]):
 
     def up_soon(self, session: SessionT) -> None:
         """Announce the session in the next turn."""
+        # The session may be lost before that turn; it must not be announced then.
         self._reactor.callLater(0, lambda: None if session.lost.called else self._up(session))
 
     def _up(self, session: SessionT) -> None:

@@ -48,6 +48,7 @@ class _Query:
             self._asking.cancel()
 
     def _ended(self, result: Entry | Failure) -> None:
+        # A callback may add or cancel callers, so the list is read anew each time.
         while self._callers:
             self._callers.pop(0).callback(result)
 
@@ -73,6 +74,7 @@ class Entries:
 
     def keep(self, remote: PubKey, entry: Entry, seconds: float) -> None:
         """Use ``entry`` as the answer of discovery for ``seconds``."""
+        # The pop moves a refreshed entry to the end, so the cache evicts the entry that was fetched longest ago.
         self._known.pop(remote, None)
         self._known[remote] = (self._reactor.seconds() + seconds, entry)
         if len(self._known) > ENTRY_CACHE_SIZE:
@@ -119,6 +121,7 @@ class Entries:
         answer = query.answer()
 
         def forget(result: Entry | Failure) -> Entry | Failure:
+            # ``mark_stale`` may have removed this query, and a newer one may have taken its place.
             if self._queries.get(remote) is query:
                 del self._queries[remote]
             return result
@@ -131,6 +134,7 @@ class Entries:
 
         :raises ConnectFailed: the chain of successors is longer than ``SUCCESSORS``.
         """
+        # The bound ends a cycle: two keys may name each other as successors.
         for _ in range(SUCCESSORS):
             entry = await self.get(remote)
             if entry.successor is None:

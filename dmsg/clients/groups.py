@@ -73,6 +73,7 @@ class Groups:
         groups, name = self.all(), check_name(_plain(group))
         for one in members:
             self._names.find(one)
+        # A dict removes duplicates and keeps the order in which members were added.
         groups[name] = tuple(dict.fromkeys((*groups.get(name, ()), *(one.lower() for one in members))))
         if len(groups) > MAX_GROUPS or len(groups[name]) > MAX_MEMBERS:
             raise UnknownName(f"more than {MAX_GROUPS} groups, or {MAX_MEMBERS} members")

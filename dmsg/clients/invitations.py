@@ -97,6 +97,7 @@ def parse_invitation(text: str) -> Invitation:
 
     :raises NotAnInvitation: ``text`` is not an invitation, or was copied with a mistake; the error says which.
     """
+    # Mail programs and terminals break the long line, and QR codes are shorter in upper case.
     text = "".join(text.split()).lower()
     if len(text) > MAX_INVITATION or not text.startswith(PREFIX):
         raise NotAnInvitation(f"an invitation begins with {PREFIX}; 'dmsg host' prints it")
@@ -165,6 +166,7 @@ class _Reader:
 
 def _read(payload: _Reader) -> Invitation:
     flags = payload.number(1)
+    # An unknown flag may add a field, so the rest of the payload could not be read correctly.
     if flags & ~(_TLS | _OWN_HOST | _PATH):
         raise ValueError("it is for a newer version of dmsg")
     scheme = "https" if flags & _TLS else "http"
@@ -177,6 +179,7 @@ def _read(payload: _Reader) -> Invitation:
     own = payload.host() if flags & _OWN_HOST else host
     address = at_port(own, payload.number(2))
     name = payload.text()
+    # A second text for the same network would pass for another invitation, so only one encoding is valid.
     if payload.rest:
         raise ValueError("something follows its end")
     shown = _bracketed(host) if port == DEFAULT_PORTS[scheme] else at_port(host, port)

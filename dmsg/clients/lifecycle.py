@@ -53,6 +53,7 @@ class LifecycleCore:
 
     def fire(self, result: Failure | None = None) -> None:
         """Fire the waiting Deferreds."""
+        # The list is emptied first, because a callback may call ``when_online`` again.
         waiting, self.waiting = self.waiting, []
         for deferred in waiting:
             if not deferred.called:

@@ -49,6 +49,7 @@ class SharedClients(Generic[C]):
                 f"{self._prefix}: the endpoint needs discovery=URL or the environment variable DMSG_DISCOVERY"
             )
         key = key or os.environ.get("DMSG_KEY_FILE", "")
+        # A client belongs to one reactor, so the reactor is a part of the name.
         name = (id(reactor), urls, key, *others)
         client = self._clients.get(name)
         if client is None:
@@ -57,6 +58,7 @@ class SharedClients(Generic[C]):
             client = self._clients[name] = self._make(reactor, secret, urls, *others)
 
             def stop(client: C = client) -> Deferred[None]:
+                # A string that is used during the shutdown must not get a client that is stopping.
                 self._clients.pop(name, None)
                 if lock is not None:
                     lock.release()

@@ -77,5 +77,7 @@ class Opener8:
             plaintext = self._decrypt(_nonce(nonce), memoryview(record)[NONCE_SIZE:], None)
         except InvalidTag:
             raise RemoteProtocolError(DropReason.BAD_RECORD, "record is not authentic") from None
+        # Only an authentic record may move the replay window. Otherwise a forged high nonce would make all honest
+        # records old.
         self._nonces.record(nonce)
         return plaintext

@@ -106,6 +106,7 @@ def _hkdf(
     times. With the HMAC of OpenSSL that would add 40 us to its 250 us.
     """
     if num_outputs != 2:
+        # Noise derives three keys only in patterns with a pre-shared key, which dmsg does not use.
         derived: tuple[bytes, ...] = hkdf(chaining_key, input_key_material, num_outputs, hmac_hash_fn)
         return derived
     key = chaining_key.ljust(_BLOCK, b"\0")

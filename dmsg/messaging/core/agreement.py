@@ -66,6 +66,8 @@ class Offer:
 
 
 def _take(handshake: Handshake, message: bytes) -> None:
+    # A longer message can be valid Noise with a payload. Both ends use empty payloads, so further bytes come from a
+    # program that does not speak this protocol.
     if len(message) != NOISE_MESSAGE_SIZE:
         raise HandshakeError(f"noise message has {len(message)} bytes instead of {NOISE_MESSAGE_SIZE}")
     handshake.read_message(message)

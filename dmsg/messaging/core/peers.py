@@ -113,6 +113,7 @@ def descending(peer: RelayPeer) -> int | None:
     """
     # An id that is reused late is safer: frames for its former channel have probably arrived by then.
     ids = peer.ids
+    # Each inspected id moves to the end, so the rotation itself keeps the order of last use.
     for _ in range(len(ids)):
         number = ids.popleft()
         ids.append(number)

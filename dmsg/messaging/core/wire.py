@@ -154,6 +154,8 @@ def send_head(profile: Profile, channel: int, plaintext: int) -> bytes:
     :param plaintext: bytes of the message before encryption.
     :raises LocalProtocolError: the message is larger than the profile allows; the caller must not encrypt it.
     """
+    # The check comes before the encryption: an encrypted message that is never sent would use up a nonce, and the other
+    # end could decrypt nothing that follows.
     size = plaintext + TAG_SIZE
     return encode_header(profile, SEND, size + SEND_OVERHEAD) + _send_head.pack(channel, size)
 

@@ -38,6 +38,7 @@ class Route:
 
     peer: RelayPeer
     to_id: int
+    # The relay sets it once both routes of the transport exist, because each refers to the other.
     back: Route = field(init=False)
     accepted: bool = False
     """Whether the responder has sent ACCEPT."""
@@ -68,6 +69,7 @@ class Route:
         """Return the number of bytes of user data that were forwarded over this route."""
         frames = self.frames - self.acks
         around = HEADER_SIZE + (SECURE_OVERHEAD if secure else SEQUENCE_SIZE)
+        # A malformed frame may be shorter than the overhead, which would make the difference negative.
         return max(0, self.wire - self.ack_wire - frames * around)
 
 
@@ -110,6 +112,7 @@ def data_in(run: memoryview, secure: bool) -> int:
     """Return the number of bytes of user data in ``run``, which holds whole frames."""
     position = data = 0
     overhead = SECURE_OVERHEAD if secure else SEQUENCE_SIZE
+    # The relay has cut the run at frame boundaries, so no frame reaches beyond its end.
     while position < len(run):
         frame_type, _, size = unpack_header(run, position)
         if frame_type == FWD:

@@ -38,6 +38,7 @@ class KeptReceipts:
         :param size: number of bytes of user data that the receipt confirms.
         """
         kept = self._of.setdefault(server, [])
+        # The serial number breaks ties between equal sizes and keeps the order of arrival for ``take``.
         heapq.heappush(kept, (size, next(self._numbers), receipt))
         if len(kept) > KEPT_OF_SERVER:
             heapq.heappop(kept)

@@ -85,6 +85,7 @@ class FrameType(IntEnum):
     ACK = 0xB  # seq(2); encrypted seq(2) + hash(4) [+ window(4)] on a secure transport
 
 
+# Module constants: a member of the enumeration would be looked up again for each frame in the loops that read frames.
 OK, REQUEST, ACCEPT, CLOSE, PING, PONG, DRAIN, RECEIPT, NOTICE, FWD, ACK = (int(frame_type) for frame_type in FrameType)
 
 unpack_header = struct.Struct(">BHH").unpack_from
@@ -138,6 +139,7 @@ def parse_drain(payload: bytes) -> tuple[int, list[PubKey]]:
 
 def close_reason(payload: bytes) -> int:
     """Return the reason in a CLOSE payload of any length; 0 if it is empty."""
+    # On a secure transport an encrypted copy of the reason follows, which only the other end can check.
     return payload[0] if payload else 0
 
 
