@@ -58,6 +58,7 @@ def read_keys(path: str | os.PathLike[str]) -> frozenset[PubKey]:
     """
     try:
         with Path(path).open() as file:
+            # One character more than allowed shows that the file is too long, without reading a file of any size.
             text = file.read(LIST_LIMIT + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ListError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
@@ -136,6 +137,7 @@ class Hook:
     def ask(self, key: PubKey) -> bool | Deferred[bool]:
         """Return whether ``key`` is admitted, from the cache or by a request."""
         known = self._known.get(key)
+        # An expired answer stays in the table until it is replaced or evicted; it only must not be used.
         if known is not None and known[0] > self._reactor.seconds():
             return known[1]
         return Deferred.fromCoroutine(self._ask(key))
@@ -176,6 +178,7 @@ class Admission:
 
     def listed(self, key: PubKey) -> bool | None:
         """Return the decision of the lists, or None if they decide nothing."""
+        # The deny list comes first, so that an operator can shut out a key that the allow list still has.
         if self.deny is not None and key in self.deny.keys:
             return False
         if self.allow is not None:
@@ -208,6 +211,7 @@ class Admission:
                 changed()
 
         def look() -> None:
+            # The next check is planned whatever this one raises: a server must not keep an old list for ever.
             call_isolated(look_and_tell)
             self._call = reactor.callLater(CHECK_INTERVAL, look)
 

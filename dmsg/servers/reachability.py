@@ -47,4 +47,5 @@ def check_reachability(
     """
     endpoint = tcp_endpoint(reactor, address, CHECK_TIMEOUT)
     connecting = LinkClientEndpoint(reactor, endpoint, make_link).connect(lambda remote: _Visitor())
+    # The endpoint limits only the TCP connection. A wrong program at the address may accept it and then say nothing.
     return connecting.addTimeout(CHECK_TIMEOUT, reactor)

@@ -112,6 +112,7 @@ class RelayServer(ListeningService):
         """Read the lists of keys again, and apply new limits if given."""
         if limits is not None:
             self.factory.limits = limits
+        # A reload reads the lists even if their stamps are unchanged, because an operator has asked for it.
         self.factory.admission.reload(force=True)
         self.factory.admission_changed()
         self.registration.changed()
@@ -124,6 +125,7 @@ class RelayServer(ListeningService):
         self.factory.tuned = await self._listen(self.factory)
         await self._status.start()
         if self.registration.is_wanted:
+            # With port 0 the address is known only once the port is open, so the entry is posted after that.
             self.registration.address = self.registration.address or address_of(self.ports[0])
             self.registration.start()
             if self.settings.public_address is not None:

@@ -136,6 +136,8 @@ class ServedSession(Generic[PeerT, LimitsT]):
             # Admission is not decided: the frames stay in the link's buffer. After a refusal they are dropped.
             return 0 if self.link is not None and self.link.ended_for is None else end
         relay, link = self._factory.relay, self.link
+        # At most STEPS frames are handled one by one in a call. Otherwise one read of tiny frames could hold up all
+        # other clients.
         taken = relay.receive_frames(self._peer, buffer, end, STEPS)
         if relay.steps and link is not None:
             if relay.steps >= STEPS:
@@ -217,6 +219,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
 
     def admission_changed(self) -> None:
         """End the connections of clients that the changed lists no longer admit."""
+        # Refusing a session changes the set of sessions, so the loop runs over a copy.
         for session in list(self.sessions):
             link = session.link
             if link is not None and link.remote is not None and self.admission.listed(link.remote) is False:

@@ -40,8 +40,9 @@ class ClientStream(StreamTransport):
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
-        # A CLOSE can be lost with its connection.  An initiator then tries to resume and learns that the stream is
-        # closed.  A responder would wait in vain to be resumed, so the responder leaves closing to the initiator.
+        # A CLOSE can be lost with its connection. An initiator then tries to resume and learns that the stream is
+        # closed. A responder would wait in vain to be resumed. So the initiator leaves closing to the responder, whose
+        # CLOSE may be lost without harm.
         return self.end is not None and self.end.initiator
 
     @property

@@ -77,6 +77,7 @@ class Dialect:
         """
         reader = self.reader
         value = reader.parse(body)
+        # Go decodes null into an empty struct, and the reference then refuses the entry for its missing version.
         members = {} if value is None and self.null_is_empty else reader.members(value, _ENTRY, "entry")
         client = server = successor = None
         port_given = True
@@ -100,6 +101,8 @@ class Dialect:
             successor=successor,
             spelling=self.spelling,
         )
+        # A program may have signed an empty port or none; the posted JSON does not tell which, so the signature
+        # decides.
         if server is None or port_given or not self.port_optional:
             return (entry,)
         return (entry, replace(entry, server=replace(server, port=None)))
@@ -161,6 +164,7 @@ def signed_one(ways: Sequence[Entry]) -> Entry:
 
     :raises EntrySignatureError: the signature covers none of them.
     """
+    # The last form raises, so the error is the same as for an entry with only one form.
     for entry in ways[:-1]:
         try:
             entry.verify()

@@ -50,6 +50,7 @@ def features(version: str) -> frozenset[str]:
     version, and the signature covers it.
     """
     words = version[:MAX_VERSION].partition("+")[2]
+    # An unknown word is kept, because the owner of the entry may be newer than this program.
     return frozenset(word for word in words.split(".") if word)
 
 

@@ -103,6 +103,7 @@ class Reader:
         """Return an integer with ``low <= number < high``; 0 for None."""
         if value is None:
             return 0
+        # In Python a bool is an int, but JSON's true is not a number.
         if isinstance(value, bool) or not isinstance(value, int):
             raise EntryDecodeError(f"{what} is not an integer")
         if not low <= value < high:
@@ -138,6 +139,7 @@ class _Strict(Reader):
 
     def integer(self, value: object, low: int, high: int, what: str) -> int:
         """Return an integer; ``1.0`` counts as one, as in JSON Schema."""
+        # The number of digits is checked first: converting 1e999999999 to an integer would use up the memory.
         if isinstance(value, Decimal) and value.adjusted() < _DIGITS and value == int(value):
             value = int(value)
         return super().integer(value, low, high, what)
@@ -161,6 +163,7 @@ class _AsGo(Reader):
         """Return the known members. Go ignores the case of names, and the last of several duplicates wins."""
         members: dict[str, object] = {}
         for given, member in _object(value, what):
+            # Names are matched as in Go: an exact match first, and otherwise one without regard to case.
             name = given if given in known else given.casefold()
             if name in known:
                 members[name] = member

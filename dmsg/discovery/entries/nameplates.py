@@ -51,6 +51,8 @@ TOO_MANY = -1
 def length(in_use: int, is_attacked: bool) -> int:
     """Return the index in ``DIGITS`` of new numbers: longer ones when there are many, or somebody tries numbers."""
     found = 0
+    # A sparse range of numbers is the defence against guessing: most guesses find no nameplate, and those are
+    # expensive.
     while found < len(DIGITS) - 1 and in_use > DENSE * 10 ** DIGITS[found]:
         found += 1
     return min(len(DIGITS) - 1, found + is_attacked)
@@ -84,8 +86,10 @@ def decide_claim(known: StoredNameplate | None, place: str, held: int, most: flo
     :param place: address block of the claim, which has ``held`` nameplates and may have ``most``.
     :param free: candidates that no key has, read only as far as needed.
     """
+    # A new claim of a key from the same block only extends its nameplate, so the limit does not apply.
     if (known is None or known.place != place) and held >= most:
         return TOO_MANY
+    # The candidates are read lazily, because a store has to look up each of them.
     return next(iter(free), NONE_FREE) if known is None else known.number
 
 

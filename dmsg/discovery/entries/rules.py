@@ -40,6 +40,7 @@ def time_order(timestamp: int) -> str:
     above 9223371974719179007 wrap and count as older than any present one. The fixed width lets a database compare
     them.
     """
+    # Adding 2**63 makes the signed result of Go's addition an unsigned number of the same order.
     return f"{(timestamp + _UNIX_TO_YEAR_1 + INT64) % UINT64:020d}"
 
 
@@ -94,6 +95,7 @@ def check_iteration(head: Head | None, entry: Entry) -> bool:
     if head is None or head.deleted:
         if entry.sequence != 0:
             raise EntryInvalid(WRONG_FIRST_SEQUENCE)
+        # The tombstone decides by time alone: after a deletion a key begins again at sequence 0.
         if head is not None and time_order(entry.timestamp) <= head.order:
             raise DeletedLater(head, entry)
         return True
@@ -169,6 +171,7 @@ def decide_post(present: PresentState | None, entry: Entry, now: float, terms: T
         return Replacement(first, True, NEVER, False)
     if first or present is None or present.target != target(entry):
         return Replacement(first, False, now, False)
+    # A server with the same address stays listed, because an owner who refreshes the entry must not lose its place.
     return Replacement(first, present.checked, now, terms.refreshes)
 
 
@@ -218,6 +221,7 @@ def decode_deletion(body: bytes) -> Deletion:
         timestamp=STRICT.integer(members["timestamp"], -INT64, INT64, "timestamp"),
         signature=string_of(members["signature"], "signature").lower(),
     )
+    # The null key is no point of the curve, so nobody can sign for it; the reference names this case in its own words.
     if deletion.static == NULL_KEY:
         raise EntryInvalid("entry Keys is nil")
     try:
@@ -235,6 +239,7 @@ def check_deletion(head: Head | None, deletion: Deletion) -> None:
     """
     if head is None or head.deleted:
         raise KeyError(deletion.static)
+    # The sequence ties the deletion to one entry: a recorded deletion deletes no later entry.
     if deletion.sequence != head.sequence:
         raise EntryInvalid(WRONG_DELETE_SEQUENCE)
     if time_order(deletion.timestamp) <= head.order:

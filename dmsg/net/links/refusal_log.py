@@ -46,6 +46,7 @@ class RefusalLog:
             detail = f" ({detail})" if detail else ""
             _log.info("stranger {address}: {reason}{detail}", address=address, reason=reason, detail=detail)
         else:
+            # The reasons are few and named by the code, so this table needs no bound of its own.
             self._others[reason] = self._others.get(reason, 0) + 1
         if self._call is None and not self._stopped:
             self._call = self._reactor.callLater(SUM_UP, self._sum_up)

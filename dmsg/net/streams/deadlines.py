@@ -58,7 +58,10 @@ class Deadlines:
         if self.idle is None:
             self.set(IDLE, None, lambda: False)
             return
+        # Traffic only notes the time, and one timer checks it later. Moving a timer for each frame would cost more than
+        # the frame.
         left = self._last_traffic + self.idle - self._reactor.seconds()
+        # A rest below the clock's resolution would fire again and again in the same moment.
         self.set(IDLE, max(left, 0.001), self._is_idle)
 
     def _is_idle(self) -> bool:

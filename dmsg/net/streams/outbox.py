@@ -94,6 +94,7 @@ class Outbox:
     def put_back(self, frames: Iterable[tuple[bytes | memoryview, Ticket | None]]) -> None:
         """Return frames that did not arrive to the front of the queue."""
         if self._offset:
+            # A frame was already cut from the first piece, so only its rest is still in the queue.
             data, ticket = self.waiting.popleft()
             self.waiting.appendleft((memoryview(data)[self._offset :], ticket))
             self._offset = 0
@@ -118,6 +119,7 @@ class Outbox:
         data, ticket = queue[0]
         size = len(data) - self._offset
         if size > largest:
+            # A view costs no copy, and the piece keeps the bytes alive until the frame is acknowledged.
             piece: bytes | memoryview = memoryview(data)[self._offset : self._offset + largest]
             self._offset += largest
             size = largest

@@ -53,12 +53,14 @@ class ProducerHolder:
         if producer is None:
             return False
         if not self._streaming:
+            # A pull producer writes once per call, so the next call comes when the queue is empty.
             if empty:
                 producer.resumeProducing()
         elif unsent > SEND_HIGH_WATER:
             if not self._paused:
                 self._paused = True
                 producer.pauseProducing()  # type: ignore[union-attr]
+        # The lower mark for resuming keeps a producer from being paused and resumed with each frame.
         elif self._paused and unsent <= SEND_HIGH_WATER // 2:
             self._paused = False
             producer.resumeProducing()

@@ -38,6 +38,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
         switch = self._switch
         for delivery in list(switch.waiting):
             session = switch.sessions.get(delivery.session)
+            # A newer connection has the session by now; ending it would not free this memory.
             if session is None or session.delivery is not delivery:
                 continue
             size = delivery.size + (session.socket.unsent if session.socket is not None else 0)
@@ -57,6 +58,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
             end = self._end_of(session, Drop.UNFINISHED)
             yield Holding((f"twin {session.owner}",), "unfinished", session.unfinished, age, end)
         for session, size in switch.lookups.looking.items():
+            # The owner is the twin and not the session, because one twin may open many sessions.
             yield Holding((f"twin {session.owner}",), "registry", size, 0.0, partial(self._forget_lookups, session))
         for twin, size in switch.federation.sizes().items():
             yield Holding((f"twin {twin}",), "federation", size, 0.0, partial(switch.federation.give_up, twin))

@@ -32,6 +32,7 @@ class LimitLog:
     def count(self, twin: int) -> None:
         """Count a message of ``twin`` that was refused by the rate limit."""
         for counted in (self.of_twin, self._now):
+            # Each named twin is a line of the metrics, and twins are cheap to create, so the table is bounded.
             counted[twin if twin in counted or len(counted) < MAX_TWINS else 0] += 1
 
     def tell(self, *, last: bool = False) -> None:

@@ -48,6 +48,7 @@ class FixedWindow:
         :param twin: a twin that the registry knows.
         """
         window = self._window_of(twin, now)
+        # The bound keeps a popular twin from saving up free answers for a flood.
         window.questions = min(window.questions + 1, self.count)
 
     def measure(self, twin: int, size: int, now: float, *, is_answer: bool = False) -> bool:
@@ -57,6 +58,7 @@ class FixedWindow:
         to a
         question only the bytes beyond ``FREE_ANSWER`` count.
         """
+        # Such a message never fits, so counting it would only use up the window of smaller ones.
         if size > self.size:
             return False
         window = self._window_of(twin, now)
@@ -84,5 +86,6 @@ class FixedWindow:
         else:
             self._twins.move_to_end(twin)
             if window.number != number:
+                # Open questions outlive the window: an answer may come a minute later.
                 window.number, window.count, window.size = number, 0, 0
         return window

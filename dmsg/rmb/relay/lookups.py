@@ -89,8 +89,10 @@ class LookupLines:
                 # A sender takes an error as final, and the registry may be back in a moment.
                 self._clock.callLater(LOOKUP_RETRY, ask)
                 return
+            # A missing twin is an answer. Any other failure says nothing about the twin.
             said = None if isinstance(result, Failure) and result.check(TwinNotFound) else result
             session.lookups -= 1
+            # The lower mark for the release keeps a session from being held and released with each answer.
             if session.lookups <= MAX_LOOKUPS // 2 and session.socket is not None:
                 session.socket.release(HoldReason.LOOKUPS)
             for one in self._lines.pop(twin):

@@ -59,6 +59,7 @@ class PeriodicChecks:
     def _check_deliveries(self) -> None:
         """Spill deliveries whose confirmations take long, and end sessions that confirm nothing."""
         switch, now = self._switch, self._clock.seconds()
+        # Ending a session changes the table, so the loop runs over a copy.
         for delivery in list(switch.waiting):
             if not len(delivery):
                 del switch.waiting[delivery]
@@ -83,6 +84,7 @@ class PeriodicChecks:
             since = session.unfinished_since
             if since is None:
                 session.unfinished_since = now
+            # A slow sender of a large message is not distinguished from an attacker who holds memory with it.
             elif now - since >= UNFINISHED_FOR:
                 session.end(Drop.UNFINISHED, TRY_LATER, "a message that does not end")
 

@@ -59,6 +59,7 @@ class Presence:
         most = self._most.first()
         if most is None or not self.can_make_place(twin):
             return None
+        # The newest sessions end first: a twin that floods the relay with sessions loses those, and keeps its old ones.
         return next((one for one in reversed(self._newest[most].values()) if one.is_idle), None)
 
     def add(self, session: RelaySession) -> RelaySession | None:
@@ -69,6 +70,7 @@ class Presence:
         before = self.sessions.get(session.session)
         self.sessions[session.session] = session
         newest = self._newest.setdefault(session.owner, {})
+        # The pop moves a session that reconnects to the end, where ``make_place`` begins its search.
         newest.pop(session.session, None)
         newest[session.session] = session
         if before is None:
@@ -81,6 +83,7 @@ class Presence:
 
     def remove(self, session: RelaySession) -> bool:
         """Remove a session that is gone; return False when a newer connection has its name."""
+        # A newer connection of the same name has taken its place and must stay.
         if self.sessions.get(session.session) is not session:
             return False
         del self.sessions[session.session]
@@ -104,6 +107,8 @@ class Presence:
         """Whether a session is connected, or connects within :data:`COME_BACK` if this relay has just started."""
         if session in self.sessions:
             return succeed(True)
+        # Only just after a start do sessions come back in numbers. Later, an absent session is offline, and its sender
+        # is told at once.
         if self._clock.seconds() - self._started >= START_GRACE or len(self._coming_back) >= MAX_COMING_BACK:
             return succeed(False)
         waiting: Deferred[bool] = Deferred()

@@ -44,5 +44,6 @@ class Ranker:
     def order(self, relays: Iterable[str], now: float) -> list[str]:
         """Return the relays in order, the best first."""
         ordered = list(relays)
+        # ``sorted`` is stable, so relays with equal rates stay in random order and share the load.
         self._random.shuffle(ordered)
         return sorted(ordered, key=lambda relay: self.rate(relay, now))

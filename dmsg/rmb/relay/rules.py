@@ -85,6 +85,7 @@ class Rules:
         """
         if self.limiter is not None and not self.limiter.measure(session.twin, size, now, is_answer=header.is_answer):
             raise MessageRefused(Drop.RATE_LIMITED)
+        # The relay does not verify signatures of its own twins; the token of the session has proved who sends.
         if header.source != session:
             raise MessageRefused(Drop.WRONG_SOURCE)
         if header.kind == "ping":
@@ -129,6 +130,7 @@ class Rules:
         if not relays:
             return Decision(Action.REFUSE, drop=Drop.NO_RELAY)
         others = relays - self.domains
+        # None of the twin's relays is this one, so the twin never connects here.
         if len(others) == len(relays):
             return Decision(Action.FORWARD, others)
         if header.fail_fast:
@@ -143,6 +145,7 @@ class Rules:
         """
         if twin is None:
             return Decision(Action.REFUSE, drop=Drop.UNKNOWN_DESTINATION)
+        # Another relay may have an outdated entry. Forwarding for it could send a message round in a circle.
         if self.domains and not twin.relays & self.domains:
             return Decision(Action.REFUSE, drop=Drop.NO_RELAY)
         if header.fail_fast:

@@ -181,11 +181,13 @@ class RelaySession:
             self.bytes_in += len(data)
             self.switch.received(self, data)
             ledger = self.ledger
+            # The session is held and not refused: a sender would take a refusal of a message as final.
             if ledger.relaxed is None and (len(ledger) >= MAX_UNSETTLED or ledger.size >= MAX_UNSETTLED_SIZE):
                 ledger.relaxed = self._resume
                 self.socket.hold(HoldReason.UNSETTLED)  # type: ignore[union-attr]
 
     def ping_received(self, payload: bytes) -> None:
+        # A session counts as one that resends from its first ping of this size on.
         if self.delivery.lazy and len(payload) == ASKING_PING:
             self._asks(True)
         if self.parking.closed:
@@ -194,6 +196,7 @@ class RelaySession:
             self.ledger.ping(payload)
 
     def pong_received(self, payload: bytes) -> None:
+        # Pings behind messages have 8 bytes; other pongs answer keepalive pings.
         if len(payload) != 8 or self.gone:
             return
         try:

@@ -223,11 +223,13 @@ class Switch:
         mail = self._admitted(session, data)
         if mail is None:
             return
+        # The message enters the ledger before anything can fail, so that a later ping of its sender waits for it.
         session.ledger.add(mail)
         if self._delivered(mail):
             return
         number = mail.destination.twin
         twin = self.registry.get_cached(number)
+        # While earlier messages to the twin wait for the registry, a later one must not overtake them.
         if twin is not None and number not in self.lookups:
             self._route(session, mail, twin)
         else:
@@ -367,6 +369,7 @@ class Switch:
         if not header.wants_answer:
             return
         to = header.source if to is None else to
+        # A source without a twin, as in a message of a relay itself, can receive no answer.
         if not to.twin:
             return
         said = error_answer(header, text, to if addressed else None, self.now())

@@ -57,6 +57,7 @@ def decode(body: bytes) -> list[tuple[bytes, bool]]:
             raise EnvelopeError("batch is cut off")
         flags, size = _HEAD.unpack_from(body, at)
         at += _HEAD.size
+        # An unknown flag may change what a message means, so it is refused and not ignored.
         if flags & ~_ONLY_CONNECTED:
             raise EnvelopeError("unknown flags")
         if size > len(body) - at:
@@ -85,6 +86,7 @@ class AnswerParser:
         :raises ValueError: a line is malformed.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
+        # The rest counts too: a relay that never ends its line would otherwise fill the memory.
         if max(len(self._rest), *map(len, lines), 0) > LONGEST_LINE:
             raise ValueError("line is too long")
         for one in lines:

@@ -145,6 +145,7 @@ class Federation:
             self._only_keep(item)
             return
         self._hold(item)
+        # The sender does not resend, so the message must survive this process from now on.
         if mail.owner is not None and mail.owner.durable:
             self._keep(item)
         self._make_ready(item)
@@ -230,6 +231,7 @@ class Federation:
     def _later(self, item: _Item) -> None:
         """Schedule a retry of a message that no relay accepted, and store the message meanwhile."""
         item.next = self._reactor.seconds() + item.delay
+        # The delay doubles, so a relay that is down for an hour costs little; a message is tried until its life ends.
         item.delay = min(RETRY_MOST, 2 * item.delay)
         self._keep(item)
 
@@ -252,6 +254,7 @@ class Federation:
         self._later(item)
 
     def _finish(self, item: _Item, error: str | None) -> None:
+        # A message finishes only once, whoever ends it first.
         if self._items.pop(item, self) is self:
             return
         self._size -= len(item.mail.data)
@@ -321,6 +324,7 @@ class Federation:
         except Exception:
             item.next = self._reactor.seconds() + item.delay
             return
+        # The twin may have moved since the message was accepted, so its entry is looked up again.
         item.relays = twin.relays - self._domains - {""}
         if not item.relays:
             self._finish(item, REMOTE + NO_RELAY.removeprefix("relay info "))
@@ -330,6 +334,7 @@ class Federation:
     def _on_batch(self, batch: list[QueuedMessage]) -> None:
         self._behind = bool(batch)
         for queued in batch:
+            # A read that began before a message was finished may still return it.
             if queued.id in self._kept or queued.id in self._finished_ids:
                 continue
             try:

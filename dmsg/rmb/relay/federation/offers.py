@@ -91,6 +91,7 @@ class Offers:
                 self._forget_offer(offers, number)
             del self._offers[session]
             return
+        # One message at a time: the receiver gets its messages in order, and an absent one costs one request per retry.
         number, (data, _) = next(iter(offers.items.items()))
         offers.running = True
 

@@ -33,12 +33,15 @@ class InboundAcceptor:
         ledger = Ledger(lambda payload: taken.callback(None))
         mail = Mail(data, header.until(switch.now()), ledger, header)
         ledger.add(mail)
+        # The ping is answered once the message is settled, which fires ``taken``. Sessions and relays thus share one
+        # rule.
         ledger.ping(b"")
         receiver = switch.sessions.get(header.destination)
         if receiver is not None and receiver.delivery.is_crowded and not mail.is_answer:
             # A sender of this relay would be held; another relay tries again later.
             taken.errback(MessageRefused(Drop.BUSY))
             return taken
+        # The answer to the other relay waits for the confirmation, because that relay forgets the message with it.
         if receiver is not None and receiver.delivery.offer(mail):
             switch.count_in(mail)
             return taken

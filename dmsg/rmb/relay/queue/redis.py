@@ -337,6 +337,7 @@ class RedisQueue:
                 try:
                     await run("XGROUP", "CREATE", FEDERATION_STREAM, GROUP, "0", "MKSTREAM")
                 except Exception as error:
+                    # The error means that another process, or an earlier run, has made the group.
                     if "BUSYGROUP" not in str(error):
                         raise
                 self._grouped = True
@@ -396,6 +397,7 @@ class RedisQueue:
         return Deferred.fromCoroutine(self._expired(now))
 
     async def _expired(self, now: float) -> list[tuple[str, bytes]]:
+        # The periodic check for expired messages doubles as the retry of deletions.
         if (self._removals or self.trouble is not None) and not self._removing:
             self._removing = True
             try:
@@ -419,6 +421,7 @@ class RedisQueue:
         name, _, rest = message.decode(errors="replace").partition(" ")
         what, _, session = rest.partition(" ")
         watcher = self._watcher
+        # The channel also returns the notices that this process has published.
         if name == self._name or watcher is None:
             return
         if what == "+":

@@ -29,6 +29,8 @@ class Removals:
         """Remember ids that could not be deleted, or that are being deleted."""
         for number in ids:
             self._ids[session, number] = None
+        # Forgetting an id means delivering its message twice, which receivers recognise. Unbounded memory would end the
+        # relay.
         while len(self._ids) > MAX_REMOVALS:
             del self._ids[next(iter(self._ids))]
             self.forgotten += 1

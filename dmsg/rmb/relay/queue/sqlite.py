@@ -44,6 +44,7 @@ def _some(cursor: sqlite3.Cursor, column: int) -> list[Any]:
     rows = []
     size = 0
     for row in cursor:
+        # The row that exceeds the limit is still returned; otherwise a message above BATCH_BYTES would never be read.
         rows.append(row)
         size += len(row[column])
         if size >= BATCH_BYTES:
@@ -117,6 +118,7 @@ class SQLiteQueue:
         if not self._open:
             self._db.execute("BEGIN IMMEDIATE")
             self._open = True
+            # A commit per message would cost more than its insert, so all writes of a reactor turn share one.
             self._clock.callLater(0, self._commit)
 
     def _commit(self) -> None:
@@ -128,6 +130,7 @@ class SQLiteQueue:
             self._undo(error)
             return
         self._open = False
+        # Callers are told after the commit, never before: a message that is reported as stored must survive a kill.
         deleting, self._deleting = self._deleting, []
         for session, ids in deleting:
             self._removals.done(session, ids)
@@ -151,6 +154,8 @@ class SQLiteQueue:
 
     def _failed(self, error: sqlite3.Error) -> None:
         """Handle a failed statement; SQLite may have rolled back the other statements of its transaction."""
+        # SQLite ends the whole transaction at some errors, among them a full disk. Then the appends of this turn are
+        # lost as well.
         if self._open and not self._db.in_transaction:
             self._undo(error)
         self._in_trouble(str(error))
@@ -308,6 +313,7 @@ class SQLiteQueue:
         return succeed([])
 
     def remove(self, session: str, ids: Sequence[QueueId]) -> None:
+        # Until the deletion is committed, readers must skip these messages, or they would be delivered twice.
         self._removals.add(session, ids)
         if self.trouble is not None:
             return  # The next retry deletes all of them together.
@@ -360,6 +366,7 @@ class SQLiteQueue:
         self._commit()
         tried = 0
         while len(self._removals) not in (0, tried):
+            # The loop ends when an attempt deletes nothing more, as on a full disk.
             tried = len(self._removals)
             self._retry()
             self._cancel_retry()
