@@ -27,8 +27,9 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from benchmarks.report import show
-from dmsg.analytics.jobs import Pipeline, receipts_source, spool_source
+from dmsg.analytics.jobs import Pipeline
 from dmsg.analytics.lake import Lake
+from dmsg.analytics.listing import receipts_source, spool_source
 from dmsg.analytics.schemas import EVENT, FAMILIES, SILVER
 from dmsg.analytics.session import make_session
 from dmsg.analytics.simulate import Network, Simulation

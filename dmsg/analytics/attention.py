@@ -17,6 +17,7 @@ from dmsg.analytics.charts import human
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import LIES
 from dmsg.analytics.store import Row, Store
+from dmsg.telemetry.spool_listing import Left, left_lines
 
 TABLES = (
     "boot",
@@ -92,8 +93,8 @@ class Urgency(IntEnum):
 class Finding:
     """Finding for an operator.
 
-    :ivar kind: silent, crashed, full, slow receivers, slow, claims, clock, unheard, missing, old, changed, new, or
-        the kind of an ``actor``, as ``scan``.
+    :ivar kind: silent, crashed, full, slow receivers, slow, claims, clock, unheard, missing, not read, old, changed,
+        new, or the kind of an ``actor``, as ``scan``.
     :ivar about: key of a server, or name of a process or an actor; empty for the whole network.
     :ivar place: section of the report that shows the rows behind the finding.
     """
@@ -111,19 +112,21 @@ def needs_attention(store: Store, state: State, *, now: datetime) -> list[Findin
     :raises LakeError: the tables cannot be read.
     """
     since = str(date.fromisoformat(max(state.days)) - timedelta(DAYS_BACK))
-    return attention({name: store.gold(name, state, since) for name in TABLES}, now=now)
+    return attention({name: store.gold(name, state, since) for name in TABLES}, now=now, left=state.left)
 
 
-def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime) -> list[Finding]:
+def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left | None = None) -> list[Finding]:
     """Return the findings in rows.
 
     :param tables: rows of :data:`TABLES`.
     :param now: current time, with a time zone.
+    :param left: files that the run could not read.
     """
     network = tables["network_day"]
     boots = [{**row, "first_at": _utc(row["first_at"]), "last_at": _utc(row["last_at"])} for row in tables["boot"]]
+    not_read = [Finding(Urgency.SOON, "not read", "", line, "Data") for line in left_lines(left or {})]
     if not network or not boots:
-        return []
+        return not_read
     newest = max(row["dt"] for row in network)
     kinds: list[Iterator[Finding]] = [
         _old(boots, now),
@@ -136,6 +139,7 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime) -> list[Fin
         _clocks(tables["clock_day"], newest),
         _unheard(tables["uptime_day"], newest),
         _missing(tables["quality_day"]),
+        iter(not_read),
         *(_attacks([row for row in tables["actor"] if row["kind"] == kind], newest) for kind in _DEEDS),
         _changed(network, tables["uptime_day"], now),
     ]

@@ -9,7 +9,8 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dmsg.analytics.jobs import Pipeline, receipts_source, spool_source
+from dmsg.analytics.jobs import Pipeline
+from dmsg.analytics.listing import receipts_source, spool_source
 from dmsg.analytics.session import Load, make_session
 from dmsg.telemetry.schema import EVENTS_PREFIX, SCHEMA_VERSION, SEGMENT_SUFFIX
 

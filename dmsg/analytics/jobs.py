@@ -5,8 +5,9 @@ Each step is named to ``progress``, so that a person sees how far the run is.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
@@ -23,13 +24,14 @@ from dmsg.analytics.delta import File
 from dmsg.analytics.event_rules import LACKING
 from dmsg.analytics.intake import convert_files
 from dmsg.analytics.lake import Lake
+from dmsg.analytics.listing import AS_NAMED, Source, Unread, list_files, open_files
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow
 from dmsg.analytics.refine import MIDNIGHT_MS, Refinement
 from dmsg.analytics.runs import Claim, State, TablesBusy
 from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, FAMILIES, OVERALL, QUARANTINE, RAW, SILVER
 from dmsg.analytics.sealed_files import Sealed, Target
 from dmsg.analytics.store import FILES, batch_of, local_path
-from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
+from dmsg.telemetry.spool_listing import Left, Reason, merge
 
 MAX_LINE = 1024 * 1024
 """Longest line of a spool in bytes. A longer line is skipped, and its file counts as lacking a line."""
@@ -45,10 +47,6 @@ READ_OPTIONS = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
 }
-AS_NAMED = {"__globPaths__": "false", "recursiveFileLookup": "true"}
-"""Reader options that treat names literally: no glob patterns and no partition directories. Spark's own reader of a
-stream uses the internal option ``__globPaths__`` for this purpose; there is no public one.
-"""
 BATCH_BYTES = 2 * 1024**3
 """Bytes of files that one batch of a stream reads."""
 LINES = "lines"
@@ -75,34 +73,11 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Source:
-    """Directory of files to read.
-
-    :ivar name: name of the source in bronze.
-    :ivar path: directory or URI, read recursively.
-    :ivar pattern: glob pattern of the file names.
-    :ivar checked: whether the files hold receipts whose signatures were checked.
-    """
-
-    name: str
-    path: str
-    pattern: str
-    checked: bool = False
-
-
-def spool_source(path: str) -> Source:
-    """Return the source of the events that entities wrote."""
-    return Source("spool", path, f"{EVENTS_PREFIX}*{SEGMENT_SUFFIX}")
-
-
-def receipts_source(path: str) -> Source:
-    """Return the source of the checked receipts."""
-    return Source("receipts", path, f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}", checked=True)
-
-
-@dataclass(frozen=True)
 class RunOutcome:
-    """Result of a run: the new state and counts for the user."""
+    """Result of a run: the new state and counts for the user.
+
+    :ivar left: what the run could not read.
+    """
 
     state: State
     days: list[str]
@@ -110,6 +85,7 @@ class RunOutcome:
     quarantined: int
     torn_files: int
     duplicates: int
+    left: Left
 
 
 def _no_progress(what: str, done: int, total: int) -> None:
@@ -136,24 +112,12 @@ class NewLines:
     changed: dict[str, set[str]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Unread:
-    """File that no run has read.
-
-    :ivar uri: name of the file in bronze.
-    :ivar path: path as Spark reads it.
-    """
-
-    uri: str
-    path: str
-    size: int
-
-
 class Pipeline:
     """Jobs over one lake.
 
     :param now: time of the run; decides which events are from the future and which days are recent.
     :param tune: use settings for small jobs where little is to be done; False always uses those for large jobs.
+    :param left: paths of files that could not be read before the run, by reason.
     """
 
     def __init__(
@@ -164,11 +128,14 @@ class Pipeline:
         now: datetime | None = None,
         progress: Progress = _no_progress,
         tune: bool = True,
+        left: Mapping[Reason, set[str]] | None = None,
     ) -> None:
         self.lake = Lake(spark, out)
         self.spark = spark
         self.now = now or datetime.now(UTC)
         self._progress = progress
+        self._left: list[Mapping[Reason, set[str]]] = [left or {}]
+        self._lists = False
         self._done = 0
         self._may_tune = tune
         self._small = tune
@@ -268,10 +235,16 @@ class Pipeline:
         parts, refused = self._converted(files, source, number)
         rows = None
         if refused:
-            lines = self.spark.read.schema(RAW).options(**READ_OPTIONS, **AS_NAMED).json(refused)
-            lines = lines.withColumn("file", F.col("_metadata.file_path"))
-            rows = self._bronze_rows(lines, source.name, number, self._now_ms, checked=source.checked)
-        self.lake.add_bronze(rows, source.name, number, parts=parts)
+            lines = self._lines("json", refused)
+            if lines is not None:
+                rows = self._bronze_rows(lines, source.name, number, self._now_ms, checked=source.checked)
+        if rows is not None or parts:
+            self.lake.add_bronze(rows, source.name, number, parts=parts)
+
+    def _lines(self, kind: str, paths: list[str]) -> DataFrame | None:
+        """Return the lines of files, as JSON or as text; None if Spark can open none."""
+        reader = self.spark.read.options(**READ_OPTIONS, **AS_NAMED).format(kind)
+        return open_files(reader.schema(RAW) if kind == "json" else reader, paths)
 
     def _converted(self, files: list[Unread], source: Source, number: int) -> tuple[list[Part], list[str]]:
         """Convert with Arrow what it takes.
@@ -300,21 +273,6 @@ class Pipeline:
         refused = {one.uri for one in found.refused}
         return found.parts, [file.path for file in files if file.uri in refused]
 
-    def _listing(self, sources: Iterable[Source]) -> DataFrame:
-        """Return all files of the sources: name as a URI, path as Spark reads it, and length in bytes."""
-        listing = None
-        for source in sources:
-            files = (
-                self.spark.read.format("binaryFile")
-                .option("pathGlobFilter", source.pattern)
-                .options(**AS_NAMED)
-                .load(source.path)
-                .select(bronze.uri(F.col("_metadata.file_path")).alias("file"), "path", "length")
-            )
-            listing = files if listing is None else listing.unionByName(files)
-        assert listing is not None
-        return listing
-
     # --- a run ---
 
     def run(self, sources: list[Source]) -> RunOutcome:
@@ -337,7 +295,9 @@ class Pipeline:
         :returns: URIs of the files that no run has refined.
         """
         self._step("listing files")
-        rows = self._listing(sources).join(self._known(before), "file", "left_anti").collect()
+        self._lists = True
+        files = list_files(self.spark, sources, self._left)
+        rows = files.join(self._known(before), "file", "left_anti").collect()
         unread = [Unread(row.file, row.path, row.length) for row in rows]
         # Lines that a killed run or stream wrote to bronze are refined as well, even if no file is unread.
         if unread or self.lake.unrefined(before.batches):
@@ -370,12 +330,19 @@ class Pipeline:
         """
         lake, number = self.lake, claim.number
         taken = self.take_in(before, number, unread)
+        # A stream does not list files itself.
+        left = merge(self._left) if self._lists else before.left
         if taken is None:
+            if before.run and left != before.left:
+                before = replace(before, run=number, at=self._now_ms, left=left)
+                claim.finish(before)
             self._progress("nothing is new", self._total, self._total)
-            return RunOutcome(before, [], 0, 0, 0, 0)
+            return RunOutcome(before, [], 0, 0, 0, 0, left)
         days = taken.days
         at = self._now_ms
-        state = replace(before.with_days(days, number), run=number, batches=taken.batches, at=at, versions={})
+        state = replace(
+            before.with_days(days, number), run=number, batches=taken.batches, at=at, versions={}, left=left
+        )
         duplicates = 0
         if days:
             files = lake.table("", "bronze").files()
@@ -400,7 +367,7 @@ class Pipeline:
         lake.tidy(before, claim)
         state = lake.finish(claim, state)
         self._progress("done", self._total, self._total)
-        return RunOutcome(state, days, taken.events, taken.quarantined, taken.torn_files, duplicates)
+        return RunOutcome(state, days, taken.events, taken.quarantined, taken.torn_files, duplicates, left)
 
     def take_in(self, before: State, number: int, unread: list[str]) -> NewLines | None:
         """Record the files of bronze's new batches, and find the days that the batches touch.
@@ -455,8 +422,10 @@ class Pipeline:
         files = [unquote(file) for file in lacking[:MOST_LACKING]]
         if not files:
             return False
-        texts = self.spark.read.options(**READ_OPTIONS, **AS_NAMED).text(files)
-        lines = texts.where(F.col("value").rlike(bronze.PASSED_OVER)).withColumn("file", F.col("_metadata.file_path"))
+        texts = self._lines("text", files)
+        if texts is None:
+            return False
+        lines = texts.where(F.col("value").rlike(bronze.PASSED_OVER))
         nothing = [
             f"CAST(NULL AS {one.dataType.simpleString()}) AS `{one.name}`" for one in RAW.fields if one.name != CORRUPT
         ]
@@ -475,7 +444,17 @@ class Pipeline:
         if any(not is_of_arrow(file.path) for file in lake.fresh_files(before.batches)):
             found += bronze.file_report(lake.fresh(before.batches)).toArrow().to_pylist()
         nothing = {"lines": 0, "problem": "nothing in it can be read"}
-        rows = {file: {"file": file, **nothing} for file in unread} | {row["file"]: row for row in found}
+        rows = {row["file"]: row for row in found}
+        gone: dict[Reason, set[str]] = {Reason.GONE: set()}
+        for file in unread:
+            if file not in rows:
+                path = unquote(file.removeprefix("file:"))
+                if file.startswith("file:") and not os.path.exists(path):
+                    # The file is not recorded: if it comes back, it is read.
+                    gone[Reason.GONE].add(path)
+                else:
+                    rows[file] = {"file": file, **nothing}
+        self._left.append(gone)
         schema = arrow_schema(FILES.schema)
         lake.put(pa.Table.from_pylist(list(rows.values()), schema=schema), "silver", "files", number, more=True)
         return {file: row["problem"] for file, row in rows.items()}

@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,11 +20,13 @@ from pyspark.sql import SparkSession
 from dmsg.analytics import report, report_data
 from dmsg.analytics.atomic_write import write_atomically
 from dmsg.analytics.delta import LakeError
-from dmsg.analytics.jobs import Pipeline, Progress, RunOutcome, Source, receipts_source, spool_source
+from dmsg.analytics.jobs import Pipeline, Progress, RunOutcome
+from dmsg.analytics.listing import Source, receipts_source, spool_source
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, SparkFailed, is_connect, make_session
 from dmsg.analytics.store import Store
+from dmsg.telemetry.spool_listing import Reason, left_lines
 
 Errors = (LakeError, JavaMissing, SparkFailed)
 """Errors that the user can mend; their text is one line."""
@@ -69,9 +71,19 @@ def sources(spool: str, receipts: str | None) -> list[Source]:
     return [spool_source(spool), *([] if receipts is None else [receipts_source(receipts)])]
 
 
-def run(spark: SparkSession, spool: str, receipts: str | None, out: str, progress: Progress) -> RunOutcome:
-    """Bring the tables under ``out`` up to date."""
-    return Pipeline(spark, out, progress=progress).run(sources(spool, receipts))
+def run(
+    spark: SparkSession,
+    spool: str,
+    receipts: str | None,
+    out: str,
+    progress: Progress,
+    left: Mapping[Reason, set[str]] | None = None,
+) -> RunOutcome:
+    """Bring the tables under ``out`` up to date.
+
+    :param left: paths of files that could not be verified, by reason.
+    """
+    return Pipeline(spark, out, progress=progress, left=left).run(sources(spool, receipts))
 
 
 def stream(
@@ -180,6 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "run":
             spark = make_session(options.master, memory=options.memory)
             outcome = run(spark, options.spool, options.receipts, options.out, progress)
+            for line in left_lines(outcome.left):
+                sys.stderr.write(f"dmsg-analytics: {line}\n")
             sys.stdout.write(
                 json.dumps({"run": outcome.state.run, "days": outcome.days, "events": outcome.events}) + "\n"
             )

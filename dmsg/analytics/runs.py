@@ -30,6 +30,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Schema
 
 from dmsg.analytics.delta import LakeError, rows_of
+from dmsg.telemetry.spool_listing import Left
 
 FORMAT = 2
 """Version of the format of the table; a lake of another version is not touched."""
@@ -78,6 +79,7 @@ class State:
     :ivar days: number of the run that last wrote each day.
     :ivar at: when the run began, in ms since 1970.
     :ivar versions: version of each table. A table that is not named is read in its newest version.
+    :ivar left: files and directories that the run could not read: their number and the first path, by reason.
     """
 
     run: int = 0
@@ -85,6 +87,7 @@ class State:
     days: dict[str, int] = field(default_factory=dict)
     at: int = 0
     versions: dict[str, int] = field(default_factory=dict)
+    left: Left = field(default_factory=dict)
 
     def with_days(self, days: Iterable[str], run: int) -> State:
         """Return a copy in which run number ``run`` has written these days."""
@@ -104,7 +107,8 @@ class _Row:
             said = json.loads(self.said)
             if said.pop("format") != FORMAT:
                 raise LakeError(f"{where} was written by another version of dmsg")
-            return State(**said)
+            left = {reason: (count, first) for reason, (count, first) in said.pop("left", {}).items()}
+            return State(**said, left=left)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise LakeError(f"{where}/runs holds a row that is not a run: {self.said[:60]!r}") from None
 

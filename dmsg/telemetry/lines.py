@@ -41,8 +41,14 @@ def read_lines(path: Path, limit: int) -> Iterator[bytes]:
 
     :param limit: number of bytes of text after which reading stops.
     """
+    with open(path, "rb") as file:
+        yield from lines_of(file, limit)
+
+
+def lines_of(file: IO[bytes], limit: int) -> Iterator[bytes]:
+    """Read lines of an open file as :func:`read_lines` does."""
     text, read = b"", 0
-    with open(path, "rb") as file, suppress(zlib.error, EOFError):
+    with suppress(zlib.error, EOFError):
         for piece in unpack_gzip(file):
             read += len(piece)
             *lines, text = (text + piece).split(b"\n")

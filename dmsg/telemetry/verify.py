@@ -18,12 +18,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import IO
 
-from dmsg.telemetry.lines import read_lines
+from dmsg.telemetry.lines import lines_of
 from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.receipts import ReceiptError, Role, parse_receipt
 from dmsg.telemetry.receipts_seen import NAME, ReceiptsSeen
 from dmsg.telemetry.schema import RECEIPTS_PREFIX, SEGMENT_SUFFIX
+from dmsg.telemetry.spool_listing import Reason, list_sealed, reason_of
 
 _KEPT = ("v", "ts", "mono", "producer", "role", "boot", "seq", "peer", "former")
 SHOWN = 200
@@ -41,6 +43,8 @@ class Verification:
     refused: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     """Number of rejected receipts by reason."""
+    left: dict[Reason, set[str]] = field(default_factory=dict)
+    """Paths of files and directories that could not be read, by reason."""
 
 
 def check_line(
@@ -110,24 +114,38 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Verification:
 
 
 def _verify(spool: Path, target: Path, names: Pseudonyms, seen: ReceiptsSeen, found: Verification) -> None:
-    for path in sorted(spool.rglob(f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}")):
-        try:
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
-        except FileNotFoundError:
-            continue  # The file was removed to make room for a newer one.
-        checked = target / f"{RECEIPTS_PREFIX}{digest}{SEGMENT_SUFFIX}"
-        if checked.exists():
-            continue
-        fresh = target / f".{checked.name}.{os.getpid()}.part"
-        seen.begin()
-        with gzip.open(fresh, "wb", 3) as file:
-            for line in read_lines(path, FILE_LIMIT):
-                written, believed, reason = check_line(line, names, partial(seen.is_new, file=digest))
-                file.write(written)
-                found.believed += believed is True
-                if believed is False:
-                    found.refused += 1
-                    found.reasons[reason] += 1
-        seen.keep()
-        fresh.replace(checked)
-        found.files += 1
+    listing = list_sealed(spool, [f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}"])
+    found.left = listing.left
+    for sealed in listing.files:
+        with contextlib.ExitStack() as files:
+            try:
+                # The file is opened once, because it may be removed at any time to make room for a newer one.
+                source = files.enter_context(open(sealed.path, "rb"))
+                digest = hashlib.file_digest(source, "sha256").hexdigest()[:32]
+                source.seek(0)
+            except OSError as error:
+                listing.left[reason_of(error)].add(sealed.path)
+                continue
+            _verify_file(source, digest, target, names, seen, found)
+
+
+def _verify_file(
+    source: IO[bytes], digest: str, target: Path, names: Pseudonyms, seen: ReceiptsSeen, found: Verification
+) -> None:
+    """Check the receipts of a file, unless a file with the same content was checked before."""
+    checked = target / f"{RECEIPTS_PREFIX}{digest}{SEGMENT_SUFFIX}"
+    if checked.exists():
+        return
+    fresh = target / f".{checked.name}.{os.getpid()}.part"
+    seen.begin()
+    with gzip.open(fresh, "wb", 3) as file:
+        for line in lines_of(source, FILE_LIMIT):
+            written, believed, reason = check_line(line, names, partial(seen.is_new, file=digest))
+            file.write(written)
+            found.believed += believed is True
+            if believed is False:
+                found.refused += 1
+                found.reasons[reason] += 1
+    seen.keep()
+    fresh.replace(checked)
+    found.files += 1

@@ -22,8 +22,8 @@ from pyspark.errors import StreamingQueryException
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import jobs
-from dmsg.analytics.jobs import spool_source
 from dmsg.analytics.lake import Lake
+from dmsg.analytics.listing import spool_source
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import find_java

@@ -19,7 +19,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from dmsg.analytics.jobs import Pipeline, receipts_source, spool_source
+from dmsg.analytics.jobs import Pipeline
+from dmsg.analytics.listing import receipts_source, spool_source
 from dmsg.cli.processes import Child, Entities
 from dmsg.keys import SecKey, read_key_file
 from dmsg.telemetry.pseudonyms import Pseudonyms

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,12 +14,15 @@ from typing import Any
 from pyspark.sql import functions as F
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import bronze, sealed_files
-from dmsg.analytics.jobs import AS_NAMED, READ_OPTIONS
+from dmsg.analytics import bronze, listing, sealed_files
+from dmsg.analytics.attention import needs_attention
+from dmsg.analytics.jobs import READ_OPTIONS
+from dmsg.analytics.listing import AS_NAMED, Source, list_files, open_files, spool_source
 from dmsg.analytics.parquet import Part
 from dmsg.analytics.schemas import EVENT, QUARANTINE, RAW
 from dmsg.analytics.sealed_files import Refused, Sealed, Target, convert, read
 from dmsg.telemetry.schema import BUCKETS
+from dmsg.telemetry.spool_listing import Reason, shown
 from tests.analytics.support import DAY, NOW, S1, Boot, LakeCase, spark, write_file
 
 NOW_MS = int(NOW.timestamp() * 1000)
@@ -190,6 +195,91 @@ class BesideSparkTests(LakeCase):
                 accepted += 1
                 self.assertEqual((mine, 0), (others, bad), texts[number])
         self.assertGreater(accepted, 40)
+
+
+NAMES = (
+    *("sp ace", "h#1", "p%41", "new\nline", "\u00fc\u20ac", "q?u", "semi;c", "tab\t", "q\"'`", "b\\s", "a:b", "x=1"),
+    *("nb\u00a0sp", "c\u0085x", "br[1]{2}", "st*r", "a|b<c>^~", "d&+$,@!()", "\U0001f600", "_a=1", "_a", ".a"),
+)
+"""Names of directories; Spark passes over the last two."""
+
+
+class ListingTests(LakeCase):
+    """Names and kinds of files in a spool."""
+
+    def listed(self, sources: list[Source]) -> tuple[set[tuple[str, str, int]], list[Mapping[Reason, set[str]]]]:
+        left: list[Mapping[Reason, set[str]]] = []
+        rows = list_files(spark(), sources, left).collect()
+        return {(row.file, row.path, row.length) for row in rows}, left
+
+    def test_names_are_those_that_spark_gives(self) -> None:
+        for name in NAMES:
+            write_file(self.spool / name / "events-1.jsonl.gz", [event()])
+        source = spool_source(str(self.spool))
+        here, _ = self.listed([source])
+        spool, self.spool = self.spool, self.spool / "nowhere"
+        self.patch(listing, "local_path", lambda uri: None)
+        theirs, _ = self.listed([source])
+        self.assertEqual(here, theirs)
+        self.assertEqual(len(here), len(NAMES) - 2)
+        self.assertIn(f"file:{spool}/new%0Aline/events-1.jsonl.gz", {uri for uri, _, _ in here})
+
+    def test_files_that_are_removed_while_they_are_read(self) -> None:
+        for number in range(3):
+            write_file(self.spool / f"events-{number}.jsonl.gz", [event(seq=number)])
+        paths = [f"file:{self.spool}/events-{number}.jsonl.gz" for number in range(3)]
+        (self.spool / "events-1.jsonl.gz").unlink()
+        reader = spark().read.options(**AS_NAMED).format("text")
+        rows = open_files(reader, paths)
+        assert rows is not None
+        self.assertEqual({row.file for row in rows.select("file").distinct().collect()}, {paths[0], paths[2]})
+        self.assertIsNone(open_files(reader, paths[1:2]))
+        self.assertIsNone(open_files(reader, []))
+
+    def test_what_cannot_be_read_ends_no_run(self) -> None:
+        """It is told until it can be read, and then it is read."""
+        boot = Boot(S1, "b")
+        boot.event("start", DAY, "10:00:00", capacity=5)
+        boot.beats(DAY, "10:01:00", 3, sessions=1)
+        write_file(self.spool / "events-1.jsonl.gz", boot.rows[:2])
+        write_file(self.root / "outside" / "events-2.jsonl.gz", boot.rows[2:])
+        (self.spool / "relay").symlink_to(self.root / "not yet")
+        os.mkfifo(self.spool / "events-3.jsonl.gz")
+        vanishing = self.spool / "events-4.jsonl.gz"
+        write_file(vanishing, [], garbage=[b"hello"])
+        pipeline = self.pipeline(left={Reason.FORBIDDEN: {"/receipts"}})
+
+        def vanish(what: str, done: int, total: int) -> None:
+            if what == "bronze: spool":
+                vanishing.unlink()
+
+        pipeline._progress = vanish
+        first = pipeline.run(self.sources())
+        self.assertEqual(first.events, 3)
+        expected = {
+            Reason.DANGLING: (1, shown(f"{self.spool}/relay")),
+            Reason.SPECIAL: (1, shown(f"{self.spool}/events-3.jsonl.gz")),
+            Reason.GONE: (1, shown(str(vanishing))),
+            Reason.FORBIDDEN: (1, "/receipts"),
+        }
+        self.assertEqual(first.left, expected)
+        lake = pipeline.lake
+        self.assertEqual(lake.state().left, expected)
+        told = [one.text for one in needs_attention(lake, lake.state(), now=NOW) if one.kind == "not read"]
+        self.assertEqual(len(told), 4)
+        self.assertIn("not read, because the link leads to nothing: " + shown(f"{self.spool}/relay"), told)
+        # Nothing new, but fewer faults: attention has to know.
+        (self.spool / "events-3.jsonl.gz").unlink()
+        second = self.run_jobs()
+        self.assertEqual((second.days, set(second.left)), ([], {Reason.DANGLING}))
+        self.assertEqual(set(lake.state().left), {Reason.DANGLING})
+        self.assertEqual(lake.state().versions, first.state.versions)
+        (self.root / "outside").rename(self.root / "not yet")
+        write_file(vanishing, [{**boot.event("stop", DAY, "10:30:00")}])
+        third = self.run_jobs()
+        self.assertEqual((third.events, third.left), (5, {}))
+        self.assertEqual(lake.state().left, {})
+        self.assertEqual(self.run_jobs().state, lake.state())
 
 
 class FilesTests(SynchronousTestCase):

@@ -16,8 +16,9 @@ from pyspark.sql.types import StructType
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import bronze
-from dmsg.analytics.jobs import Pipeline, RunOutcome, Source, receipts_source, spool_source
+from dmsg.analytics.jobs import Pipeline, RunOutcome
 from dmsg.analytics.lake import with_types
+from dmsg.analytics.listing import Source, receipts_source, spool_source
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.refine import daily_tables, overall_tables, silver_tables
 from dmsg.analytics.schemas import BRONZE, GOLD, QUARANTINE, RAW, SILVER

@@ -50,15 +50,17 @@ if TYPE_CHECKING:
     from dmsg.analytics.jobs import RunOutcome
     from dmsg.analytics.session import Load
     from dmsg.net.reactor import Reactor
+    from dmsg.telemetry.spool_listing import Left
     from dmsg.telemetry.verify import Verification
 
 
 def _load_of(spool: str) -> Load:
     from dmsg.analytics.session import Load
+    from dmsg.telemetry.schema import SEGMENT_SUFFIX
+    from dmsg.telemetry.spool_listing import list_sealed
 
     directory = local_directory(spool)
-    size = None if directory is None else sum(path.stat().st_size for path in directory.rglob("*.gz"))
-    return Load.of_files(size)
+    return Load.of_files(None if directory is None else list_sealed(directory, [f"*{SEGMENT_SUFFIX}"]).size)
 
 
 def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Verification]:
@@ -131,7 +133,8 @@ def run(
             receipts, checked = _check_receipts(spool, out, clear=clear_keys)
         tell("starting Spark", 0, None)
         with session(master, memory, conf, _load_of(spool)) as spark:
-            outcome = jobs.run(spark, spool, receipts, out, tell)
+            outcome = jobs.run(spark, spool, receipts, out, tell, checked.left)
+    _say_left(outcome.left)
     if checked.refused:
         why = ", ".join(f"{count:,} {reason}" for reason, count in checked.reasons.most_common(5))
         click.echo(f"{checked.refused:,} receipts are not believed: {why}", err=True)
@@ -149,7 +152,16 @@ def _fields(outcome: RunOutcome) -> dict[str, object]:
         "duplicates": outcome.duplicates,
         "quarantined": outcome.quarantined,
         "torn_files": outcome.torn_files,
+        "files_not_read": sum(count for count, _ in outcome.left.values()),
     }
+
+
+def _say_left(left: Left) -> None:
+    """Print a line for each reason for which files could not be read."""
+    from dmsg.telemetry.spool_listing import left_lines
+
+    for line in left_lines(left):
+        output.say(f"dmsg: {line}", err=True)
 
 
 def _said(outcome: RunOutcome) -> str:
@@ -256,10 +268,12 @@ def verify(spool: Path, out: Path, clear_keys: bool) -> None:
     run with --receipts.
     """
     from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
+    from dmsg.telemetry.spool_listing import merge
     from dmsg.telemetry.verify import verify_spool
 
     out.mkdir(parents=True, exist_ok=True)
     checked = verify_spool(spool, out, Pseudonyms(load_or_create_secret(out), clear=clear_keys))
+    _say_left(merge([checked.left]))
     text = f"{checked.files} files: {checked.believed:,} receipts are valid, {checked.refused:,} are not"
     output.tell(text, files=checked.files, believed=checked.believed, refused=checked.refused)
 

@@ -1,0 +1,124 @@
+"""Sources of a run, and the listing of their files: by this process where they are local, otherwise by Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession, functions as F
+
+from dmsg.analytics import bronze
+from dmsg.analytics.delta import LakeError
+from dmsg.analytics.store import local_path
+from dmsg.errors import DmsgError
+from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
+from dmsg.telemetry.spool_listing import Reason, file_uri, list_sealed
+
+AS_NAMED = {"__globPaths__": "false", "recursiveFileLookup": "true"}
+"""Reader options that treat names literally: no glob patterns and no partition directories. Spark's own reader of a
+stream uses the internal option ``__globPaths__`` for this purpose; there is no public one.
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Directory of files to read.
+
+    :ivar name: name of the source in bronze.
+    :ivar path: directory or URI, read recursively.
+    :ivar pattern: glob pattern of the file names.
+    :ivar checked: whether the files hold receipts whose signatures were checked.
+    """
+
+    name: str
+    path: str
+    pattern: str
+    checked: bool = False
+
+
+def spool_source(path: str) -> Source:
+    """Return the source of the events that entities wrote."""
+    return Source("spool", path, f"{EVENTS_PREFIX}*{SEGMENT_SUFFIX}")
+
+
+def receipts_source(path: str) -> Source:
+    """Return the source of the checked receipts."""
+    return Source("receipts", path, f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}", checked=True)
+
+
+@dataclass(frozen=True)
+class Unread:
+    """File that no run has read.
+
+    :ivar uri: name of the file in bronze.
+    :ivar path: path as Spark reads it.
+    """
+
+    uri: str
+    path: str
+    size: int
+
+
+_FILES = pa.schema([pa.field("file", pa.string()), pa.field("path", pa.string()), pa.field("length", pa.int64())])
+
+
+def list_files(spark: SparkSession, sources: Iterable[Source], left: list[Mapping[Reason, set[str]]]) -> DataFrame:
+    """Return all files of the sources: name as a URI, path as Spark reads it, and length in bytes.
+
+    :param left: list that gets what cannot be read in each local source.
+    :raises LakeError: a source is no directory that can be read.
+    """
+    listing = None
+    local: list[dict[str, object]] = []
+    for source in sources:
+        if (directory := local_path(source.path)) is not None:
+            try:
+                found = list_sealed(directory, [source.pattern])
+            except DmsgError as error:
+                raise LakeError(str(error)) from None
+            left.append(found.left)
+            local += [
+                {"file": file_uri(one.path), "path": f"file:{one.path}", "length": one.size} for one in found.files
+            ]
+            continue
+        files = (
+            spark.read.format("binaryFile")
+            .option("pathGlobFilter", source.pattern)
+            .options(**AS_NAMED)
+            .load(source.path)
+            .select(bronze.uri(F.col("_metadata.file_path")).alias("file"), "path", "length")
+        )
+        listing = files if listing is None else listing.unionByName(files)
+    here = spark.createDataFrame(pa.Table.from_pylist(local, schema=_FILES))
+    return here if listing is None else listing.unionByName(here)
+
+
+def open_files(reader: DataFrameReader, paths: list[str]) -> DataFrame | None:
+    """Return the rows of those files that Spark can open, with a column ``file``. A file may have been removed.
+
+    :param paths: paths as Spark reads them.
+    :returns: None if Spark can open none.
+    :raises LakeError: the files change too fast.
+    """
+
+    def opened(some: list[str]) -> DataFrame | None:
+        try:
+            found = reader.load(some)
+            _ = found.columns  # Spark Connect looks for the files only when it is asked.
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            return None
+        return found.withColumn("file", F.col("_metadata.file_path"))
+
+    while paths:
+        if (found := opened(paths)) is not None:
+            return found
+        # The error names only the first of the missing files.
+        there = [path for path in paths if opened([path]) is not None]
+        if len(there) == len(paths):
+            raise LakeError(f"files come and go while they are read, such as {paths[0]}")
+        paths = there
+    return None

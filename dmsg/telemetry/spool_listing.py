@@ -1,0 +1,219 @@
+"""Listing of the sealed files below a local directory, and of what in it cannot be read.
+
+Links are followed. Whatever cannot be read is left out with a reason, and a program that lists the directory again
+finds it once the reason is gone. The names of files as URIs are those that Java gives them, because tables name files
+by these URIs.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from fnmatch import fnmatchcase
+
+from dmsg.errors import DmsgError
+
+SHOWN = 100
+"""Maximum number of characters of a path in a message."""
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-!.~'()*:@&=+$,;/")
+"""ASCII characters that Java does not quote in the path of a URI."""
+
+
+class Reason(StrEnum):
+    """Reason why a file or directory is left out."""
+
+    DANGLING = "the link leads to nothing"
+    FORBIDDEN = "permission to read it is missing"
+    SPECIAL = "it is no regular file"
+    NOT_UTF8 = "its name is not UTF-8"
+    GONE = "it was removed before it could be read"
+    UNREADABLE = "the disk or the network does not deliver it"
+
+
+Left = Mapping[str, tuple[int, str]]
+"""Files and directories that were left out: their number and the first path, by reason."""
+
+
+@dataclass(frozen=True)
+class SealedFile:
+    """Sealed file of a directory.
+
+    :ivar path: absolute path.
+    """
+
+    path: str
+    size: int
+
+
+@dataclass
+class Listing:
+    """Result of a listing.
+
+    :ivar files: sealed files, ordered by path.
+    :ivar left: path of everything that was left out, by reason.
+    """
+
+    files: list[SealedFile] = field(default_factory=list)
+    left: dict[Reason, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    @property
+    def size(self) -> int:
+        """Sum of the sizes of the files in bytes."""
+        return sum(file.size for file in self.files)
+
+
+def list_sealed(root: str | os.PathLike[str], patterns: Iterable[str]) -> Listing:
+    """Return the sealed files below a directory.
+
+    As Spark does, leave out names that begin with a dot, and those that begin with ``_`` and have no ``=``. List each
+    directory once, even if several links lead to it: links may form a loop.
+
+    :param patterns: glob patterns of the names of files.
+    :raises DmsgError: ``root`` is no directory that can be read.
+    """
+    found = Listing()
+    wanted = list(patterns)
+    top = os.path.abspath(root)
+    if not _is_utf8(top):
+        raise DmsgError(f"the files in {shown(top)} cannot be read, because {Reason.NOT_UTF8}")
+    seen: set[tuple[int, int]] = set()
+    # Real directories come first, so that a file is found by its real path if it has one in the spool.
+    directories: list[str] = [top]
+    links: list[str] = []
+    while directories or links:
+        directory = directories.pop() if directories else links.pop(0)
+        try:
+            status = os.stat(directory)
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            with os.scandir(directory) as entries:
+                ordered = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            if directory == top:
+                raise DmsgError(f"{shown(top)} cannot be read: {error.strerror}") from None
+            found.left[reason_of(error)].add(directory)
+            continue
+        for entry in ordered:
+            fits = any(fnmatchcase(entry.name, pattern) for pattern in wanted)
+            try:
+                kind = _kind_of(entry, fits=fits)
+            except _Left as left:
+                found.left[left.reason].add(entry.path)
+                continue
+            if kind is _Kind.DIRECTORY:
+                (links if entry.is_symlink() else directories).append(entry.path)
+            elif kind is _Kind.FILE:
+                found.files.append(SealedFile(entry.path, entry.stat().st_size))
+    found.files.sort(key=lambda file: file.path)
+    return found
+
+
+class _Kind(Enum):
+    DIRECTORY = 0
+    FILE = 1
+    OTHER = 2
+
+
+class _Left(Exception):
+    """An entry of a directory is left out."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def _kind_of(entry: os.DirEntry[str], *, fits: bool) -> _Kind:
+    """Return what to do with an entry of a directory.
+
+    :param fits: whether the name is that of a wanted file.
+    :raises _Left: the entry cannot be read, although its name or its kind is wanted.
+    """
+    if _is_hidden(entry.name):
+        return _Kind.OTHER
+    try:
+        mode = entry.stat().st_mode
+    except OSError as error:
+        reason = reason_of(error)
+        if entry.is_symlink():
+            # A link of any name may have led to a directory of files.
+            raise _Left(reason if reason is Reason.FORBIDDEN else Reason.DANGLING) from None
+        if fits:
+            raise _Left(reason) from None
+        return _Kind.OTHER
+    if not (fits or stat.S_ISDIR(mode)):
+        return _Kind.OTHER
+    if not _is_utf8(entry.name):
+        raise _Left(Reason.NOT_UTF8)
+    if stat.S_ISDIR(mode):
+        return _Kind.DIRECTORY
+    if not stat.S_ISREG(mode):
+        raise _Left(Reason.SPECIAL)
+    if not _may_read(entry.path):
+        raise _Left(Reason.FORBIDDEN)
+    return _Kind.FILE
+
+
+def _may_read(path: str) -> bool:
+    """Whether this process has the permission to read a file."""
+    return os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def reason_of(error: OSError) -> Reason:
+    """Return the reason that an error of the operating system stands for."""
+    if isinstance(error, FileNotFoundError):
+        return Reason.GONE
+    return Reason.FORBIDDEN if isinstance(error, PermissionError) else Reason.UNREADABLE
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def file_uri(path: str) -> str:
+    """Return the URI of an absolute path as Java writes it: ``file:/a%20b``."""
+    return "file:" + "".join(_quoted(path))
+
+
+def _quoted(path: str) -> Iterator[str]:
+    for one in path:
+        if one in _PLAIN or (ord(one) > 0x9F and unicodedata.category(one) not in ("Zs", "Zl", "Zp")):
+            yield one
+        else:
+            yield "".join(f"%{byte:02X}" for byte in one.encode())
+
+
+def merge(listings: Iterable[Mapping[Reason, set[str]]]) -> Left:
+    """Return what several listings left out; something that both left out counts once."""
+    paths: dict[Reason, set[str]] = defaultdict(set)
+    for left in listings:
+        for reason, some in left.items():
+            paths[reason] |= some
+    return {reason: (len(some), shown(min(some))) for reason, some in sorted(paths.items()) if some}
+
+
+def shown(path: str) -> str:
+    """Return a path as text for people, shortened from the left."""
+    text = os.fsencode(path).decode(errors="replace")
+    return text if len(text) <= SHOWN else "..." + text[-SHOWN:]
+
+
+def left_lines(left: Left) -> list[str]:
+    """Return a line for each reason."""
+    return [
+        f"not read, because {reason}: {first}" + (f" and {count - 1:,} more" if count > 1 else "")
+        for reason, (count, first) in left.items()
+    ]
