@@ -132,6 +132,13 @@ def find_java() -> Path:
     )
 
 
+def name_files_in_utf8() -> None:
+    """Let Java name files in UTF-8. In the locale C, Java finds no file whose name is not ASCII."""
+    chosen = next((os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(name)), "")
+    if re.search("utf-?8", chosen, re.IGNORECASE) is None:
+        os.environ["LC_ALL"] = "C.UTF-8"
+
+
 def is_connect(spark: SparkSession) -> bool:
     """Whether a session belongs to a Spark Connect server. Such a session has no JVM in reach, and cannot run functions
     of this process.
@@ -170,6 +177,7 @@ def make_session(
     elif not submitted:
         java_home = find_java()
         os.environ["JAVA_HOME"] = str(java_home)
+        name_files_in_utf8()
         # Without this variable the workers run whatever PATH calls python3.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master(master or "local[*]")

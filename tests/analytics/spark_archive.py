@@ -1,13 +1,16 @@
-"""The archive of Spark's classes: who may have written it, and for which Java and Spark it is."""
+"""What Java is started with: the archive of Spark's classes, and the locale."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pyspark
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics.class_archive import archive_path, usable_archive
+from dmsg.analytics.session import name_files_in_utf8
 
 
 class ArchiveTests(SynchronousTestCase):
@@ -53,3 +56,19 @@ class ArchiveTests(SynchronousTestCase):
         self.assertIsNone(usable_archive(self.directory, self.java))
         self.directory.chmod(0o755)
         self.assertEqual(usable_archive(self.directory, self.java), path)
+
+
+class LocaleTests(SynchronousTestCase):
+    """Java finds files by their names as the locale writes them."""
+
+    def test_names_are_utf8_in_every_locale(self) -> None:
+        for before, after in (
+            ({}, "C.UTF-8"),
+            ({"LC_ALL": "C", "LANG": "de_DE.UTF-8"}, "C.UTF-8"),
+            ({"LC_CTYPE": "POSIX", "LANG": "de_DE.UTF-8"}, "C.UTF-8"),
+            ({"LANG": "de_DE.utf8"}, None),
+            ({"LC_ALL": "", "LC_CTYPE": "C.UTF-8", "LANG": "C"}, None),
+        ):
+            with patch.dict(os.environ, before, clear=True):
+                name_files_in_utf8()
+                self.assertEqual(os.environ.get("LC_ALL") or None, after, before)
