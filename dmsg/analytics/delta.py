@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
+from threading import Lock
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -169,12 +171,26 @@ class Delta:
 
     :param uri: directory or URI.
     :param partitions: columns whose values are in the paths of the files.
+    :param is_exclusive: whether nobody else may write to the table now. While that is so, the newest snapshot of the
+        log is kept in memory, and each transaction of this object brings the snapshot up to date.
     """
 
-    def __init__(self, uri: str, schema: StructType, partitions: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        uri: str,
+        schema: StructType,
+        partitions: Sequence[str] = (),
+        *,
+        is_exclusive: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.uri = uri
         self.schema = schema
         self.partitions = list(partitions)
+        self._is_exclusive = is_exclusive
+        self._snapshot: DeltaTable | None = None
+        self._is_looked_up = False
+        self._listed: tuple[DeltaTable, int, list[File]] | None = None
+        self._opening = Lock()
 
     def open(self, version: int | None = None) -> DeltaTable | None:
         """Open the table; None if it does not exist.
@@ -182,6 +198,27 @@ class Delta:
         :param version: number of an earlier version; None for the newest.
         :raises LakeError: the table was made by another program, cannot be read, or no longer has that version.
         """
+        if self._is_exclusive():
+            with self._opening:
+                if not self._is_looked_up:
+                    self._snapshot, self._is_looked_up = self._read_log(None), True
+                newest = self._snapshot
+            if version is None or (newest is not None and newest.version() == version):
+                return newest
+        return self._read_log(version)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Context of a transaction, after which the snapshot that is kept is the newest again."""
+        kept, self._snapshot, self._is_looked_up = self._snapshot, None, False
+        yield
+        if kept is not None:
+            # This reads only the new entries of the log. If it fails, the whole log is read when it is needed next.
+            with suppress(DeltaError):
+                kept.update_incremental()
+                self._snapshot, self._is_looked_up = kept, True
+
+    def _read_log(self, version: int | None) -> DeltaTable | None:
         try:
             table = DeltaTable(self.uri, version=version)
         except TableNotFoundError:
@@ -212,7 +249,7 @@ class Delta:
         found = None if table is None else table.transaction_version(application)
         return -1 if found is None else found
 
-    def files(self, version: int | None = None) -> list[File]:
+    def files(self, version: int | None = None) -> Sequence[File]:
         """Return the files of the table.
 
         :raises LakeError: that version no longer exists.
@@ -220,6 +257,14 @@ class Delta:
         table = self.open(version)
         if table is None:
             return []
+        listed = self._listed
+        if listed is None or listed[0] is not table or listed[1] != table.version():
+            listed = (table, table.version(), self._list_files(table))
+            if table is self._snapshot:
+                self._listed = listed
+        return listed[2]
+
+    def _list_files(self, table: DeltaTable) -> list[File]:
         actions = pa.table(table.get_add_actions(flatten=True))
         found = {name: actions.column(name).to_pylist() for name in actions.column_names}
         nothing: list[int | None] = [None] * actions.num_rows
@@ -312,20 +357,22 @@ class Delta:
         self._widen(table)
         filters = [(name, "in", sorted(values)) for name, values in (replaces or {}).items()]
         added = [*(() if directory is None else self._written(directory)), *map(_added, parts)]
+        removed = [*self._removed(again)] if again and replaces is None else []
         try:
-            table.create_write_transaction(
-                [*added, *(self._removed(again) if again and replaces is None else ())],
-                "append" if replaces is None else "overwrite",
-                Schema.from_arrow(arrow_schema(self.schema)),
-                self.partitions,
-                filters or None,
-                # If another run has committed meanwhile, this commit must fail. A retry would put it on top of the
-                # other run's transaction.
-                commit_properties=CommitProperties(
-                    max_commit_retries=0, app_transactions=[Transaction(application, number)]
-                ),
-                post_commithook_properties=QUIET,
-            )
+            with self._transaction():
+                table.create_write_transaction(
+                    [*added, *removed],
+                    "append" if replaces is None else "overwrite",
+                    Schema.from_arrow(arrow_schema(self.schema)),
+                    self.partitions,
+                    filters or None,
+                    # If another run has committed meanwhile, this commit must fail. A retry would put it on top of the
+                    # other run's transaction.
+                    commit_properties=CommitProperties(
+                        max_commit_retries=0, app_transactions=[Transaction(application, number)]
+                    ),
+                    post_commithook_properties=QUIET,
+                )
         except CommitFailedError:
             raise self._overtaken() from None
 
@@ -344,6 +391,7 @@ class Delta:
             self._create()
 
     def _create(self) -> DeltaTable:
+        self._is_looked_up = False
         try:
             return DeltaTable.create(
                 self.uri,
@@ -399,7 +447,8 @@ class Delta:
         wanted = sorted(key for key, count in small.items() if count >= least and key not in held)
         for key in wanted:
             filters = [(name, "=", value) for name, value in zip(self.partitions, key, strict=True)]
-            table.optimize.compact(filters or None, post_commithook_properties=QUIET)
+            with self._transaction():
+                table.optimize.compact(filters or None, post_commithook_properties=QUIET)
         return len(wanted)
 
     def vacuum(self, keep: Sequence[int], *, left_behind: int | None = None) -> int:
@@ -423,10 +472,11 @@ class Delta:
                 keep_versions=versions,
                 post_commithook_properties=QUIET,
             )
-            removed = vacuum(0)
-            if left_behind is not None:
-                removed += vacuum(left_behind, full=True)
-            table.cleanup_metadata()
+            with self._transaction():
+                removed = vacuum(0)
+                if left_behind is not None:
+                    removed += vacuum(left_behind, full=True)
+                table.cleanup_metadata()
         except DeltaError as error:
             raise LakeError(f"{self.uri} cannot be compacted: {str(error).splitlines()[0]}") from None
         return len(set(removed))
@@ -443,10 +493,11 @@ class Delta:
         text = self.schema["dt"].dataType.typeName() == "string"
         day = date.fromisoformat(before)
         try:
-            table.delete(
-                f"dt < '{day}'" if text else f"dt < DATE '{day}'",
-                commit_properties=CommitProperties(max_commit_retries=0),
-                post_commithook_properties=QUIET,
-            )
+            with self._transaction():
+                table.delete(
+                    f"dt < '{day}'" if text else f"dt < DATE '{day}'",
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                    post_commithook_properties=QUIET,
+                )
         except CommitFailedError:
             raise self._overtaken() from None

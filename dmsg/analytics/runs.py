@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -146,6 +147,7 @@ class Runs:
         self._root = root
         self._uri = f"{root}/runs"
         self._clock = clock
+        self._own: tuple[_Row, DeltaTable, int] | None = None
 
     def _open(self) -> DeltaTable | None:
         try:
@@ -280,8 +282,16 @@ class Runs:
 
     def is_own(self, own: _Row) -> bool:
         """Whether that run still holds the claim."""
-        rows = self._read_rows()[1]
-        return bool(rows) and (rows[-1].run, rows[-1].owner, rows[-1].phase) == (own.run, own.owner, BEGUN)
+        if self._own is not None and self._own[0] == own:
+            _, seen, version = self._own
+            with suppress(DeltaError):
+                seen.update_incremental()
+                if seen.version() == version:
+                    return True  # Nobody has written since this run's row was read.
+        table, rows = self._read_rows()
+        found = bool(rows) and (rows[-1].run, rows[-1].owner, rows[-1].phase) == (own.run, own.owner, BEGUN)
+        self._own = (own, table, table.version()) if found and table is not None else None
+        return found
 
 
 def _kept(rows: list[_Row]) -> list[_Row]:
@@ -315,6 +325,11 @@ class Claim:
     def at(self) -> int:
         """Time at which the claim was made or last renewed, in ms since 1970."""
         return self._row.at
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the claim was given up, or lost to another run."""
+        return self._over.is_set() or self._lost is not None
 
     def __enter__(self) -> Claim:
         self._thread.start()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -90,6 +90,8 @@ class Store:
         if self.local and Path(self.root).exists() and not Path(self.root).is_dir():
             raise LakeError(f"tables cannot be in {self.root}: it is not a directory")
         self.runs = Runs(self.root)
+        self._claim: Claim | None = None
+        self._tables: dict[tuple[str, str], Delta] = {}
 
     # --- runs ---
 
@@ -120,7 +122,10 @@ class Store:
                 f"there are tables in {self.root}, but {self.root}/runs, the list of valid tables, is missing: "
                 "restore it, or move the tables away and run again"
             )
-        return self.runs.claim()
+        claim = self._claim = self.runs.claim()
+        # Snapshots of an earlier claim may be out of date.
+        self._tables = {}
+        return claim
 
     def finish(self, claim: Claim, state: State) -> State:
         """Make the newest versions of all tables current in one transaction."""
@@ -136,10 +141,16 @@ class Store:
 
     def table(self, layer: str, name: str) -> Delta:
         """Return the table of that layer and name: its files and transactions."""
+        claim = self._claim
+        if claim is None or claim.is_over:
+            return self._table(layer, name, lambda: False)
+        return self._tables.setdefault((layer, name), self._table(layer, name, lambda: not claim.is_over))
+
+    def _table(self, layer: str, name: str, is_exclusive: Callable[[], bool]) -> Delta:
         schema = _PARTS[layer, name]
         partitions = ["family", "dt"] if name == "bronze" else ["dt"] if _is_daily(schema, name) else []
         place = "/".join(filter(None, (self.root, layer, name)))
-        return Delta(place, schema, partitions)
+        return Delta(place, schema, partitions, is_exclusive=is_exclusive)
 
     def answer(self, name: str, state: State, since: str | None = None, until: str | None = None) -> pa.Table:
         """Read a gold table without Spark or Java. The rows of the chosen days have to fit in memory.

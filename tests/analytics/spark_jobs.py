@@ -13,10 +13,12 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
+from deltalake import DeltaTable
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.analytics import delta
 from dmsg.analytics.bronze import UNCHECKED
 from dmsg.analytics.delta import File, LakeError
 from dmsg.analytics.jobs import MAX_LINE, Pipeline
@@ -85,8 +87,20 @@ class TakenUpTests(LakeCase):
         # nothing new changes nothing
         self.assertEqual(self.run_jobs().state, first.state)
         self.spoil(3)
+        opened: Counter[str] = Counter()
+
+        class Counting(DeltaTable):
+            def __init__(self, table_uri: str, *rest: Any, **more: Any) -> None:
+                opened[table_uri] += 1
+                super().__init__(table_uri, *rest, **more)
+
+        counting = self.patch(delta, "DeltaTable", Counting)
         second = self.run_jobs()
+        counting.restore()
         self.assertEqual(second.quarantined, 1)
+        # the log of each table was read once
+        self.assertEqual(opened, Counter({uri: 1 for uri in opened}))
+        self.assertIn(f"{self.out}/bronze", opened)
         self.assertEqual(len(self.files(second.state)), 3)
         # what was there before can be read on
         self.assertEqual(len(self.files(first.state)), 2)

@@ -105,9 +105,15 @@ class RunsTests(SynchronousTestCase):
         first = self.runs.claim()
         first.check()
         self.now += runs.LEASE_SECONDS + 1
+        first.check()
         second = self.runs.claim()
         self.assertRaisesRegex(LakeError, "another run has taken over", first.check)
         second.check()
+        # a check reads the list only if somebody has written
+        reads = self.patch(self.runs, "_read_rows", lambda: self.fail("the list was read"))
+        second.check()
+        reads.restore()
+        second.finish(State(run=1))
 
     def test_the_table_of_runs_of_another_program_is_refused(self) -> None:
         write_deltalake(f"{self.root}/runs", pa.table({"x": [1]}))
@@ -226,6 +232,33 @@ class DeltaTests(SynchronousTestCase):
         self.patch(self.delta, "open", lambda version=None: old)
         self.assertRaisesRegex(LakeError, "another run has written", self.add, "run=3.a", 3)
         self.assertEqual(len(self.rows()), 4)
+
+    def test_a_snapshot_is_kept_only_while_nobody_else_writes(self) -> None:
+        alone = [True]
+        kept = Delta(str(self.place), self.table.schema, ["dt"], is_exclusive=lambda: alone[0])
+        self.assertIsNone(kept.version())
+        kept.ensure()
+        snapshot = kept.open()
+        self.assertIs(kept.open(kept.version()), snapshot)
+        files = kept.files()
+        self.assertIs(kept.files(), files)
+        # its own transactions are in it
+        (self.place / "run=2.a" / "dt=2026-03-12").mkdir(parents=True)
+        rows = pa.table({"n": pa.array([7], pa.int64())})
+        pq.write_table(rows, self.place / "run=2.a" / "dt=2026-03-12" / "part-0.parquet")
+        kept.commit("run=2.a", 2)
+        self.assertIs(kept.open(), snapshot)
+        self.assertEqual(len([file for file in kept.files() if file.path.startswith("run=2.a/")]), 1)
+        self.assertEqual((files, kept.files(0)), ([], []))
+        kept.vacuum([1])
+        self.assertEqual(kept.version(), self.delta.version())
+        # a transaction of somebody else fails the next one, and does not stay unseen
+        self.add("run=3.a", 3)
+        self.assertRaisesRegex(LakeError, "another run has written", kept.commit, None, 3, replaces={})
+        self.assertEqual(kept.version(), self.delta.version())
+        self.add("run=4.a", 4)
+        alone[0] = False
+        self.assertEqual(kept.version(), self.delta.version())
 
     def test_a_version_that_is_no_more_is_not_empty(self) -> None:
         self.assertEqual(self.delta.read().num_rows, 0)
