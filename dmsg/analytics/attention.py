@@ -56,6 +56,12 @@ SLOW_READERS = 0.01
 """Lowest share of transports ended by a slow receiver that is reported."""
 SLOW_READERS_LEAST = 10
 """Minimum number of transports ended by a slow receiver that are reported."""
+UNCERTAIN = 0.02
+"""Lowest share of a server's claimed bytes that is reported if nobody is credited with it, because it was in transit
+when its transports ended.
+"""
+UNCERTAIN_LEAST = 1024 * 1024
+"""Minimum number of such bytes that are reported."""
 ATTACK = 100.0
 """Lowest score of an actor that is reported."""
 COMPLETE = 0.99
@@ -93,8 +99,8 @@ class Urgency(IntEnum):
 class Finding:
     """Finding for an operator.
 
-    :ivar kind: silent, crashed, full, slow receivers, slow, claims, clock, unheard, missing, not read, old, changed,
-        new, or the kind of an ``actor``, as ``scan``.
+    :ivar kind: silent, crashed, full, slow receivers, uncertain, slow, claims, clock, unheard, missing, not read, old,
+        changed, new, or the kind of an ``actor``, as ``scan``.
     :ivar about: key of a server, or name of a process or an actor; empty for the whole network.
     :ivar place: section of the report that shows the rows behind the finding.
     """
@@ -136,6 +142,7 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left 
         _crashed(boots, tables["session_day"], newest),
         _slow(tables["latency_day"]),
         _slow_readers(tables["close_day"], newest),
+        _uncertain(tables["settlement_day"], tables["close_day"], newest),
         _clocks(tables["clock_day"], newest),
         _unheard(tables["uptime_day"], newest),
         _missing(tables["quality_day"]),
@@ -214,10 +221,16 @@ def lost_with(boots: Sequence[Row]) -> str:
         return ""
     text = f", {transports:,} transports ended with it"
     if witnessed:
-        least, most = (human(sum(row[f"lost_{name}_bytes"] or 0 for row in boots), "B") for name in ("least", "most"))
+        least, most = (sum(row[f"lost_{name}_bytes"] or 0 for row in boots) for name in ("least", "most"))
         of = "they" if witnessed == transports else f"{witnessed:,} of them"
-        text += f"; {of} had carried {least}" + ("" if least == most else f" to {most}") + ", both ends say"
+        text += f"; {of} had carried {between(least, most)}, both ends say"
     return text
+
+
+def between(least: int, most: int) -> str:
+    """Return a range of bytes for people: ``1 MB to 1.2 MB``."""
+    low, high = human(least, "B"), human(most, "B")
+    return low if low == high else f"{low} to {high}"
 
 
 def _crashed(boots: Sequence[Row], sessions: Sequence[Row], newest: date) -> Iterator[Finding]:
@@ -265,6 +278,26 @@ def _slow_readers(ends: Sequence[Row], newest: date) -> Iterator[Finding]:
         if ended >= SLOW_READERS_LEAST and ended >= SLOW_READERS * total[server, day]:
             text = f"{ended:,} of {total[server, day]:,} transports of {_day(day)} ended because a receiver was slow"
             yield Finding(Urgency.SOON, "slow receivers", server, f"{text} (queue_full)", "Traffic")
+
+
+def _uncertain(settled: Sequence[Row], ends: Sequence[Row], newest: date) -> Iterator[Finding]:
+    full: dict[tuple[str, date], int] = defaultdict(int)
+    for row in ends:
+        if row["reason"] == "queue_full":
+            full[row["server"], row["dt"]] += row["transports"]
+    for row in _since(settled, newest, RECENT_DAYS):
+        uncertain, claimed = row["uncertain_bytes"] or 0, row["claimed_bytes"] or 0
+        if uncertain >= UNCERTAIN_LEAST and uncertain >= UNCERTAIN * claimed:
+            share = _percent(uncertain / claimed)
+            text = f"{human(uncertain, 'B')} of {_day(row['dt'])}, {share} of its claim, are credited to nobody: "
+            text += f"{row['cut']:,} transports ended with data in transit"
+            if slow := full[row["server"], row["dt"]]:
+                text += f"; {slow:,} ended because a receiver was slow (queue_full)"
+            yield Finding(Urgency.SOON, "uncertain", row["server"], text, "Settlement")
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.2g} %" if share < 0.995 else f"{share * 100:.0f} %"
 
 
 def _slow(days: Sequence[Row]) -> Iterator[Finding]:

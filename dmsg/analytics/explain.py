@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from statistics import median
 
-from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES, lost_with
+from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES, between, lost_with
 from dmsg.analytics.gold.settlement import INFLATION_LIMIT, MOST, SIDED_LIMIT, WITNESS_LIMIT
 from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST, SILENCE_SECONDS
 from dmsg.analytics.runs import State
@@ -179,47 +179,66 @@ def _life(boot: Row, day: date) -> str:
 
 def _settlement(read: Reader) -> Section | None:
     row = next(iter(read("settlement_day")), None)
-    if row is None:
+    lost = read("lost_transport")
+    if row is None and not lost:
         return None
+    found = Section("Settlement", "nothing to settle" if row is None else row["verdict"])
+    if row is not None:
+        found.lines += _settled(row, read)
+    if lost:
+        known = [one for one in lost if one["least_bytes"] is not None]
+        columns = ("least_bytes", "most_bytes", "counted_bytes")
+        least, most, counted = (sum(one[name] or 0 for one in known) for name in columns)
+        found.lines.append(
+            f"{len(lost):,} transports ended with a killed or silent process; {len(known):,} have receipts of both ends"
+        )
+        found.lines.append(
+            f"these bound the bytes carried: {least:,} to {most:,}; the process had reported {counted:,}; nobody "
+            "is credited with them"
+        )
+        bound = f"both ends' receipts bound {between(least, most)}" if known else "no two receipts bound the bytes"
+        found.verdict += f"; {bound} of a killed or silent process"
+    return found
+
+
+def _settled(row: Row, read: Reader) -> Iterator[str]:
     verdicts = read("verdicts", layer="silver")
-    found = Section("Settlement", row["verdict"])
     states = ", ".join(
         f"{row[name]:,} {name.replace('_', ' ')}"
         for name in ("matched", "cut", "conflict", "one_sided", "relay_only", "unclaimed")
         if row[name]
     )
-    found.lines.append(f"{row['transports']:,} transports: {states}")
-    found.lines.append(
+    yield (f"{row['transports']:,} transports: {states}")
+    yield (
         f"claimed {row['claimed_bytes']:,} bytes; both ends signed for {row['credited_bytes']:,}, which are credited"
     )
     seen = row["matched"] + row["cut"] + row["conflict"]
     if seen:
         claimed, word = (sum(one[name] or 0 for one in verdicts) for name in ("sure_claimed", "sure_word"))
-        found.lines.append(
+        yield (
             f"transports that ended with nothing in transit: claimed {claimed:,} bytes, signed {word:,} bytes: "
             f"inflation {_percent(row['inflation'])} (limit {INFLATION_LIMIT * 100:g} %)"
         )
-        found.lines.append(
+        yield (
             f"{row['accusers'] or 0:,} of {row['witnesses'] or 0:,} clients that opened transports report less than "
             "it claims "
             f"(more than {MOST * 100:g} % are needed)"
         )
         claimed, word = (sum(one[name] or 0 for one in verdicts) for name in ("left_claimed", "left_word"))
-        found.lines.append(f"other transports: claimed {claimed:,} bytes, signed {word:,} bytes")
-        found.lines.append(
+        yield (f"other transports: claimed {claimed:,} bytes, signed {word:,} bytes")
+        yield (
             f"{row['sided_with_one']:,} of {seen:,} transports with both receipts: it agrees with one end against "
             "the other "
             f"(limit {SIDED_LIMIT * 100:g} %)"
         )
-    found.lines.append(
+    yield (
         f"both receipts of {seen:,} of {row['transports']:,} transports (at least {WITNESS_LIMIT * 100:g} % are needed)"
     )
     conflicts = sorted(read("settlement_conflict_day"), key=lambda one: (one["credited"] or 0) - (one["claimed"] or 0))
     for one in conflicts[:CONFLICTS]:
-        found.lines += _conflict(one, read)
+        yield from _conflict(one, read)
     if len(conflicts) > CONFLICTS:
-        found.lines.append(f"and {len(conflicts) - CONFLICTS:,} more conflicts (table settlement_conflict_day)")
-    return found
+        yield (f"and {len(conflicts) - CONFLICTS:,} more conflicts (table settlement_conflict_day)")
 
 
 def _conflict(row: Row, read: Reader) -> Iterator[str]:

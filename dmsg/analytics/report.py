@@ -13,7 +13,7 @@ from html import escape
 from re import fullmatch
 
 from dmsg.analytics import charts
-from dmsg.analytics.attention import shorten_findings
+from dmsg.analytics.attention import between, shorten_findings
 from dmsg.analytics.charts import NOTHING, human
 from dmsg.analytics.report_data import SHOWN_DAYS, Content
 from dmsg.analytics.store import Row
@@ -346,7 +346,17 @@ def _forecast(content: Content) -> str:
     return _table(heads, rows, (1, 2, 3, 4, 5, 6, 7))
 
 
+def _lost(row: Row | None) -> str:
+    """Return a cell with the bytes that both ends' receipts bound for the killed processes of a server's day."""
+    if row is None:
+        return _cell(None)
+    if not row["witnessed"]:
+        return _cell(0, shown="not known")
+    return _cell(row["most"], shown=between(row["least"], row["most"]))
+
+
 def _settlement(content: Content) -> str:
+    lost = {(row["server"], row["dt"]): row for row in content["lost"]}
     rows = [
         [
             _cell(row["server"], shown=_short(row["server"])),
@@ -354,6 +364,7 @@ def _settlement(content: Content) -> str:
             _cell(row["claimed_bytes"], shown=human(row["claimed_bytes"], "B")),
             _cell(row["credited_bytes"], shown=human(row["credited_bytes"], "B")),
             _cell(row["uncertain_bytes"] or 0, shown=human(row["uncertain_bytes"] or 0, "B")),
+            _lost(lost.get((row["server"], row["dt"]))),
             _cell(row["matched"]),
             _cell(row["cut"] or 0),
             _cell(row["conflict"]),
@@ -373,6 +384,7 @@ def _settlement(content: Content) -> str:
         "claimed",
         "credited",
         "uncertain",
+        "lost in kills",
         "matched",
         "cut",
         "conflict",
@@ -402,7 +414,7 @@ def _settlement(content: Content) -> str:
         "sender",
         "receiver",
     )
-    parts = [_table(heads, rows, tuple(range(2, 11))), _more(content.more.get("settlement_day", 0), "that agree")]
+    parts = [_table(heads, rows, tuple(range(2, 12))), _more(content.more.get("settlement_day", 0), "that agree")]
     if not conflicts:
         return "".join(parts)
     return "".join(parts) + (
@@ -482,7 +494,9 @@ _SECTIONS = (
     ("Capacity", "When each server reaches its limit if its daily peaks keep growing as before.", _forecast),
     (
         "Settlement",
-        "Bytes that servers claim to have carried. A server is credited only with bytes for which both ends signed.",
+        "Bytes that servers claim to have carried. A server is credited only with bytes for which both ends signed. "
+        "Uncertain: in transit when a transport ended. Lost in kills: carried by processes that were killed or are "
+        "silent, as both ends bound it. Nobody is credited with either.",
         _settlement,
     ),
     (

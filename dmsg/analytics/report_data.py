@@ -166,6 +166,11 @@ def _settled(content: Content, ask: Ask, recent: str) -> None:
     count = ask("settlement_day", f"SELECT count(*) AS n FROM it {where}")
     differ.sort(key=lambda row: not row["verdict"].startswith("claims"))
     content.tables["settlement_day"] = differ + agree
+    content.tables["lost"] = ask(
+        "lost_transport",
+        f"""SELECT server, dt, count(least_bytes) AS witnessed, sum(least_bytes) AS least, sum(most_bytes) AS most
+            FROM it WHERE {recent} GROUP BY server, dt LIMIT {ROWS}""",
+    )
     content.more["settlement_day"] = sum(row["n"] for row in count) - len(agree)
 
 

@@ -112,6 +112,28 @@ class RowsTests(SynchronousTestCase):
         self.assertEqual(self.found(close_day=[ends("queue_full", 9), ends("unspecified", 100)]), [])
         self.assertEqual(self.found(close_day=[ends("queue_full", 10), ends("unspecified", 991)]), [])
 
+    def test_bytes_that_nobody_is_credited_with(self) -> None:
+        """A few slow receivers can cost a server much of what it really delivered."""
+        settled = {"server": "a", "dt": DAY, "verdict": "agrees", "claimed_bytes": 100 << 20, "cut": 6}
+        full = {"server": "a", "dt": DAY, "reason": "queue_full", "by": "server", "transports": 5}
+        found = self.only(settlement_day=[settled | {"uncertain_bytes": 14 << 20}], close_day=[full])
+        self.assertEqual((found.kind, found.urgency, found.place), ("uncertain", Urgency.SOON, "Settlement"))
+        self.assertEqual(
+            found.text,
+            "14.7 MB of 10 Mar, 14 % of its claim, are credited to nobody: 6 transports ended with data in transit; "
+            "5 ended because a receiver was slow (queue_full)",
+        )
+        text = self.only(settlement_day=[settled | {"uncertain_bytes": 100 << 20}]).text
+        self.assertIn("100 % of its claim", text)
+        self.assertNotIn("queue_full", text)
+        for changed in (
+            {"uncertain_bytes": (2 << 20) - 1},
+            {"uncertain_bytes": (1 << 20) - 1, "claimed_bytes": 1 << 20},
+            {"uncertain_bytes": None, "claimed_bytes": None},
+            {"uncertain_bytes": 14 << 20, "dt": DAY - timedelta(2)},
+        ):
+            self.assertEqual(self.found(settlement_day=[settled | changed]), [], changed)
+
     def test_who_is_slow_against_its_own_week(self) -> None:
         def day(back: int, p99: float, samples: int = 100) -> dict[str, Any]:
             return {"server": "a", "dt": DAY - timedelta(back), "rtt_p99": p99, "rtt_samples": samples}
@@ -130,7 +152,7 @@ class RowsTests(SynchronousTestCase):
     def test_lying_servers_are_found(self) -> None:
         def claim(back: int, verdict: str) -> dict[str, Any]:
             row = {"server": "a", "dt": DAY - timedelta(back), "verdict": verdict, "inflation": 0.031}
-            return row | {"witnesses": 40, "accusers": 39}
+            return row | {"witnesses": 40, "accusers": 39, "uncertain_bytes": 0, "claimed_bytes": 1 << 30}
 
         lies = [claim(0, "claims more than both ends"), claim(6, "claims more than both ends")]
         found = self.only(settlement_day=lies)

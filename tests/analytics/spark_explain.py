@@ -11,7 +11,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics.attention import SLOW_SAMPLES
-from dmsg.analytics.explain import Section, _latency, _life, _spans, explain, find_server
+from dmsg.analytics.explain import Section, _latency, _life, _settlement, _spans, explain, find_server
 from dmsg.cli.output import EXIT_PIPE
 from tests.analytics.spark_tables import Story
 from tests.analytics.support import DAY, S1, S2, LakeCase
@@ -67,6 +67,32 @@ class RowsTests(SynchronousTestCase):
         self.assertIn("5 s later, 3 transports ended with it; 2 of them had carried 1 MB to 2 MB", crash)
         self.assertIn("no event for at least 15 minutes", _life(boot | {"ended": "silent"}, day))
         self.assertTrue(_life(boot | {"ended": "stopped"}, day).endswith("stopped cleanly"))
+
+    def test_what_both_ends_bound_of_a_killed_server(self) -> None:
+        """In the verdict, even if nothing else was settled on that day."""
+        rows: list[dict[str, Any]] = [
+            {"counted_bytes": 100, "least_bytes": 1_000_000, "most_bytes": 1_200_000},
+            {"counted_bytes": 7, "least_bytes": None, "most_bytes": None},
+        ]
+
+        def read(table: str, **_: Any) -> list[dict[str, Any]]:
+            return rows if table == "lost_transport" else []
+
+        found = _settlement(read)
+        assert found is not None
+        self.assertEqual(
+            found.verdict, "nothing to settle; both ends' receipts bound 1 MB to 1.2 MB of a killed or silent process"
+        )
+        self.assertTrue(
+            found.lines[0].startswith("2 transports ended with a killed or silent process; 1 have receipts")
+        )
+        self.assertIn("1,000,000 to 1,200,000; the process had reported 100", found.lines[1])
+        del rows[0]
+        found = _settlement(read)
+        assert found is not None
+        self.assertIn("no two receipts bound the bytes of a killed or silent process", found.verdict)
+        rows.clear()
+        self.assertIsNone(_settlement(read))
 
     def test_spans(self) -> None:
         self.assertEqual(_spans([0, 1, 2, 5, 22, 23]), "00h to 02h, 05h, 22h to 23h")

@@ -136,6 +136,7 @@ class PageTests(SynchronousTestCase):
             "gone",
             "servers",
             "discovery",
+            "lost",
         )
         content.tables = {name: [] for name in names}
         return content
