@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+Cell = tuple[float | None, str]
+"""Cell of a strip: a share, or None if it is unknown, and the reason."""
 Series = tuple[str, str, Sequence[float | None]]
 """Series of a chart: label, CSS colour, and a value (or None) for each x."""
 
@@ -51,10 +53,12 @@ def _frame(labels: Sequence[str], top: float, unit: str, ticks: int = 8) -> str:
             f'<text class="axis" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{human(top * step / 4, unit)}</text>'
         )
     every = max(1, -(-len(labels) // ticks))
-    for index in range(0, len(labels), every):
+    for number, index in enumerate(range(0, len(labels), every)):
         x = _x(index, len(labels))
+        # The page's style leaves out every second time on a narrow screen, where text is larger.
+        kind = "axis second" if number % 2 else "axis"
         parts.append(
-            f'<text class="axis" x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(labels[index])}</text>'
+            f'<text class="{kind}" x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(labels[index])}</text>'
         )
     return "".join(parts)
 
@@ -65,7 +69,7 @@ def _x(index: int, count: int) -> float:
 
 def _svg(body: str, title: str) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}" '
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}" '
         f'preserveAspectRatio="none">{body}</svg>'
     )
 
@@ -130,22 +134,25 @@ def bars(labels: Sequence[str], series: Sequence[Series], unit: str, title: str)
     return _svg("".join(parts), title)
 
 
-def strip(cells: Sequence[tuple[str, float | None]]) -> str:
-    """Return a row of cells, one for each hour: the share of the hour that was good, or None if unknown."""
+def strip(cells: Sequence[tuple[str, float | None, str]]) -> str:
+    """Return a row of cells, one for each hour.
+
+    :param cells: label, share of the hour that was good (None if unknown), and the reason for the share.
+    """
     count = max(1, len(cells))
     width = 100 / count
     parts = []
-    for index, (label, share) in enumerate(cells):
+    for index, (label, share, why) in enumerate(cells):
         if share is None:
-            kind, text, height = "none", "discovery saw it, nothing that it wrote has come", 100
+            kind, text, height = "none", why, 100
         else:
             kind = "good" if share >= 0.995 else "fair" if share >= 0.9 else "poor" if share > 0 else "bad"
-            text = f"{share:.0%}"
+            text = f"{share:.0%}, {why}"
             # Bars must differ in height, because some people and printers see no colour.
             height = {"good": 100, "fair": 75, "poor": 45, "bad": 100}[kind]
         parts.append(
             f'<rect x="{index * width:.3f}%" width="{width * 0.86:.3f}%" y="{100 - height}%" height="{height}%" '
             f'class="cell {kind}">'
-            f"<title>{escape(label)}: {text}</title></rect>"
+            f"<title>{escape(label)}: {escape(text)}</title></rect>"
         )
     return f'<svg class="strip" preserveAspectRatio="none">{"".join(parts)}</svg>'

@@ -193,8 +193,8 @@ def _settlement(read: Reader) -> Section | None:
             f"{len(lost):,} transports ended with a killed or silent process; {len(known):,} have receipts of both ends"
         )
         found.lines.append(
-            f"these bound the bytes carried: {least:,} to {most:,}; the process had reported {counted:,}; nobody "
-            "is credited with them"
+            f"the receipts bound the bytes carried: {least:,} to {most:,}; the process had reported {counted:,}; "
+            "nobody is credited with them"
         )
         bound = f"both ends' receipts bound {between(least, most)}" if known else "no two receipts bound the bytes"
         found.verdict += f"; {bound} of a killed or silent process"

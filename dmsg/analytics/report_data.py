@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 from dmsg.analytics.attention import Finding, needs_attention
 from dmsg.analytics.gold.histograms import SHARES, percentile
@@ -37,6 +38,7 @@ class Content:
     """Rows that the page shows, by table.
 
     :ivar attention: findings that need an operator's attention, the most urgent first.
+    :ivar totals: sums of the whole tables, of which the page may show only some rows.
     :ivar cut: tables that had more rows than the page shows.
     :ivar more: number of rows left out, for tables whose section says so.
     """
@@ -45,6 +47,7 @@ class Content:
     run: int
     attention: list[Finding] = field(default_factory=list)
     tables: dict[str, list[Row]] = field(default_factory=dict)
+    totals: dict[str, Any] = field(default_factory=dict)
     cut: list[str] = field(default_factory=list)
     more: dict[str, int] = field(default_factory=dict)
 
@@ -75,7 +78,7 @@ def collect(store: Store, at: datetime | None = None) -> Content:
         content.tables[name] = rows[:most]
 
     take("network_day", where="true")
-    _servers(content, ask, recent)
+    _servers(content, ask, recent, max(state.days))
     take("placement", order="weight DESC NULLS LAST", where="true")
     take("capacity_forecast", order="growth_per_day DESC NULLS LAST", where="true")
     _settled(content, ask, recent)
@@ -88,6 +91,12 @@ def collect(store: Store, at: datetime | None = None) -> Content:
         "server_hour",
         f"""SELECT server, dt, hour, alive_minutes, agreed_minutes, seen_minutes, peak_sessions, capacity FROM it
             WHERE {recent} AND server IN ({drawn or "''"})""",
+    )
+    content.tables["observed"] = ask(
+        "numbers",
+        f"""SELECT dt, min(first_ts) / 60000 AS first, max(last_ts) / 60000 AS last FROM it
+            WHERE {recent} GROUP BY dt""",
+        "silver",
     )
     content.tables["traffic"] = ask(
         "traffic_hour",
@@ -105,7 +114,8 @@ def collect(store: Store, at: datetime | None = None) -> Content:
                 sum(refused) AS refused, sum(absent) AS absent, max(servers) AS servers
             FROM it WHERE {recent} GROUP BY producer, dt ORDER BY producer, dt LIMIT {ROWS}""",
     )
-    content.tables["servers"] = _by_server(ask, recent)
+    content.tables["servers"] = _by_server(content, ask, recent, max(state.days))
+    _totals(content, ask, recent)
     content.tables["quarantine"] = ask(
         "bronze",
         "SELECT problem, count(*) AS lines FROM it WHERE family = 'quarantine' GROUP BY problem ORDER BY problem",
@@ -122,8 +132,11 @@ def collect(store: Store, at: datetime | None = None) -> Content:
 Ask = Callable[..., list[Row]]
 
 
-def _servers(content: Content, ask: Ask, recent: str) -> None:
-    """Collect a row for each server: first silent, crashed and flagged ones, then those with the least uptime."""
+def _servers(content: Content, ask: Ask, recent: str, newest: str) -> None:
+    """Collect a row for each server: first silent, crashed and flagged ones, then those with the least uptime.
+
+    :param newest: newest day.
+    """
     content.tables["gone"] = ask(
         "boot",
         f"SELECT * FROM it WHERE role = 'server' AND ended = 'silent' AND next_at IS NULL LIMIT {ROWS}",
@@ -138,8 +151,17 @@ def _servers(content: Content, ask: Ask, recent: str) -> None:
     rows = ask(
         "uptime_day",
         f"""SELECT server, avg(uptime) AS uptime, avg(availability) AS availability, sum(crashes) AS crashes,
-                array_agg(flags) AS flags FROM it WHERE {recent} GROUP BY server""",
+                array_agg(flags) AS flags,
+                sum(CASE WHEN dt = DATE '{newest}' AND state IN ('up', 'unheard') THEN 1 ELSE 0 END) AS up
+            FROM it WHERE {recent} GROUP BY server""",
     )
+    shares = [row["uptime"] for row in rows if row["uptime"] is not None]
+    content.totals |= {
+        "servers": len(rows),
+        "up": sum(row["up"] for row in rows),
+        "uptime_servers": len(shares),
+        "uptime": sum(shares) / len(shares) if shares else None,
+    }
     gone = {row["producer"] for row in content["gone"]}
     for row in rows:
         row["missing"] = missing.get(row["server"], 0)
@@ -152,6 +174,22 @@ def _servers(content: Content, ask: Ask, recent: str) -> None:
     rows.sort(key=quiet)
     content.tables["uptime"] = rows[:SERVERS]
     content.more["uptime"] = len(rows) - len(rows[:SERVERS])
+
+
+def _totals(content: Content, ask: Ask, recent: str) -> None:
+    """Add up what the charts show, and the completeness of all events."""
+    (arrived,) = ask(
+        "quality_day",
+        f"SELECT sum(expected) AS expected, sum(distinct_events) AS arrived FROM it WHERE {recent}",
+    )
+    refused = content["refused"]
+    content.totals |= {
+        "transports": sum(row["closed"] or 0 for row in content["traffic"]),
+        "bytes": sum(row["bytes"] or 0 for row in content["traffic"]),
+        "refused": sum(row["n"] for row in refused),
+        "lookups": sum(row["n"] for row in refused if row["what"] == "lookup"),
+        "complete": arrived["arrived"] / arrived["expected"] if arrived["expected"] else None,
+    }
 
 
 def _settled(content: Content, ask: Ask, recent: str) -> None:
@@ -207,12 +245,16 @@ def _latencies(ask: Ask, table: str, keys: list[str], recent: str, name: str = "
     ]
 
 
-def _by_server(ask: Ask, recent: str) -> list[Row]:
-    """Return a row for each server with its sums over the days shown."""
+def _by_server(content: Content, ask: Ask, recent: str, newest: str) -> list[Row]:
+    """Return a row for each server with its sums over the days shown.
+
+    :param newest: newest day, of which the clients are counted.
+    """
     found: dict[str, Row] = defaultdict(dict)
+    of_newest = f"sum(CASE WHEN dt = DATE '{newest}' THEN clients ELSE 0 END)"
     for table, sums in (
         ("traffic_hour", "sum(bytes) AS bytes, sum(closed) AS transports, sum(refused_by_peer) AS refused_by_peer"),
-        ("session_day", "sum(sessions) AS sessions, max(clients) AS clients, sum(lost) AS lost"),
+        ("session_day", f"sum(sessions) AS sessions, sum(lost) AS lost, {of_newest} AS clients"),
         ("capacity_day", "max(peak_share) AS peak_share, sum(busy_hours) AS busy_hours, sum(refused_full) AS full"),
     ):
         for row in ask(table, f"SELECT server, {sums} FROM it WHERE {recent} GROUP BY server"):
@@ -234,4 +276,6 @@ def _by_server(ask: Ask, recent: str) -> list[Row]:
     for server, reasons in ends.items():
         found[server]["ends"] = sorted(reasons, reverse=True)
     rows = [{"server": server, **row} for server, row in found.items()]
+    clients = [row.get("clients") or 0 for row in rows]
+    content.totals |= {"clients": sum(clients), "clients_of_one": max(clients, default=0)}
     return sorted(rows, key=lambda row: (-(row.get("bytes") or 0), row["server"]))[:ROWS]

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql.types import StructType
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from dmsg.analytics import charts
+from dmsg.analytics import charts, report_data
 from dmsg.analytics.delta import LakeError
 from dmsg.analytics.report import render
 from dmsg.analytics.report_data import Content, collect
@@ -83,7 +83,12 @@ class ReportTests(LakeCase):
                 .filter((one) => !document.querySelector(one)),
               lines: document.querySelectorAll("#attention li").length,
               cells: document.querySelectorAll("svg.strip .cell").length,
-              charts: document.querySelectorAll("section > svg").length,
+              charts: document.querySelectorAll("svg.chart").length,
+              tiles: [...document.querySelectorAll(".card")].map((one) => Number(one.dataset.value)),
+              sums: Object.fromEntries([...document.querySelectorAll("table.sort")].slice(0, 2).flatMap((table, of) =>
+                [...table.tHead.rows[0].cells].map((head, column) => [of + head.textContent,
+                  [...table.tBodies[0].rows].map((row) => Number(row.cells[column].dataset.value))]))),
+              titles: [...document.querySelectorAll("svg.strip title")].map((one) => one.textContent),
               wide: document.documentElement.scrollWidth <= window.innerWidth,
               verdicts: [...document.querySelectorAll("td.warn")].map((one) => one.textContent),
             };
@@ -113,8 +118,31 @@ class ReportTests(LakeCase):
         self.assertEqual(seen["charts"], 4)
         self.assertTrue(seen["wide"])
         self.assertIn("claims more than both ends", seen["verdicts"])
+        self.check_tiles(seen["tiles"], seen["sums"])
         self.assertEqual(seen["lost"], [])
         self.assertGreater(seen["lines"], 3)
+
+    def check_tiles(self, tiles: list[float], sums: dict[str, list[float]]) -> None:
+        """Each tile is the sum of its table, or of its chart."""
+        servers, clients, transports, carried, uptime, refused, complete = tiles
+        self.assertEqual(servers, len(sums["0server"]))
+        self.assertEqual(clients, sum(sums["1clients, last day"]))
+        self.assertEqual(transports, sum(sums["1transports"]))
+        self.assertEqual(carried, sum(sums["1carried"]))
+        self.assertAlmostEqual(uptime, sum(sums["0uptime"]) / servers, 3)
+        story = Story.lines
+        self.assertEqual(refused, sum(row["n"] for row in story["refusal_hour"] if row["what"] != "drop"))
+        expected, arrived = (sum(row[name] for row in story["quality_day"]) for name in ("expected", "distinct_events"))
+        self.assertAlmostEqual(complete, arrived / expected, 6)
+        self.assertGreater(min(servers, transports, carried, refused), 0)
+
+    def test_tiles_count_rows_that_the_tables_leave_out(self) -> None:
+        """The page shows 1000 rows of a table and 300 servers; the tiles are of all."""
+        lake = Story.told().pipeline().lake
+        whole = collect(lake).totals
+        for name in ("ROWS", "SERVERS", "AGREEING"):
+            self.patch(report_data, name, 1)
+        self.assertEqual(collect(lake).totals, whole)
 
     def test_a_report_without_tables_says_so(self) -> None:
         self.assertRaisesRegex(LakeError, "there are no tables", collect, self.pipeline().lake)
@@ -137,8 +165,12 @@ class PageTests(SynchronousTestCase):
             "servers",
             "discovery",
             "lost",
+            "observed",
         )
         content.tables = {name: [] for name in names}
+        content.totals = dict.fromkeys(("servers", "up", "uptime_servers", "clients", "clients_of_one"), 0)
+        content.totals |= dict.fromkeys(("transports", "bytes", "refused", "lookups"), 0)
+        content.totals |= {"uptime": None, "complete": None}
         return content
 
     def test_a_page_without_rows_renders(self) -> None:
@@ -164,6 +196,30 @@ class PageTests(SynchronousTestCase):
     def test_numbers_have_units_for_people(self) -> None:
         shown = [charts.human(value, "B") for value in (None, 0, 999, 999.9, 1000, 999_499, 999_900, 1_234_567, 2.5e12)]
         self.assertEqual(shown, ["\N{EN DASH}", "0 B", "999 B", "1 kB", "1 kB", "999 kB", "1 MB", "1.23 MB", "2.5 TB"])
+
+    def test_short_hours_are_no_downtime(self) -> None:
+        """The present hour has begun only, and a day may be short: nobody can have been up in the rest."""
+        day = date(2026, 1, 1)
+        noon = int(datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp()) // 60
+        content = self.empty()
+        content.tables["observed"] = [{"dt": day, "first": noon - 20, "last": noon + 2 * 60 + 9}]
+        names = {"always": {11: 21, 12: 60, 13: 60, 14: 10}, "late": {13: 30, 14: 10}, "unheard": {11: 0, 12: 0}}
+        content.tables["server_hour"] = [
+            {"server": server, "dt": day, "hour": hour, "alive_minutes": minutes}
+            | {"seen_minutes": 20 if server == "unheard" else 0}
+            for server, hours in names.items()
+            for hour, minutes in hours.items()
+        ]
+        content.tables["uptime"] = [
+            {"server": server, "uptime": 1.0, "availability": 1.0, "crashes": 0, "flags": [], "missing": 0}
+            for server in names
+        ]
+        kinds = [re.findall(r'class="cell (\w+)"', row) for row in render(content).split("<tr>") if "<svg" in row]
+        self.assertEqual(kinds, [["good"] * 4, ["bad", "bad", "poor", "good"], ["none", "none", "bad", "bad"]])
+        self.assertIn("01 Jan 14h: 100%, 10 of 10 minutes", render(content))
+        content.tables["observed"] = []
+        content.tables["server_hour"] = content.tables["server_hour"][:1] + content.tables["server_hour"][3:4]
+        self.assertIn("01 Jan 12h: no events of anybody have arrived", render(content))
 
     def test_lines_have_gaps_where_nothing_is_known(self) -> None:
         chart = charts.lines(["a", "b", "c", "d"], [("x", "red", [1.0, None, 2.0, 3.0])], "", "t")
