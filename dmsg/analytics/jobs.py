@@ -31,6 +31,7 @@ from dmsg.analytics.runs import Claim, State, TablesBusy
 from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, FAMILIES, OVERALL, QUARANTINE, RAW, SILVER
 from dmsg.analytics.sealed_files import Sealed, Target
 from dmsg.analytics.store import FILES, batch_of, local_path
+from dmsg.analytics.tuning import Tuning
 from dmsg.telemetry.spool_listing import Left, Reason, merge
 
 MAX_LINE = 1024 * 1024
@@ -57,14 +58,6 @@ SMALL_BYTES = 64 * 1024 * 1024
 """Size of all unread files in bytes below which reading counts as a small job."""
 SMALL_EVENTS = 500_000
 """Number of events in the touched days below which refining counts as a small job."""
-LITTLE = {
-    # Compiling the query costs more than executing it.
-    "spark.sql.codegen.wholeStage": "false",
-    # Each task costs more than its work; several tables are computed at the same time instead.
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.files.minPartitionNum": "1",
-}
-"""Spark settings for small jobs."""
 PATIENCE = 3600.0
 """Seconds that a stream waits for another run to finish."""
 
@@ -137,9 +130,7 @@ class Pipeline:
         self._left: list[Mapping[Reason, set[str]]] = [left or {}]
         self._lists = False
         self._done = 0
-        self._may_tune = tune
-        self._small = tune
-        self._usual: dict[str, str | None] = {}
+        self._tuning = Tuning(spark, may=tune)
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
 
     @property
@@ -301,7 +292,7 @@ class Pipeline:
         unread = [Unread(row.file, row.path, row.length) for row in rows]
         # Lines that a killed run or stream wrote to bronze are refined as well, even if no file is unread.
         if unread or self.lake.unrefined(before.batches):
-            self._tune(sum(file.size for file in unread) < SMALL_BYTES)
+            self._tuning.choose(small=sum(file.size for file in unread) < SMALL_BYTES)
             for source in sources:
                 self._step(f"bronze: {source.name}")
                 self._ingest(source, unread)
@@ -309,19 +300,7 @@ class Pipeline:
 
     def begin_small(self) -> None:
         """Use the settings for small jobs until the amount of work is known."""
-        self._tune(True)
-
-    def _tune(self, small: bool) -> None:
-        """Switch Spark between the settings for small jobs and the user's own."""
-        self._small = small and self._may_tune
-        for name, little in LITTLE.items():
-            self._usual.setdefault(name, self.spark.conf.get(name, None))
-            if self._small:
-                self.spark.conf.set(name, little)
-            elif (usual := self._usual[name]) is None:
-                self.spark.conf.unset(name)
-            else:
-                self.spark.conf.set(name, usual)
+        self._tuning.choose(small=True)
 
     def refine(self, before: State, claim: Claim, unread: list[str]) -> RunOutcome:
         """Write silver and gold of the days that bronze's new batches touch, and commit the run.
@@ -349,13 +328,13 @@ class Pipeline:
             events = sum(
                 one.rows or 0 for one in files if one.values["family"] in FAMILIES and one.values["dt"] in days
             )
-            self._tune(events < SMALL_EVENTS)
+            self._tuning.choose(small=events < SMALL_EVENTS, events=events)
             tables = Refinement(
                 *(lake, claim, state, days),
                 today=self.now.date(),
                 changed=taken.changed,
                 events=events,
-                small=self._small,
+                small=self._tuning.is_small,
                 step=self._step,
             )
             duplicates = tables.silver()

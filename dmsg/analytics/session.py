@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 from py4j.java_gateway import java_import
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from dmsg.analytics.class_archive import usable_archive
@@ -20,6 +21,8 @@ JAVA_VERSIONS = (17, 21)
 DRIVER_MEMORY = "1g"
 APPLICATION = "dmsg-analytics"
 
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # An absurd number in an event must not end a run: with ANSI mode off, what cannot be computed is NULL.
@@ -27,8 +30,9 @@ SETTINGS = {
     # The JVM never compiles methods above 8,000 bytes of bytecode. Spark generates longer ones by default, which would
     # stay interpreted.
     "spark.sql.codegen.hugeMethodLimit": "8000",
-    # The tables of a day are small, and each partition costs a task.
-    "spark.sql.shuffle.partitions": "4",
+    # The tables of a day are small, and each partition costs a task. A run over much data raises this number
+    # (dmsg.analytics.tuning).
+    SHUFFLE_PARTITIONS: "4",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.io.compression.zstd.level": "1",
@@ -61,7 +65,7 @@ SMALL_SETTINGS = MEDIUM_SETTINGS | {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
+    SHUFFLE_PARTITIONS: "2",
     "spark.executor.heartbeatInterval": "60s",
 }
 
@@ -146,6 +150,13 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
+def _not_given(options: dict[str, str]) -> dict[str, str]:
+    """Return the options without those that the user gave to spark-submit, which a builder would override."""
+    SparkContext._ensure_initialized()  # noqa: SLF001  # PySpark has no other name for it
+    given = dict(SparkConf().getAll())
+    return {key: value for key, value in options.items() if key not in given}
+
+
 def make_session(
     master: str | None = None,
     *,
@@ -174,7 +185,9 @@ def make_session(
         assert master is not None
         builder = builder.remote(master)
         options = {key: value for key, value in options.items() if key.startswith("spark.sql.")}
-    elif not submitted:
+    elif submitted:
+        options = _not_given(options)
+    else:
         java_home = find_java()
         os.environ["JAVA_HOME"] = str(java_home)
         name_files_in_utf8()

@@ -26,7 +26,7 @@ from dmsg.analytics.lake import Lake
 from dmsg.analytics.listing import spool_source
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
-from dmsg.analytics.session import find_java
+from dmsg.analytics.session import SHUFFLE_PARTITIONS, find_java
 from tests.analytics.comparison import compare
 from tests.analytics.support import DAY, S1, Boot, LakeCase, spark, write_file
 
@@ -34,6 +34,11 @@ TRANSPORTS = int(os.environ.get("TRANSPORTS", "1000000"))
 """Each is two events."""
 LAST_DAY = date.today() - timedelta(1)
 PATIENCE = 1800.0
+SUBMITTED = """
+from dmsg.analytics.session import make_session
+session = make_session()
+print(session.conf.get("spark.sql.shuffle.partitions"), session.conf.get("spark.sql.session.timeZone"))
+"""
 DMSG = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics")
 
 
@@ -254,6 +259,22 @@ class ClusterTests(ProcessCase):
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
         self.assertEqual(json.loads(done.stdout.splitlines()[-1])["run"], 1)
         self.assertEqual(rounded(gold(self.root / "cluster")), rounded(gold(self.root / "local")))
+
+    def test_properties_of_spark_submit_win(self) -> None:
+        script = self.root / "script.py"
+        script.write_text(SUBMITTED)
+        done = subprocess.run(
+            [
+                *(str(self.home / "bin" / "spark-submit"), "--master", "local[1]", "--conf", "spark.ui.enabled=false"),
+                *("--conf", f"{SHUFFLE_PARTITIONS}=7", "--conf", "spark.sql.session.timeZone=CET", str(script)),
+            ],
+            text=True,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+            env=self.environment,
+        )
+        self.assertEqual(done.stdout, "7 CET\n", done.stderr[-2000:])
 
 
 class ConnectTests(ProcessCase):

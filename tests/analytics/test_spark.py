@@ -18,6 +18,7 @@ MODULES = (
     "spark_jobs",
     "spark_report",
     "spark_archive",
+    "spark_tuning",
     "spark_attention",
     "spark_explain",
     "spark_oracle",

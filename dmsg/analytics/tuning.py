@@ -1,0 +1,67 @@
+"""Settings of a Spark session for the amount of work at hand."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from dmsg.analytics.session import SETTINGS, SHUFFLE_PARTITIONS, SMALL_SETTINGS, is_connect
+
+LITTLE = {
+    # Compiling the query costs more than executing it.
+    "spark.sql.codegen.wholeStage": "false",
+    # Each task costs more than its work; several tables are computed at the same time instead.
+    SHUFFLE_PARTITIONS: "1",
+    "spark.sql.files.minPartitionNum": "1",
+}
+"""Spark settings for small jobs."""
+PARTITION_ROWS = 1_000_000
+"""Number of events for each partition of a shuffle: their rows fit in the memory of a task (about 150 MB)."""
+TASK_ROWS = 100_000
+"""Number of events below which another task costs more than it saves."""
+_OURS = {one[SHUFFLE_PARTITIONS] for one in (SETTINGS, SMALL_SETTINGS)}
+
+
+def shuffle_partitions(events: int, cores: int) -> int:
+    """Return the number of partitions of a shuffle of that many events.
+
+    It grows with the data, so that the memory of a task does not; and with the cores of a cluster, as long as each
+    core has enough work. Spark joins small neighbours again (adaptive execution).
+    """
+    return max(int(SETTINGS[SHUFFLE_PARTITIONS]), -(-events // PARTITION_ROWS), min(cores, events // TASK_ROWS))
+
+
+class Tuning:
+    """Switch between the settings for small jobs and those for large ones.
+
+    :param may: whether to use the settings for small jobs at all.
+    :ivar is_small: whether they are in use.
+    """
+
+    def __init__(self, spark: SparkSession, *, may: bool) -> None:
+        self._spark = spark
+        self._may = may
+        self.is_small = may
+        self._usual: dict[str, str | None] = {}
+
+    def choose(self, *, small: bool, events: int = 0) -> None:
+        """Choose the settings for a job.
+
+        :param events: number of events of a large job, which decides how many partitions a shuffle has. A number of
+            partitions that the user has set stays.
+        """
+        self.is_small = small and self._may
+        conf = self._spark.conf
+        for name, little in LITTLE.items():
+            usual = self._usual.setdefault(name, conf.get(name, None))
+            if self.is_small:
+                conf.set(name, little)
+            elif usual is None:
+                conf.unset(name)
+            elif name == SHUFFLE_PARTITIONS and usual in _OURS:
+                conf.set(name, str(shuffle_partitions(events, self._cores())))
+            else:
+                conf.set(name, usual)
+
+    def _cores(self) -> int:
+        """Return the number of cores of the executors; 0 if it is unknown."""
+        return 0 if is_connect(self._spark) else self._spark.sparkContext.defaultParallelism

@@ -1,0 +1,68 @@
+"""Settings that follow from the amount of work."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.analytics.session import SHUFFLE_PARTITIONS
+from dmsg.analytics.tuning import LITTLE, Tuning, shuffle_partitions
+
+
+class Conf:
+    """The properties of a session, as Spark's own object has them."""
+
+    def __init__(self, **given: str) -> None:
+        self.values: dict[str, str] = {"spark.sql.codegen.wholeStage": "true", **given}
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        return self.values.get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        self.values[name] = value
+
+    def unset(self, name: str) -> None:
+        self.values.pop(name, None)
+
+
+class TuningTests(SynchronousTestCase):
+    """How many tasks a shuffle has, and whose word counts."""
+
+    def tuning(self, partitions: str, cores: int, *, may: bool = True) -> tuple[Tuning, Conf]:
+        conf = Conf(**{SHUFFLE_PARTITIONS: partitions})
+        session: Any = SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(defaultParallelism=cores))
+        return Tuning(cast(Any, session), may=may), conf
+
+    def test_partitions_grow_with_the_data_and_the_cores(self) -> None:
+        for events, cores, expected in (
+            (0, 2, 4),
+            (4_500_000, 2, 5),
+            (45_000_000, 2, 45),
+            (4_500_000, 200, 45),
+            (45_000_000, 200, 200),
+            (2_500_000_000, 200, 2500),
+        ):
+            self.assertEqual(shuffle_partitions(events, cores), expected, (events, cores))
+
+    def test_a_session_is_switched_and_switched_back(self) -> None:
+        tuning, conf = self.tuning("4", 100)
+        before = dict(conf.values)
+        tuning.choose(small=True)
+        self.assertEqual({name: conf.values[name] for name in LITTLE}, LITTLE)
+        tuning.choose(small=False)
+        self.assertEqual(conf.values, before)
+        tuning.choose(small=False, events=50_000_000)
+        self.assertEqual(conf.values, {**before, SHUFFLE_PARTITIONS: "100"})
+
+    def test_what_the_user_has_set_stays(self) -> None:
+        tuning, conf = self.tuning("300", 100)
+        tuning.choose(small=False, events=50_000_000)
+        self.assertEqual(conf.values[SHUFFLE_PARTITIONS], "300")
+
+    def test_settings_for_small_jobs_can_be_refused(self) -> None:
+        tuning, conf = self.tuning("4", 2, may=False)
+        tuning.choose(small=True)
+        self.assertFalse(tuning.is_small)
+        self.assertEqual(conf.values[SHUFFLE_PARTITIONS], "4")
