@@ -1,14 +1,16 @@
 """Database of accepted receipts: each receipt counts once, whenever and in whatever file it comes again.
 
 A receipt has no date. A server could hand in the receipts and events of an old transport again to
-be credited twice.
+be credited twice. The database also knows the files that were checked, so that each is read once.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from dmsg.errors import DmsgError
@@ -20,13 +22,24 @@ GENERATION_DAYS = 30
 PATIENCE = 60.0
 """Seconds to wait while another process has the database locked."""
 _QUESTIONS = ("SELECT file FROM young WHERE receipt = ?", "SELECT file FROM old WHERE receipt = ?")
+_TABLES = {
+    "young": "(receipt INTEGER PRIMARY KEY, file INTEGER) WITHOUT ROWID",
+    "old": "(receipt INTEGER PRIMARY KEY, file INTEGER) WITHOUT ROWID",
+    "young_files": "(path BLOB PRIMARY KEY, status TEXT, digest TEXT) WITHOUT ROWID",
+    "old_files": "(path BLOB PRIMARY KEY, status TEXT, digest TEXT) WITHOUT ROWID",
+}
+
+
+def receipt_id(transport: bytes, signer: bytes) -> int:
+    """Return the number by which the database knows the receipt of one end of a transport."""
+    return int.from_bytes(hashlib.sha256(transport + signer).digest()[:8], "big", signed=True)
 
 
 class ReceiptsSeen:
     """Set of accepted receipts on the disk: a hash of 8 bytes for each, and the file that it came in.
 
     Receipts are in two tables: once ``young`` is :data:`GENERATION_DAYS` old, it becomes ``old``, and the previous
-    ``old`` is dropped.
+    ``old`` is dropped. The tables of files are kept in the same way; a file that was forgotten is only read again.
 
     :param path: path of the database, which is created if it is absent.
     :param now: seconds since 1970.
@@ -42,24 +55,23 @@ class ReceiptsSeen:
             self._base.execute("PRAGMA synchronous = NORMAL")
             self._base.execute("BEGIN IMMEDIATE")
             self._base.execute("CREATE TABLE IF NOT EXISTS since (day INTEGER)")
-            for table in ("young", "old"):
+            for table in _TABLES:
                 self._create(table)
             since = self._base.execute("SELECT day FROM since").fetchone()
             if since is None:
                 self._base.execute("INSERT INTO since VALUES (?)", (day,))
             elif day >= since[0] + GENERATION_DAYS:
-                self._base.execute("DROP TABLE old")
-                self._base.execute("ALTER TABLE young RENAME TO old")
-                self._create("young")
+                for kind in ("", "_files"):
+                    self._base.execute(f"DROP TABLE old{kind}")
+                    self._base.execute(f"ALTER TABLE young{kind} RENAME TO old{kind}")
+                    self._create(f"young{kind}")
                 self._base.execute("UPDATE since SET day = ?", (day,))
             self._base.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._unusable(error) from None
 
     def _create(self, table: str) -> None:
-        self._base.execute(
-            f"CREATE TABLE IF NOT EXISTS {table} (receipt INTEGER PRIMARY KEY, file INTEGER) WITHOUT ROWID"
-        )
+        self._base.execute(f"CREATE TABLE IF NOT EXISTS {table} {_TABLES[table]}")
 
     def _unusable(self, error: sqlite3.Error) -> DmsgError:
         return DmsgError(f"{self._path} cannot be used: {error}")
@@ -71,23 +83,54 @@ class ReceiptsSeen:
         except sqlite3.Error as error:
             raise self._unusable(error) from None
 
-    def is_new(self, transport: bytes, signer: bytes, file: str) -> bool:
-        """Whether this end's receipt for a transport has not come in another file before; adds it to the set.
+    def are_new(self, receipts: Iterable[int], file: str) -> list[bool]:
+        """Whether each receipt (:func:`receipt_id`) has not come in another file before; adds all to the set.
 
         :param file: id of the file in hex digits. After a crash the same file is checked again, and its receipts count
             as new.
         """
-        receipt = int.from_bytes(hashlib.sha256(transport + signer).digest()[:8], "big", signed=True)
         name = int(file[:15], 16)
         try:
-            for question in _QUESTIONS:
-                found = self._base.execute(question, (receipt,)).fetchone()
-                if found is not None:
-                    return bool(found[0] == name)
-            self._base.execute("INSERT INTO young VALUES (?, ?)", (receipt, name))
+            return [self._is_new(receipt, name) for receipt in receipts]
         except sqlite3.Error as error:
             raise self._unusable(error) from None
+
+    def _is_new(self, receipt: int, name: int) -> bool:
+        for question in _QUESTIONS:
+            found = self._base.execute(question, (receipt,)).fetchone()
+            if found is not None:
+                return bool(found[0] == name)
+        self._base.execute("INSERT INTO young VALUES (?, ?)", (receipt, name))
         return True
+
+    def digest_of(self, path: str, status: os.stat_result) -> str | None:
+        """Return the digest of a file that was checked and has not changed since, or None.
+
+        :param status: present status of the file.
+        """
+        for kind in ("young", "old"):
+            try:
+                found = self._base.execute(
+                    f"SELECT status, digest FROM {kind}_files WHERE path = ?",  # noqa: S608
+                    (os.fsencode(path),),
+                ).fetchone()
+            except sqlite3.Error as error:
+                raise self._unusable(error) from None
+            if found is not None:
+                return str(found[1]) if found[0] == _text(status) else None
+        return None
+
+    def add_file(self, path: str, status: os.stat_result, digest: str) -> None:
+        """Remember a file that was checked.
+
+        :param status: status of the file when it was read.
+        """
+        try:
+            self._base.execute(
+                "INSERT OR REPLACE INTO young_files VALUES (?, ?, ?)", (os.fsencode(path), _text(status), digest)
+            )
+        except sqlite3.Error as error:
+            raise self._unusable(error) from None
 
     def keep(self) -> None:
         """Commit the receipts of the file."""
@@ -99,3 +142,7 @@ class ReceiptsSeen:
     def close(self) -> None:
         """Close the database; receipts that were not committed are forgotten."""
         self._base.close()
+
+
+def _text(status: os.stat_result) -> str:
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_dev} {status.st_ino}"

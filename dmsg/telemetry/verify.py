@@ -1,9 +1,11 @@
 """Verification of receipts, before the pipeline counts them.
 
-Verification does not need Spark: one receipt takes 41 us of elliptic curve arithmetic, and keys and secrets stay
-out of the cluster. Each sealed file of receipts becomes a file of checked ones, with the same lines in the
-same order. A receipt that is rejected keeps its place, with the reason. The new file is named by the digest
-of the old one, so that a file delivered twice is checked and counted once.
+Verification does not need Spark: one receipt takes 41 us of elliptic curve arithmetic, which processes on all cores
+share, and keys and secrets stay out of the cluster.
+
+Each sealed file of receipts becomes a file of checked ones, with the same lines in the same order. A receipt that is
+rejected keeps its place, with the reason. The new file is named by the digest of the old one, so that a file delivered
+twice is checked and counted once.
 """
 
 from __future__ import annotations
@@ -12,26 +14,37 @@ import contextlib
 import gzip
 import hashlib
 import json
+import multiprocessing
 import os
-from collections import Counter
-from collections.abc import Callable, Mapping
+import signal
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO
 
+from dmsg.errors import DmsgError
 from dmsg.telemetry.lines import lines_of
 from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.receipts import ReceiptError, Role, parse_receipt
-from dmsg.telemetry.receipts_seen import NAME, ReceiptsSeen
+from dmsg.telemetry.receipts_seen import NAME, ReceiptsSeen, receipt_id
 from dmsg.telemetry.schema import RECEIPTS_PREFIX, SEGMENT_SUFFIX
 from dmsg.telemetry.spool_listing import Reason, list_sealed, reason_of
 
 _KEPT = ("v", "ts", "mono", "producer", "role", "boot", "seq", "peer", "former")
+_NOT_READ = b"not read: "
+REPEATED = "the receipt was handed in before"
 SHOWN = 200
 """Bytes of an unreadable line that are kept."""
 FILE_LIMIT = 512 * 1024 * 1024
 """Maximum number of bytes of text read from one file of receipts."""
+SMALL_BYTES = 2 * 1024 * 1024
+"""Bytes of unchecked files up to which one process is faster than starting several."""
+AHEAD = 4
+"""Number of files for each process that may be checked before their turn."""
 
 
 @dataclass
@@ -74,7 +87,7 @@ def check_line(
             if receipt.server.hex() != row["producer"]:
                 raise ReceiptError("the receipt is for another server than the one that reports it")
             if not is_new(receipt.transport, receipt.signer):
-                raise ReceiptError("the receipt was handed in before")
+                raise ReceiptError(REPEATED)
         except ReceiptError as error:
             row["reason"] = str(error)
         else:
@@ -95,57 +108,172 @@ def _written(row: Mapping[str, object]) -> bytes:
 
 def _unreadable(line: bytes) -> bytes:
     """Return a line that the pipeline keeps in quarantine."""
-    return b"not read: " + json.dumps(line[:SHOWN].decode(errors="replace")).encode() + b"\n"
+    return _NOT_READ + json.dumps(line[:SHOWN].decode(errors="replace")).encode() + b"\n"
 
 
-def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Verification:
+def verify_spool(spool: Path, target: Path, names: Pseudonyms, *, processes: int | None = None) -> Verification:
     """Check the receipts of all files that were not checked before.
 
     :param spool: directory of the files, read recursively.
     :param target: directory that gets a checked file for each.
+    :param processes: number of processes that verify signatures; by default one for each core.
     :raises OSError: a file cannot be written.
     :raises DmsgError: the database of accepted receipts cannot be used.
     """
     found = Verification()
     target.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(ReceiptsSeen(target / NAME)) as seen:
-        _verify(spool, target, names, seen, found)
+        listing = list_sealed(spool, [f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}"])
+        found.left = listing.left
+        unknown: list[str] = []
+        size = 0
+        for sealed in listing.files:
+            digest = _known(sealed.path, seen)
+            if digest is None or not _checked(target, digest).exists():
+                unknown.append(sealed.path)
+                size += sealed.size
+        number = (os.cpu_count() or 1) if processes is None else processes
+        checks = _by_processes if number > 1 and size >= SMALL_BYTES else _here
+        for one in checks(unknown, partial(_check_file, target, names), number):
+            if isinstance(one, _Unread):
+                listing.left[one.reason].add(one.path)
+            else:
+                _accept(one, target, seen, found)
     return found
 
 
-def _verify(spool: Path, target: Path, names: Pseudonyms, seen: ReceiptsSeen, found: Verification) -> None:
-    listing = list_sealed(spool, [f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}"])
-    found.left = listing.left
-    for sealed in listing.files:
-        with contextlib.ExitStack() as files:
-            try:
-                # The file is opened once, because it may be removed at any time to make room for a newer one.
-                source = files.enter_context(open(sealed.path, "rb"))
-                digest = hashlib.file_digest(source, "sha256").hexdigest()[:32]
-                source.seek(0)
-            except OSError as error:
-                listing.left[reason_of(error)].add(sealed.path)
-                continue
-            _verify_file(source, digest, target, names, seen, found)
+def _known(path: str, seen: ReceiptsSeen) -> str | None:
+    """Return the digest of a file that was checked before, or None."""
+    try:
+        return seen.digest_of(path, os.stat(path))
+    except OSError:
+        return None
 
 
-def _verify_file(
-    source: IO[bytes], digest: str, target: Path, names: Pseudonyms, seen: ReceiptsSeen, found: Verification
-) -> None:
-    """Check the receipts of a file, unless a file with the same content was checked before."""
-    checked = target / f"{RECEIPTS_PREFIX}{digest}{SEGMENT_SUFFIX}"
-    if checked.exists():
-        return
-    fresh = target / f".{checked.name}.{os.getpid()}.part"
+def _checked(target: Path, digest: str) -> Path:
+    return target / f"{RECEIPTS_PREFIX}{digest}{SEGMENT_SUFFIX}"
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """File that cannot be read."""
+
+    path: str
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class _CheckedFile:
+    """File whose signatures were verified; whether its receipts came before is not known yet.
+
+    :ivar fresh: the checked file; None if a file with the same content was checked before.
+    :ivar receipts: ids of the receipts that are valid, in order.
+    :ivar reasons: number of rejected receipts by reason.
+    """
+
+    path: str
+    status: os.stat_result
+    digest: str
+    fresh: Path | None
+    receipts: array[int]
+    reasons: Counter[str]
+
+
+_Check = Callable[[str], "_CheckedFile | _Unread"]
+
+
+def _here(paths: list[str], check: _Check, processes: int) -> Iterator[_CheckedFile | _Unread]:
+    return map(check, paths)
+
+
+def _by_processes(paths: list[str], check: _Check, processes: int) -> Iterator[_CheckedFile | _Unread]:
+    """Check files by several processes, and return the results in the order of the paths."""
+    # This process may have threads (those of Spark), which a plain fork would not survive.
+    context = multiprocessing.get_context("forkserver")
+    waiting: deque[Future[_CheckedFile | _Unread]] = deque()
+    # Ctrl-C ends this process, which then stops the others.
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    try:
+        with ProcessPoolExecutor(processes, context, signal.signal, ignore) as pool:
+            for path in paths:
+                waiting.append(pool.submit(check, path))
+                if len(waiting) >= AHEAD * processes:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise DmsgError(
+            "a process that verifies receipts has ended, perhaps for lack of memory: repeat the command"
+        ) from None
+
+
+def _check_file(target: Path, names: Pseudonyms, path: str) -> _CheckedFile | _Unread:
+    """Verify the signatures of a file, unless a file with the same content was checked before."""
+    receipts, reasons = array("q"), Counter[str]()
+
+    def add(transport: bytes, signer: bytes) -> bool:
+        receipts.append(receipt_id(transport, signer))
+        return True
+
+    try:
+        # The file is opened once, because it may be removed at any time to make room for a newer one.
+        source = open(path, "rb")
+    except OSError as error:
+        return _Unread(path, reason_of(error))
+    with source:
+        try:
+            status = os.fstat(source.fileno())
+            digest = hashlib.file_digest(source, "sha256").hexdigest()[:32]
+            source.seek(0)
+        except OSError as error:
+            return _Unread(path, reason_of(error))
+        checked = _checked(target, digest)
+        if checked.exists():
+            return _CheckedFile(path, status, digest, None, receipts, reasons)
+        fresh = target / f".{checked.name}.{os.getpid()}.part"
+        with gzip.open(fresh, "wb", 3) as file:
+            for line in lines_of(source, FILE_LIMIT):
+                written, believed, reason = check_line(line, names, add)
+                file.write(written)
+                if believed is False:
+                    reasons[reason] += 1
+    return _CheckedFile(path, status, digest, fresh, receipts, reasons)
+
+
+def _accept(one: _CheckedFile, target: Path, seen: ReceiptsSeen, found: Verification) -> None:
+    """Give a checked file its name, after the receipts in it that came before were rejected."""
+    checked = _checked(target, one.digest)
     seen.begin()
-    with gzip.open(fresh, "wb", 3) as file:
-        for line in lines_of(source, FILE_LIMIT):
-            written, believed, reason = check_line(line, names, partial(seen.is_new, file=digest))
-            file.write(written)
-            found.believed += believed is True
-            if believed is False:
-                found.refused += 1
-                found.reasons[reason] += 1
+    if one.fresh is not None and not checked.exists():
+        new = seen.are_new(one.receipts, one.digest)
+        repeated = new.count(False)
+        if repeated:
+            _reject_repeated(one.fresh, new)
+        found.files += 1
+        found.believed += len(new) - repeated
+        found.refused += repeated + one.reasons.total()
+        found.reasons.update(one.reasons)
+        if repeated:
+            found.reasons[REPEATED] += repeated
+    seen.add_file(one.path, one.status, one.digest)
     seen.keep()
-    fresh.replace(checked)
-    found.files += 1
+    if one.fresh is not None:
+        if checked.exists():
+            one.fresh.unlink()
+        else:
+            one.fresh.replace(checked)
+
+
+def _reject_repeated(fresh: Path, new: list[bool]) -> None:
+    """Write a checked file anew, without the receipts that came in another file before."""
+    again = fresh.with_name(f"{fresh.name}.new")
+    valid = iter(new)
+    with gzip.open(fresh, "rb") as source, gzip.open(again, "wb", 3) as file:
+        for line in source:
+            kept = line
+            row = None if line.startswith(_NOT_READ) else json.loads(line)
+            if row is not None and row["type"] == "receipt_checked" and "reason" not in row and not next(valid):
+                fields = {name: row[name] for name in (*_KEPT, "type") if name in row}
+                kept = _written({**fields, "reason": REPEATED})
+            file.write(kept)
+    again.replace(fresh)

@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey, sha256
+from dmsg.telemetry import verify
 from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, ReceiptError, Role, parse_receipt
 from dmsg.telemetry.receipts_seen import GENERATION_DAYS, ReceiptsSeen
@@ -155,6 +156,39 @@ class VerifyTests(SynchronousTestCase):
             path.unlink()
         self.assertEqual(verify_spool(spool, target, NAMES).believed, 2)
 
+    def test_several_processes_write_what_one_writes(self) -> None:
+        spool = Path(self.mktemp())
+        spool.mkdir()
+        receipts = [replace(RECEIPT, transport=sha256(bytes([one]))[:16]) for one in range(12)]
+        for number in range(6):
+            lines = [self.row(receipt.sign(A)) for receipt in receipts[number : number + 6]]
+            lines += [self.row(RECEIPT.sign(B)), b"not json\n", b'{"v":1,"type":"segment_end","lines":8}\n']
+            (spool / f"receipts-{number}.jsonl.gz").write_bytes(gzip.compress(b"".join(lines)))
+        (spool / "receipts-gone.jsonl.gz").symlink_to("nowhere")
+        self.patch(verify, "SMALL_BYTES", 0)
+        results = []
+        for processes in (1, 2):
+            target = Path(self.mktemp())
+            found = verify_spool(spool, target, NAMES, processes=processes)
+            self.assertEqual((found.files, found.believed, found.refused), (6, 11, 25 + 6))
+            self.assertEqual(found.reasons["the receipt was handed in before"], 25)
+            results.append({path.name: gzip.decompress(path.read_bytes()) for path in target.glob("receipts-*")})
+            self.assertEqual(list(target.glob(".*.part*")), [])
+        self.assertEqual(results[0], results[1])
+
+    def test_a_file_is_read_once(self) -> None:
+        spool, target = Path(self.mktemp()).absolute(), Path(self.mktemp())
+        spool.mkdir()
+        path = spool / "receipts-a.jsonl.gz"
+        path.write_bytes(gzip.compress(self.row(RECEIPT.sign(A))))
+        self.assertEqual(verify_spool(spool, target, NAMES).files, 1)
+        reads = self.patch(verify, "_check_file", lambda target, names, path: self.fail(f"{path} was read"))
+        self.assertEqual(verify_spool(spool, target, NAMES).files, 0)
+        reads.restore()
+        # one that has changed is another file
+        path.write_bytes(gzip.compress(self.row(replace(RECEIPT, transport=bytes(16)).sign(A)) * 2))
+        self.assertEqual(verify_spool(spool, target, NAMES).files, 1)
+
     def test_what_was_seen_is_forgotten_in_generations(self) -> None:
         path = Path(self.mktemp())
         for day, new in (
@@ -165,7 +199,7 @@ class VerifyTests(SynchronousTestCase):
         ):
             with contextlib.closing(ReceiptsSeen(path, day * 86400.0)) as seen:
                 seen.begin()
-                self.assertEqual(seen.is_new(bytes(16), bytes(33), f"{day + 1:032x}"[::-1]), new, day)
+                self.assertEqual(seen.are_new([7], f"{day + 1:032x}"[::-1]), [new], day)
                 seen.keep()
         path.write_bytes(b"no database" * 1000)
         self.assertRaisesRegex(DmsgError, "cannot be used", ReceiptsSeen, path)
