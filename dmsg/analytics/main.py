@@ -20,12 +20,13 @@ from pyspark.sql import SparkSession
 from dmsg.analytics import report, report_data
 from dmsg.analytics.atomic_write import write_atomically
 from dmsg.analytics.delta import LakeError
+from dmsg.analytics.full_disk import explain_full_disk, is_of_full_disk, temporary_directories
 from dmsg.analytics.jobs import Pipeline, Progress, RunOutcome
 from dmsg.analytics.listing import Source, receipts_source, spool_source
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, SparkFailed, is_connect, make_session
-from dmsg.analytics.store import Store
+from dmsg.analytics.store import Store, local_path
 from dmsg.telemetry.spool_listing import Reason, left_lines
 
 Errors = (LakeError, JavaMissing, SparkFailed)
@@ -133,7 +134,8 @@ def stream(
                     pipeline.catch_up(refine)
             for query in queries:
                 if not query.isActive:
-                    raise LakeError(f"the stream {query.name} ended: {_reason(query.exception())}")
+                    error = query.exception()
+                    raise LakeError(f"the stream {query.name} ended: {_reason(error)}") from error
     finally:
         with one_at_a_time:  # Stopping within a batch would interrupt its commit.
             for query in queries:
@@ -202,7 +204,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_report(options.out, Path(options.html))
         else:
             sys.stdout.write(json.dumps(table_paths(options.out), indent=1) + "\n")
-    except Errors as error:
-        sys.stderr.write(f"dmsg-analytics: {error}\n")
+    except Exception as error:
+        if is_of_full_disk(error):
+            out = local_path(options.out)
+            text = explain_full_disk([] if out is None else [out], temporary_directories())
+        elif isinstance(error, Errors):
+            text = str(error)
+        else:
+            raise
+        sys.stderr.write(f"dmsg-analytics: {text}\n")
         return 1
     return 0

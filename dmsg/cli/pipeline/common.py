@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ARCHIVES = "spark"
 """Directory of archives of Java's classes, below the user's cache directory."""
+TEMPORARY = "spark.local.dir="
+"""Start of a value of --conf that names the directories of Spark's temporary files."""
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
@@ -41,9 +43,27 @@ def errors_in_one_line(command: Callable[..., object]) -> Callable[..., object]:
         try:
             return command(*args, **options)
         except (DmsgError, OSError) as error:
+            _fail_if_disk_is_full(error, options)
             fail(error)
 
     return wrapped
+
+
+def _fail_if_disk_is_full(error: Exception, options: dict[str, object]) -> None:
+    """End the command with an explanation if a full disk is the cause of the error.
+
+    :param options: options of the command, which name the directories that it writes.
+    """
+    from dmsg.analytics.full_disk import explain_full_disk, is_of_full_disk, temporary_directories
+
+    if not is_of_full_disk(error) or click.get_current_context().find_root().params.get("verbose"):
+        return
+    named = [str(options[name]) for name in ("out", "html", "ranking", "directory") if options.get(name)]
+    written = [directory for one in named if (directory := local_directory(one)) is not None]
+    settings = options.get("conf")
+    chosen = [one for one in settings if one.startswith(TEMPORARY)] if isinstance(settings, tuple) else []
+    temporary = [Path(one) for text in chosen for one in text.removeprefix(TEMPORARY).split(",")]
+    fail(DmsgError(explain_full_disk(written, temporary or temporary_directories())))
 
 
 def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
@@ -61,8 +81,10 @@ def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
         try:
             return command(*args, **options)
         except LakeError as error:
+            _fail_if_disk_is_full(error, options)
             fail(error)
         except DeltaError as error:
+            _fail_if_disk_is_full(error, options)
             fail(DmsgError(f"the tables' logs cannot be written or read: {shorten(str(error).splitlines()[0])}"))
         raise SystemExit(1)
 
@@ -83,10 +105,12 @@ def needs_spark(command: Callable[..., object]) -> Callable[..., object]:
         try:
             return command(*args, **options)
         except Errors as error:
+            _fail_if_disk_is_full(error, options)
             fail(error)
         except ConnectionError:
             fail(DmsgError("Spark's Java has ended, perhaps for lack of memory: --memory gives it more"))
         except (PySparkException, Py4JError) as error:
+            _fail_if_disk_is_full(error, options)
             if click.get_current_context().find_root().params.get("verbose"):
                 raise
             lines = [line for line in str(error).splitlines() if not line.startswith("An error occurred while")]

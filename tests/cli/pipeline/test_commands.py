@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import importlib.util
 
+from click.testing import CliRunner
 from twisted.trial.unittest import SkipTest
 
+from dmsg.cli.pipeline.commands import analytics
 from dmsg.keys import SecKey
+from dmsg.telemetry import verify
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
 from tests.cli.test_commands import CommandCase
 from tests.support import asynchronous
@@ -44,6 +48,19 @@ class AnalyticsTests(CommandCase):
             self.assertGreater(status, 0, arguments)
             errors = [line for line in err.splitlines() if line.strip() and not line.startswith(("Usage:", "Try "))]
             self.assertEqual(len(errors), 1, (arguments, err))
+
+    def test_a_full_disk_is_one_line(self) -> None:
+        """Told by whoever writes first; here by the check of receipts."""
+        (self.directory / "spool").mkdir()
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        self.patch(verify, "verify_spool", fail)
+        directories = ("--spool", str(self.directory / "spool"), "--out", str(self.directory / "checked"))
+        done = CliRunner().invoke(analytics, ("verify", *directories))
+        self.assertEqual(done.exit_code, 1)
+        self.assertRegex(done.stderr, "^dmsg: no room [^\\n]* make room and repeat the command[^\\n]*\\n$")
 
     @asynchronous
     async def test_a_java_failure_is_one_line_with_the_cause(self) -> None:
