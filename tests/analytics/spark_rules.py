@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 from datetime import date, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics.gold import abuse, capacity, lost_transports, network, traffic
+from dmsg.analytics.gold.histograms import FIRST_MS, SHARES, percentile
 from dmsg.analytics.schemas import DAILY, LIES, OVERALL, SILVER
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.support import DAY, NEXT, NOW, S1, S2, S3, frame, rows_of
@@ -164,6 +170,35 @@ class NetworkTests(SynchronousTestCase):
             self.assertEqual(set(hidden.values()), {None}, why)
         self.assertTrue(self.public(TODAY - timedelta(2)))
         self.assertEqual(self.public(TODAY - timedelta(1)), {})
+
+
+class PercentileTests(SynchronousTestCase):
+    """How far percentiles from buckets are from those of the times, by the table in the documentation."""
+
+    def test_the_documented_errors(self) -> None:
+        text = (Path(__file__).parents[2] / "docs" / "pipeline" / "tables.md").read_text()
+        rows = re.findall(r"^\| (0\.\d) \| (\d+) % \| (\d+) % \| (\d+) % \|$", text, re.MULTILINE)
+        self.assertEqual(len(rows), 4)
+        for sigma, *told in rows:
+            for share, percent in zip(SHARES, told, strict=True):
+                worst = self.worst(float(sigma), share / 100)
+                self.assertLessEqual(worst, int(percent) / 100, (sigma, share))
+                self.assertGreater(worst, int(percent) / 100 - 0.015, (sigma, share))
+
+    @staticmethod
+    def worst(sigma: float, share: float) -> float:
+        """The largest error for log-normal times whose medians span a bucket."""
+        normal = NormalDist()
+        bounds = [FIRST_MS * 2 ** (index / 2) for index in range(BUCKETS - 1)]
+        errors = []
+        for step in range(50):
+            middle = math.log(3) + step / 50 * math.log(2) / 2
+            below = [0.0, *(normal.cdf((math.log(bound) - middle) / sigma) for bound in bounds), 1.0]
+            counts = [round(1e9 * (after - before)) for before, after in pairwise(below)]
+            found = percentile(counts, share)
+            assert found is not None
+            errors.append(abs(found / math.exp(middle + sigma * normal.inv_cdf(share)) - 1))
+        return max(errors)
 
 
 class LostTests(SynchronousTestCase):

@@ -32,7 +32,7 @@ def quantile(histogram: str, total: str, share: float) -> Column:
     """Return a quantile in ms, by linear interpolation within its bucket.
 
     The last bucket has no upper bound, so its lower bound is returned. NULL without samples. The error is at
-    most the width of a bucket, 41 % of its lower bound; less on real times (docs/pipeline/tables.md).
+    most the width of a bucket, 41 % of its lower bound (docs/pipeline/tables.md has the errors for several spreads).
 
     :param histogram: name of an array column.
     :param total: name of the column with the sum of the array.
