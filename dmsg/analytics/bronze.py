@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, functions as F
 
+from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.event_rules import COUNTS, FUTURE_TOLERANCE_MS, KEY, LACKING, LARGEST, NO_END, OLDEST
 from dmsg.analytics.schemas import CORRUPT, DAY_MS, EVENT, FAMILIES, QUARANTINE
 from dmsg.telemetry.schema import BUCKETS, EVENTS, SCHEMA_VERSION
@@ -157,18 +158,19 @@ def incomplete_sums(sums: DataFrame) -> DataFrame:
     return sums.where(~_whole())
 
 
-def numbers(sums: DataFrame, rows: DataFrame | None) -> DataFrame:
+def numbers(sums: DataFrame, rows: DataFrame | None, hint: Hint = F.broadcast) -> DataFrame:
     """Add the number of distinct event numbers (``distinct_events``) to each row of :func:`sums`.
 
     :param rows: the events; needed if some rows are :func:`incomplete_sums`. There each number sets a bit of a bitmap,
         and the bits are counted.
+    :param hint: marks rows for a broadcast if they are few.
     """
     if rows is None:
         return sums.withColumn("distinct_events", F.col("events"))
     keys = ["producer", "boot", "dt", "bucket"]
     bucketed = rows.withColumn("bucket", F.floor(F.col("seq") / BUCKET_SIZE))
     counted = (
-        bucketed.join(F.broadcast(incomplete_sums(sums).select(*keys)), keys, "left_semi")
+        bucketed.join(hint(incomplete_sums(sums).select(*keys)), keys, "left_semi")
         .groupBy(*keys)
         .agg(
             F.bitmap_count(F.bitmap_construct_agg(F.bitmap_bit_position(F.col("seq") % BUCKET_SIZE + 1))).alias(
@@ -179,18 +181,19 @@ def numbers(sums: DataFrame, rows: DataFrame | None) -> DataFrame:
     return sums.join(counted, keys, "left").withColumn("distinct_events", F.coalesce("distinct_events", "events"))
 
 
-def deduplicate(rows: DataFrame, where: DataFrame) -> DataFrame:
+def deduplicate(rows: DataFrame, where: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
     """Return one row for each event identity. Of rows that differ, the choice is deterministic.
 
-    :param where: buckets that hold duplicates (producer, boot, bucket). They have to be few, since they are broadcast.
+    :param where: buckets that hold duplicates (producer, boot, bucket).
+    :param hint: marks rows for a broadcast if they are few.
     """
     keys = ["producer", "boot", "bucket"]
     bucketed = rows.withColumn("bucket", F.floor(F.col("seq") / BUCKET_SIZE))
-    few = F.broadcast(where.select(*keys).distinct())
-    clean = bucketed.join(few, keys, "left_anti").drop("bucket")
+    doubled = hint(where.select(*keys).distinct())
+    clean = bucketed.join(doubled, keys, "left_anti").drop("bucket")
     fields = [field.name for field in EVENT.fields]
     chosen = (
-        bucketed.join(few, keys, "left_semi")
+        bucketed.join(doubled, keys, "left_semi")
         .drop("bucket")
         .groupBy("producer", "boot", "seq")
         .agg(F.min_by(F.struct(*rows.columns), F.to_json(F.struct(*fields))).alias("row"))

@@ -10,6 +10,7 @@ from functools import cache
 from pyspark.sql import DataFrame, functions as F
 
 from dmsg.analytics import bronze, silver
+from dmsg.analytics.broadcasts import Hint, bounded
 from dmsg.analytics.gold import abuse, capacity, lost_transports, network, settlement, traffic, uptime
 from dmsg.analytics.lake import Lake, with_types
 from dmsg.analytics.parquet import arrow_schema
@@ -49,8 +50,6 @@ MEMORY_EVENTS = 50_000_000
 """Number of events in the touched days up to which tables of servers and hours are collected and written by Arrow.
 Above it Spark writes them, so that the driver's memory does not grow with the number of days.
 """
-FEW_CONFLICTS = 200_000
-"""Number of conflicts up to which they fit in the driver's memory."""
 HISTORY_DAYS = 28
 """Days that gold tables without days look back."""
 
@@ -61,13 +60,19 @@ Tables = dict[str, Callable[[], DataFrame]]
 
 
 def silver_tables(
-    events: Read, read: Read, around: Read, days: Iterable[str], accepted: Callable[[], DataFrame] | None = None
+    events: Read,
+    read: Read,
+    around: Read,
+    days: Iterable[str],
+    accepted: Callable[[], DataFrame] | None = None,
+    hint: Hint = F.broadcast,
 ) -> Tables:
     """Plan the silver tables of some days. The last two are made from the others.
 
     :param events: returns the events of a family.
     :param around: as ``read``, including the days before and after.
     :param accepted: returns the receipts of ``around``, which need not be joined to one row for each end.
+    :param hint: marks rows for a broadcast if they are few.
     """
 
     def ends() -> DataFrame:
@@ -79,44 +84,40 @@ def silver_tables(
 
     return {
         "transports": lambda: silver.transports(events("transport")),
-        "sessions": lambda: silver.sessions(events("session"), ends()),
+        "sessions": lambda: silver.sessions(events("session"), ends(), hint),
         "heartbeats": lambda: silver.heartbeats(events("beat")),
         "refusals": lambda: silver.refusals(events("refusal")),
         "entries": lambda: silver.entries(events("entry")),
         "receipts": lambda: silver.receipts(events("receipt")),
-        "boots": lambda: silver.boots(events("life"), events("beat"), ends()),
+        "boots": lambda: silver.boots(events("life"), events("beat"), ends(), hint),
         "verdicts": lambda: _verdicts(
-            around("transports"), around("receipts") if accepted is None else accepted(), days
+            around("transports"), around("receipts") if accepted is None else accepted(), days, hint
         ),
         "unfinished": lambda: lost_transports.select_unfinished(
-            read("transports"), read("verdicts"), read("receipts").where("former")
+            read("transports"), read("verdicts"), read("receipts").where("former"), hint
         ),
     }
 
 
-def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str]) -> DataFrame:
+def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str], hint: Hint) -> DataFrame:
     """Compare the three counts of the transports of these days, including data just beyond midnight."""
     wanted = F.col("dt").cast("string").isin(list(days))
     of_day = F.unix_millis("at") % DAY_MS
     near = (of_day < MIDNIGHT_MS) | (of_day >= DAY_MS - MIDNIGHT_MS)
     transports = transports.where(wanted | near)
     is_former = F.coalesce("former", F.lit(False))
-    former = settlement.of_ends(receipts.where(is_former), transports)
+    former = settlement.of_ends(receipts.where(is_former), transports, hint)
     # A receipt is due within minutes after its transport, so receipts of other days belong to other transports.
     due = receipts.where(~is_former & (wanted | near))
     rows = settlement.verdicts(settlement.three_words(transports, due.unionByName(former)))
     return rows.where(wanted)
 
 
-def _conflicts(verdicts: DataFrame, receipts: DataFrame) -> DataFrame:
-    few = verdicts.where(F.col("state") == "conflict").count() <= FEW_CONFLICTS
-    return settlement.settlement_conflict_day(verdicts, receipts, few=few)
-
-
-def daily_tables(read: Read, around: Read) -> Tables:
+def daily_tables(read: Read, around: Read, hint: Hint = F.broadcast) -> Tables:
     """Plan the gold tables of some days, from their silver tables and from each other (``_OF_GOLD``).
 
     :param around: as ``read``, including the days before and after.
+    :param hint: marks rows for a broadcast if they are few.
     """
 
     def observed() -> DataFrame:
@@ -133,7 +134,9 @@ def daily_tables(read: Read, around: Read) -> Tables:
         "server_hour": lambda: uptime.server_hour(read("heartbeats"), read("entries")),
         "minute_day": lambda: uptime.minute_day(read("server_hour"), observed()),
         "settlement_day": lambda: settlement.settlement_day(read("verdicts")),
-        "settlement_conflict_day": lambda: _conflicts(read("verdicts"), around("receipts")),
+        "settlement_conflict_day": lambda: settlement.settlement_conflict_day(
+            read("verdicts"), around("receipts"), hint
+        ),
         "refusal_hour": lambda: abuse.refusal_hour(read("refusals")),
         "abuse_day": lambda: abuse.abuse_day(read("refusals"), read("transports"), read("entries")),
         "clock_day": lambda: uptime.clock_day(read("entries")),
@@ -206,6 +209,7 @@ class Refinement:
         self._days = days
         self._today = today
         self._small = small
+        self._hint = bounded(events)
         self._in_memory = events <= MEMORY_EVENTS
         self._collected: dict[str, tuple[tuple[str, ...], DataFrame]] = {}
         self._changed = {family: set(some) for family, some in changed.items()}
@@ -222,7 +226,7 @@ class Refinement:
 
     def _events(self, family: str, days: Iterable[str], doubtful: DataFrame | None) -> DataFrame:
         rows = self._lake.bronze([family], days)
-        return rows if doubtful is None else bronze.deduplicate(rows, doubtful)
+        return rows if doubtful is None else bronze.deduplicate(rows, doubtful, self._hint)
 
     def _reader(self, days: Sequence[str] | None) -> Read:
         """Return a reader of the tables as this run leaves them.
@@ -253,7 +257,7 @@ class Refinement:
         self._replace("silver", "sums", bronze.sums(everything), days)
         sums = read("sums")
         doubt = not bronze.incomplete_sums(sums).isEmpty()
-        self._replace("silver", "numbers", bronze.numbers(sums, everything if doubt else None), days)
+        self._replace("silver", "numbers", bronze.numbers(sums, everything if doubt else None, self._hint), days)
         again = read("numbers").where("events > distinct_events")
         found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
         doubtful = again if found else None
@@ -269,6 +273,7 @@ class Refinement:
                 self._reader(around),
                 days,
                 lambda: lake.accepted(state, around),
+                self._hint,
             )
 
         names = [name for name in SILVER if name not in _OF_SILVER]
@@ -319,7 +324,7 @@ class Refinement:
 
         @cache
         def plan(days: tuple[str, ...]) -> Tables:
-            tables = daily_tables(self._reader(days), self._reader(self._days_around(days)))
+            tables = daily_tables(self._reader(days), self._reader(self._days_around(days)), self._hint)
             assert tables.keys() == DAILY.keys()
             return tables
 

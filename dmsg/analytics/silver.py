@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, Window, functions as F
 
+from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.schemas import SILVER
 
 GAP_LIMIT_MS = 10 * 60 * 1000
@@ -60,13 +61,14 @@ def transports(events: DataFrame) -> DataFrame:
     )
 
 
-def sessions(events: DataFrame, ends: DataFrame) -> DataFrame:
+def sessions(events: DataFrame, ends: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
     """Return the table of the family ``session``.
 
     A session with an opening but no end on its day is *lost* if its process was lost. It then ends with the
     process's last event. Otherwise the session is *open*, and its end stands on the day on which the end came.
 
     :param ends: the last event of each process and day (producer, boot, dt, last_ts).
+    :param hint: marks rows for a broadcast if they are few.
     """
     opening = F.col("type") == "session_open"
     put_together = events.groupBy("producer", "boot", "session", "dt").agg(
@@ -84,7 +86,7 @@ def sessions(events: DataFrame, ends: DataFrame) -> DataFrame:
     opened = F.coalesce("opened", F.col("closed") - F.col("lasted"))
     closed = F.coalesce("closed", F.when(lost, F.col("last_ts")))
     return (
-        put_together.join(F.broadcast(ends), ["producer", "boot", "dt"], "left")
+        put_together.join(hint(ends), ["producer", "boot", "dt"], "left")
         .select(
             F.col("producer").alias("server"),
             "boot",
@@ -201,13 +203,14 @@ def receipts(events: DataFrame) -> DataFrame:
     )
 
 
-def boots(lives: DataFrame, beats: DataFrame, ends: DataFrame) -> DataFrame:
+def boots(lives: DataFrame, beats: DataFrame, ends: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
     """Return the table of processes, from the families ``life`` and ``beat``.
 
     A process counts if it started, stopped or sent a heartbeat. Checked receipts are left out: whoever checked them
     numbers them separately.
 
     :param ends: the first and last event of each process and day (producer, boot, dt, first_ts, last_ts).
+    :param hint: marks rows for a broadcast if they are few.
     """
     told = lives.where(F.col("type").isin("start", "stop")).select("producer", "role", "boot", "type", "names", "dt")
     told = told.unionByName(beats.select("producer", "role", "boot", "type", "names", "dt"))
@@ -219,7 +222,7 @@ def boots(lives: DataFrame, beats: DataFrame, ends: DataFrame) -> DataFrame:
             F.count_if(F.col("type") == "stop").alias("stops"),
             F.max("names").alias("names"),
         )
-        .join(F.broadcast(ends), ["producer", "boot", "dt"])
+        .join(hint(ends), ["producer", "boot", "dt"])
         .select(
             "producer",
             "role",

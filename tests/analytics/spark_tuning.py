@@ -7,8 +7,10 @@ from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.analytics import broadcasts
 from dmsg.analytics.session import SHUFFLE_PARTITIONS
 from dmsg.analytics.tuning import LITTLE, Tuning, shuffle_partitions
+from tests.analytics.support import spark
 
 
 class Conf:
@@ -66,3 +68,20 @@ class TuningTests(SynchronousTestCase):
         tuning.choose(small=True)
         self.assertFalse(tuning.is_small)
         self.assertEqual(conf.values[SHUFFLE_PARTITIONS], "4")
+
+
+class BroadcastTests(SynchronousTestCase):
+    """What grows with traffic is sent to every executor only if it is small."""
+
+    def marked(self, rows: int, events: int) -> bool:
+        joined = broadcasts.bounded(events)(spark().range(rows))
+        plan = cast(Any, joined)._jdf.queryExecution().analyzed().toString()
+        return "broadcast" in plan
+
+    def test_rows_are_counted_where_there_may_be_many(self) -> None:
+        self.patch(broadcasts, "FEW_ROWS", 100)
+        self.patch(broadcasts, "FEW_EVENTS", 1000)
+        self.assertTrue(self.marked(100, 1001))
+        self.assertFalse(self.marked(101, 1001))
+        # so few events cannot make too many rows, and counting would cost a job
+        self.assertTrue(self.marked(101, 1000))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, functions as F
 
+from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.gold.settlement import on_its_way
 from dmsg.analytics.schemas import OVERALL, SILVER
 
@@ -18,7 +19,9 @@ _TOLD = ("told_ab", "told_ba")
 _BYTES = ("counted_bytes", "least_bytes", "most_bytes")
 
 
-def select_unfinished(transports: DataFrame, verdicts: DataFrame, former: DataFrame) -> DataFrame:
+def select_unfinished(
+    transports: DataFrame, verdicts: DataFrame, former: DataFrame, hint: Hint = F.broadcast
+) -> DataFrame:
     """Return the part of a day that belongs to transports which were not opened and closed on the same day.
 
     Nearly all transports have both events on one day. They are matched by a hash of their name, and only
@@ -26,13 +29,14 @@ def select_unfinished(transports: DataFrame, verdicts: DataFrame, former: DataFr
 
     :param verdicts: verdicts; those on transports of which the server says nothing carry the receipts' counts.
     :param former: receipts that were handed in after the server had restarted.
+    :param hint: marks rows for a broadcast if they are few.
     """
     events = transports.where(F.col("transport").isNotNull()).withColumn("pair", F.xxhash64("server", "transport"))
     opened, closed = F.col("what") == "open", F.col("what") == "close"
     halves = events.groupBy("pair").agg(F.bool_or(opened).alias("opened"), F.bool_or(closed).alias("closed"))
     halves = halves.where(~(F.col("opened") & F.col("closed"))).select("pair")
     half = (
-        events.join(F.broadcast(halves), "pair", "left_semi")
+        events.join(hint(halves), "pair", "left_semi")
         .groupBy("server", "boot", "transport", "dt")
         .agg(
             F.max("src").alias("src"),

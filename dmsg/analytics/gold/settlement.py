@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, functions as F
 
+from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.schemas import AGREES, DAILY, LIES, SILVER
 
 LEAST_TOLERANCE = 4096
@@ -50,17 +51,19 @@ UNCERTAIN = "not certain: too much was on its way"
 STRANGERS = "the two ends do not name each other"
 
 
-def of_ends(former: DataFrame, transports: DataFrame) -> DataFrame:
+def of_ends(former: DataFrame, transports: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
     """Return those receipts handed in after a server's restart whose signers were ends of the transports.
 
     After a restart the server no longer knows the ends, but its events from before name them.
+
+    :param hint: marks rows for a broadcast if they are few.
     """
     asked = F.col("initiator")
     ends = transports.where((F.col("what") == "close") & F.col("transport").isNotNull()).select(
         "server", "transport", "src", "dst"
     )
     known = (asked & (F.col("peer") == F.col("src"))) | (~asked & (F.col("peer") == F.col("dst")))
-    return ends.join(F.broadcast(former), ["server", "transport"]).where(known).select(*former.columns)
+    return ends.join(hint(former), ["server", "transport"]).where(known).select(*former.columns)
 
 
 def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
@@ -296,14 +299,14 @@ def settlement_day(rows: DataFrame) -> DataFrame:
     )
 
 
-def settlement_conflict_day(verdicts: DataFrame, receipts: DataFrame, *, few: bool = True) -> DataFrame:
+def settlement_conflict_day(verdicts: DataFrame, receipts: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
     """Return the transports on which the three counts disagree, with the counts and the signers.
 
-    :param few: whether the conflicts fit in memory, so that they can be broadcast.
+    :param hint: marks rows for a broadcast if they are few.
     """
     rows = verdicts.where(F.col("state") == "conflict")
     keys = rows.select("server", "transport")
-    signed = receipts.join(F.broadcast(keys) if few else keys, ["server", "transport"], "left_semi")
+    signed = receipts.join(hint(keys), ["server", "transport"], "left_semi")
     for side, end in (("a", F.col("initiator")), ("b", ~F.col("initiator"))):
         name = F.col("signer").alias(f"signer_{side}")
         signers = signed.where(end).select("server", "transport", name, F.xxhash64("signer").alias(f"{side}_signer"))
