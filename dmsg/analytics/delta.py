@@ -53,7 +53,7 @@ UNUSABLE = r"[\[\]%\\^|]"
 """Regular expression of the characters in a path that delta-rs cannot write to."""
 SMALL_FILE = 32 * 1024 * 1024
 """Size in bytes below which a file may be merged with others."""
-_SQL = {
+SQL_TYPES = {
     "string": "VARCHAR",
     "int": "INT",
     "bigint": "BIGINT",
@@ -307,7 +307,7 @@ class Delta:
         there = {one.name for one in table.schema().fields}
         # An older version of the program may have made the table without these columns: they read as NULL.
         nulls = [
-            f", CAST(NULL AS {_SQL[one.dataType.simpleString()]}) AS {one.name}"
+            f", CAST(NULL AS {SQL_TYPES[one.dataType.simpleString()]}) AS {one.name}"
             for one in self.schema.fields
             if one.name not in there
         ]

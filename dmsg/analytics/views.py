@@ -38,7 +38,7 @@ class View:
 
 
 _DAY = "CAST(dt AS DATE)"
-_HOUR = "CAST(ts / 3600000 % 24 AS INT)"
+_HOUR = "CAST(floor(ts % 86400000 / 3600000.0) AS INT)"
 VIEWS = {
     "transports": View(
         "transport",

@@ -1,0 +1,217 @@
+"""SQL queries of silver and gold tables by DuckDB, without Spark or Java.
+
+DuckDB reads the Parquet files that belong to the version of a table that the newest run left. A query only reads:
+it is one SELECT, and DuckDB may open no file but those of the tables that the query names.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeVar
+
+import duckdb
+
+from dmsg.analytics.delta import SQL_TYPES, Delta, File, LakeError
+from dmsg.analytics.runs import State
+from dmsg.analytics.schemas import GOLD, SILVER
+from dmsg.analytics.store import BRONZE_KEY, INTERNAL, Store
+from dmsg.analytics.views import VIEWS
+
+MEMORY_LIMIT = "1GiB"
+"""Memory that a query may use; DuckDB spills larger intermediate results to a temporary directory."""
+SPILL_LIMIT = "10GiB"
+"""Size of the temporary directory above which a query fails."""
+BATCH_ROWS = 1024
+"""Number of rows that are taken from DuckDB at a time."""
+REMOTE_LIMIT = 256 * 1024 * 1024
+"""Maximum size in bytes of the files of one table in an object store, which are read into memory."""
+_TABLES = {**{name: "gold" for name in GOLD}, **{name: "silver" for name in {**SILVER, **INTERNAL}}}
+_ALL = re.compile(r"(?i)\b(show|information_schema|duckdb_\w+)\b")
+"""Regular expression of the words with which a query asks which tables there are."""
+_TYPES = {**SQL_TYPES, "timestamp": "TIMESTAMPTZ"}
+
+
+_Result = TypeVar("_Result")
+
+
+class QueryError(LakeError):
+    """The query cannot be run; the text says why."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Rows of a query.
+
+    :ivar rows: the first rows, at most as many as were asked for.
+    :ivar more: whether the query gives further rows.
+    """
+
+    names: list[str]
+    rows: list[tuple[object, ...]]
+    more: bool
+
+
+def run_sql(store: Store, state: State, sql: str, rows: int) -> Answer:
+    """Run an SQL query of the silver and gold tables that belong to ``state``.
+
+    :param rows: maximum number of rows to return.
+    :raises QueryError: the text is not one SELECT, or DuckDB cannot run it.
+    """
+    with tempfile.TemporaryDirectory(prefix="dmsg-sql-") as spill, duckdb.connect(":memory:") as connection:
+        connection.execute(
+            f"SET TimeZone = 'UTC'; SET memory_limit = '{MEMORY_LIMIT}'; SET max_temp_directory_size = '{SPILL_LIMIT}';"
+            "SET autoinstall_known_extensions = false; SET autoload_known_extensions = false;"
+            "SET python_enable_replacements = false"
+        )
+        connection.execute(f"SET temp_directory = {_quoted(spill)}")
+        with _errors():
+            _check(connection, sql)
+            named = set(re.findall(r"\w+", sql.lower()))
+            wanted = [name for name in _TABLES if name in named or _ALL.search(sql)]
+            paths = [path for name in wanted for path in _files(store, state, name)]
+            connection.execute(f"SET allowed_paths = [{', '.join(map(_quoted, paths))}]")
+            connection.execute("SET enable_external_access = false")
+            for name in wanted:
+                _define(connection, store, state, name)
+            connection.execute("SET lock_configuration = true")
+            names, found = _interruptible(connection, lambda: _first(connection, sql, rows + 1))
+    return Answer(names, found[:rows], len(found) > rows)
+
+
+def _first(connection: duckdb.DuckDBPyConnection, sql: str, most: int) -> tuple[list[str], list[tuple[object, ...]]]:
+    """Run the query, and return the names of the columns and at most ``most`` rows."""
+    # DuckDB's own rows would need pytz for points in time; Arrow's do not.
+    reader = connection.sql(sql).to_arrow_reader(BATCH_ROWS)
+    rows: list[tuple[object, ...]] = []
+    for batch in reader:
+        columns = (map(_plain, column.to_pylist()) for column in batch.slice(0, most - len(rows)).columns)
+        rows += zip(*columns, strict=True)
+        if len(rows) >= most:
+            break
+    return list(reader.schema.names), rows
+
+
+def _plain(value: object) -> object:
+    """Return a decimal number as a number of Python; DuckDB's sums of integers are decimal."""
+    if not isinstance(value, Decimal):
+        return value
+    return int(value) if value == value.to_integral_value() else float(value)
+
+
+def _interruptible(connection: duckdb.DuckDBPyConnection, query: Callable[[], _Result]) -> _Result:
+    """Run a query in a thread, because DuckDB does not return for Ctrl-C; the query then ends at once."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(query)
+        try:
+            return future.result()
+        except BaseException:
+            connection.interrupt()
+            raise
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except duckdb.Error as error:
+        text = str(error).partition("\n")[0]
+        if isinstance(error, duckdb.CatalogException):
+            text += " (dmsg analytics sql 'SHOW TABLES' lists the tables)"
+        raise QueryError(text) from None
+
+
+def _check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Check that the text is one statement that only reads.
+
+    :raises QueryError: it is not.
+    """
+    statements = connection.extract_statements(sql)
+    kinds = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+    if len(statements) != 1 or statements[0].type not in kinds:
+        raise QueryError("the query must be one SELECT, because the tables are only read")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+# --- the tables as DuckDB sees them ---
+
+
+def _bronze(store: Store, state: State, name: str) -> tuple[Delta, list[File]]:
+    """Return bronze, and those of its files from which a view selects: those of days that are not stored for it."""
+    stored, family = store.stored_days(name, state), VIEWS[name].family
+    table = store.table("", "bronze")
+    files = table.files(state.versions.get(BRONZE_KEY))
+    return table, [one for one in files if one.values["family"] == family and one.values["dt"] not in stored]
+
+
+def _own(store: Store, state: State, name: str) -> tuple[Delta, list[File]]:
+    """Return a table, and its files."""
+    layer = _TABLES[name]
+    table = store.table(layer, name)
+    version = state.versions.get(f"{layer}/{name}")
+    return table, [] if version is None else table.files(version)
+
+
+def _files(store: Store, state: State, name: str) -> list[str]:
+    """Return the paths of all files from which a table is read."""
+    if not store.local:
+        return []
+    parts = [_own(store, state, name), *([_bronze(store, state, name)] if name in VIEWS else [])]
+    return [table.location(file) for table, files in parts for file in files]
+
+
+def _define(connection: duckdb.DuckDBPyConnection, store: Store, state: State, name: str) -> None:
+    """Define a table for the query."""
+    if store.local:
+        rows = _select(*_own(store, state, name))
+        if name in VIEWS:
+            view = VIEWS[name].sql(name)
+            # The views are written for delta-rs; these two functions of its dialect are all that DuckDB lacks.
+            connection.execute("CREATE OR REPLACE TEMP MACRO to_timestamp_millis(ms) AS make_timestamptz(1000 * ms)")
+            connection.execute("CREATE OR REPLACE TEMP MACRO arrow_cast(value, kind) AS value")
+            rows += f" UNION ALL BY NAME (WITH it AS ({_select(*_bronze(store, state, name))}) {view})"
+        connection.execute(f'CREATE TEMP VIEW "{name}" AS {rows}')
+        return
+    table, files = _own(store, state, name)
+    sources = [*files, *(_bronze(store, state, name)[1] if name in VIEWS else [])]
+    if sum(file.size for file in sources) > REMOTE_LIMIT:
+        raise QueryError(
+            f"{name} has more than {REMOTE_LIMIT >> 20} MiB: copy the tables to a directory and query that"
+        )
+    found = table.read(state.versions.get(f"{_TABLES[name]}/{name}"))
+    connection.register(f"{name} stored", found)
+    rows = f'SELECT * FROM "{name} stored"'
+    if name in VIEWS:
+        days = ", ".join(f"DATE '{day}'" for day in sorted(store.stored_days(name, state))) or "NULL"
+        sql = f"SELECT * FROM ({VIEWS[name].sql(name)}) AS v WHERE dt NOT IN ({days})"  # noqa: S608
+        if days == "NULL":
+            sql = VIEWS[name].sql(name)
+        seen = store.table("", "bronze").ask(sql, state.versions.get(BRONZE_KEY))
+        if seen is not None:
+            connection.register(f"{name} seen", seen)
+            rows += f' UNION ALL BY NAME SELECT * FROM "{name} seen"'
+    connection.execute(f'CREATE TEMP VIEW "{name}" AS {rows}')
+
+
+def _select(table: Delta, files: Iterable[File]) -> str:
+    """Return a query for the rows of these files of a table, with all columns in their types."""
+    types = {one.name: _TYPES[one.dataType.simpleString()] for one in table.schema.fields}
+    # A file lacks the columns in which all its rows have NULL, and those of the partition.
+    parts = ["SELECT " + ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in types.items()) + " WHERE false"]
+    by_values: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for file in files:
+        by_values.setdefault(tuple(sorted(file.values.items())), []).append(table.location(file))
+    for values, paths in sorted(by_values.items()):
+        fixed = "".join(f', {_quoted(value)}::{types[name]} AS "{name}"' for name, value in values)
+        listed = ", ".join(map(_quoted, sorted(paths)))
+        parts.append(f"SELECT *{fixed} FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
+    columns = ", ".join(f'"{name}"::{kind} AS "{name}"' for name, kind in types.items())
+    return f"SELECT {columns} FROM ({' UNION ALL BY NAME '.join(parts)})"  # noqa: S608
