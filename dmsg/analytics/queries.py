@@ -31,7 +31,7 @@ BATCH_ROWS = 1024
 """Number of rows that are taken from DuckDB at a time."""
 REMOTE_LIMIT = 256 * 1024 * 1024
 """Maximum size in bytes of the files of one table in an object store, which are read into memory."""
-_TABLES = {**{name: "gold" for name in GOLD}, **{name: "silver" for name in {**SILVER, **INTERNAL}}}
+_TABLES = {**dict.fromkeys(GOLD, "gold"), **dict.fromkeys({**SILVER, **INTERNAL}, "silver")}
 _ALL = re.compile(r"(?i)\b(show|information_schema|duckdb_\w+)\b")
 """Regular expression of the words with which a query asks which tables there are."""
 _TYPES = {**SQL_TYPES, "timestamp": "TIMESTAMPTZ"}
@@ -188,7 +188,7 @@ def _define(connection: duckdb.DuckDBPyConnection, store: Store, state: State, n
         )
     found = table.read(state.versions.get(f"{_TABLES[name]}/{name}"))
     connection.register(f"{name} stored", found)
-    rows = f'SELECT * FROM "{name} stored"'
+    rows = f'FROM "{name} stored"'
     if name in VIEWS:
         days = ", ".join(f"DATE '{day}'" for day in sorted(store.stored_days(name, state))) or "NULL"
         sql = f"SELECT * FROM ({VIEWS[name].sql(name)}) AS v WHERE dt NOT IN ({days})"  # noqa: S608
@@ -197,7 +197,7 @@ def _define(connection: duckdb.DuckDBPyConnection, store: Store, state: State, n
         seen = store.table("", "bronze").ask(sql, state.versions.get(BRONZE_KEY))
         if seen is not None:
             connection.register(f"{name} seen", seen)
-            rows += f' UNION ALL BY NAME SELECT * FROM "{name} seen"'
+            rows += f' UNION ALL BY NAME FROM "{name} seen"'
     connection.execute(f'CREATE TEMP VIEW "{name}" AS {rows}')
 
 
@@ -212,6 +212,7 @@ def _select(table: Delta, files: Iterable[File]) -> str:
     for values, paths in sorted(by_values.items()):
         fixed = "".join(f', {_quoted(value)}::{types[name]} AS "{name}"' for name, value in values)
         listed = ", ".join(map(_quoted, sorted(paths)))
-        parts.append(f"SELECT *{fixed} FROM read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
+        read = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
+        parts.append(f"SELECT *{fixed} FROM {read}")  # noqa: S608
     columns = ", ".join(f'"{name}"::{kind} AS "{name}"' for name, kind in types.items())
     return f"SELECT {columns} FROM ({' UNION ALL BY NAME '.join(parts)})"  # noqa: S608
