@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,7 +144,7 @@ def _quoted(text: str) -> str:
 # --- the tables as DuckDB sees them ---
 
 
-def _bronze(store: Store, state: State, name: str) -> tuple[Delta, list[File]]:
+def _bronze(store: Store, state: State, name: str) -> tuple[Delta, Sequence[File]]:
     """Return bronze, and those of its files from which a view selects: those of days that are not stored for it."""
     stored, family = store.stored_days(name, state), VIEWS[name].family
     table = store.table("", "bronze")
@@ -152,7 +152,7 @@ def _bronze(store: Store, state: State, name: str) -> tuple[Delta, list[File]]:
     return table, [one for one in files if one.values["family"] == family and one.values["dt"] not in stored]
 
 
-def _own(store: Store, state: State, name: str) -> tuple[Delta, list[File]]:
+def _own(store: Store, state: State, name: str) -> tuple[Delta, Sequence[File]]:
     """Return a table, and its files."""
     layer = _TABLES[name]
     table = store.table(layer, name)
