@@ -82,7 +82,9 @@ class AgentConnections:
 
 def _no_answer(result: _T | Failure, seconds: float) -> _T | Failure:
     if isinstance(result, Failure) and result.check(CancelledError):
-        raise DmsgTimeout(f"the agent did not answer within {seconds:g} s") from None
+        raise DmsgTimeout(
+            f"the agent did not answer within {seconds:g} s: try again, or restart it with 'dmsg down' and 'dmsg up'"
+        ) from None
     return result
 
 

@@ -340,7 +340,9 @@ class DelegatedClient(Service, Generic[SessionT]):
             # A succession is signed by the old key, so following it needs no trust in discovery.
             remote, entry = await self._entries.successor(remote)
             if entry.client is None:
-                raise ConnectFailed(f"{remote.short} is a server, not a client", key=str(remote))
+                raise ConnectFailed(
+                    f"{remote.short} is a server, not a client: connect to the key of a client", key=str(remote)
+                )
             opening = prepare(remote, entry)
             servers = [one for one in self._servers_of(remote, entry) if one not in tried and via in (None, one)]
             for position, server in enumerate(servers):

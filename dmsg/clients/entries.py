@@ -155,5 +155,5 @@ def delegated_servers(remote: PubKey, entry: Entry) -> list[PubKey]:
         except KeyFormatError:
             continue
     if not servers:
-        raise ConnectFailed(f"{remote.short} is not connected to a server")
+        raise ConnectFailed(f"{remote.short} is not connected to a server: its program is stopped, or just starting")
     return servers

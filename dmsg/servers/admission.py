@@ -156,7 +156,7 @@ class Hook:
         if answer is None:
             self.unanswered += 1
             _log.warn(
-                "the admission hook did not answer, so {what}: {problem}",
+                "the admission hook did not answer, so a client was {what} (--admission-down): {problem}",
                 what="admitted" if self._when_down else "refused",
                 problem=problem,
             )

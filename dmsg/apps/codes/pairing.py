@@ -96,7 +96,7 @@ class Pairing(Protocol):
         except DmsgError as error:
             raise PairingError(f"the other side did not prove its key: {error}") from None
         if key == self._key.public:
-            raise PairingError("both sides have the same key")
+            raise PairingError("both sides have the same key: one of them needs a key of its own (dmsg key new)")
         return key
 
     def confirm_stored(self) -> None:

@@ -152,7 +152,9 @@ class Agreement:
 
     def _agree(self, body: bytes) -> None:
         if body[:1] != bytes((VERSION,)) or len(body) != 1 + ELEMENT_SIZE:
-            raise CodeProtocolError("the other side uses another version of dmsg's protocol for codes")
+            raise CodeProtocolError(
+                "the other side uses another version of dmsg's protocol for codes: update the older dmsg of the two"
+            )
         try:
             self._key = self._spake.finish(body[1:])
         except Exception as error:

@@ -55,7 +55,7 @@ def payload_of(text: str | None) -> bytes:
     else:
         data = text.encode()
     if len(data) > MAX_PAYLOAD:
-        raise RmbError(f"standard input has more than {MAX_PAYLOAD} bytes")
+        raise RmbError(f"the data of a message may have {MAX_PAYLOAD} bytes, and these have more: send them in parts")
     return data
 
 

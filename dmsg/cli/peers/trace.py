@@ -60,7 +60,9 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
             if key != asked:
                 say(f"{_called(asked)} was replaced by the key {_called(key)}", err=True)
             if entry.client is None or not entry.client.delegated_servers:
-                raise ConnectFailed(f"{key.short} is not connected to a server")
+                raise ConnectFailed(
+                    f"{key.short} is not connected to a server: its program is stopped, or just starting"
+                )
             secure = entry.offers(FEATURE)
             if not state.json:
                 say(f"{_called(key)}, offers {'' if secure else 'no '}secure transports")

@@ -68,7 +68,10 @@ def forget(out: str, before: datetime) -> None:
     day = f"{before:%Y-%m-%d}"
     gone = [one for one in state.days if one < day]
     if len(gone) == len(state.days):
-        raise DmsgError(f"every day would be removed, because the newest is {max(state.days)}")
+        raise DmsgError(
+            f"nothing was removed: every day would be removed, because the newest is {max(state.days)}; name an "
+            "earlier day, or delete the directory to remove all tables"
+        )
     if gone:
         with store.claim() as claim:
             store.forget(claim, day)

@@ -47,6 +47,6 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
         elif not sent.refused:
             tell("there is nothing to be sent", files=0, bytes=0)
         if sent.refused:
-            raise DmsgError(f"the collector refused {sent.refused} files; they stay in the directory")
+            raise DmsgError(f"the collector refused {sent.refused} files, for the reasons above; they stay in {spool}")
 
     run(main)

@@ -222,7 +222,7 @@ class JSONHandshake:
 
     def _check_version(self, frame: dict[str, object]) -> None:
         if frame.get("version") != VERSION:
-            raise HandshakeError(f"handshake does not have version {VERSION}")
+            raise HandshakeError(f"the peer's handshake names another version than {VERSION}")
 
     def _check_repeated(self, frame: dict[str, object]) -> None:
         """Check that a frame repeats the agreed members unchanged.
