@@ -36,7 +36,7 @@ class KeyLock:
     def __init__(self, path: str, descriptor: int | None, beside: str | None) -> None:
         self._path = path
         self.descriptor = descriptor
-        self.beside = beside
+        self.lock_file = beside
 
     def release(self) -> None:
         """Release the lock.  May be repeated."""
@@ -48,10 +48,10 @@ class KeyLock:
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is None or any(other.descriptor == descriptor for other in holders):
             return
-        if self.beside is not None:
+        if self.lock_file is not None:
             # The lock is still held, so this removes no other program's file.
             with suppress(OSError):
-                os.unlink(self.beside)
+                os.unlink(self.lock_file)
         os.close(descriptor)
 
 
@@ -65,7 +65,7 @@ def hold_key(path: str | os.PathLike[str], program: str, *, share: bool = False,
     real = os.path.realpath(path)
     if real in _held:
         first = _held[real][0]
-        again = KeyLock(real, first.descriptor, first.beside)
+        again = KeyLock(real, first.descriptor, first.lock_file)
         _held[real].append(again)
         return again
     lock = _hold_beside(real, program, share, advice)

@@ -89,12 +89,12 @@ class Bridge(Protocol):
         self._line: ProgramLink | None = None
         self._program_half_closes = False
         self._outstanding = self._frames = 0
-        self._taken = 0
+        self._unconfirmed_count = 0
         self._congested = False
         self._unread = 0
         self._paused = False
         self._closed = self._stopped = False
-        self._over: int | None = None
+        self._close_reason: int | None = None
         self._way: tuple[object, bool] = (None, False)
 
     # --- the stream's side ---
@@ -132,11 +132,11 @@ class Bridge(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         if isinstance(reason.value, StreamLost):
-            self._over = reason.value.close_reason
+            self._close_reason = reason.value.close_reason
         elif self._stopped:
-            self._over = CloseReason.PEER_DISCONNECTED
+            self._close_reason = CloseReason.PEER_DISCONNECTED
         else:
-            self._over = CloseReason.UNSPECIFIED if reason.check(ConnectionDone) else CloseReason.ABORTED
+            self._close_reason = CloseReason.UNSPECIFIED if reason.check(ConnectionDone) else CloseReason.ABORTED
         self._finish()
 
     # --- the program's side ---
@@ -160,7 +160,7 @@ class Bridge(Protocol):
 
     def go(self) -> None:
         """Start passing data, because the program knows that it has the stream."""
-        if self._over is None:
+        if self._close_reason is None:
             self.transport.resumeProducing()
         else:
             self._finish()
@@ -170,8 +170,8 @@ class Bridge(Protocol):
         self._tell()
         self._count_unread(-self._unread)
         line, self._line = self._line, None
-        if line is not None and self._over is not None:
-            line.write(encode_close(self._over))
+        if line is not None and self._close_reason is not None:
+            line.write(encode_close(self._close_reason))
             line.finish()
 
     def describe(self) -> dict[str, object]:
@@ -216,7 +216,7 @@ class Bridge(Protocol):
             sent.addCallbacks(self._acknowledged, lambda _: None, callbackArgs=(len(payload),))
         elif kind is Kind.READ:
             self._count_unread(-min(self._unread, parse_count(payload)))
-            if self._paused and self._unread <= self._shared.window and self._over is None:
+            if self._paused and self._unread <= self._shared.window and self._close_reason is None:
                 self._paused = False
                 self.transport.resumeProducing()
         else:
@@ -236,29 +236,29 @@ class Bridge(Protocol):
         """Abort the stream, because the program's connection is lost."""
         self._line = None
         self._count_unread(-self._unread)
-        if not self._closed and self._over is None and self.transport is not None:
+        if not self._closed and self._close_reason is None and self.transport is not None:
             self.transport.abortConnection()
 
     def stop(self) -> None:
         """Abort the stream, because the agent stops; neither end must take this for a clean end."""
         self._stopped = True
-        if self._over is None and self.transport is not None:
+        if self._close_reason is None and self.transport is not None:
             self.transport.abortConnection()
 
     def _acknowledged(self, _: None, size: int) -> None:
         self.bytes_out += size
         self._outstanding -= size
         self._frames -= 1
-        if not self._taken:
+        if not self._unconfirmed_count:
             self._reactor.callLater(0, self._tell)
-        self._taken += 1
+        self._unconfirmed_count += 1
 
     def _tell(self) -> None:
         """Tell the program the number of frames that were acknowledged in this turn, or longer while it does not
         read."""
         if self._congested:
             return
-        count, self._taken = self._taken, 0
+        count, self._unconfirmed_count = self._unconfirmed_count, 0
         if count and self._line is not None:
             self._line.write(encode_count(Kind.TAKEN, count))
 
@@ -279,7 +279,7 @@ class Bridge(Protocol):
         self.rate_in = (self._measured[0] - before[0]) / seconds
         self.rate_out = (self._measured[1] - before[1]) / seconds
         now = self._server_now()
-        if now != self._way and self._line is not None and self._over is None and not self._congested:
+        if now != self._way and self._line is not None and self._close_reason is None and not self._congested:
             self._way = now
             away = self.away
             content = {"server": _text(self.transport.server), "away": away}

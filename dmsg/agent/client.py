@@ -70,7 +70,7 @@ class AgentClient:
             await one.stopListening()
         for stream in list(self._road.streams):
             stream.stop()
-        waiting = [stream.over for stream in self._road.streams]
+        waiting = [stream.closed for stream in self._road.streams]
         for over in waiting:
             await over
 

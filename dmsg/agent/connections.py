@@ -100,7 +100,7 @@ class LineConnection(Protocol):
         self._reader = Reader()
         self.answered: Deferred[Answer] = Deferred()
         self.ended: Deferred[None] = Deferred()
-        self._said = said
+        self._on_line = said
 
     def dataReceived(self, data: bytes) -> None:
         self._reader.feed(data)
@@ -108,7 +108,7 @@ class LineConnection(Protocol):
             while (text := self._reader.next_line()) is not None:
                 content = parse_line(text)
                 if self.answered.called:
-                    self._said(self, content)
+                    self._on_line(self, content)
                 else:
                     self._answer(content)
         except WireError as error:
@@ -135,7 +135,7 @@ class StreamConnection(Protocol):
     """Connection that carries one stream.
 
     :ivar started: Deferred that fires with the application's protocol, or fails.
-    :ivar over: Deferred that fires when the connection is closed.
+    :ivar closed: Deferred that fires when the connection is closed.
     """
 
     def __init__(self, road: AgentConnections, build: Callable[[OpenedStream], IProtocol | None]) -> None:
@@ -144,7 +144,7 @@ class StreamConnection(Protocol):
         self._reader = Reader()
         self._carrier: LocalCarrier | None = None
         self.started: Deferred[IProtocol] = Deferred(lambda _: self._give_up())
-        self.over: Deferred[None] = Deferred()
+        self.closed: Deferred[None] = Deferred()
 
     def connectionMade(self) -> None:
         self._road.streams.add(self)
@@ -209,4 +209,4 @@ class StreamConnection(Protocol):
             self.started.errback(Failure(DmsgError("the agent has ended")))
         if self._carrier is not None:
             self._carrier.ended(LOST)
-        self.over.callback(None)
+        self.closed.callback(None)

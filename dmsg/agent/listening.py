@@ -64,10 +64,10 @@ class AgentListeningPort:
         self._factory = factory
         self._port = port
         self._lines: LineConnection | None = None
-        self._told = False
+        self._is_registered = False
         self._tries = 0
         self._taking = DeferredSemaphore(MAX_TAKING)
-        self._again = RetryLoop(road.reactor, self._come_back, self._delay, "registering with the agent")
+        self._registration = RetryLoop(road.reactor, self._come_back, self._delay, "registering with the agent")
 
     async def register(self) -> None:
         """Ask the agent for the port.
@@ -82,7 +82,7 @@ class AgentListeningPort:
 
     def watch(self) -> None:
         """Register the service again whenever the agent has been restarted."""
-        self._again.start()
+        self._registration.start()
         self._watch()
 
     def _watch(self) -> None:
@@ -128,7 +128,7 @@ class AgentListeningPort:
         if self in self._services:
             self._warned("the agent has ended: this goes on when it is back (dmsg up)")
             self._tries = 0
-            self._again.soon(FIRST_DELAY)
+            self._registration.soon(FIRST_DELAY)
 
     async def _come_back(self) -> float | None:
         try:
@@ -138,11 +138,11 @@ class AgentListeningPort:
             return self._delay(self._tries)
         except DmsgError as error:
             self._tries += 1
-            if not self._told:
-                self._told = True
+            if not self._is_registered:
+                self._is_registered = True
                 self._warned(f"{error}; tried again")
             return self._delay(self._tries)
-        self._told = False
+        self._is_registered = False
         self._warned("the agent is back")
         self._watch()
         return None
@@ -154,7 +154,7 @@ class AgentListeningPort:
         """Do nothing: the port listens already."""
 
     def stopListening(self) -> Deferred[None]:
-        self._again.stop()
+        self._registration.stop()
         if self in self._services:
             self._services.discard(self)
             self._factory.doStop()

@@ -96,14 +96,14 @@ class ServiceOffer:
     :ivar anyone: whether anyone may connect; None if the program does not tell.
     :ivar keys: keys of the only peers that may connect; None if the agent does not know all of them.
     :ivar allowed: number of peers that may connect, unless anyone may.
-    :ivar some: keys of some of these peers, for ``status``.
+    :ivar allowed_sample: keys of some of these peers, for ``status``.
     :ivar offers: text about what peers get.
     """
 
     anyone: bool | None = None
     keys: frozenset[PubKey] | None = None
     allowed: int = 0
-    some: tuple[str, ...] = ()
+    allowed_sample: tuple[str, ...] = ()
     offers: str = ""
 
 
@@ -133,13 +133,13 @@ class Service(Factory):
     def __init__(
         self, agent: ServingAgent, connection: ProgramConnection, port: int, told: ServiceOffer | None = None
     ) -> None:
-        self.told = told or ServiceOffer()
+        self.offer = told or ServiceOffer()
         self._agent = agent
         self._connection = connection
         self.port = port
         self.program, self.pid = connection.program, connection.pid
         self.since = time.time()
-        self.taken = 0
+        self.stream_count = 0
         self.refused = 0
         self.open: set[Bridge] = set()
         self.waiting: dict[int, tuple[Bridge, IDelayedCall]] = {}
@@ -149,7 +149,7 @@ class Service(Factory):
 
         If the list of keys is not complete, every peer may connect, and the program decides.
         """
-        return self.told.keys is None or (isinstance(addr, DmsgAddress) and addr.public_key in self.told.keys)
+        return self.offer.keys is None or (isinstance(addr, DmsgAddress) and addr.public_key in self.offer.keys)
 
     def buildProtocol(self, addr: IAddress | None) -> Bridge | None:
         assert isinstance(addr, DmsgAddress)
@@ -169,7 +169,7 @@ class Service(Factory):
 
     def take(self, number: int) -> None:
         """Give a waiting stream to the program that has come for it."""
-        self.taken += 1
+        self.stream_count += 1
         self.open.add(self._stop_waiting(number))
 
     def stream_ended(self, bridge: Bridge) -> None:
@@ -208,14 +208,14 @@ class ProgramConnection(Protocol):
         self.reactor = reactor
         self.next_number = numbers
         self._reader = Reader()
-        self._asked = False
+        self._has_request = False
         self._bridge: Bridge | None = None
         self._listening: IListeningPort | None = None
         self._of: Service | None = None
         self._finished = False
         self.service: Service | None = None
         self._work: Deferred[None] | None = None
-        self._late: IDelayedCall | None = None
+        self._deadline_call: IDelayedCall | None = None
         self.program = ""
         self.pid = 0
 
@@ -224,14 +224,14 @@ class ProgramConnection(Protocol):
     def connectionMade(self) -> None:
         assert self.transport is not None
         self.pid, _ = peer_of(self.transport.getHandle())  # type: ignore[attr-defined]
-        self._late = self.reactor.callLater(REQUEST_TIME, self._end)
+        self._deadline_call = self.reactor.callLater(REQUEST_TIME, self._end)
 
     def dataReceived(self, data: bytes) -> None:
         if self._finished:
             return  # These data were on their way when the stream ended.
         self._reader.feed(data)
         try:
-            if not self._asked:
+            if not self._has_request:
                 self._on_request()
             elif self._bridge is not None:
                 self._on_frames(self._bridge)
@@ -252,11 +252,11 @@ class ProgramConnection(Protocol):
         """Send the reason for the end, and then read and discard data; otherwise the line would be lost with the
         socket."""
         self._finished = True
-        cancel_call(self._late)
+        cancel_call(self._deadline_call)
         self.say(error_line(error))
         assert self.transport is not None
         self.transport.loseWriteConnection()  # type: ignore[attr-defined]
-        self._late = self.reactor.callLater(LAST_TIME, self._abort)
+        self._deadline_call = self.reactor.callLater(LAST_TIME, self._abort)
 
     def _abort(self) -> None:
         if self.transport is not None:
@@ -264,7 +264,7 @@ class ProgramConnection(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._finished = True
-        cancel_call(self._late)
+        cancel_call(self._deadline_call)
         if self._work is not None:
             self._work.cancel()
         if self._bridge is not None:
@@ -286,7 +286,7 @@ class ProgramConnection(Protocol):
         self.write(encode_line(content))
 
     def _end(self) -> None:
-        cancel_call(self._late)
+        cancel_call(self._deadline_call)
         if self.transport is not None:
             self.transport.loseConnection()
 
@@ -311,7 +311,7 @@ class ProgramConnection(Protocol):
         # The program closes the connection. If the agent did, the program's next write would fail before it has read
         # all data.
         self._detach()
-        self._late = self.reactor.callLater(END_TIME, self._end)
+        self._deadline_call = self.reactor.callLater(END_TIME, self._end)
 
     def end(self) -> None:
         self._detach()
@@ -338,8 +338,8 @@ class ProgramConnection(Protocol):
         text = self._reader.next_line()
         if text is None:
             return
-        self._asked = True
-        cancel_call(self._late)
+        self._has_request = True
+        cancel_call(self._deadline_call)
         request = parse_line(text)
         self.program = printable(str(request.get("program", "")))[:NAME_SIZE]
         do = str(request.get("do"))

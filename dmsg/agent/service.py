@@ -63,8 +63,8 @@ class Agent(TwistedService):
         self._began = reactor.seconds()
         self._port: IListeningPort | None = None
         self._watch = ClockWatch(reactor)
-        self._looks = LoopingCall(self._check)
-        self._looks.clock = reactor
+        self._checks = LoopingCall(self._check)
+        self._checks.clock = reactor
         self._looked = reactor.seconds()
         self._factory = _ProgramFactory(self, reactor)
         self.shared = SharedWindow()
@@ -81,7 +81,7 @@ class Agent(TwistedService):
         super().startService()  # type: ignore[no-untyped-call]
         self.client.startService()
         self._watch.startService()
-        self._looks.start(CHECK_INTERVAL, now=False).addErrback(lambda _: None)
+        self._checks.start(CHECK_INTERVAL, now=False).addErrback(lambda _: None)
 
     def _listen(self) -> IListeningPort:
         path, reactor = self._path, cast(IReactorUNIX, self._reactor)
@@ -113,8 +113,8 @@ class Agent(TwistedService):
 
     async def _stop(self) -> None:
         self._watch.stopService()
-        if self._looks.running:
-            self._looks.stop()
+        if self._checks.running:
+            self._checks.stop()
         port, self._port = self._port, None
         if port is not None:
             await maybeDeferred(port.stopListening)
@@ -208,14 +208,14 @@ class _CountedConnection(ProgramConnection):
         self, agent: Agent, reactor: Reactor, numbers: Callable[[], int], known: set[_CountedConnection]
     ) -> None:
         super().__init__(agent, reactor, numbers)
-        self._known = known
+        self._connections = known
 
     def connectionMade(self) -> None:
-        self._known.add(self)
+        self._connections.add(self)
         super().connectionMade()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._known.discard(self)
+        self._connections.discard(self)
         super().connectionLost(reason)
 
 
@@ -225,11 +225,11 @@ def _service(one: Service) -> dict[str, object]:
         "program": one.program,
         "pid": one.pid,
         "since": one.since,
-        "offers": one.told.offers,
-        "anyone": one.told.anyone,
-        "allow": list(one.told.some),
-        "allowed": one.told.allowed,
-        "taken": one.taken,
+        "offers": one.offer.offers,
+        "anyone": one.offer.anyone,
+        "allow": list(one.offer.allowed_sample),
+        "allowed": one.offer.allowed,
+        "taken": one.stream_count,
         "refused": one.refused,
     }
 

@@ -61,19 +61,19 @@ class Copy(Protocol):
     """Requesting side of a copy; ``done`` fires with a :class:`~dmsg.apps.transfer.TransferResult`.
 
     :param name: name of the file or directory in results and errors.
-    :ivar what: name as it begins an error.
+    :ivar label: name as it begins an error.
     :ivar closed: Deferred that fires when the connection has ended.  A program that fetches waits for it before it
         stops the client; otherwise the other side may not hear that everything has arrived.
     """
 
     def __init__(self, name: str, started: Started) -> None:
         self._name = name
-        self.what = f"{name}: "
+        self.label = f"{name}: "
         self._started = started
         self._progress: Callable[[int], None] | None = None
         self._size = 0
         self._inner: ParcelSender | ParcelReceiver | None = None
-        self._lost: Failure | None = None
+        self._loss: Failure | None = None
         self.done: Deferred[TransferResult] = Deferred(lambda _: self._inner.done.cancel() if self._inner else None)
         self.closed: Deferred[None] = Deferred()
 
@@ -96,7 +96,7 @@ class Copy(Protocol):
     def _failed(self, failure: Failure) -> None:
         if self.done.called:
             return
-        error, text = copy_error(failure, self._lost), str(failure.value)
+        error, text = copy_error(failure, self._loss), str(failure.value)
         if text.startswith(REFUSED) and IS_BUSY in text:  # If this side is busy, another attempt would not help.
             error = CopyBusy(text)
         elif text.startswith(tuple(f"{REFUSED}: {old}" for old in OLD_LISTENERS)):
@@ -110,7 +110,7 @@ class Copy(Protocol):
             self._inner.dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._lost = reason
+        self._loss = reason
         if self._inner is not None:
             self._inner.connectionLost(reason)
         elif not self.done.called:
@@ -163,7 +163,7 @@ class Put(Copy):
         walking.addCallbacks(self._walked, self._not_walked)
 
     def _walked(self, walked: WalkResult) -> None:
-        if self.done.called or self._lost is not None:
+        if self.done.called or self._loss is not None:
             return
         self._left_out(walked)
         self._size = walked.checked.size
@@ -173,7 +173,7 @@ class Put(Copy):
     def _not_walked(self, failure: Failure) -> None:
         if not self.done.called:
             self.done.errback(failure)
-        if self._lost is None:
+        if self._loss is None:
             self.transport.loseConnection()  # type: ignore[union-attr]
 
 

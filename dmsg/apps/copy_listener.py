@@ -62,8 +62,8 @@ class CopyPeer(Protocol):
         self._inner: ParcelSender | ParcelReceiver | None = None
         self._path = Path()
         self._is_asked = False
-        self._mine: Path | None = None
-        self._lost: Failure | None = None
+        self._own_path: Path | None = None
+        self._loss: Failure | None = None
         self.done: Deferred[TransferResult] = Deferred()
 
     def dataReceived(self, data: bytes) -> None:
@@ -160,7 +160,7 @@ class CopyPeer(Protocol):
                 raise TransferError(f"{path.name} {IS_BUSY}")
             other.give_way()
         self._busy[path] = self
-        self._mine = path
+        self._own_path = path
 
     def is_left_by(self, other: CopyPeer) -> bool:
         """Whether the sender behind this connection was probably killed.
@@ -198,7 +198,7 @@ class CopyPeer(Protocol):
 
     def _failed(self, failure: Failure) -> None:
         if not self.done.called:
-            self.done.errback(Failure(copy_error(failure, self._lost)))
+            self.done.errback(Failure(copy_error(failure, self._loss)))
 
     def _refuse(self, error: TransferError) -> None:
         self.transport.write(encode(error=str(error)))  # type: ignore[union-attr]
@@ -206,9 +206,9 @@ class CopyPeer(Protocol):
         self._failed(Failure(error))
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        if self._mine is not None and self._busy.get(self._mine) is self:
-            del self._busy[self._mine]
-        self._lost = reason
+        if self._own_path is not None and self._busy.get(self._own_path) is self:
+            del self._busy[self._own_path]
+        self._loss = reason
         if self._inner is not None:
             self._inner.connectionLost(reason)
         self._failed(Failure(cut_error(reason)))

@@ -61,7 +61,7 @@ class Descent:
     def __init__(self, top: int) -> None:
         self._top = top
         self._parts: tuple[str, ...] = ()
-        self._kept: dict[int, int] = {}
+        self._open_directories: dict[int, int] = {}
         """Descriptors by depth, in order."""
 
     def at(self, parts: Sequence[str]) -> int:
@@ -69,29 +69,29 @@ class Descent:
 
         :raises OSError: the directory is absent, or a part of the path is a link.
         """
-        if len(parts) in self._kept and self._parts == tuple(parts):
-            return self._kept[len(parts)]
+        if len(parts) in self._open_directories and self._parts == tuple(parts):
+            return self._open_directories[len(parts)]
         common = 0
         for one, other in zip(parts, self._parts, strict=False):
             if one != other:
                 break
             common += 1
-        for depth in [depth for depth in self._kept if depth > common]:
-            os.close(self._kept.pop(depth))
-        begin = max(self._kept, default=0)
+        for depth in [depth for depth in self._open_directories if depth > common]:
+            os.close(self._open_directories.pop(depth))
+        begin = max(self._open_directories, default=0)
         self._parts = tuple(parts[:begin])
-        at = self._kept[begin] if begin else self._top
+        at = self._open_directories[begin] if begin else self._top
         for depth in range(begin, len(parts)):
             at = os.open(parts[depth], _SEARCH | os.O_NOFOLLOW, dir_fd=at)
-            self._kept[depth + 1] = at
-            if len(self._kept) > HELD_DIRECTORIES:
-                os.close(self._kept.pop(min(self._kept)))
+            self._open_directories[depth + 1] = at
+            if len(self._open_directories) > HELD_DIRECTORIES:
+                os.close(self._open_directories.pop(min(self._open_directories)))
             self._parts = tuple(parts[: depth + 1])
         return at
 
     def close(self) -> None:
         """Close the descriptors.  May be repeated."""
-        kept, self._kept, self._parts = self._kept, {}, ()
+        kept, self._open_directories, self._parts = self._open_directories, {}, ()
         for descriptor in kept.values():
             os.close(descriptor)
 

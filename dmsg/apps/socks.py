@@ -158,14 +158,14 @@ class SocksProtocol(SplicedConnection):
         transport = transport_of(self)
 
         def connected(_: IProtocol) -> None:
-            if self.over is None:
+            if self.loss is None:
                 transport.write(reply(OK))
             join(self, other)
             if rest and other.transport is not None:
                 other.transport.write(rest)
 
         def failed(failure: Failure) -> None:
-            if self.over is None:
+            if self.loss is None:
                 transport.write(reply(self._code_of(failure)))
                 transport.loseConnection()
 

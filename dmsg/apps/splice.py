@@ -32,9 +32,9 @@ _log = Logger()
 
 @implementer(IHalfCloseableProtocol)
 class SplicedConnection(Protocol):
-    """Connection that is spliced with another; ``other`` is set once both are connected."""
+    """Connection that is spliced with another; ``partner`` is set once both are connected."""
 
-    other: SplicedConnection | None = None
+    partner: SplicedConnection | None = None
     reading_ended = False
     """Whether the other end of this connection has ended its data."""
     _writing_ended = False
@@ -44,23 +44,23 @@ class SplicedConnection(Protocol):
     ) -> None:
         self._connected = connected
         self._on_lost = lost
-        self.over: Failure | None = None
+        self.loss: Failure | None = None
 
     def connectionMade(self) -> None:
         if self._connected is not None:
             self._connected(self)
 
     def dataReceived(self, data: bytes) -> None:
-        if self.other is not None and self.other.transport is not None:
-            write_now(self.other.transport, data)
+        if self.partner is not None and self.partner.transport is not None:
+            write_now(self.partner.transport, data)
 
     def readConnectionLost(self) -> None:
         """Handle a half-close: pass it on to the other connection, and keep the other direction open."""
         if self.reading_ended:
             return  # TCP reports the end again when reading resumes.
         self.reading_ended = True
-        if self.other is not None:
-            self.other.end_writing()
+        if self.partner is not None:
+            self.partner.end_writing()
         self._close_if_both_ended()
 
     def writeConnectionLost(self) -> None:
@@ -76,7 +76,7 @@ class SplicedConnection(Protocol):
 
     def _close_if_both_ended(self) -> None:
         # Twisted leaves a TCP connection open that is shut down in both directions; a stream closes itself.
-        both = self.reading_ended and self._writing_ended and self.over is None
+        both = self.reading_ended and self._writing_ended and self.loss is None
         if both and self.transport is not None and not hasattr(self.transport, "can_half_close"):
             set_reset_on_close(self.transport, False)
             self.transport.loseConnection()
@@ -85,10 +85,10 @@ class SplicedConnection(Protocol):
         if reason.check(ConnectionDone) and getattr(self.transport, "unacknowledged", 0):
             # The other end closed before it had all data, so the writer must not take this for a clean end.
             reason = Failure(ConnectionLost("closed before all that was written had arrived"))
-        self.over = reason
-        other, self.other = self.other, None
-        if other is not None and other.over is None and other.transport is not None:
-            other.other = None
+        self.loss = reason
+        other, self.partner = self.partner, None
+        if other is not None and other.loss is None and other.transport is not None:
+            other.partner = None
             other.transport.unregisterProducer()  # type: ignore[attr-defined]
             _end(transport_of(other), reason)
         if self._on_lost is not None:
@@ -127,8 +127,8 @@ class _Source:
 def join(one: SplicedConnection, two: SplicedConnection) -> None:
     """Splice two connected connections."""
     for half, other in ((one, two), (two, one)):
-        if other.over is not None:
-            _end(transport_of(half), other.over)
+        if other.loss is not None:
+            _end(transport_of(half), other.loss)
             return
     for half, other in ((one, two), (two, one)):
         frame = getattr(other.transport, "max_frame", None)
@@ -138,7 +138,7 @@ def join(one: SplicedConnection, two: SplicedConnection) -> None:
             send_more(half.transport)
         # If this process is killed, or ends in the next turn, the program at the TCP connection must see no clean end.
         set_reset_on_close(half.transport, True)
-    one.other, two.other = two, one
+    one.partner, two.partner = two, one
     assert one.transport is not None and two.transport is not None
     first, second = transport_of(one), transport_of(two)
     first.registerProducer(_Source(second), True)
@@ -227,7 +227,7 @@ def dial(
     def not_connected(failure: Failure) -> None:
         if not failure.check(CancelledError):
             failed(failure)
-        if one.over is None and one.transport is not None:
+        if one.loss is None and one.transport is not None:
             one.transport.abortConnection()  # type: ignore[attr-defined]
 
     connect(factory).addCallbacks(connected, not_connected).addErrback(

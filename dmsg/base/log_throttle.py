@@ -21,21 +21,21 @@ class LogThrottle:
     def __init__(self, now: Callable[[], float], every: float = INTERVAL) -> None:
         self._now = now
         self._every = every
-        self._told: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
+        self._reported: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
     def left_out(self, kind: Hashable = "") -> int | None:
         """Return the number of lines suppressed since the last one; None if this line is suppressed, too."""
         now = self._now()
-        while self._told and next(iter(self._told.values()))[0] <= now - self._every * MAX_KINDS:
-            self._told.popitem(last=False)
-        if kind not in self._told and len(self._told) >= MAX_KINDS:
+        while self._reported and next(iter(self._reported.values()))[0] <= now - self._every * MAX_KINDS:
+            self._reported.popitem(last=False)
+        if kind not in self._reported and len(self._reported) >= MAX_KINDS:
             kind = None
-        at, count = self._told.get(kind, (-self._every, 0))
+        at, count = self._reported.get(kind, (-self._every, 0))
         if now - at < self._every:
-            self._told[kind] = at, count + 1
+            self._reported[kind] = at, count + 1
             return None
-        self._told.pop(kind, None)
-        self._told[kind] = now, 0
+        self._reported.pop(kind, None)
+        self._reported[kind] = now, 0
         return count
 
     def suffix(self, kind: Hashable = "") -> str | None:

@@ -40,7 +40,7 @@ class Holding:
     :ivar kind: kind of data, as metrics name it.
     :ivar size: number of bytes.
     :ivar age: seconds for which the oldest byte has been held.
-    :ivar give: drops the data, or ends the connection or stream that they belong to.
+    :ivar drop: drops the data, or ends the connection or stream that they belong to.
     :ivar around: wider address blocks around the owner's place, each with the factor by which its share is larger.
     """
 
@@ -48,7 +48,7 @@ class Holding:
     kind: str
     size: int
     age: float
-    give: Callable[[], object]
+    drop: Callable[[], object]
     around: tuple[tuple[str, int], ...] = ()
 
 
@@ -83,14 +83,14 @@ class Memory:
 
     :ivar limit: maximum bytes of all sources together.
     :ivar held: bytes by kind, at the last inspection.
-    :ivar given: number of holdings dropped, by kind.
+    :ivar dropped: number of holdings dropped, by kind.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         """:param limit: maximum bytes; None selects :func:`default_limit`."""
         self.limit = default_limit() if limit is None else limit
         self.held: Counter[str] = Counter()
-        self.given: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
         self._sources: dict[Source, Callable[[Holding], None] | None] = {}
 
     def add(self, source: Source, told: Callable[[Holding], None] | None = None) -> None:
@@ -128,8 +128,8 @@ class Memory:
             for told in self._sources.values():
                 if told is not None:
                     told(one)
-            one.give()
-            self.given[one.kind] += 1
+            one.drop()
+            self.dropped[one.kind] += 1
             self.held[one.kind] -= one.size
             given += 1
             total -= one.size

@@ -61,13 +61,13 @@ class Number:
     :ivar high: maximum value.
     :ivar unit: unit as a plural noun; :data:`SIZES` has the factor to the value of the setting.  Empty if the number
         only names something.
-    :ivar whole: whether only whole numbers are allowed.
+    :ivar is_integer: whether only whole numbers are allowed.
     """
 
     low: int
     high: int
     unit: str
-    whole: bool = True
+    is_integer: bool = True
 
     @property
     def takes(self) -> str:
@@ -80,9 +80,9 @@ class Number:
         :raises ValueError: the text is no number, or the number is out of bounds.
         """
         try:
-            number = int(text) if self.whole else float(text)
+            number = int(text) if self.is_integer else float(text)
         except ValueError:
-            raise ValueError(f"{text!r} is not a number{'' if self.whole else f' of {self.unit}'}") from None
+            raise ValueError(f"{text!r} is not a number{'' if self.is_integer else f' of {self.unit}'}") from None
         if not self.low <= number <= self.high:
             raise ValueError(f"{text} is not between {self.low} and {self.high} {self.unit}".rstrip())
         return number * SIZES.get(self.unit, 1)
@@ -91,7 +91,7 @@ class Number:
         """Return the text for a value, as people write it."""
         assert isinstance(value, int | float)
         number = value / SIZES.get(self.unit, 1)
-        return str(int(number) if self.whole else number)
+        return str(int(number) if self.is_integer else number)
 
 
 def _alternatives(words: Sequence[str]) -> str:
@@ -136,7 +136,7 @@ class Flag:
 Kind = Text | Number | Choice | Flag
 TEXT = Text()
 FLAG = Flag()
-SECONDS = Number(0, 3600, "seconds", whole=False)
+SECONDS = Number(0, 3600, "seconds", is_integer=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,18 +10,18 @@ class BufferPool:
     :param most: maximum number of unused buffers to keep; further ones are freed.
     """
 
-    __slots__ = ("_kept", "_most", "size")
+    __slots__ = ("_free_buffers", "_most", "size")
 
     def __init__(self, size: int, most: int) -> None:
         self.size = size
         self._most = most
-        self._kept: list[bytearray] = []
+        self._free_buffers: list[bytearray] = []
 
     def take(self) -> bytearray:
         """Take a buffer; its content is undefined."""
-        return self._kept.pop() if self._kept else bytearray(self.size)
+        return self._free_buffers.pop() if self._free_buffers else bytearray(self.size)
 
     def give_back(self, buffer: bytearray) -> None:
         """Return a buffer that nobody uses any more."""
-        if len(self._kept) < self._most:
-            self._kept.append(buffer)
+        if len(self._free_buffers) < self._most:
+            self._free_buffers.append(buffer)

@@ -38,7 +38,7 @@ class StreamProtocol(Protocol):
     :ivar changed: condition that guards everything below; it is notified of every change.
     :ivar unread: received data that no thread has read yet.
     :ivar ended: whether the peer has ended its direction of the stream.
-    :ivar lost: why the stream is closed; None while it is open.
+    :ivar loss: why the stream is closed; None while it is open.
     :ivar may_write: whether the stream accepts more data.
     """
 
@@ -48,7 +48,7 @@ class StreamProtocol(Protocol):
         self.unread: deque[bytes] = deque()
         self.size = 0
         self.ended = False
-        self.lost: BaseException | None = None
+        self.loss: BaseException | None = None
         self.may_write = True
 
     def connectionMade(self) -> None:
@@ -74,7 +74,7 @@ class StreamProtocol(Protocol):
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         with self.changed:
             self.ended = True
-            self.lost = reason.value
+            self.loss = reason.value
             self.changed.notify_all()
 
     def pauseProducing(self) -> None:
@@ -115,9 +115,9 @@ class Stream:
         """
         protocol = self._protocol
         with protocol.changed:
-            self._wait_until(lambda: protocol.may_write or protocol.lost is not None)
-            if protocol.lost is not None:
-                raise ConnectionResetError(str(protocol.lost)) from protocol.lost
+            self._wait_until(lambda: protocol.may_write or protocol.loss is not None)
+            if protocol.loss is not None:
+                raise ConnectionResetError(str(protocol.loss)) from protocol.loss
         call_in_reactor(self._reactor, self._stream.write, bytes(data))
 
     def recv(self, size: int = 65536) -> bytes:
@@ -130,8 +130,8 @@ class Stream:
         with protocol.changed:
             self._wait_until(lambda: bool(protocol.unread) or protocol.ended)
             if not protocol.unread:
-                if protocol.lost is not None and not isinstance(protocol.lost, ConnectionDone):
-                    raise ConnectionResetError(str(protocol.lost)) from protocol.lost
+                if protocol.loss is not None and not isinstance(protocol.loss, ConnectionDone):
+                    raise ConnectionResetError(str(protocol.loss)) from protocol.loss
                 return b""
             data = protocol.unread.popleft()
             if len(data) > size:
@@ -139,7 +139,7 @@ class Stream:
                 data = data[:size]
             was_full = protocol.size >= UNREAD_LIMIT
             protocol.size -= len(data)
-            if was_full and protocol.size < UNREAD_LIMIT and protocol.lost is None:
+            if was_full and protocol.size < UNREAD_LIMIT and protocol.loss is None:
                 call_in_reactor(self._reactor, self._stream.resumeProducing)
         return data
 
@@ -172,7 +172,7 @@ class Stream:
         call_in_reactor(self._reactor, self._close)
         protocol = self._protocol
         with protocol.changed:
-            if not protocol.changed.wait_for(lambda: protocol.lost is not None, CLOSE_TIMEOUT):
+            if not protocol.changed.wait_for(lambda: protocol.loss is not None, CLOSE_TIMEOUT):
                 self.abort()
                 raise TimeoutError("the peer did not take what was sent")
 

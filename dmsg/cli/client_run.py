@@ -78,7 +78,7 @@ class _Run:
     def __init__(self, reactor: Reactor, main: Main) -> None:
         self._reactor = reactor
         self._stopped_with = output.EXIT_INTERRUPTED
-        self._over: Deferred[None] = Deferred()
+        self._finished: Deferred[None] = Deferred()
         self._started: Deferred[None] = Deferred()
         self._running = Deferred.fromCoroutine(self._guarded(main))
         output.state.ended = self._give_up
@@ -112,18 +112,18 @@ class _Run:
 
     def _interrupted(self) -> Deferred[None] | None:
         """Handle Ctrl-C or SIGTERM: cancel the command, and wait until it has closed everything."""
-        if self._over.called:
+        if self._finished.called:
             return None
         self._running.cancel()
-        return self._over
+        return self._finished
 
     def _shut_down(self) -> None:
         # If the command ended between the signal and this call, the reactor is being stopped already.
-        if not self._over.called:
+        if not self._finished.called:
             self._reactor.stop()
 
     def _end(self, result: Failure | None) -> Any:
-        self._over.callback(None)
+        self._finished.callback(None)
         return result
 
     def _tell_signals_apart(self) -> None:

@@ -37,12 +37,12 @@ class Child(ProcessProtocol):
         self.ended: Deferred[int] = Deferred()
         self.status: int | None = None
         self._output = b""
-        self._wanted: list[tuple[re.Pattern[bytes], Deferred[re.Match[bytes]]]] = []
+        self._patterns: list[tuple[re.Pattern[bytes], Deferred[re.Match[bytes]]]] = []
 
     def line(self, pattern: str) -> Deferred[re.Match[bytes]]:
         """Return a Deferred that fires with the first match in the output."""
         found: Deferred[re.Match[bytes]] = Deferred()
-        self._wanted.append((re.compile(pattern.encode()), found))
+        self._patterns.append((re.compile(pattern.encode()), found))
         self._search()
         return found
 
@@ -63,10 +63,10 @@ class Child(ProcessProtocol):
     errReceived = outReceived
 
     def _search(self) -> None:
-        for wanted in list(self._wanted):
+        for wanted in list(self._patterns):
             match = wanted[0].search(self._output)
             if match is not None:
-                self._wanted.remove(wanted)
+                self._patterns.remove(wanted)
                 if not wanted[1].called:
                     wanted[1].callback(match)
 
@@ -76,10 +76,10 @@ class Child(ProcessProtocol):
         else:  # As in a shell, the status of a process that a signal ended is 128 plus the signal.
             signal = getattr(reason.value, "signal", None)
             self.status = 128 + signal if signal else getattr(reason.value, "exitCode", None) or 1
-        for _, found in self._wanted:
+        for _, found in self._patterns:
             if not found.called:
                 found.errback(DmsgError(f"{self.name} ended: {self.last_line}"))
-        self._wanted.clear()
+        self._patterns.clear()
         self.ended.callback(self.status)
 
     def signal(self, name: str) -> None:

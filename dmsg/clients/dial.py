@@ -120,7 +120,7 @@ class ServerLink(Generic[SessionT]):
         self._reactor = reactor
         self._random = random
         self._changed = changed
-        self._away = away
+        self._on_lost = away
         self._service = ClientService(
             _ServiceEndpoint(self, endpoint),
             Factory.forProtocol(lambda: _SessionMarker(self.down)),
@@ -157,7 +157,7 @@ class ServerLink(Generic[SessionT]):
             return 0.0
         # A server that accepts connections and drops them is no better than one that accepts none.
         self.failures = max(failures, self.short)  # ``short`` counts across reconnects, ClientService does not.
-        self._away(self, self.failures)
+        self._on_lost(self, self.failures)
         return retry_delay(self.failures - 1, self._random)
 
     def up_soon(self, session: SessionT) -> None:

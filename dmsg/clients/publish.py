@@ -63,23 +63,23 @@ class EntryPublisher:
         self._warned = warned
         self._contest = KeyConflict(reactor.seconds)
         self._failures = 0
-        self._again = RetryLoop(
+        self._publishing = RetryLoop(
             reactor, self._publish, lambda failures: retry_delay(failures, random), "publishing the entry"
         )
         self._waiting: list[Deferred[None]] = []
         self._posted_at = 0.0
         self.published: tuple[str, ...] | None = None
-        self._told = False
+        self._is_published = False
         """Whether some discovery may have an entry of this client."""
 
     def start(self) -> None:
         """Enable :meth:`soon`, which has no effect before."""
-        self._again.start()
+        self._publishing.start()
 
     @property
     def is_busy(self) -> bool:
         """Whether a request is under way."""
-        return self._again.busy
+        return self._publishing.busy
 
     def when_published(self) -> Deferred[None]:
         """Return a Deferred that fires when discovery has the current servers, and there is at least one."""
@@ -93,8 +93,8 @@ class EntryPublisher:
     def soon(self, delay: float = PUBLISH_DELAY) -> None:
         """Post within ``delay`` seconds if the entry has changed or discovery has lost it."""
         # After a failure the delay grows. A change must not cut it short, or a failing discovery would be flooded.
-        if not self._failures or not self._again.planned:
-            self._again.soon(delay)
+        if not self._failures or not self._publishing.planned:
+            self._publishing.soon(delay)
 
     def changed(self) -> None:
         """Post the changed list of servers.
@@ -108,12 +108,12 @@ class EntryPublisher:
 
     def publish(self) -> None:
         """Post now, or right after the current request."""
-        self._again.now()
+        self._publishing.now()
 
     async def withdraw(self) -> None:
         """Delete the entry, if discovery answers in time; the client is stopping."""
-        self._again.stop()
-        if self._told:
+        self._publishing.stop()
+        if self._is_published:
             try:
                 offered = [feature for feature, said in self._features.items() if said]
                 withdrawn = self._lookups.withdraw(self._key, "client", offered)
@@ -121,7 +121,7 @@ class EntryPublisher:
             except (DmsgError, TimeoutError) as error:
                 _log.info("the entry could not be deleted from discovery: {error}", error=str(error))
         self.published = None
-        self._told = False
+        self._is_published = False
         waiting, self._waiting = self._waiting, []
         for deferred in waiting:
             if not deferred.called:
@@ -133,7 +133,7 @@ class EntryPublisher:
         if unchanged and (not wanted or not await self._is_missing(wanted)):
             return self._next_check()
         # This is set before the POST, because discovery may store an entry whose answer is lost.
-        self._told = True
+        self._is_published = True
         try:
             await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
         except DiscoveryError as error:

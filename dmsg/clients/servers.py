@@ -109,7 +109,7 @@ class ServerSet(Generic[SessionT]):
         self._hints_until = 0.0
         self._running = False
         self._failures = 0
-        self._looks = RetryLoop(reactor, self._search_servers, self._after_failure, "looking for servers")
+        self._search_loop = RetryLoop(reactor, self._search_servers, self._after_failure, "looking for servers")
         self.last_error = ""
 
     # --- what there is ---
@@ -166,13 +166,13 @@ class ServerSet(Generic[SessionT]):
     def start(self) -> None:
         """Find servers and stay connected."""
         self._running = True
-        self._looks.start()
+        self._search_loop.start()
         self.search_soon(0)
 
     async def stop(self) -> None:
         """Close all sessions."""
         self._running = False
-        self._looks.stop()
+        self._search_loop.stop()
         ends = [link.stop() for link in self.links.values()]
         self.links.clear()
         for session in list(self._visited.values()):
@@ -184,7 +184,7 @@ class ServerSet(Generic[SessionT]):
 
     def search_soon(self, delay: float) -> None:
         """Check the servers within ``delay`` seconds."""
-        self._looks.soon(delay)
+        self._search_loop.soon(delay)
 
     def _after_failure(self, failures: int) -> float:
         return retry_delay(failures, self._random)

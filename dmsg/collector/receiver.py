@@ -55,12 +55,12 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         self._offer: Offer | None = None
         self._part: IO[bytes] | None = None
         self._left = 0
-        self._over = False
+        self._is_over = False
 
     @property
     def incoming_size(self) -> int:
         """Size in bytes of the file that is being received; 0 if there is none."""
-        return 0 if self._offer is None or self._over else self._offer.size
+        return 0 if self._offer is None or self._is_over else self._offer.size
 
     def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # TimeoutMixin calls this method.
         return self._factory.reactor.callLater(seconds, call)
@@ -76,7 +76,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         super().dataReceived(data)  # type: ignore[no-untyped-call]
 
     def lineReceived(self, line: bytes) -> None:
-        if self._over:
+        if self._is_over:
             return
         try:
             offer = parse_offer(line)
@@ -87,11 +87,11 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         self._in_thread(self._begin, offer).addCallbacks(self._begun, self._failed)
 
     def lineLengthExceeded(self, line: bytes) -> None:
-        if not self._over:
+        if not self._is_over:
             self._end("malformed", f"a line is longer than {LINE_LIMIT} bytes")
 
     def rawDataReceived(self, data: bytes) -> None:
-        if self._over or self._part is None:
+        if self._is_over or self._part is None:
             return
         body, rest = data[: self._left], data[self._left :]
         try:
@@ -123,19 +123,19 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         self.setTimeout(None)  # type: ignore[no-untyped-call]
 
         def done(result: _Result | Failure) -> _Result | Failure:
-            if not self._over:
+            if not self._is_over:
                 self.setTimeout(QUIET_LIMIT)  # type: ignore[no-untyped-call]
             return result
 
         def turn() -> Deferred[_Result]:
-            if self._over:
+            if self._is_over:
                 raise StreamGone
             return in_thread(self._factory.reactor, act, *args, **options)
 
         return self._factory.turn(self.origin).run(turn).addBoth(done)
 
     def _proceed(self) -> None:
-        if not self._over:
+        if not self._is_over:
             self.resumeProducing()  # type: ignore[no-untyped-call]
 
     def _begin(self, offer: Offer) -> IO[bytes] | None:
@@ -146,7 +146,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         return store.open_part(self.origin)
 
     def _begun(self, part: IO[bytes] | None) -> None:
-        if self._over:
+        if self._is_over:
             if part is not None:
                 self._factory.store.discard(part)
             return
@@ -192,7 +192,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
     def _answer(self, answer: Answer, counted: str = "") -> None:
         if counted:
             self._factory.count_refusal(self.origin, counted, answer.why)
-        if not self._over and self.transport is not None:
+        if not self._is_over and self.transport is not None:
             self.sendLine(answer.line())  # type: ignore[no-untyped-call]
 
     def _end(self, counted: str, why: str) -> None:
@@ -201,7 +201,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
 
     def close(self) -> None:
         """Close the stream and discard a file that has not arrived completely."""
-        self._over = True
+        self._is_over = True
         self.setTimeout(None)  # type: ignore[no-untyped-call]
         if self.transport is not None:
             self.transport.loseConnection()
@@ -227,7 +227,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
             self._factory.store.discard(part)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._over = True
+        self._is_over = True
         self.setTimeout(None)  # type: ignore[no-untyped-call]
         self._discard()
         self._factory.closed(self)
@@ -254,7 +254,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         self._allowed = allowed
         self._streams: list[ReceiverProtocol] = []
         self._turns: defaultdict[PubKey, DeferredLock] = defaultdict(DeferredLock)
-        self._seldom = LogThrottle(reactor.seconds, LOG_INTERVAL)
+        self._log_throttle = LogThrottle(reactor.seconds, LOG_INTERVAL)
         self.file_count = self.byte_count = 0
         self.refusals: Counter[str] = Counter()
         self.newest: dict[str, float] = {}
@@ -309,7 +309,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
     def count_refusal(self, origin: PubKey, reason: str, why: str) -> None:
         """Count a refusal, and log it at most once every :data:`LOG_INTERVAL` seconds per sender and reason."""
         self.refusals[reason] += 1
-        if (more := self._seldom.suffix((origin, reason))) is not None:
+        if (more := self._log_throttle.suffix((origin, reason))) is not None:
             _log.warn(
                 "a file of {origin} was refused ({reason}): {why}{more}",
                 origin=origin.short,

@@ -76,7 +76,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         self._reactor = reactor
         self._answered: Deferred[Answer] | None = None
         self._file: IO[bytes] | None = None
-        self._lost: Failure | None = None
+        self._loss: Failure | None = None
 
     def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # TimeoutMixin calls this method.
         return self._reactor.callLater(seconds, call)
@@ -87,8 +87,8 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         The deferred fires with the final answer. It fails with :class:`SendError`; the stream cannot be used after
         that.
         """
-        if self._lost is not None:
-            return self._failed(f"the stream has ended: {self._lost.value}")
+        if self._loss is not None:
+            return self._failed(f"the stream has ended: {self._loss.value}")
         answered: Deferred[Answer] = Deferred()
         self._answered = answered
         self._file = file
@@ -148,7 +148,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
             answered.errback(failure)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._lost = reason
+        self._loss = reason
         self._fail(Failure(SendError(f"the stream has ended: {lost_text(reason)}")))
 
 
@@ -193,17 +193,17 @@ class SpoolSender(Service):
         self._stream: SenderProtocol | None = None
         self._refused: dict[str, float] = {}
         self._warned = warned
-        self._taking = self._over = False
+        self._taking = self._is_stopped = False
         self._failures = 0
         self._under_way: Deferred[None] | None = None
-        self._seldom = LogThrottle(reactor.seconds, LOG_INTERVAL)
-        self._again = RetryLoop(reactor, self._round, self._retry, "sending telemetry")
+        self._log_throttle = LogThrottle(reactor.seconds, LOG_INTERVAL)
+        self._send_loop = RetryLoop(reactor, self._round, self._retry, "sending telemetry")
 
     # --- service ---
 
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
-        self._over = False
+        self._is_stopped = False
         _log.info(
             "files of {directory} are sent to collector {collector} with key {key}; "
             "the collector must have this key on its list",
@@ -211,12 +211,12 @@ class SpoolSender(Service):
             collector=str(self._collector),
             key=str(self.key.public),
         )
-        self._again.start()
-        self._again.soon(0)
+        self._send_loop.start()
+        self._send_loop.soon(0)
 
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
-        self._again.stop()
+        self._send_loop.stop()
         return Deferred.fromCoroutine(self._leave())
 
     async def _leave(self) -> None:
@@ -232,7 +232,7 @@ class SpoolSender(Service):
         await self._send(await in_thread(self._reactor, self._waiting))
 
     async def _stop(self) -> None:
-        self._over = True
+        self._is_stopped = True
         if self._stream is not None and self._stream.transport is not None:
             transport_of(self._stream).abortConnection()
         client, self._client = self._client, None
@@ -267,7 +267,7 @@ class SpoolSender(Service):
         except KeyInUse:
             return LATER_INTERVAL
         except (DmsgError, OSError) as error:
-            if self._over:
+            if self._is_stopped:
                 return CHECK_INTERVAL
             self.sent.failures += 1
             self._failures += 1
@@ -293,7 +293,7 @@ class SpoolSender(Service):
         why = str(error)
         if isinstance(error, ConnectFailed) and error.attempts:
             why = f"{why}; is {self.key.public} on its list?"
-        if self._seldom.suffix(type(error).__name__) is not None:
+        if self._log_throttle.suffix(type(error).__name__) is not None:
             self._warned(f"{count} files of events could not be sent to the collector and wait: {why}")
 
     def _waiting(self) -> list[Path]:
@@ -312,7 +312,7 @@ class SpoolSender(Service):
 
         :raises KeyInUse: another process is sending the files of this directory.
         """
-        if self._over:
+        if self._is_stopped:
             raise SendError("the sender has stopped")
         if self._lock is None:
             self._lock = hold_key(self._directory / KEY_FILE, self.name)
@@ -358,7 +358,7 @@ class SpoolSender(Service):
             else:
                 answer = await stream.offer(offer, file)
         if answer.kind is Kind.KEPT and offer is not None:
-            self.sent.kept += 1
+            self.sent.delivered += 1
             self.sent.kept_bytes += offer.size
             self.sent.waiting -= 1
             try:
@@ -376,7 +376,7 @@ class SpoolSender(Service):
     def _postpone(self, path: Path, why: str) -> None:
         """Skip this file for :data:`REFUSED_INTERVAL` seconds; others are sent meanwhile."""
         self._refused[path.name] = self._reactor.seconds() + REFUSED_INTERVAL
-        if (more := self._seldom.suffix(why)) is not None:
+        if (more := self._log_throttle.suffix(why)) is not None:
             self._warned(f"{path.name} {why}{more}")
 
 

@@ -87,7 +87,9 @@ class Collector(Service):
         page = CollectorStatus(self.client.public_key, self.started, self.factory, self.store, self.health)
         self._status = StatusPort(reactor, settings.metrics, settings.page_token, page, self.render, self.health)
         self.ready: Deferred[None] = Deferred()
-        self._looks = RetryLoop(reactor, self._check, lambda failures: CHECK_INTERVAL, "reading the list of senders")
+        self._check_loop = RetryLoop(
+            reactor, self._check, lambda failures: CHECK_INTERVAL, "reading the list of senders"
+        )
         self._counts = RetryLoop(reactor, self._count, lambda failures: COUNT_INTERVAL, "counting files")
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -104,7 +106,7 @@ class Collector(Service):
         await self._status.start()
         self.client.listen(self.factory, self._port)
         self.client.startService()
-        for again, seconds in ((self._looks, CHECK_INTERVAL), (self._counts, COUNT_INTERVAL)):
+        for again, seconds in ((self._check_loop, CHECK_INTERVAL), (self._counts, COUNT_INTERVAL)):
             again.start()
             again.soon(seconds)
         _log.info(
@@ -128,7 +130,7 @@ class Collector(Service):
     async def _stop(self) -> None:
         self.ready.addErrback(lambda _: None)
         self.ready.cancel()
-        self._looks.stop()
+        self._check_loop.stop()
         self._counts.stop()
         self.factory.stop()
         if self.client.running:

@@ -61,9 +61,9 @@ class CollectorStatus(StatusSource):
         health = self._health()
         status = health["status"]
         return [
-            Fact("State", status, GOOD if status == "ok" else BAD, told=True),
+            Fact("State", status, GOOD if status == "ok" else BAD, is_event=True),
             *of_process(self._started),
-            Fact("Connected servers", str(health["servers"]), told=True),
+            Fact("Connected servers", str(health["servers"]), is_event=True),
             Fact("Senders with files", human_count(len(health["newest_file_seconds"]))),
             Fact("Files stored since the start", human_count(health["files"])),
             Fact("Size of the store", human_size(health["bytes_held"])),

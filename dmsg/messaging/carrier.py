@@ -44,7 +44,7 @@ class ChannelCarrier(carrier.SessionCarrier[CarryingSession, ChannelStream]):
 
     def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
         stream = self.stream
-        stream.sent += len(data)
+        stream.sent_bytes += len(data)
         if stream.acks is not None:
             stream.acks.send(data, ticket)
             return

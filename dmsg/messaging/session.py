@@ -254,8 +254,8 @@ class ClientSession(Session):
             return
         if data is None:
             return
-        if not stream.heard:
-            stream.heard = True
+        if not stream.has_received:
+            stream.has_received = True
             self._record_proof(event.channel)
         size = len(data)
         stream.unread += size
@@ -335,7 +335,7 @@ class ClientSession(Session):
 
         stream: ChannelStream | None = channel.user
         # CloseChannel queues behind the data, at the server and at the receiver, so the timeout grows with them.
-        sent = stream.sent if stream is not None else 0
+        sent = stream.sent_bytes if stream is not None else 0
         patience = max(CLOSE_TIMEOUT, min(CLOSE_LIMIT, sent / LEAST_RATE))
 
         def late() -> None:
@@ -375,7 +375,7 @@ class ClientSession(Session):
         stream.channel = channel
         stream.secure = True
         channel.user = stream
-        channel.whole = acks is not False
+        channel.reports_messages = acks is not False
         if acks is not False:
             stream.expect_acks(acks is True, partial(self._send_message, channel), partial(self._undecided, stream))
         return stream

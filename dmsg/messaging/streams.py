@@ -23,12 +23,12 @@ class ChannelStream(StreamTransport):
     """
 
     channel: ClientChannel
-    heard = False
+    has_received = False
     """Whether data of the remote have arrived."""
     unread = 0
     """Number of received bytes that the application has not read, while the channel is open."""
     _half_closed = False
-    sent = 0
+    sent_bytes = 0
     """Number of bytes that were sent to the server."""
     acks: AckedEnd | None = None
     """Acknowledgement layer; None if the remote is known not to use acknowledgements."""
@@ -54,7 +54,7 @@ class ChannelStream(StreamTransport):
             self.acks.stop()
             self.acks = None
             self.max_frame += OVERHEAD
-            self.channel.whole = False
+            self.channel.reports_messages = False
             self.window_opened()
             return message or None
         data = self.acks.receive(message)
@@ -64,11 +64,11 @@ class ChannelStream(StreamTransport):
 
     def acks_consumed(self) -> None:
         """Acknowledge the received data if the application has read all of them."""
-        if self.acks is not None and not self.unread and self._lost is None:
+        if self.acks is not None and not self.unread and self._loss is None:
             self.acks.consumed()
 
     def _lingered(self) -> None:
-        if self._lost is None and self.acks is not None and self.acks.in_flight:
+        if self._loss is None and self.acks is not None and self.acks.in_flight:
             self._linger = None
             self._give_up_lingering()
         else:
@@ -95,7 +95,7 @@ class ChannelStream(StreamTransport):
         super()._end(why, reason)
 
     def _close_now(self) -> None:
-        if self._lost is None and not self._half_closed:
+        if self._loss is None and not self._half_closed:
             self._half_closed = True
             if self._linger is not None:
                 self._linger.cancel()

@@ -51,7 +51,7 @@ class ClockWatch(Service):
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._reactor = reactor
-        self._told = told or name_step
+        self._on_step = told or name_step
         self._wall_clock = wall_clock
         self._offset = 0.0
         self._call: IDelayedCall | None = None
@@ -72,7 +72,7 @@ class ClockWatch(Service):
         offset = self._wall_clock() - self._reactor.seconds()
         step, self._offset = offset - self._offset, offset
         if abs(step) >= LEAST_STEP:
-            call_isolated(self._told, step)
+            call_isolated(self._on_step, step)
 
 
 def name_step(step: float) -> None:

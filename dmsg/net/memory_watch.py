@@ -44,7 +44,7 @@ class Allocator:
 
     :param trim: makes the allocator return memory.
     :param resident: returns the resident size of the process in bytes.
-    :ivar asked: number of requests to the allocator.
+    :ivar releases: number of requests to the allocator.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Allocator:
         self._known = (0, 0)
         self._pause = TRIM_PAUSE
         self._next = now() + TRIM_PAUSE
-        self.asked = 0
+        self.releases = 0
 
     def trim(self, held: int) -> None:
         """Return memory to the system, if the pause is over and there may be some.
@@ -84,7 +84,7 @@ class Allocator:
         if beyond <= self._load_to_exceed + worth:
             return
         self._trim()
-        self.asked += 1
+        self.releases += 1
         left = self._resident()
         self._known = left, held
         self._pause = TRIM_PAUSE if have - left > worth // 4 else min(LONGEST_TRIM_PAUSE, 2 * self._pause)
@@ -100,12 +100,12 @@ class MemoryWatch(Generic[Holder]):
     A source calls :meth:`next_check` before it goes through its holders, then :meth:`age` for each.
 
     :cvar interval: seconds between checks.
-    :cvar what: name, in log lines, of those for whom data are held.
+    :cvar holders: name, in log lines, of those for whom data are held.
     :ivar now: time when the current check began.
     """
 
     interval = CHECK_INTERVAL
-    what = "others"
+    holders = "others"
 
     def __init__(self, reactor: IReactorTime, memory: Memory) -> None:
         self._reactor = reactor
@@ -114,7 +114,7 @@ class MemoryWatch(Generic[Holder]):
         self._before: dict[Holder, list[tuple[int, float]]] = {}
         self._marks: dict[Holder, list[tuple[int, float]]] = {}
         self._allocator = Allocator(reactor.seconds)
-        self._seldom = LogThrottle(reactor.seconds)
+        self._log_throttle = LogThrottle(reactor.seconds)
         self._call = LoopingCall(self._check)
         self._call.clock = reactor
 
@@ -135,14 +135,14 @@ class MemoryWatch(Generic[Holder]):
 
     def tell(self, holding: Holding) -> None:
         """Log a dropped holding, at most one line per interval; a callback for :meth:`dmsg.base.memory.Memory.add`."""
-        more = self._seldom.suffix()
+        more = self._log_throttle.suffix()
         if more is None:
             return
         _log.warn(
             "{held} MiB are buffered for {what}, more than the limit of {limit} MiB: "
             "{kind} of {owner} ({size} KiB) is dropped{more}",
             held=self._memory.total >> 20,
-            what=self.what,
+            what=self.holders,
             limit=self._memory.limit >> 20,
             kind=holding.kind,
             owner=holding.owner[0],

@@ -173,7 +173,7 @@ class _Handshake(Protocol):
         self._proxy = proxy
         self._host = host
         self._port = port
-        self._wanted = wanted
+        self._factory = wanted
         self._received = b""
         self._step: Callable[[], bool] = lambda: False
         self.opened: Deferred[IProtocol] = Deferred()
@@ -213,7 +213,7 @@ class _Handshake(Protocol):
         transport = self.transport
         assert transport is not None
         address: IAddress = transport.getPeer()
-        protocol = self._wanted.buildProtocol(address)
+        protocol = self._factory.buildProtocol(address)
         if protocol is None:
             raise self._error("connected, but nobody wants the connection any more")
         # From here on the transport belongs to the protocol that wanted it, as if it had connected itself.

@@ -32,7 +32,7 @@ class RetryLoop:
         self._reactor = reactor
         self._work = work
         self._retry = retry
-        self._what = what
+        self._task = what
         self._call: IDelayedCall | None = None
         self._next = math.inf
         self._raised = 0
@@ -90,7 +90,7 @@ class RetryLoop:
         if isinstance(result, Failure):
             self._raised += 1
             if not result.check(CancelledError):
-                _log.failure("unhandled error: {what} failed and will be retried", result, what=self._what)
+                _log.failure("unhandled error: {what} failed and will be retried", result, what=self._task)
             delay: float | None = self._retry(self._raised)
         else:
             self._raised = 0

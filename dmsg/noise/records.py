@@ -102,7 +102,7 @@ class RecordOpener:
         its sequence did not grow. Records before that one are opened as usual.
     """
 
-    __slots__ = ("_decrypt", "_decrypt_into", "_held", "_held_size", "_wanted", "broken", "sequence")
+    __slots__ = ("_decrypt", "_decrypt_into", "_held", "_held_size", "_needed", "broken", "sequence")
 
     def __init__(self, key: bytes, sequence: int = 0) -> None:
         """:param key: 32 bytes of the encryption key.
@@ -113,7 +113,7 @@ class RecordOpener:
         self._decrypt_into = cipher.decrypt_into
         self.sequence = sequence
         self._held: bytearray | None = None
-        self._wanted = 0
+        self._needed = 0
         self.broken: RemoteProtocolError | None = None
 
     @property
@@ -135,7 +135,7 @@ class RecordOpener:
         if self._held is not None:
             self._held += data
             # A peer may send a record byte by byte. Without this check each byte would cost an attempt to parse.
-            if len(self._held) < self._wanted:
+            if len(self._held) < self._needed:
                 return at
             data = self._held
             self._held = None
@@ -197,7 +197,7 @@ class RecordOpener:
             else:
                 wanted = LENGTH_SIZE
             self._held = bytearray(memoryview(data)[position:])
-            self._wanted = wanted
+            self._needed = wanted
         return at
 
 

@@ -13,13 +13,13 @@ class Fact:
     """Fact about the present state of an entity: a label and a value.
 
     :ivar level: ``good``, ``bad`` or empty.
-    :ivar told: whether a change is listed as an event.
+    :ivar is_event: whether a change is listed as an event.
     """
 
     label: str
     value: str
     level: str = ""
-    told: bool = False
+    is_event: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class StatusSource:
 
     :ivar kind: kind of entity, as in ``dmsg server``.
     :ivar charts: charts of numbers in ``numbers()``.
-    :ivar asks: description of what can be searched for, as ``a public key``; empty without a search.
+    :ivar search_key: description of what can be searched for, as ``a public key``; empty without a search.
     """
 
     kind = ""
     charts: tuple[Chart, ...] = ()
-    asks = ""
+    search_key = ""
 
     @property
     def key(self) -> str:
@@ -101,5 +101,5 @@ class StatusSource:
         raise NotImplementedError
 
     async def search(self, text: str) -> Table:
-        """Return the results of a search. Called only if ``asks`` is not empty."""
+        """Return the results of a search. Called only if ``search_key`` is not empty."""
         raise NotImplementedError

@@ -38,7 +38,7 @@ class RecentEvents:
 
     def update(self, now: float, facts: Sequence[Fact], reasons: Mapping[str, float]) -> None:
         """Compare facts and reasons with those of the previous call, and record what changed."""
-        told = {fact.label: fact.value for fact in facts if fact.told}
+        told = {fact.label: fact.value for fact in facts if fact.is_event}
         first = self._facts is None
         for label, value in told.items():
             before = (self._facts or {}).get(label)

@@ -62,8 +62,8 @@ def whole_page(shown: StatusSource, found: Parts, searched: str = "", answer: Ta
         tags.p("No connection: this page shows the last known state.", id="lost", hidden="hidden"),
     )
     body = tags.body(header, Tag("main")(*(tags.section(part, id=name) for name, part in found.items())))
-    if shown.asks:
-        header(_search(shown.asks, searched))
+    if shown.search_key:
+        header(_search(shown.search_key, searched))
         if answer is not None:
             header(tags.section(table(answer), id="answer"))
     return tags.html(head, body, lang="en")

@@ -70,28 +70,30 @@ class Sampler:
     """
 
     def __init__(self, reactor: IReactorTime, shown: StatusSource, wall: Callable[[], float]) -> None:
-        self.shown = shown
+        self.source = shown
         self._reactor = reactor
         self._wall = wall
         self.samples = History()
         self.happenings = RecentEvents()
         self._watchers: dict[Watcher, None] = {}
-        self._again = RetryLoop(reactor, self._sample, lambda failures: INTERVAL, "looking at what the page shows")
+        self._sample_loop = RetryLoop(
+            reactor, self._sample, lambda failures: INTERVAL, "looking at what the page shows"
+        )
 
     def start(self) -> None:
         """Take a sample now, and then every :data:`INTERVAL` seconds."""
-        self._again.start()
-        self._again.now()
+        self._sample_loop.start()
+        self._sample_loop.now()
 
     def stop(self) -> None:
         """Stop sampling, and end the watchers' connections."""
-        self._again.stop()
+        self._sample_loop.stop()
         for one in list(self._watchers):
             self._forget(one)
             one.end()
 
     async def _sample(self) -> float:
-        shown = self.shown
+        shown = self.source
         shown.refresh()
         reasons = shown.reasons()
         counted = {of_reason(name): number for name, number in reasons.items() if number}
@@ -105,8 +107,8 @@ class Sampler:
 
     async def parts(self) -> Parts:
         """Return the parts of the page as they are now."""
-        tables = await self.shown.tables()
-        return parts(self.shown, self.samples, self.happenings, tables, self._wall())
+        tables = await self.source.tables()
+        return parts(self.source, self.samples, self.happenings, tables, self._wall())
 
     def watch(self, request: Request) -> None:
         """Send updates to a browser from now on.

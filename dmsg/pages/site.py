@@ -95,9 +95,9 @@ class StatusPages:
             return refused
         searched = request.args.get(b"key", [b""])[0].decode("utf-8", "replace").strip()[:MAX_QUERY]
         answer: Table | None = None
-        if searched and self._sampling.shown.asks:
-            answer = await self._sampling.shown.search(searched)
-        tag = whole_page(self._sampling.shown, await self._sampling.parts(), searched, answer)
+        if searched and self._sampling.source.search_key:
+            answer = await self._sampling.source.search(searched)
+        tag = whole_page(self._sampling.source, await self._sampling.parts(), searched, answer)
         request.setHeader(b"content-type", b"text/html; charset=utf-8")
         return b"<!DOCTYPE html>\n" + flatten(tag).encode()
 

@@ -26,7 +26,7 @@ class LinkHoldings(MemoryWatch[Link]):
     :param factory: factory of the server's connections.
     """
 
-    what = "clients"
+    holders = "clients"
 
     def __init__(self, reactor: IReactorTime, factory: AnyServing, memory: Memory) -> None:
         super().__init__(reactor, memory)
@@ -35,7 +35,7 @@ class LinkHoldings(MemoryWatch[Link]):
 
     def _holdings(self) -> Iterator[Holding]:
         self.next_check()
-        stirred = self._factory.stirred
+        stirred = self._factory.active_links
         for link in list(stirred):
             session = link.user
             if not isinstance(session, ServedSession) or link.remote is None:

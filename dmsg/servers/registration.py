@@ -64,7 +64,7 @@ class Registration:
             self._lookups = Lookups([Lookup(reactor, url) for url in discovery]) if discovery else None
         self._running = False
         self._posted: int | None = None
-        self._told = False
+        self._has_posted = False
         """Whether some discovery may have an entry of this server."""
         self._failures = 0
         self._call: IDelayedCall | None = None
@@ -115,7 +115,7 @@ class Registration:
 
     async def withdraw(self) -> None:
         """Delete the entry from discovery, if discovery answers in time."""
-        if self._lookups is None or not self._told:
+        if self._lookups is None or not self._has_posted:
             return
         try:
             marks = features(self._mark(""))
@@ -189,7 +189,7 @@ class Registration:
             # The number may have changed while the POST was under way.
             self._soon(CHANGE_DELAY if self._available() != available else REFRESH_INTERVAL)
 
-        self._told = True
+        self._has_posted = True
         self._registering = self._lookups.update(self._key, make)
         self._registering.addBoth(done)
 

@@ -250,7 +250,7 @@ class RelayServer(ListeningService):
             ),
             "memory_given": (
                 "Number of times that held data was dropped because the memory limit was reached",
-                sum(self.memory.given.values()),
+                sum(self.memory.dropped.values()),
             ),
             "admission_unanswered": (
                 "Number of requests to the admission hook without a valid answer",

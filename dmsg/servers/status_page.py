@@ -102,7 +102,7 @@ class ServerStatus(StatusSource):
         )
         admission = server.factory.admission
         facts = [
-            Fact("State", status, GOOD if status == "ok" else BAD, told=True),
+            Fact("State", status, GOOD if status == "ok" else BAD, is_event=True),
             *of_process(server.started),
             Fact("Clients", f"{connections:.0f} of {connections + free:.0f}"),
         ]
@@ -110,10 +110,10 @@ class ServerStatus(StatusSource):
             facts.append(Fact("Transports", human_count(gauges["transports"])))
         return [
             *facts,
-            Fact("Registered in discovery", registered, BAD if registered == "no" else "", told=True),
-            Fact("Reaches its own address", reachable, BAD if reachable == "no" else "", told=True),
-            Fact("Public address", server.registration.address or "none", told=True),
-            Fact("Admission rules", _admission(admission), told=True),
+            Fact("Registered in discovery", registered, BAD if registered == "no" else "", is_event=True),
+            Fact("Reaches its own address", reachable, BAD if reachable == "no" else "", is_event=True),
+            Fact("Public address", server.registration.address or "none", is_event=True),
+            Fact("Admission rules", _admission(admission), is_event=True),
             Fact("Buffered for clients", f"{human_size(held)} of {human_size(most)}"),
             Fact("Congested clients", human_count(gauges["congested"])),
             Fact("Version", f"dmsg {VERSION}"),

@@ -93,7 +93,7 @@ class Streams:
     ) -> None:
         self._reactor = reactor
         self.key = key
-        self._seldom = LogThrottle(reactor.seconds)
+        self._log_throttle = LogThrottle(reactor.seconds)
         self.schedule = schedule
         self.resume_timeout = resume_timeout
         self.budget = BUDGET if budget is None else budget
@@ -234,7 +234,7 @@ class Streams:
     def _tell(self, line: str, stream: ClientStream, text: str = "") -> None:
         """Log a line, throttled for each peer, because a peer can suspend and resume streams as often as it likes."""
         peer = str(stream.getPeer())[:13]
-        more = self._seldom.suffix((line, peer))
+        more = self._log_throttle.suffix((line, peer))
         if more is not None:
             _log.info(line, peer=peer, text=text, more=more)
 

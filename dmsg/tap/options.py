@@ -114,7 +114,7 @@ class EntityOptions(UsageOptions):
 
     def postOptions(self) -> None:
         own_pid_file(self, self.plugin)
-        self._said = {name: [*value] if isinstance(value, list) else value for name, value in self.items()}
+        self._given_options = {name: [*value] if isinstance(value, list) else value for name, value in self.items()}
         try:
             self.take_values()
             self.finish()
@@ -170,12 +170,14 @@ class EntityOptions(UsageOptions):
         :raises UsageError: the file is invalid.
         """
         fresh = type(self)()
-        fresh.update({name: [*value] if isinstance(value, list) else value for name, value in self._said.items()})
+        fresh.update(
+            {name: [*value] if isinstance(value, list) else value for name, value in self._given_options.items()}
+        )
         fresh.take_values()
         before, now = self.from_file, fresh.from_file
         changed = {name for name in {*before, *now} if before.get(name) != now.get(name)}
         reloaded = {row.name for row in self.rows if row.reloads}
-        return fresh, sorted(name for name in changed - reloaded if self._said[name] in UNSAID)
+        return fresh, sorted(name for name in changed - reloaded if self._given_options[name] in UNSAID)
 
     def getUsage(self, width: int | None = None) -> str:
         """Return the usage: what the program does, then its options by group."""

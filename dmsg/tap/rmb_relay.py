@@ -117,7 +117,7 @@ class Options(RmbOptions):
     def finish(self) -> None:
         self.check_registry()
         by_worker = self["workers"] is not None or self["user-per-worker"] is not None
-        if by_worker and self._said["max-sessions"] in UNSAID:
+        if by_worker and self._given_options["max-sessions"] in UNSAID:
             self["max-sessions"] = (self["workers"] or 500) * (self["user-per-worker"] or 1000)
 
     def hold_queue(self) -> KeyLock:

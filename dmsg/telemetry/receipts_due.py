@@ -74,7 +74,7 @@ class ReceiptsDue:
         """Former transports for which each signer has handed in a receipt, while such receipts are accepted."""
         self._former_of: Counter[str] = Counter()
         """Number of receipts for former transports, by network."""
-        self._taken: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
+        self._received: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
         """Transport and signer of recent due receipts, in order, for the same time; so that a repeat does not pass as a
         former one.
         """
@@ -116,23 +116,23 @@ class ReceiptsDue:
         if not owed.ends:
             self._ended.pop(transport, None)
         if now < self._former_until:
-            self._taken[transport, by] = None
-            if len(self._taken) > MAX_DUE:
-                self._taken.popitem(last=False)
+            self._received[transport, by] = None
+            if len(self._received) > MAX_DUE:
+                self._received.popitem(last=False)
         return ReceiptVerdict.KNOWN
 
     def _forget(self, now: float) -> None:
         """Clear the tables that are only needed while former receipts are accepted."""
-        if now >= self._former_until and (self._former or self._taken):
+        if now >= self._former_until and (self._former or self._received):
             self._former.clear()
             self._former_of.clear()
-            self._taken.clear()
+            self._received.clear()
 
     def _takes_former(self, payload: bytes, transport: bytes, by: bytes, now: float, network: str) -> ReceiptVerdict:
         """Check a receipt of a transport that this process did not carry, or has forgotten."""
         self._forget(now)
         known = self._former.get(by, set())
-        if now >= self._former_until or transport in known or (transport, by) in self._taken:
+        if now >= self._former_until or transport in known or (transport, by) in self._received:
             return ReceiptVerdict.NOT
         if len(known) >= MAX_FORMER_OF_SIGNER or self._former_of[network] >= MAX_FORMER_OF_NETWORK:
             return ReceiptVerdict.NOT

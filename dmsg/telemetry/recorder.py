@@ -37,7 +37,7 @@ class Recorder:
     :param wall: clock, in seconds since 1970.
     :param monotonic: monotonic clock, in seconds.
     :ivar boot: random id of the process, 32 hex digits.
-    :ivar lost: number of events that could not be written.
+    :ivar lost_events: number of events that could not be written.
     :ivar written: number of events written.
     """
 
@@ -56,7 +56,7 @@ class Recorder:
     ) -> None:
         self.names = names
         self.boot = os.urandom(16).hex()
-        self.lost = 0
+        self.lost_events = 0
         self.written = 0
         self._failing = False
         self._producer, self._role = producer, role
@@ -80,7 +80,7 @@ class Recorder:
         """
         number = next(self._numbers)
         if len(self._queue) >= QUEUE_LIMIT:
-            self.lost += 1
+            self.lost_events += 1
             return
         self._queue.append((number, event, self._wall(), self._monotonic(), fields))
 
@@ -121,7 +121,7 @@ class Recorder:
                 self._failing = False
             except OSError as error:
                 self._failed(error)
-                self.lost += len(lines)
+                self.lost_events += len(lines)
         try:
             if last:
                 self.spool.seal()

@@ -36,7 +36,7 @@ class RelayTelemetry:
         :param server: the server's public key.
         """
         self._telemetry = telemetry
-        self._owed = ReceiptsDue(server, now())
+        self._receipts_due = ReceiptsDue(server, now())
         self._now = now
         self.relay: CountingRelay
         self._sessions = 0
@@ -88,7 +88,7 @@ class RelayTelemetry:
         assert carried.identity is not None
         self._open[carried] = now
         if carried.secure:
-            self._owed.carries(carried.identity, carried.source, carried.target)
+            self._receipts_due.carries(carried.identity, carried.source, carried.target)
         self._telemetry.record(
             "transport_open",
             {
@@ -121,11 +121,11 @@ class RelayTelemetry:
             "total_ab": counts[0],
             "total_ba": counts[1],
         }
-        for name, way in (("dropped_ab", carried.there), ("dropped_ba", carried.back)):
+        for name, way in (("dropped_ab", carried.forward), ("dropped_ba", carried.back)):
             if way.dropped:
                 fields[name] = way.dropped
         if carried.identity is not None:
-            self._owed.ended(carried.identity, now)
+            self._receipts_due.ended(carried.identity, now)
         if carried.identity is not None and carried.accepted is not None:
             fields["transport"] = carried.identity.hex()
             fields |= _took(carried.accepted - carried.opened)
@@ -148,7 +148,7 @@ class RelayTelemetry:
         route.tick = tick if back.asked_at is None else -1
 
     def receipt(self, source: Peer, payload: bytes) -> bool:
-        due = self._owed.takes(
+        due = self._receipts_due.takes(
             payload, bytes(source.key), self._now(), self._telemetry.network(source.port.address) or ""
         )
         if due is ReceiptVerdict.NOT:
@@ -170,7 +170,7 @@ class RelayTelemetry:
             self._open.move_to_end(carried)
             self._open[carried] = now
             counts = carried.counts()
-            if counts != carried.told:
+            if counts != carried.reported:
                 assert carried.identity is not None
                 fields = {
                     "transport": carried.identity.hex(),
@@ -206,7 +206,7 @@ def _took(seconds: float) -> dict[str, int]:
 
 def _since(carried: TransportRecord, counts: tuple[int, int, int, int, int, int]) -> dict[str, object]:
     """Return the counts since the last event of a transport, and reset them."""
-    before, carried.told = carried.told, counts
+    before, carried.reported = carried.reported, counts
     fields: dict[str, object] = {}
     if carried.accepted is not None or counts != _NOTHING:
         names = ("data_ab", "data_ba", "frames_ab", "frames_ba", "acks_ab", "acks_ba")

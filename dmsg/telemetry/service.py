@@ -120,14 +120,14 @@ class TelemetrySettings:
 class SentCounts:
     """Counts of files sent to a collector.
 
-    :ivar kept: number of files that the collector has confirmed.
+    :ivar delivered: number of files that the collector has confirmed.
     :ivar kept_bytes: bytes of these files.
     :ivar refused: number of refusals; a file counts each time it is refused.
     :ivar failures: number of rounds that failed for another reason.
     :ivar waiting: number of files waiting, as of the last look.
     """
 
-    kept: int = 0
+    delivered: int = 0
     kept_bytes: int = 0
     refused: int = 0
     failures: int = 0
@@ -216,7 +216,7 @@ class Telemetry:
         self._beat_at = 0.0
         self._lag = 0.0
         self._cpu = 0.0
-        self._lost = 0
+        self._lost_events = 0
         self._writing: Deferred[None] | None = None
         self._stopped = False
         self.sent = SentCounts()
@@ -228,7 +228,7 @@ class Telemetry:
     @property
     def lost(self) -> int:
         """Number of events that could not be written."""
-        return self._recorder.lost + self._receipts.lost
+        return self._recorder.lost_events + self._receipts.lost_events
 
     @property
     def written(self) -> int:
@@ -276,7 +276,7 @@ class Telemetry:
         now = self._reactor.seconds()
         self._beat_at = now
         self._cpu = time.process_time()
-        self._lost = self.lost
+        self._lost_events = self.lost
         keys = "clear" if self._settings.clear else "hashed"
         self.record("start", {"version": version("dmsg"), "keys": keys, "names": self._names.space(), **self.about})
         self._in_thread(recover, self._settings.directory)
@@ -317,10 +317,10 @@ class Telemetry:
                 "lag_ms": round(self._lag * 1000),
                 "cpu_ms": round((cpu - self._cpu) * 1000),
                 "rss_kb": resident() // 1024,
-                "lost": lost - self._lost,
+                "lost": lost - self._lost_events,
             },
         )
-        self._beat_at, self._cpu, self._lag, self._lost = now, cpu, 0.0, lost
+        self._beat_at, self._cpu, self._lag, self._lost_events = now, cpu, 0.0, lost
 
     def stop(self) -> Deferred[None]:
         """Write the remaining events and seal the files.

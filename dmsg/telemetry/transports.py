@@ -153,14 +153,14 @@ def share_loss(ways: Sequence[DirectionCounts], left: int, congested: bool) -> N
 class TransportRecord:
     """Record of a transport, as its relay saw it.
 
-    :ivar there: direction from the client that asked.
+    :ivar forward: direction from the client that asked.
     :ivar back: direction to that client.
     :ivar opened: time of the REQUEST, in seconds.
     :ivar accepted: time of the ACCEPT, or None.
     :ivar rtt: counts for the buckets of :data:`~dmsg.telemetry.schema.BOUNDS`, or None without samples.
     """
 
-    there: DirectionCounts
+    forward: DirectionCounts
     back: DirectionCounts
     request: bytes | None
     source: bytes
@@ -170,7 +170,7 @@ class TransportRecord:
     identity: bytes | None = None
     accepted: float | None = None
     rtt: list[int] | None = None
-    told: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
+    reported: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
     """Counts that the last event reported: data, frames and ACKs, in both directions."""
 
     def accept(self, payload: bytes, now: float) -> None:
@@ -188,7 +188,7 @@ class TransportRecord:
 
     def counts(self) -> tuple[int, int, int, int, int, int]:
         """Return bytes of user data, FWD frames and ACKs since the start, each in both directions."""
-        there, back = self.there, self.back
+        there, back = self.forward, self.back
         return (
             there.user_data(self.secure),
             back.user_data(self.secure),

@@ -185,7 +185,7 @@ class Connector:
             end.abortConnection()
             return
         self._cancel_timer()
-        if end.gone is not None:
+        if end.loss_reason is not None:
             self._fail(ConnectionRefusedError())
             return
         protocol = self._factory.buildProtocol(self.getDestination())

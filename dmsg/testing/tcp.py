@@ -100,8 +100,8 @@ class End:
         self.protocol: IProtocol | None = None
         self.other: End
         self.dead = False
-        self.gone: Failure | None = None
-        self._told = False
+        self.loss_reason: Failure | None = None
+        self._is_end_reported = False
         self._unsent: deque[bytes] = deque()
         self._unsent_size = 0
         self.travelling = 0
@@ -115,7 +115,7 @@ class End:
     # --- writing ---
 
     def write(self, data: bytes) -> None:
-        if not data or self.gone is not None or self.disconnecting:
+        if not data or self.loss_reason is not None or self.disconnecting:
             return
         self._unsent.append(bytes(data))
         self._unsent_size += len(data)
@@ -136,7 +136,7 @@ class End:
             self._unsent_size -= len(segment)
             self.travelling += len(segment)
             self._send(segment)
-        if self.disconnecting and not self._unsent and self.gone is None:
+        if self.disconnecting and not self._unsent and self.loss_reason is None:
             self._send(None)
             self._end(ConnectionDone())
 
@@ -156,13 +156,13 @@ class End:
             self._last_arrival = clock.seconds() + RETRANSMIT
             clock.callLater(RETRANSMIT, self._arrive, segment)
             return
-        if self.other.gone is None and not self.other.dead:
+        if self.other.loss_reason is None and not self.other.dead:
             self.other.received.append(segment)
             self._peer.do(self.other.deliver)
 
     def deliver(self) -> None:
         """Deliver the data that have arrived to the protocol."""
-        while self.received and self._reading and self.protocol is not None and self.gone is None:
+        while self.received and self._reading and self.protocol is not None and self.loss_reason is None:
             segment = self.received.popleft()
             if segment is None:
                 self._end(ConnectionDone())
@@ -172,7 +172,7 @@ class End:
             self.other.host.do(self.other.sent)
 
     def sent(self) -> None:
-        if self.gone is None:
+        if self.loss_reason is None:
             self._transmit()
         if self._producer is not None and not self._unsent:
             if not self._streaming:
@@ -184,7 +184,7 @@ class End:
     # --- producers ---
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        if self.gone is not None:
+        if self.loss_reason is not None:
             producer.stopProducing()
             return
         # One that does not stream is never paused.
@@ -209,24 +209,24 @@ class End:
     # --- the end ---
 
     def loseConnection(self) -> None:
-        if self.gone is None and not self.disconnecting:
+        if self.loss_reason is None and not self.disconnecting:
             self.disconnecting = True
             self.host.callLater(0, self._transmit)
 
     def abortConnection(self) -> None:
-        if self.gone is None:
+        if self.loss_reason is None:
             self._end(ConnectionAborted())
             self._path.clock.callLater(self._path.delay, self.other.reset_by_peer)
 
     def reset_by_peer(self, error: Exception | None = None) -> None:
         """Handle a reset by the other end."""
-        if self.gone is None and not self.dead:
+        if self.loss_reason is None and not self.dead:
             self.host.do(lambda: self._end(error or ConnectionLost()))
 
     def _end(self, error: Exception) -> None:
-        if self.gone is not None:
+        if self.loss_reason is not None:
             return
-        self.gone = Failure(error)
+        self.loss_reason = Failure(error)
         self.disconnected = True
         self.connected = False
         self.host.ends.pop(self, None)
@@ -234,15 +234,15 @@ class End:
         self.host.callLater(0, self._tell)
 
     def _tell(self) -> None:
-        if self._told or self.protocol is None or self.gone is None:
+        if self._is_end_reported or self.protocol is None or self.loss_reason is None:
             return
-        self._told = True
+        self._is_end_reported = True
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.stopProducing()
-        self.protocol.connectionLost(self.gone)
+        self.protocol.connectionLost(self.loss_reason)
         if self._lost is not None:
-            self._lost(self.gone)
+            self._lost(self.loss_reason)
 
     # --- ITCPTransport ---
 

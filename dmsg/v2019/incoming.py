@@ -257,7 +257,7 @@ class Incoming:
         if self._streams is not None:
             self._streams.doorman.remember(transport.remote)
         if factory is None:
-            self._continue_stream(stream, event, self._reactor.seconds() - unconfirmed.asked)
+            self._continue_stream(stream, event, self._reactor.seconds() - unconfirmed.asked_at)
             return
         protocol = build_accepted(factory, stream)
         if protocol is None:
@@ -265,7 +265,7 @@ class Incoming:
             stream.secure_end.detach()
             stream.carrier_closed(CloseReason.REFUSED)
         else:
-            self._session.begin(stream, transport, self._reactor.seconds() - unconfirmed.asked)
+            self._session.begin(stream, transport, self._reactor.seconds() - unconfirmed.asked_at)
             stream.start(protocol)
 
     def _continue_stream(self, stream: ClientStream, event: Confirmed, round_trip: float) -> None:

@@ -135,7 +135,7 @@ class Server(RelayServer):
                 "Number of event files deleted to make room for newer ones",
                 0 if telemetry is None else telemetry.removed,
             ),
-            "telemetry_files_sent": ("Number of event files that the collector has stored", sent.kept),
+            "telemetry_files_sent": ("Number of event files that the collector has stored", sent.delivered),
             "telemetry_files_refused": ("Number of event files that the collector refused", sent.refused),
             "telemetry_send_failures": (
                 "Number of failed deliveries because the collector was unreachable or had no room",

@@ -213,7 +213,7 @@ class ClientSession(Session):
         if self._reading_requests is not None:
             self._reading_requests.cancel()
             self._reading_requests = None
-        self.core.lost = True
+        self.core.is_lost = True
         if not self.established.called:
             self.established.errback(gone)
             # The caller may have given up, and then nobody else handles this failure.  A later caller checks
@@ -258,7 +258,7 @@ class ClientSession(Session):
     # --- events of the core ---
 
     def _on_noticed(self, event: Noticed) -> None:
-        if event.what == SAME_KEY and self.keeper is not None:
+        if event.code == SAME_KEY and self.keeper is not None:
             self.keeper.key_shared(printable(event.text))
 
     def _on_established(self, event: Established) -> None:

@@ -24,12 +24,12 @@ CONFIRM_TIMEOUT = 10.0
 class Unconfirmed(NamedTuple):
     """Record of one unconfirmed transport.
 
-    :ivar asked: time of the answer, in seconds of the reactor's clock.
+    :ivar asked_at: time of the answer, in seconds of the reactor's clock.
     :ivar factory: factory for the new stream; None if the transport resumes a stream or is invited to an upgrade.
     """
 
     timer: IDelayedCall
-    asked: float
+    asked_at: float
     factory: IProtocolFactory | None
 
 
@@ -41,10 +41,10 @@ class Confirmations:
 
     def __init__(self, reactor: IReactorTime, late: Callable[[ClientTransport], None]) -> None:
         self._reactor = reactor
-        self._late = late
+        self._on_timeout = late
         self._waiting: dict[ClientTransport, Unconfirmed] = {}
         self._of: dict[PubKey, dict[ClientTransport, None]] = {}
-        self._most: PriorityQueue[PubKey] = PriorityQueue()
+        self._counts: PriorityQueue[PubKey] = PriorityQueue()
         self._decided: dict[ClientTransport, Unconfirmed] = {}
         """Transports that a frame of the present read has confirmed or closed; the event for it is still to come."""
 
@@ -56,7 +56,7 @@ class Confirmations:
 
     def add(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
         """Add a transport that was just answered, and start its timeout."""
-        timer = self._reactor.callLater(CONFIRM_TIMEOUT, self._late, transport)
+        timer = self._reactor.callLater(CONFIRM_TIMEOUT, self._on_timeout, transport)
         self._waiting[transport] = Unconfirmed(timer, self._reactor.seconds(), factory)
         self._of.setdefault(transport.remote, {})[transport] = None
         self._rank(transport.remote)
@@ -76,7 +76,7 @@ class Confirmations:
 
     def first_to_go(self) -> ClientTransport | None:
         """Return the transport to evict when there is no room; None if none is waiting."""
-        while (initiator := self._most.first()) is not None:
+        while (initiator := self._counts.first()) is not None:
             transport = next(iter(self._of[initiator]))
             if transport.state in (State.ANSWERED, State.INVITED):
                 return transport
@@ -89,7 +89,7 @@ class Confirmations:
 
     def _rank(self, initiator: PubKey) -> None:
         if own := self._of[initiator]:
-            self._most.put(initiator, -len(own))
+            self._counts.put(initiator, -len(own))
         else:
             del self._of[initiator]
-            self._most.remove(initiator)
+            self._counts.remove(initiator)

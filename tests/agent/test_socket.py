@@ -310,7 +310,7 @@ class ProgramTests(AgentCase):
             await protocol.transport.send(b"hello")
         await self.until(lambda: sum(one.data == b"hello" for one in accepting.built) == 400)
         self.assertEqual(self.agent.services[80].refused, 0)
-        self.assertEqual(self.agent.services[80].taken, 401)
+        self.assertEqual(self.agent.services[80].stream_count, 401)
 
     @asynchronous
     async def test_an_agent_with_another_key_is_not_used_in_place_of_the_first(self) -> None:

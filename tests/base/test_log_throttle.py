@@ -26,7 +26,7 @@ class LogThrottleTests(SynchronousTestCase):
         seldom = LogThrottle(clock.seconds, 10.0)
         told = [seldom.left_out(number) for number in range(10 * MAX_KINDS)]
         self.assertEqual(told.count(0), MAX_KINDS + 1)
-        self.assertLessEqual(len(seldom._told), MAX_KINDS + 1)
+        self.assertLessEqual(len(seldom._reported), MAX_KINDS + 1)
         clock.advance(10.0 * MAX_KINDS)
         self.assertEqual(seldom.left_out("new"), 0)
-        self.assertEqual(len(seldom._told), 1)
+        self.assertEqual(len(seldom._reported), 1)

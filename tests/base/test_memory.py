@@ -26,7 +26,7 @@ class MemoryTests(SynchronousTestCase):
 
         def give() -> None:
             self.gave.append(name)
-            self.holdings = [one for one in self.holdings if one.give is not give]
+            self.holdings = [one for one in self.holdings if one.drop is not give]
 
         self.holdings.append(Holding(owner, kind, size, age, give, around))
 
@@ -81,7 +81,7 @@ class MemoryTests(SynchronousTestCase):
         else:
             self.assertLessEqual(after, 1000)
         self.assertEqual(self.memory.total, after)
-        self.assertEqual(sum(self.memory.given.values()), len(self.gave))
+        self.assertEqual(sum(self.memory.dropped.values()), len(self.gave))
 
     def test_the_default_limit_follows_the_machine(self) -> None:
         self.assertGreaterEqual(default_limit(), LEAST)

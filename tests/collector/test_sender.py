@@ -89,7 +89,7 @@ class SenderTests(SynchronousTestCase):
         self.round()
         self.assertEqual(self.offered, [spool_name(number) for number in range(3)])
         self.assertEqual(self.there(), ["notes.jsonl.gz"])
-        self.assertEqual((self.sender.sent.kept, self.sender.sent.waiting), (3, 0))
+        self.assertEqual((self.sender.sent.delivered, self.sender.sent.waiting), (3, 0))
         self.add(5)
         self.round()
         self.assertEqual(self.offered[3:], [spool_name(5)])
@@ -168,7 +168,7 @@ class SenderTests(SynchronousTestCase):
 
     def test_send_once_sends_all_files_and_ends(self) -> None:
         self.add(1)
-        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(self.sender.send_once())).kept, 1)
+        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(self.sender.send_once())).delivered, 1)
         other = SpoolSender(cast(Any, self.clock), self.spool, COLLECTOR, list)
         self.add(2)
         lock = hold_key(self.spool / "sender.key", "another process")

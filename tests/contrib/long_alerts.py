@@ -88,7 +88,7 @@ class FiringTests(EntityCase):
             bad.factory.relay_seconds.observe(1.0)
             bad.factory.relay.drops[DropReason.FLOOD] += 100
             bad.factory.admission.hook.unanswered += 3
-            bad.telemetry._recorder.lost += 1
+            bad.telemetry._recorder.lost_events += 1
             bad.telemetry.sent.waiting = 30
 
         self.again.append(cause)

@@ -124,7 +124,7 @@ class ServerReplayTests(SynchronousTestCase):
                 ends[who] = (factory.buildProtocol(None), StringTransport())
                 ends[who][0].makeConnection(ends[who][1])
             if event["kind"] == "EOF":
-                if not ends[who][0]._gone:
+                if not ends[who][0]._is_lost:
                     ends[who][0].connectionLost(Failure(ConnectionDone()))
             elif event["dir"] == UP:
                 ends[who][0].dataReceived(event["data"])
@@ -217,7 +217,7 @@ class ClientReplayTests(SynchronousTestCase):
                     self.assertEqual(transport.value(), event["data"])
                     transport.clear()
             elif event["kind"] == "EOF":
-                if not link._gone:
+                if not link._is_lost:
                     link.connectionLost(Failure(ConnectionDone()))
             elif event["dir"] == DOWN:
                 link.dataReceived(event["data"])

@@ -17,7 +17,7 @@ class ServerMemoryTests(EntityCase):
 
     async def look(self, server: Any) -> None:
         """As time passes."""
-        await self.until(lambda: server.memory.given, 60)
+        await self.until(lambda: server.memory.dropped, 60)
 
     async def pairs(self, url: str, number: int, **options: Any) -> list[tuple[Any, Any]]:
         """Senders, and receivers that read nothing any more."""
@@ -78,14 +78,14 @@ class ServerMemoryTests(EntityCase):
         await self.until(lambda: len(factory.sessions) == 5)
         server.memory.check()
         server.memory.check()
-        self.assertEqual(factory.stirred, set())
+        self.assertEqual(factory.active_links, set())
         quiet[0].transport.write((500).to_bytes(2, "big") + b"the first bytes of a record")  # type: ignore[union-attr]
-        await self.until(lambda: factory.stirred)
+        await self.until(lambda: factory.active_links)
         server.memory.check()
-        (link,) = factory.stirred
+        (link,) = factory.active_links
         self.assertEqual(link.holds, 29)
         quiet[0].transport.abortConnection()  # type: ignore[union-attr]
-        await self.until(lambda: not factory.stirred)
+        await self.until(lambda: not factory.active_links)
 
     @asynchronous
     async def test_the_messaging_server_keeps_the_memory_limit(self) -> None:

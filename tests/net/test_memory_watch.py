@@ -32,7 +32,7 @@ class AllocatorTests(SynchronousTestCase):
         self.look(600)
         self.kept = WORTH_GIVING_BACK - MIB
         self.look(600)
-        self.assertEqual(self.allocator.asked, 0)
+        self.assertEqual(self.allocator.releases, 0)
 
     def test_freed_memory_is_returned_within_a_minute(self) -> None:
         """Whatever was held, and for however long."""
@@ -54,7 +54,7 @@ class AllocatorTests(SynchronousTestCase):
         """And again soon when there is more, or less is held."""
         self.stuck = 30 * MIB
         self.look(3600)
-        asked = self.allocator.asked
+        asked = self.allocator.releases
         self.assertLess(asked, 3600 / LONGEST_TRIM_PAUSE + 10)
         self.kept = 20 * MIB
         self.look(LONGEST_TRIM_PAUSE)
@@ -71,4 +71,4 @@ class AllocatorTests(SynchronousTestCase):
         self.allocator = Allocator(self.clock.seconds, trim, lambda: BASE + self.stuck)
         self.stuck = 100 * MIB
         self.look(1500)
-        self.assertEqual(self.allocator.asked, 2)
+        self.assertEqual(self.allocator.releases, 2)

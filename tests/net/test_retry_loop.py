@@ -164,7 +164,7 @@ class LoopTests(SynchronousTestCase):
                 self.flushLoggedErrors()
                 self.assertGreater(questions.asked, bad, (bad, error))
                 self.assertTrue(questions.posted and publisher.published, (bad, error))
-                publisher._again.stop()
+                publisher._publishing.stop()
 
     def test_a_server_less_is_said_with_the_one_in_its_place(self) -> None:
         """One POST, and not two for each client of a server that died; none other takes longer than before."""
@@ -174,7 +174,7 @@ class LoopTests(SynchronousTestCase):
         publisher = EntryPublisher(
             clock, questions, KEY, lambda: tuple(servers), lambda why: None, Random(0), features={}
         )
-        self.addCleanup(publisher._again.stop)
+        self.addCleanup(publisher._publishing.stop)
         publisher.start()
         publisher.changed()
         clock.advance(PUBLISH_DELAY)
@@ -228,7 +228,7 @@ class LoopTests(SynchronousTestCase):
         self.assertGreater(len(before), 2)
         self.assertLess(len([at for at in before if at > moved]), 2)
         self.assertGreater(len(after), 2)
-        servers._looks.stop()
+        servers._search_loop.stop()
 
     def test_looking_for_servers_is_retried(self) -> None:
         for bad in (1, 2):
@@ -243,7 +243,7 @@ class LoopTests(SynchronousTestCase):
                 self.flushLoggedErrors()
                 self.assertGreaterEqual(questions.asked, bad, (bad, error))
                 self.assertIn(SERVER.public, servers.links)
-                servers._looks.stop()
+                servers._search_loop.stop()
 
 
 class _Never:

@@ -94,31 +94,31 @@ class RecentEventsTests(SynchronousTestCase):
 
     def test_changes_and_counts(self) -> None:
         happenings = RecentEvents()
-        happenings.update(0.0, [Fact("State", "ok", told=True), Fact("Up for", "1 s")], {"flood": 5})
+        happenings.update(0.0, [Fact("State", "ok", is_event=True), Fact("Up for", "1 s")], {"flood": 5})
         self.assertEqual(list(happenings.events), [])
         happenings.update(
-            2.0, [Fact("State", "draining", told=True), Fact("Up for", "3 s")], {"flood": 8, "refused": 1}
+            2.0, [Fact("State", "draining", is_event=True), Fact("Up for", "3 s")], {"flood": 8, "refused": 1}
         )
         self.assertEqual(happenings.events, [(2.0, "State: draining (was ok)"), (2.0, "flood: 3"), (2.0, "refused: 1")])
         # what goes on is one event with the sum, at the time of the last; each reason has one
-        happenings.update(20.0, [Fact("State", "ok", told=True)], {"flood": 10})
+        happenings.update(20.0, [Fact("State", "ok", is_event=True)], {"flood": 10})
         self.assertEqual(
             happenings.events[1:], [(2.0, "refused: 1"), (20.0, "State: ok (was draining)"), (20.0, "flood: 5 in 18 s")]
         )
-        happenings.update(60.0, [Fact("State", "ok", told=True)], {"flood": 11})
+        happenings.update(60.0, [Fact("State", "ok", is_event=True)], {"flood": 11})
         self.assertEqual(happenings.events[-1], (60.0, "flood: 1"))
         self.assertEqual(len(happenings.events), 4)
 
     def test_a_flood_does_not_fill_it(self) -> None:
         happenings = RecentEvents()
-        happenings.update(0.0, [Fact("State", "ok", told=True)], {"flood": 0})
-        happenings.update(1.0, [Fact("State", "draining", told=True)], {"flood": 0})
+        happenings.update(0.0, [Fact("State", "ok", is_event=True)], {"flood": 0})
+        happenings.update(1.0, [Fact("State", "draining", is_event=True)], {"flood": 0})
         for at in range(2000):
-            happenings.update(at * 31.0, [Fact("State", "draining", told=True)], {"flood": at, f"r{at % 5}": at})
+            happenings.update(at * 31.0, [Fact("State", "draining", is_event=True)], {"flood": at, f"r{at % 5}": at})
         self.assertIn((1.0, "State: draining (was ok)"), happenings.events)
         self.assertEqual(len(happenings.events), 7)
         for at in range(200):
-            happenings.update(1e6 + at, [Fact("State", str(at), told=True)], {})
+            happenings.update(1e6 + at, [Fact("State", str(at), is_event=True)], {})
         self.assertEqual(len(happenings.events), EVENTS_KEPT + 6)
 
 

@@ -679,7 +679,7 @@ class SocketTests(SocketPairCase):
         server.send(b"later in this turn")
         self.assertGreater(queued_bytes(transport) or 0, 0)
         a.socket.abort()
-        await self.until(lambda: server._told)
+        await self.until(lambda: server._is_over_mark)
         self.assertEqual((server._out, queued_bytes(transport), held_bytes(transport)), (None, 0, 0))
 
     @asynchronous

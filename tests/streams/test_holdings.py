@@ -296,7 +296,7 @@ class SpliceEndTests(TestCase):
         assert isinstance(half, SplicedConnection)
         stream = Stream()
         half.makeConnection(stream)
-        while half.other is None:
+        while half.partner is None:
             await deferLater(reactor, 0.01)
         sent = 0
         # until neither of them reads, and the kernel takes no more: the service waits to be read, and so does what

@@ -116,12 +116,12 @@ class FormerTests(SynchronousTestCase):
             transport = bytes([number]) * 16
             self.owed.carries(transport, key(A), key(B))
             self.assertTrue(self.owed.takes(replace(RECEIPT, transport=transport).sign(A), key(A), 101.0))
-        self.assertEqual(len(self.owed._taken), 4)
+        self.assertEqual(len(self.owed._received), 4)
         self.assertIs(
             self.owed.takes(replace(RECEIPT, transport=bytes(16)).sign(A), key(A), 101.0), ReceiptVerdict.FORMER
         )
         self.owed.ended(TRANSPORT, 100.0 + DUE_FOR)
-        self.assertEqual((self.owed._taken, self.owed._former), ({}, {}))
+        self.assertEqual((self.owed._received, self.owed._former), ({}, {}))
 
     def test_what_was_handed_in_in_order_is_not_former(self) -> None:
         self.owed.carries(TRANSPORT, key(A), key(B))

@@ -116,7 +116,7 @@ class RecorderTests(SpoolCase):
         recorder.record("stop", {})
         recorder.flush(last=True)
         self.assertEqual([row["seq"] for row in rows(self.directory)], [0, 1, 2, 5, 6])
-        self.assertEqual((recorder.lost, recorder.written), (2, 4))
+        self.assertEqual((recorder.lost_events, recorder.written), (2, 4))
 
     def test_a_full_disk_loses_events_and_nothing_else(self) -> None:
         recorder = self.recorder()
@@ -139,7 +139,7 @@ class RecorderTests(SpoolCase):
         spool._file = Full()  # type: ignore[assignment]
         recorder.record("stop", {})
         recorder.flush()
-        self.assertEqual(recorder.lost, 1)
+        self.assertEqual(recorder.lost_events, 1)
         spool._file = real
         recorder.record("stop", {})
         recorder.flush(last=True)

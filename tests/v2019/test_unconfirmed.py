@@ -50,10 +50,10 @@ class TableTests(SynchronousTestCase):
         third = self.add(B, factory)
         found = self.table.pop(third)
         assert found is not None
-        self.assertEqual((found.asked, found.factory), (CONFIRM_TIMEOUT, factory))
+        self.assertEqual((found.asked_at, found.factory), (CONFIRM_TIMEOUT, factory))
         self.assertIsNone(self.table.pop(third))
         self.table.pop(second)
-        self.assertEqual((len(self.table), self.table._of, len(self.table._most)), (0, {}, 0))
+        self.assertEqual((len(self.table), self.table._of, len(self.table._counts)), (0, {}, 0))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_what_is_decided_does_not_go(self) -> None:
@@ -68,9 +68,9 @@ class TableTests(SynchronousTestCase):
         for transport in (one, two, three):
             found = self.table.pop(transport)
             assert found is not None
-            self.assertEqual(found.asked, 0.0)
+            self.assertEqual(found.asked_at, 0.0)
             self.assertIsNone(self.table.pop(transport))
-        self.assertEqual((len(self.table), len(self.table._most)), (0, 0))
+        self.assertEqual((len(self.table), len(self.table._counts)), (0, 0))
 
     def test_who_goes_first(self) -> None:
         """The oldest of who has most; among equals of who asked first."""

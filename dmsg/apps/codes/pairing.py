@@ -51,7 +51,7 @@ class Pairing(Protocol):
         self._role = role
         self._key = key
         self._buffer = bytearray()
-        self._kept = self._is_kept_there = self._given_up = False
+        self._has_kept_key = self._is_kept_there = self._given_up = False
         self._timer: IDelayedCall | None = None
         self.key: Deferred[PubKey] = Deferred(lambda _: self._give_up())
         self.done: Deferred[None] = Deferred(lambda _: self._give_up())
@@ -101,7 +101,7 @@ class Pairing(Protocol):
 
     def confirm_stored(self) -> None:
         """Confirm that this side has stored the other side's key."""
-        self._kept = True
+        self._has_kept_key = True
         self._say(ok=True)
         self._read_state()
 
@@ -113,7 +113,7 @@ class Pairing(Protocol):
         self.transport.loseConnection()  # type: ignore[union-attr]
 
     def _read_state(self) -> None:
-        if self._kept and self._is_kept_there and not self.done.called:
+        if self._has_kept_key and self._is_kept_there and not self.done.called:
             cancel_call(self._timer)
             # The connection is closed first, because the callback of ``done`` may end the program.
             self.transport.loseConnection()  # type: ignore[union-attr]

@@ -79,8 +79,8 @@ class CodeEnd(Protocol):
         self._agreement: Agreement | None = None
         self._timer: IDelayedCall | None = None
         self._next: IProtocol | None = None
-        self._early: list[bytes] = []
-        self._lost: Failure | None = None
+        self._early_data: list[bytes] = []
+        self._loss: Failure | None = None
         self._given_up = False
         self.agreed: Deferred[CodeAgreement] = Deferred(lambda _: self._give_up())
         self.closed: Deferred[None] = Deferred()
@@ -113,9 +113,9 @@ class CodeEnd(Protocol):
         if agreement is None or self._given_up:
             return  # The agreement has failed, so no protocol will take the data.
         if agreement.done:
-            self._early.append(data)
-            if sum(map(len, self._early)) > EARLY_LIMIT:
-                self._early.clear()
+            self._early_data.append(data)
+            if sum(map(len, self._early_data)) > EARLY_LIMIT:
+                self._early_data.clear()
                 self._abort()
             return
         try:
@@ -128,7 +128,7 @@ class CodeEnd(Protocol):
         if agreement.done:
             cancel_call(self._timer)
             if rest:
-                self._early.append(rest)
+                self._early_data.append(rest)
             transport = stream_of(self)
             transport.pauseProducing()
             assert agreement.verifier is not None
@@ -138,20 +138,20 @@ class CodeEnd(Protocol):
 
     def _proceed(self, protocol: IProtocol) -> None:
         transport = stream_of(self)
-        if self._lost is None:
+        if self._loss is None:
             # The stream resumes first, because the protocol may pause it in ``connectionMade``.
             transport.resumeProducing()
         self._next = protocol
         protocol.makeConnection(transport)
-        early, self._early = b"".join(self._early), []
+        early, self._early_data = b"".join(self._early_data), []
         if early:
             protocol.dataReceived(early)
-        if self._lost is not None:
-            protocol.connectionLost(self._lost)
+        if self._loss is not None:
+            protocol.connectionLost(self._loss)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         cancel_call(self._timer)
-        self._lost = reason
+        self._loss = reason
         if self._next is not None:
             self._next.connectionLost(reason)
         elif not self.agreed.called and not self._given_up:
@@ -209,13 +209,13 @@ class CodeFactory(Factory):
         self._told_wrong = told_wrong
         self._running: dict[CodeEnd, float] = {}
         self._runs = Bucket(RUNS_BURST, reactor.seconds())
-        self._over = False
+        self._is_over = False
         self.tries = TRIES
         self.agreed: Deferred[CodeAgreement] = Deferred(lambda _: self._end())
 
     def buildProtocol(self, addr: IAddress | None) -> CodeEnd | None:
         now = self._reactor.seconds()
-        if self._over or self.agreed.called or not self._runs.take(1.0, RUNS_RATE, RUNS_BURST, now):
+        if self._is_over or self.agreed.called or not self._runs.take(1.0, RUNS_RATE, RUNS_BURST, now):
             return None
         if len(self._running) >= AT_ONCE:
             slow = [one for one, began in self._running.items() if now - began >= SLOW_RUN or not one.has_spoken]
@@ -229,7 +229,7 @@ class CodeFactory(Factory):
 
     def _ended(self, result: CodeAgreement | Failure, end: CodeEnd) -> None:
         self._running.pop(end, None)
-        if self._over or self.agreed.called:
+        if self._is_over or self.agreed.called:
             return
         if isinstance(result, Failure):
             if result.check(WrongCode) is None:
@@ -239,7 +239,7 @@ class CodeFactory(Factory):
                 self._told_wrong(self.tries)
                 return
         agreed = self.agreed
-        self._over = True
+        self._is_over = True
         self._end()
         if isinstance(result, Failure):
             # The peer must hear that its code is wrong before this program ends.

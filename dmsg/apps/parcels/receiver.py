@@ -104,7 +104,7 @@ class ParcelReceiver(ParcelEnd):
     ) -> None:
         super().__init__(refusal)
         self._place = place
-        self._asked = asked
+        self._decide_offer = asked
         self._progress = progress
         self._pipe = pipe
         self._most = most
@@ -219,7 +219,7 @@ class ParcelReceiver(ParcelEnd):
             self._say(take=True, **({"pieces": True} if self._offer.kind == "files" else {}))
             self._step = self._take_piece if self._offer.kind == "pipe" else self._take_entries
 
-        self._wait(cast("Deferred[str | None]", maybeDeferred(self._asked, self._offer)), answered)
+        self._wait(cast("Deferred[str | None]", maybeDeferred(self._decide_offer, self._offer)), answered)
         return True
 
     def _take_one_file(self) -> bool:

@@ -108,7 +108,7 @@ class ParcelSender(ParcelEnd):
         refusal: str = GAVE_UP,
     ) -> None:
         super().__init__(refusal)
-        self._taken = taken
+        self._on_accepted = taken
         self._progress = progress
         self._next: Callable[[dict[str, object]], None] = self._on_answer
         self._flow: _FlowControl | None = None
@@ -148,7 +148,7 @@ class ParcelSender(ParcelEnd):
         self._began = time.monotonic()
         self._pieces = message.get("pieces") is True
         self._next = self._unexpected
-        self._taken()
+        self._on_accepted()
         self._begin()
 
     def _unexpected(self, message: dict[str, object]) -> None:
@@ -401,7 +401,7 @@ class OldFileSender(FilesSender):
         super().connectionMade()
         self._next = self._on_arrival
         self._in_bytes = True
-        self._taken()
+        self._on_accepted()
         self._send_all(self._all_contents({}))
 
 

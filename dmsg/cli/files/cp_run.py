@@ -60,7 +60,7 @@ class CopyFactory(Factory):
     def __init__(self, make: Callable[[], CopyPeer], allowed: Callable[[IAddress], bool]) -> None:
         self._make = make
         self.admits = self._allowed = allowed
-        self._said = ""
+        self._last_error = ""
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
 
@@ -72,11 +72,11 @@ class CopyFactory(Factory):
         def ended(result: TransferResult | Failure) -> None:
             if isinstance(result, Failure):
                 error = f"{whom}: {result.value}"
-                if error != self._said:  # A peer that waits for another transfer tries again each second.
+                if error != self._last_error:  # A peer that waits for another transfer tries again each second.
                     say(error, err=True)
-                self._said = error
+                self._last_error = error
             else:
-                self._said = ""
+                self._last_error = ""
                 text = f"{whom}: {result.name}, {human_size(result.size)}, {human_size(result.rate)}/s"
                 tell(text, peer=whom, name=result.name, bytes=result.size, **_hash_of(result))
                 if result.changed:
@@ -283,9 +283,9 @@ async def copy_one(
                     break
                 except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
                     if not reached:
-                        raise ConnectFailed(f"{copier.what}{error}", key=getattr(error, "key", "")) from None
+                        raise ConnectFailed(f"{copier.label}{error}", key=getattr(error, "key", "")) from None
                     if away.is_given_up(busy=isinstance(error, CopyBusy)):
-                        raise CopyCut(f"{copier.what}{error}{away.where()}") from None
+                        raise CopyCut(f"{copier.label}{error}{away.where()}") from None
                 away.transport = None
                 await deferLater(reactor, RETRY_DELAY)
         finally:
@@ -308,13 +308,13 @@ class _CopyProgress:
     def __init__(self, reactor: Reactor, progress: Progress, who: str, retry: float) -> None:
         self._reactor = reactor
         self._progress = progress
-        self._who = who
+        self._peer_name = who
         self._retry = retry
         self._bar: TaskID | None = None
         self._name = ""
         self._size = self._done = 0
         self._since: float | None = None
-        self._told = self._busy = False
+        self._is_reported = self._is_busy = False
         self.transport: StreamTransport | None = None
 
     def started(self, name: str, size: int, offset: int) -> Callable[[int], None]:
@@ -322,7 +322,7 @@ class _CopyProgress:
         if self._bar is None:
             self._bar = self._progress.add_task(name, total=size, completed=offset)
         if offset and self._since is not None:
-            self._say(f"{self._who} is back, {name} goes on at {human_size(offset)} of {human_size(size)}")
+            self._say(f"{self._peer_name} is back, {name} goes on at {human_size(offset)} of {human_size(size)}")
         self._name, self._size, self._done = name, size, offset
         self._back()
         return self._on_progress
@@ -335,7 +335,7 @@ class _CopyProgress:
             self._back()
 
     def _back(self) -> None:
-        self._since, self._told, self._busy = None, False, False
+        self._since, self._is_reported, self._is_busy = None, False, False
         if self._bar is not None:
             self._progress.update(self._bar, description=self._name)
 
@@ -344,8 +344,8 @@ class _CopyProgress:
 
         :param busy: whether the peer is connected but receives the file over another connection.
         """
-        if busy != self._busy:
-            self._busy, self._told = busy, False
+        if busy != self._is_busy:
+            self._is_busy, self._is_reported = busy, False
         now = self._reactor.seconds()
         if self._since is None:
             self._since = now
@@ -370,16 +370,16 @@ class _CopyProgress:
             stream.abortConnection()  # One limit covers all reasons to wait.
             return
         until = clock_time(self._retry - gone)
-        what = "receives it from another connection" if self._busy else f"has been unreachable for {gone:.0f} s"
-        text = f"{self._who} {what}; retrying until {until}"
+        what = "receives it from another connection" if self._is_busy else f"has been unreachable for {gone:.0f} s"
+        text = f"{self._peer_name} {what}; retrying until {until}"
         if self._bar is not None:
             from dmsg.cli.files.send_by_key import WIDE
 
             narrow = self._progress.console.width < WIDE
-            short = f"{self._who} {'busy' if self._busy else 'away'}, until {until}"
+            short = f"{self._peer_name} {'busy' if self._is_busy else 'away'}, until {until}"
             self._progress.update(self._bar, description=short if narrow else f"{self._name}: {text}")
-        if gone >= NOTICE_AFTER and not self._told:
-            self._told = True
+        if gone >= NOTICE_AFTER and not self._is_reported:
+            self._is_reported = True
             self._say(text)
 
     def _say(self, text: str) -> None:

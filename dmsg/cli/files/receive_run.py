@@ -120,7 +120,7 @@ class _IncomingTransfer:
 
     def __init__(self, progress: Progress, whom: PubKey, max_size: int | None) -> None:
         self._progress = progress
-        self._whom = whom
+        self._sender = whom
         self._max_size = max_size
         self._bar: TaskID | None = None
 
@@ -150,7 +150,7 @@ class _IncomingTransfer:
         if bar is not None:
             self._progress.remove_task(bar)
         if isinstance(result, Failure):
-            text = f"dmsg: the transfer from {self._whom.text} failed: {result.value}"
+            text = f"dmsg: the transfer from {self._sender.text} failed: {result.value}"
             print_beside_bars(self._progress, lambda: say(text, err=True))
             return result if result.check(TransferError) else Failure(TransferError(str(result.value)))
         print_beside_bars(self._progress, lambda: self._report(result))
@@ -158,20 +158,19 @@ class _IncomingTransfer:
 
     def _report(self, result: ReceivedParcel) -> None:
         if result.sha256:
-            report("received", result.paths[0].name, result, self._whom)
+            report("received", result.paths[0].name, result, self._sender)
             say_changed(result.changed)
             return
         if result.offer.kind == "text":
-            tell(f"{self._whom.text}: {result.offer.text}", text=result.offer.text, peer=str(self._whom))
+            tell(f"{self._sender.text}: {result.offer.text}", text=result.offer.text, peer=str(self._sender))
             return
         names = [str(path) for path in result.paths]
-        text = (
-            f"received {list_names(names)} from {self._whom.text}: {human_size(result.size)} in {result.seconds:.2f} s"
-        )
+        text = f"received {list_names(names)} from {self._sender.text}: "
+        text += f"{human_size(result.size)} in {result.seconds:.2f} s"
         tell(
             text,
             received=names,
-            peer=str(self._whom),
+            peer=str(self._sender),
             bytes=result.size,
             files=result.offer.files,
             seconds=result.seconds,

@@ -105,12 +105,12 @@ async def _give(
 class ParcelFactory:
     """Factory of the parcel to send; builds the parcel when a receiver has connected.
 
-    :ivar what: description of the parcel for people.
+    :ivar description: description of the parcel for people.
     :ivar fields: description of the parcel for ``--json``.
     :ivar type_there: command that receives the parcel, without the code.
     """
 
-    what = ""
+    description = ""
     type_there = "dmsg receive"
     size = 0
     fields: dict[str, Any]
@@ -153,7 +153,9 @@ class ParcelFactory:
             return
         fields = self.fields if whom is None else {**self.fields, "peer": str(whom)}
         to = "" if whom is None else f" to {whom.text}"
-        text = f"sent {self.what}{to}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
+        text = (
+            f"sent {self.description}{to}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
+        )
         text += _were_there(self.size - sent.size if self.size else 0)
         tell(text, bytes=sent.size, seconds=sent.seconds, **fields)
         say_changed(sent.changed)
@@ -166,7 +168,7 @@ class FilesToSend(ParcelFactory):
         super().__init__(progress)
         self._walked = walked
         names = [entry.path for entry in walked.checked.entries if "/" not in entry.path]
-        self.what, self.fields = list_names(names), {"sent": names, "files": walked.checked.files}
+        self.description, self.fields = list_names(names), {"sent": names, "files": walked.checked.files}
         self.size = walked.checked.size
         if any(has_dot(entry.path.rpartition("/")[2]) for entry in walked.checked.entries):
             self.type_there = "dmsg receive --hidden"
@@ -178,7 +180,7 @@ class FilesToSend(ParcelFactory):
         return self._sender(OldFileSender) if len(self._walked.checked.entries) == 1 else None
 
     def _sender(self, kind: type[FilesSender]) -> ParcelSender:
-        return kind(self._walked, taken=lambda: self._begin(self.what, self.size), progress=self._on_progress)
+        return kind(self._walked, taken=lambda: self._begin(self.description, self.size), progress=self._on_progress)
 
 
 class TextToSend(ParcelFactory):
@@ -187,7 +189,7 @@ class TextToSend(ParcelFactory):
     def __init__(self, progress: Progress, text: str) -> None:
         super().__init__(progress)
         self._text = text
-        self.what, self.fields = "the text", {"sent": "text"}
+        self.description, self.fields = "the text", {"sent": "text"}
 
     def __call__(self) -> ParcelSender:
         return TextSender(self._text)
@@ -200,14 +202,14 @@ class InputToSend(ParcelFactory):
         super().__init__(progress)
         self._reactor = reactor
         self._descriptor = descriptor
-        self.what, self.fields = printable(name), {"sent": name if descriptor else "-"}
+        self.description, self.fields = printable(name), {"sent": name if descriptor else "-"}
 
     def __call__(self) -> ParcelSender:
         return PipeSender(
-            self.what[:NAME_SHOWN],
+            self.description[:NAME_SHOWN],
             lambda pipe: _Input.read(self._reactor, pipe, self._descriptor),
             # At a terminal the progress bar would disturb the typing.
-            taken=lambda: None if os.isatty(self._descriptor) else self._begin(self.what, None),
+            taken=lambda: None if os.isatty(self._descriptor) else self._begin(self.description, None),
             progress=self._on_progress,
         )
 
@@ -420,7 +422,7 @@ class _Output(Protocol):
         from zope.interface import directlyProvides
 
         self._receiver = receiver
-        self._over: Deferred[None] = Deferred()
+        self._written: Deferred[None] = Deferred()
         directlyProvides(self, IHalfCloseableProtocol)
         self._console: Any = StandardIO(self, reactor=reactor)
         self._console.registerProducer(receiver.transport, True)
@@ -443,14 +445,14 @@ class _Output(Protocol):
         self._ended()
 
     def _ended(self) -> None:
-        if not self._over.called:
-            self._over.callback(None)
+        if not self._written.called:
+            self._written.callback(None)
 
     def close(self) -> Deferred[None]:
         """Close standard output when all data is written."""
         self._console.unregisterProducer()
         self._console.loseConnection()
-        return self._over
+        return self._written
 
 
 def describe_offer(offer: Offer) -> str:

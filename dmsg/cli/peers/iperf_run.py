@@ -172,8 +172,8 @@ class _Measurement:
         self._sources: list[_Source] = []
         self._acknowledged: list[int] = []
         """Acknowledged bytes of each stream at the start of the measurement."""
-        self._started = self._told_at = 0.0
-        self._told = 0
+        self._started = self._reported_at = 0.0
+        self._reported_bytes = 0
 
     def _count(self, size: int) -> None:
         self._counted += size
@@ -201,7 +201,7 @@ class _Measurement:
 
     def begin(self, seconds: float) -> None:
         """Tell the peer what is measured, and start sending unless the peer sends."""
-        self._started = self._told_at = time.perf_counter()
+        self._started = self._reported_at = time.perf_counter()
         self._acknowledged = [one.acknowledged_bytes or 0 for one in self._transports]
         header = json.dumps({"reverse": self._reverse, "seconds": seconds}).encode() + b"\n"
         for transport in self._transports:
@@ -220,10 +220,10 @@ class _Measurement:
     def tell_rate(self) -> None:
         """Print the throughput since the last call."""
         now, total = time.perf_counter(), self._total()
-        rate = (total - self._told) / (now - self._told_at)
-        since, until = self._told_at - self._started, now - self._started
+        rate = (total - self._reported_bytes) / (now - self._reported_at)
+        since, until = self._reported_at - self._started, now - self._started
         tell(f"{since:6.1f} - {until:.1f} s  {human_size(rate)}/s", since=since, until=until, bytes_a_second=rate)
-        self._told_at, self._told = now, total
+        self._reported_at, self._reported_bytes = now, total
 
     async def received(self) -> None:
         """Wait until the peer has sent everything.

@@ -76,9 +76,9 @@ class _Stream(Protocol):
         self._wait = wait
         self._console: StandardIO | None = None
         self._ending = False
-        self._over = False
+        self._is_closed = False
         self.output_ended = False
-        self._late: IDelayedCall | None = None
+        self._close_call: IDelayedCall | None = None
         self._failure: Failure | None = None
 
     def connectionMade(self) -> None:
@@ -111,7 +111,7 @@ class _Stream(Protocol):
             self.transport.unregisterProducer()  # type: ignore[attr-defined]
             self.transport.loseWriteConnection()  # type: ignore[attr-defined]
             return
-        self._late = self._reactor.callLater(wait or 0, self._close)
+        self._close_call = self._reactor.callLater(wait or 0, self._close)
 
     def readConnectionLost(self) -> None:
         """Close standard output, because the other side sends no more data; at a terminal, end everything."""
@@ -130,7 +130,7 @@ class _Stream(Protocol):
 
     def output_failed(self) -> None:
         """Abort the stream because its data cannot be written; the peer then knows that the data did not arrive."""
-        if self._over or self.transport is None:
+        if self._is_closed or self.transport is None:
             return
         self._ending = True
         self.output_lost()
@@ -138,7 +138,7 @@ class _Stream(Protocol):
 
     def interrupt(self) -> None:
         """End the stream early, for example after Ctrl-C."""
-        if not self._over and self.transport is not None:
+        if not self._is_closed and self.transport is not None:
             self._ending = True
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
@@ -153,11 +153,11 @@ class _Stream(Protocol):
         self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        cancel_call(self._late)
+        cancel_call(self._close_call)
         left = getattr(self.transport, "unacknowledged", 0)
         if left and reason.check(ConnectionDone):
             reason = Failure(DmsgError("the other side ended the connection before all of the input had arrived"))
-        self._ending = self._over = True
+        self._ending = self._is_closed = True
         if self._console is not None:
             self._console.unregisterProducer()
             self._console.loseConnection()

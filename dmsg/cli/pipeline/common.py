@@ -267,21 +267,21 @@ class _ErrorOutput:
     LIMIT = 65536
 
     def __init__(self) -> None:
-        self._said = b""
-        self._over = threading.Event()
+        self._output = b""
+        self._at_end = threading.Event()
 
     def read(self, descriptor: int) -> None:
         """Read the output in a thread of its own until all writers have closed it."""
         with open(descriptor, "rb", buffering=0) as pipe:
             while piece := pipe.read(self.LIMIT):
-                self._said += piece[: self.LIMIT - len(self._said)]
-        self._over.set()
+                self._output += piece[: self.LIMIT - len(self._output)]
+        self._at_end.set()
 
     def why(self) -> str:
         """Return why the process ended: the root cause of its first error, or else its last line."""
-        if not self._over.wait(1) and not self._said:
+        if not self._at_end.wait(1) and not self._output:
             return ""
-        lines = [line.strip() for line in self._said.decode(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in self._output.decode(errors="replace").splitlines() if line.strip()]
         for telling in ("^Caused by: ", "Exception|OutOfMemory", "(?i)error|unrecognized|cannot|could not"):
             if found := [line for line in lines if re.search(telling, line)]:
                 return f" Java said: {shorten(found[0].removeprefix('Caused by: '))}"

@@ -57,10 +57,10 @@ class CheckPostponed(Exception):
 @define
 class _Window:
     since: float
-    own: int = 0
+    own_checks: int = 0
     total: int = 0
     every: set[int] = Factory(set)
-    looks: Counter[str] = Factory(Counter)
+    checks: Counter[str] = Factory(Counter)
     ports: dict[str, set[int]] = Factory(dict)
 
 
@@ -85,8 +85,8 @@ class Allowance:
             return
         windows = [(self._window(name, now), factor) for name, factor in blocks_of(number)]
         window, _ = windows[0]
-        if place == block_of(number) and window.own < OWN_CHECKS:
-            window.own += 1
+        if place == block_of(number) and window.own_checks < OWN_CHECKS:
+            window.own_checks += 1
             return
         places = blocks_of(place)
         of_place = [
@@ -98,12 +98,12 @@ class Allowance:
             raise CheckPostponed("too many servers claim the address of this server")
         for (name, _), (looks, ports) in zip(places, of_place, strict=True):
             asked = window.ports.get(name, set())
-            if window.looks[name] >= looks or (port not in asked and len(asked) >= ports):
+            if window.checks[name] >= looks or (port not in asked and len(asked) >= ports):
                 raise CheckPostponed("too many servers claim the address of this server")
         window.every.add(port)
         for name, _ in places:
             window.ports.setdefault(name, set()).add(port)
-            window.looks[name] += 1
+            window.checks[name] += 1
         for one, _ in windows:
             one.total += 1
 

@@ -184,7 +184,7 @@ class ServerChecks:
         self._anywhere = anywhere
         self._checked_at = checked_at
         self._reach = reach or partial(proof.reach, reactor)
-        self._again = RetryLoop(reactor, self._round, lambda failures: CHECK_INTERVAL, "looking at servers")
+        self._check_loop = RetryLoop(reactor, self._round, lambda failures: CHECK_INTERVAL, "looking at servers")
         self._under_way: set[Deferred[None]] = set()
         self._stopped = True
         self._failures: OrderedDict[str, int] = OrderedDict()
@@ -194,7 +194,7 @@ class ServerChecks:
         self._allowance = Allowance(ttl / CHECKS_PER_TTL)
         self._names = NameResolver(reactor)
         self._hosts = ProvedHosts(2 * PROVED_FOR)
-        self._listed, self._own, self._others, self._silent = (
+        self._listed, self._own_block, self._other_blocks, self._silent = (
             FairQueue(most, AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE, WAITING, WAITING_OF_PLACE)
             for most in (AT_ONCE_OWN, AT_ONCE_OWN, AT_ONCE, AT_ONCE_SILENT)
         )
@@ -205,17 +205,17 @@ class ServerChecks:
     def start(self) -> None:
         """Start checking."""
         self._stopped = False
-        self._again.start()
-        self._again.soon(CHECK_INTERVAL)
+        self._check_loop.start()
+        self._check_loop.soon(CHECK_INTERVAL)
 
     def soon(self) -> None:
         """Schedule a round now, because a server was posted."""
-        self._again.soon(SOON)
+        self._check_loop.soon(SOON)
 
     async def stop(self) -> None:
         """Stop checking, and cancel the checks under way."""
         self._stopped = True
-        self._again.stop()
+        self._check_loop.stop()
         for look in list(self._under_way):
             look.cancel()
 
@@ -373,7 +373,7 @@ class ServerChecks:
             return self._listed
         if self._silences.is_exhausted(way.place, self._reactor.seconds()):
             return self._silent
-        return self._own if block_of(way.number) == way.place else self._others
+        return self._own_block if block_of(way.number) == way.place else self._other_blocks
 
     async def _in_turn(self, way: _CheckedAddress, ask: Callable[[], Awaitable[str]]) -> str:
         """Run a check when its turn comes; charge the poster if the server stays silent."""

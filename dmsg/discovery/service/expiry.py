@@ -37,12 +37,12 @@ class DropLog:
         :param seconds: monotonic clock.
         """
         self._metrics = metrics
-        self._seldom = LogThrottle(seconds, LOG_INTERVAL)
+        self._log_throttle = LogThrottle(seconds, LOG_INTERVAL)
 
     def tell(self, reason: str, place: str, number: int) -> None:
         """Count entries; see :data:`~dmsg.discovery.store.base.Dropped`."""
         self._metrics.dropped.labels(reason).inc(number)
-        if reason in ("ended", "deleted") or self._seldom.left_out() is None:
+        if reason in ("ended", "deleted") or self._log_throttle.left_out() is None:
             return
         why = "this address has reached its limit" if reason == "address" else "the limit for all entries is reached"
         whose = place or "an unknown address"
@@ -60,22 +60,22 @@ class ExpirySweep:
         self._store = store
         self._now = now
         self._not_before = 0.0
-        self._again = RetryLoop(reactor, self._sweep, lambda failures: SWEEP_INTERVAL, "dropping old entries")
+        self._sweep_loop = RetryLoop(reactor, self._sweep, lambda failures: SWEEP_INTERVAL, "dropping old entries")
 
     def start(self) -> None:
         """Start sweeping, after the initial delay."""
-        self._again.start()
+        self._sweep_loop.start()
         self.postpone()
 
     def postpone(self) -> None:
         """Drop nothing until clients have had time to post their entries again, because all entries may look old
         now."""
         self._not_before = self._reactor.seconds() + FIRST_SWEEP
-        self._again.soon(FIRST_SWEEP)
+        self._sweep_loop.soon(FIRST_SWEEP)
 
     def stop(self) -> None:
         """Stop sweeping."""
-        self._again.stop()
+        self._sweep_loop.stop()
 
     async def _sweep(self) -> float:
         early = self._not_before - self._reactor.seconds()

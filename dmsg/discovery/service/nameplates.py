@@ -76,8 +76,8 @@ class Nameplates:
         self._random = random or SystemRandom()
         self._claimed: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._of = BlockCounts()
-        self._looks = RateLimit(LOOK_RATE, LOOK_BURST, blocks_of)
-        self._looks_beside = RateLimit(BESIDE * LOOK_RATE, BESIDE * LOOK_BURST)
+        self._lookup_rate = RateLimit(LOOK_RATE, LOOK_BURST, blocks_of)
+        self._local_lookup_rate = RateLimit(BESIDE * LOOK_RATE, BESIDE * LOOK_BURST)
         self._missed = Bucket(ATTACK_MISSES, seconds())
 
     def claim(self, request: IRequest, poster: str) -> Deferred[bytes]:
@@ -141,7 +141,7 @@ class Nameplates:
         :param charge: charges the client with a number of requests, for a look-up that finds nothing.
         """
         number = _number(text)
-        limit = self._looks if is_public(poster) else self._looks_beside
+        limit = self._lookup_rate if is_public(poster) else self._local_lookup_rate
         if not limit.allow(blocks_of(poster)[0].name, self._seconds()):
             raise NameplatesInUse(429, "too many nameplates were looked up from this address")
 

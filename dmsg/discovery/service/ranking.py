@@ -117,7 +117,7 @@ class RankingFile:
         self._random = random or SystemRandom()
         self._ranking: Ranking | None = None
         self._stamp: tuple[int, int, int] | None = None
-        self._said = ""
+        self._last_problem = ""
         self._keys: dict[bytes, str] = {}
         self._reactor: IReactorTime | None = None
         self._call: IDelayedCall | None = None
@@ -161,9 +161,9 @@ class RankingFile:
         _log.info("the ranking was loaded: {count} servers", count=len(ranking.weights))
 
     def _say(self, what: str) -> None:
-        if what and what != self._said:
+        if what and what != self._last_problem:
             _log.warn("{what}", what=what)
-        self._said = what
+        self._last_problem = what
 
     def current(self, now: float) -> Ranking | None:
         """Return the ranking if there is a valid one, else None.

@@ -71,7 +71,7 @@ class DiscoveryStatus(StatusSource):
     """Discovery as the subject of a status page."""
 
     kind = "dmsg discovery"
-    asks = "a public key"
+    search_key = "a public key"
     charts = (
         Chart("Requests", "/s", (Line("answered", "requests", rate=True),)),
         Chart("Entries posted", "/s", (Line("posted", "posts", rate=True),)),
@@ -102,18 +102,18 @@ class DiscoveryStatus(StatusSource):
         self._size = 0
         self._servers: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
         self._asking: Deferred[None] | None = None
-        self._asked = 0.0
+        self._asked_at = 0.0
 
     def refresh(self) -> None:
         """Ask the store, unless a request is under way. If it does not answer, the page shows its last answer and
         says so."""
         now = time.monotonic()
         if self._asking is None:
-            self._asked = now
+            self._asked_at = now
             self._asking = Deferred.fromCoroutine(self._ask())
             self._asking.addBoth(self._on_answer)
-        elif now - self._asked > SLOW:
-            self._status = f"the store has not answered for {now - self._asked:.0f} s"
+        elif now - self._asked_at > SLOW:
+            self._status = f"the store has not answered for {now - self._asked_at:.0f} s"
 
     async def _ask(self) -> None:
         status = str((await self._api.health_report())["status"])
@@ -132,11 +132,11 @@ class DiscoveryStatus(StatusSource):
         status = self._status or "starting"
         kinds = self._kinds
         return [
-            Fact("State", status, GOOD if status == "ok" else BAD if self._status else "", told=True),
+            Fact("State", status, GOOD if status == "ok" else BAD if self._status else "", is_event=True),
             *of_process(self._started),
             Fact("Entries", human_count(sum(kinds.values()))),
             Fact("Entries of clients", human_count(kinds.get("client", 0) + kinds.get("both", 0))),
-            Fact("Servers listed for clients", _at_least(self._servers[0]), told=True),
+            Fact("Servers listed for clients", _at_least(self._servers[0]), is_event=True),
             Fact("Entries of servers", human_count(kinds.get("server", 0) + kinds.get("both", 0))),
             Fact("Size of the store", human_size(self._size)),
             Fact("Clients that posted in the last hour", human_count(len(self._api.delegations))),

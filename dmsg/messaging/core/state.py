@@ -115,18 +115,18 @@ class ClientChannel:
     :ivar name: id by which this side names the channel to the server: the same, or with two ids the one that the server
         chose.
     :ivar named: whether ``name`` is known, because the server has sent it or there is only one id.
-    :ivar whole: whether each message is an event of its own; otherwise consecutive messages are joined.
+    :ivar reports_messages: whether each message is an event of its own; otherwise consecutive messages are joined.
     :ivar remote: key of the other client.
     :ivar user: object that the session attaches; the core does not use it.
     :ivar ciphers: ciphers of the open channel, else None.
     """
 
-    __slots__ = ("ciphers", "id", "name", "named", "offer", "proposal", "remote", "state", "user", "whole")
+    __slots__ = ("ciphers", "id", "name", "named", "offer", "proposal", "remote", "reports_messages", "state", "user")
 
     def __init__(self, channel_id: int, remote: PubKey) -> None:
         self.id = self.name = channel_id
         self.named = True
-        self.whole = False
+        self.reports_messages = False
         self.remote = remote
         self.state: State | None = None
         self.user: Any = None

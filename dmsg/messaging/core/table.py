@@ -89,7 +89,7 @@ class ClientConnection:
         self._pings: list[ClientChannel] = []
         self._refusal = refusal
         self._handshake_cost = 0
-        self._begun = False
+        self._has_partial_frame = False
         self.drops: Counter[DropReason] = Counter()
         self.broken: RemoteProtocolError | None = None
         """Error after which nothing more can be read from the link; the events before it are delivered first."""
@@ -127,7 +127,7 @@ class ClientConnection:
         channel = ClientChannel(self._free_id(), remote)
         ephemeral = self._key if ping else self._ephemeral()
         channel.proposal = Proposal(self._key, remote, self._profile, ephemeral=ephemeral)
-        channel.whole = whole
+        channel.reports_messages = whole
         channel.named = not self._two_ids
         channel.moves(Input.SEND_OPEN)
         self._doubtful.pop(channel.id, None)
@@ -230,8 +230,8 @@ class ClientConnection:
         joined: list[bytes] = []
         size_joined = 0
         view = memoryview(buffer)
-        if not self._begun and end >= HEADER_SIZE:
-            self._begun = True
+        if not self._has_partial_frame and end >= HEADER_SIZE:
+            self._has_partial_frame = True
             try:
                 check_first(profile, buffer)
             except RemoteProtocolError as error:
@@ -278,7 +278,7 @@ class ClientConnection:
                     events.append(Closed(to, CloseReason.NOT_AUTHENTIC))
                     channel = None
                     continue
-                if to.whole:
+                if to.reports_messages:
                     events.append(DataReceived(to, data))
                     continue
                 joined.append(data)

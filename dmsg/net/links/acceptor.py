@@ -113,14 +113,14 @@ class Acceptor(Factory):
         self._searched: list[str] = []
         self._next_search = 0.0
         self._addresses: dict[Link, str] = {}
-        self._told: dict[Link, DropReason] = {}
+        self._refused_links: dict[Link, DropReason] = {}
         self._said_full = False
         self.strangers = RefusalLog(reactor)
         self.share = TurnShare(reactor)
         self._floods = RateLimit(FLOOD_RATE, FLOOD_BURST)
         self._failures = RateLimit(FAILED_RATE, FAILED_BURST, blocks_of)
         self.sessions: set[AcceptedSession] = set()
-        self.stirred: set[Link] = set()
+        self.active_links: set[Link] = set()
         """Links that have read or written since the last check of held memory, and so may hold something. The check
         removes the others.
         """
@@ -277,11 +277,11 @@ class Acceptor(Factory):
         """Whether to complete the handshake and then refuse the client. Before the handshake a refusal has no
         authenticity.
         """
-        if refusal in (DropReason.DRAINING, DropReason.FAILED_BEFORE) or len(self._told) >= MAX_TOLD:
+        if refusal in (DropReason.DRAINING, DropReason.FAILED_BEFORE) or len(self._refused_links) >= MAX_TOLD:
             return False
         if len(self._handshakes) >= self._max_handshakes:
             return False  # Room for handshakes is kept for clients that may enter.
-        same = sum(self._addresses.get(link) == block for link in self._told)
+        same = sum(self._addresses.get(link) == block for link in self._refused_links)
         return block is None or same < TOLD_PER_ADDRESS
 
     def _refused(self, refusal: DropReason, host: str | None) -> None:
@@ -310,14 +310,14 @@ class Acceptor(Factory):
         link = self._make_link()
         link.is_server_side = True
         link.share = self.share
-        link.stirred = self.stirred
+        link.active_links = self.active_links
         # Behind a proxy all come from one address, so each connection is an owner of its own.
         link.owner = block if block is not None and self._by_block else id(link)
         blocks = blocks_of(block) if block is not None and self._by_block else ()
         link.places = tuple(one.name for one in reversed(blocks)) or (id(link),)
         self._handshakes[link] = None
         if refusal is not None:
-            self._told[link] = refusal
+            self._refused_links[link] = refusal
         if block is not None:
             self._of_address.add(block)
             self._addresses[link] = block
@@ -356,7 +356,7 @@ class Acceptor(Factory):
 
     def _handshake_failed(self, link: Link, failure: Failure) -> None:
         self._shaken(link)
-        self._told.pop(link, None)
+        self._refused_links.pop(link, None)
         self._gone(link)
         host = link.address
         error = failure.value
@@ -374,7 +374,7 @@ class Acceptor(Factory):
         """Add the session of a link whose handshake is done, and refuse the session if there is no place."""
         assert session.link is not None
         self._shaken(session.link)
-        refusal = self._told.pop(session.link, None)
+        refusal = self._refused_links.pop(session.link, None)
         self.sessions.add(session)
         self.connections_opened += 1
         # The key is proven now. Floods are charged to it, and not to an address that many people may share.

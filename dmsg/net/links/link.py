@@ -93,7 +93,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     _waits = False
     places: Sequence[Hashable] = ()
     """Blocks of addresses of the peer, the widest first. Behind a proxy, the connection itself."""
-    stirred: set[Link] | None = None
+    active_links: set[Link] | None = None
     """Set to which the link adds itself when it reads or writes, so that memory checks need not visit idle links."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._closing = False
         self._congested = False
         self._since_congested = 0
-        self._gone = False
+        self._is_lost = False
         self._held: deque[bytes] = deque()
         self._left = False
         self._error: RemoteProtocolError | None = None
@@ -177,10 +177,10 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def _received(self, data: bytes | memoryview) -> None:
         """Handle received bytes. A memoryview is only valid until this method returns."""
         # Twisted may still deliver data after this side has ended the link; the core must not see them.
-        if self._gone or self.ended_for is not None:
+        if self._is_lost or self.ended_for is not None:
             return
-        if self.stirred is not None:
-            self.stirred.add(self)
+        if self.active_links is not None:
+            self.active_links.add(self)
         if self._held or self._left or not self._may_work():
             # Earlier data wait, or the time is used up. The bytes must stay in order, and a view must be copied.
             self._held.append(bytes(data))
@@ -207,9 +207,9 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         # Data received before the end are delivered before the end is reported.
         while (self._left or (self._held and len(self._tail) <= MAX_TAIL)) and self.ended_for is None:
             self._proceed()
-        self._gone = True
-        if self.stirred is not None:
-            self.stirred.discard(self)
+        self._is_lost = True
+        if self.active_links is not None:
+            self.active_links.discard(self)
         self._cancel_timer()
         self.left_behind = max(self.left_behind, self.queued())
         self._pending.clear()
@@ -267,7 +267,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._peer_erred(HandshakeError("too many handshakes under way", DropReason.HANDSHAKE_EVICTED))
 
     def _peer_erred(self, error: RemoteProtocolError) -> None:
-        if self.ended_for is not None or self._gone:
+        if self.ended_for is not None or self._is_lost:
             return
         self.erred = str(error)
         if not self.is_server_side:
@@ -282,11 +282,11 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     # --- reading ---
 
     def _stop_reading(self) -> None:
-        if not self._gone and self.transport is not None:
+        if not self._is_lost and self.transport is not None:
             self.transport.pauseProducing()  # type: ignore[attr-defined]
 
     def _read_on(self) -> None:
-        if not self._gone and self.ended_for is None and not self._closing and self.transport is not None:
+        if not self._is_lost and self.ended_for is None and not self._closing and self.transport is not None:
             self.transport.resumeProducing()  # type: ignore[attr-defined]
 
     def release(self, why: HoldReason) -> None:
@@ -326,7 +326,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._reactor.callLater(0, call)
 
     def _is_idle(self) -> bool:
-        if self._gone or self.ended_for is not None:
+        if self._is_lost or self.ended_for is not None:
             self._held.clear()
             return True
         return bool(self.held_by - {HoldReason.TURN})
@@ -342,7 +342,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
                 self._peer_erred(self._error)
         elif self._held:
             self._take(self._held.popleft())
-        if self._gone or self.ended_for is not None:
+        if self._is_lost or self.ended_for is not None:
             return
         if self._left or self._held:
             self._next_turn()
@@ -352,7 +352,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def read_again(self) -> None:
         """Offer the frames that were left to the user again."""
         tail, self._tail = self._tail, b""
-        if not tail or self._user is None or self._gone or self.ended_for is not None:
+        if not tail or self._user is None or self._is_lost or self.ended_for is not None:
             return
         buffer = bytearray(tail)  # The core rewrites frames in place, so it needs a copy.
         try:
@@ -372,10 +372,10 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def flush(self) -> None:
         """Write the queued data to TCP."""
         self._dirty = False
-        if self._gone or not self._up:
+        if self._is_lost or not self._up:
             return
-        if self.stirred is not None:
-            self.stirred.add(self)
+        if self.active_links is not None:
+            self.active_links.add(self)
         chunks, size = self._outgoing()
         self.written += size
         transport = self.transport
@@ -452,7 +452,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
 
         The link is cut after ``CLOSE_LIMIT`` seconds, or if nothing is sent for ``CLOSE_TIMEOUT`` seconds.
         """
-        if self._closing or self._gone or self.transport is None:
+        if self._closing or self._is_lost or self.transport is None:
             return
         self.ended_for = self.ended_for or reason
         if self._unwritten():
@@ -487,7 +487,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def _abort(self) -> None:
         self._closing = True
         self._cancel_timer()
-        if self._gone or self.transport is None:
+        if self._is_lost or self.transport is None:
             return
         # Bytes that the peer's TCP has not acknowledged are lost. Their number is unknown after the abort.
         self.left_behind = self.unsent()

@@ -43,7 +43,7 @@ class PlainLink(Link):
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Queue whole frames, which are sent at the end of the reactor turn."""
-        if self._gone or self._closing:
+        if self._is_lost or self._closing:
             return
         self._pending.append(bytes(data))
         self._pending_size += len(data)

@@ -58,7 +58,7 @@ class RecordLink(Link):
         self._records_size = 0
         self._buffers: list[bytearray] = []
         self._writing: list[bytearray] = []
-        self._filled = self._begun = 0
+        self._filled = self._record_start = 0
         """Fill level of the last buffer, and the start in it of the last piece of ``_records`` (-1: none)."""
 
     def _begin(self, handshake: LinkHandshake) -> None:
@@ -95,7 +95,7 @@ class RecordLink(Link):
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Queue plaintext, which is sent at the end of the reactor turn."""
-        if self._gone or self._closing:
+        if self._is_lost or self._closing:
             return
         size = len(data)
         if size >= DIRECT_SIZE:
@@ -123,24 +123,24 @@ class RecordLink(Link):
             return
         if len(data) <= COPY_LIMIT:
             record = sealer.seal(data)
-            self._begun = -1
+            self._record_start = -1
             self._records.append(record)
             self._records_size += len(record)
             return
         buffers = self._buffers
         if not buffers or self._filled + MAX_RECORD > len(buffers[-1]):
             buffers.append(RECORDS.take())
-            self._filled, self._begun = 0, -1
+            self._filled, self._record_start = 0, -1
         start = self._filled
         view = memoryview(buffers[-1])
         size = sealer.seal_into(data, view[start:])
         self._filled = start + size
         self._records_size += size
-        if self._begun < 0:
-            self._begun = start
+        if self._record_start < 0:
+            self._record_start = start
             self._records.append(view[start : self._filled])
         else:  # Adjacent records are written as one piece.
-            self._records[-1] = view[self._begun : self._filled]
+            self._records[-1] = view[self._record_start : self._filled]
 
     def _seal_pending(self) -> None:
         pending = self._pending
@@ -158,7 +158,7 @@ class RecordLink(Link):
         # Records sealed while these are being written use other buffers.
         self._writing += self._buffers
         self._buffers = []
-        self._filled, self._begun = 0, -1
+        self._filled, self._record_start = 0, -1
         return records, size
 
     def _written(self) -> None:

@@ -27,8 +27,8 @@ class RefusalLog:
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
-        self._again: dict[tuple[str, str], int] = {}
-        self._others: dict[str, int] = {}
+        self._repeats: dict[tuple[str, str], int] = {}
+        self._unnamed_repeats: dict[str, int] = {}
         self._call: IDelayedCall | None = None
         self._stopped = False
 
@@ -39,21 +39,21 @@ class RefusalLog:
         """
         # An attacker decides how often this is called, and from how many addresses. Both are bounded per interval.
         who = address, reason
-        if who in self._again:
-            self._again[who] += 1
-        elif len(self._again) < MAX_STRANGERS:
-            self._again[who] = 0
+        if who in self._repeats:
+            self._repeats[who] += 1
+        elif len(self._repeats) < MAX_STRANGERS:
+            self._repeats[who] = 0
             detail = f" ({detail})" if detail else ""
             _log.info("stranger {address}: {reason}{detail}", address=address, reason=reason, detail=detail)
         else:
             # The reasons are few and named by the code, so this table needs no bound of its own.
-            self._others[reason] = self._others.get(reason, 0) + 1
+            self._unnamed_repeats[reason] = self._unnamed_repeats.get(reason, 0) + 1
         if self._call is None and not self._stopped:
             self._call = self._reactor.callLater(SUM_UP, self._sum_up)
 
     def _sum_up(self) -> None:
         self._call = None
-        for (address, reason), more in self._again.items():
+        for (address, reason), more in self._repeats.items():
             if more:
                 _log.info(
                     "stranger {address}: {reason}, {more} more in {seconds} s",
@@ -62,15 +62,15 @@ class RefusalLog:
                     more=more,
                     seconds=round(SUM_UP),
                 )
-        for reason, more in self._others.items():
+        for reason, more in self._unnamed_repeats.items():
             _log.info(
                 "other strangers: {reason}, {more} times in {seconds} s",
                 reason=reason,
                 more=more,
                 seconds=round(SUM_UP),
             )
-        self._again.clear()
-        self._others.clear()
+        self._repeats.clear()
+        self._unnamed_repeats.clear()
 
     def stop(self) -> None:
         """Log the last summary."""

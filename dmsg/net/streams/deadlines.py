@@ -16,11 +16,11 @@ class Deadlines:
     :ivar idle: maximum number of seconds without traffic; None for no limit.
     """
 
-    __slots__ = ("_last_traffic", "_passed", "_reactor", "_timers", "idle")
+    __slots__ = ("_last_traffic", "_on_timeout", "_reactor", "_timers", "idle")
 
     def __init__(self, reactor: IReactorTime, passed: Callable[[str], None]) -> None:
         self._reactor = reactor
-        self._passed = passed
+        self._on_timeout = passed
         self._timers: dict[str, IDelayedCall] = {}
         self.idle: float | None = None
         self._last_traffic = 0.0
@@ -39,7 +39,7 @@ class Deadlines:
         def late() -> None:
             del self._timers[name]
             if matters():
-                self._passed(name)
+                self._on_timeout(name)
 
         self._timers[name] = self._reactor.callLater(seconds, late)
 
@@ -77,7 +77,7 @@ class Deadlines:
             timer.cancel()
         self._timers.clear()
         # The callback refers to the stream, whose memory must not wait for the garbage collector.
-        self._passed = lambda name: None
+        self._on_timeout = lambda name: None
 
 
 class DeadlineMixin:

@@ -37,7 +37,7 @@ class HalfClosing:
     _outbox: Outbox
     _producing: ProducerHolder
     _protocol: IProtocol | None
-    _lost: Failure | None
+    _loss: Failure | None
     _paused: bool
     _delivering: bool
     _unread: Sized
@@ -90,7 +90,7 @@ class HalfClosing:
         """
         if not self.can_half_close:
             return fail(TransportClosed(0, "the other end does not understand half-close"))
-        if self._lost is not None or self.disconnecting or self.writing_ended:
+        if self._loss is not None or self.disconnecting or self.writing_ended:
             return fail(TransportClosed(0, "transport is closed, or its data have ended"))
         done: Deferred[None] = Deferred()
         self._end_ticket = EndOfData(done)
@@ -110,7 +110,7 @@ class HalfClosing:
         Then ``connectionLost`` gets ``ConnectionLost`` instead of ``ConnectionDone``, because an answer may be
         missing.
         """
-        if self._lost is not None or self.disconnecting or self.writing_ended:
+        if self._loss is not None or self.disconnecting or self.writing_ended:
             return
         if not self.can_half_close:
             self._half_close_failed = True
@@ -152,7 +152,7 @@ class HalfClosing:
         return self._remote_ended and not (self._remote_end_told or self._unread or self._paused)
 
     def _tell_remote_end(self) -> None:
-        if not self._remote_end_due or self._lost is not None or self._protocol is None:
+        if not self._remote_end_due or self._loss is not None or self._protocol is None:
             return
         self._remote_end_told = True
         protocol = self._protocol
@@ -163,7 +163,7 @@ class HalfClosing:
         self._close_if_both_ended()
 
     def _close_if_both_ended(self) -> None:
-        if not (self._end_acknowledged and self._remote_end_told) or self._lost is not None or self.disconnecting:
+        if not (self._end_acknowledged and self._remote_end_told) or self._loss is not None or self.disconnecting:
             return
         # Only one end sends CLOSE. The other waits for it, but not for ever.
         if not self._leaves_closing_to_remote:

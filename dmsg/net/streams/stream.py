@@ -92,7 +92,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._paused = False
         self._delivering = False
         self._unread: deque[bytes] = NO_QUEUE
-        self._lost: Failure | None = None
+        self._loss: Failure | None = None
         self._reason: int = CloseReason.UNSPECIFIED
 
     # --- the carrier's side ---
@@ -108,7 +108,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         """Deliver or queue data from the remote."""
         if self._deadlines is not None:
             self._deadlines.traffic()
-        if self._lost is not None:
+        if self._loss is not None:
             self._carrier.consumed(len(data))
             return
         if self._paused or self._unread or self._delivering:
@@ -163,7 +163,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._carrier = carrier
         self._suspended = False
         self.away_since = None
-        if self.disconnecting and self._lost is None and self._linger is None:
+        if self.disconnecting and self._loss is None and self._linger is None:
             self._linger = self._reactor.callLater(LINGER, self._lingered)
         self._schedule()
 
@@ -174,7 +174,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
 
     def carrier_closed(self, reason: int) -> None:
         """Note that the remote, or the carrier for it, closed the stream."""
-        if self._lost is None:
+        if self._loss is None:
             self.unacknowledged = max(0, self._outbox.size + self._unacknowledged() - self._unconfirmed_end)
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
 
@@ -223,7 +223,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     @property
     def over(self) -> bool:
         """Whether the stream has ended, even if the application does not know it yet."""
-        return self._lost is not None
+        return self._loss is not None
 
     # --- sending ---
 
@@ -258,7 +258,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         :param timeout: seconds after which the Deferred fails with :class:`~dmsg.errors.DmsgTimeout`. The data are
             sent all the same.
         """
-        if self.disconnecting or self._lost is not None or self.writing_ended:
+        if self.disconnecting or self._loss is not None or self.writing_ended:
             return fail(TransportClosed(self._reason, "" if self._reason else "transport is closed"))
         if self._outbox.size + len(data) > SEND_LIMIT:
             return fail(SendBufferFull(f"more than {SEND_LIMIT} bytes wait to be sent"))
@@ -274,7 +274,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         """Send an empty frame to check the path to the other end. Its ACK does not count as traffic of the
         application.
         """
-        if not (self.disconnecting or self._outbox.waiting or self._lost is not None):
+        if not (self.disconnecting or self._outbox.waiting or self._loss is not None):
             self._probing = True
             self._enqueue(b"", Ticket(None))
 
@@ -284,7 +284,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         # As over TCP, a registered producer may still write while the stream is closing.
         closed = (self.disconnecting or self._end_waits) and self._producing.producer is None
         closed = closed or (self._end_ticket is not None and bool(data))
-        if closed or self._lost is not None or not (data or ticket):
+        if closed or self._loss is not None or not (data or ticket):
             return
         if self._outbox.size + len(data) > SEND_LIMIT:
             _log.error(
@@ -306,7 +306,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     def flush(self) -> None:
         """Send queued data in frames, as far as the window allows."""
         self._scheduled = False
-        if self._lost is not None:
+        if self._loss is not None:
             return
         carrier = self._carrier
         outbox = self._outbox
@@ -325,7 +325,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
         """Register a producer (:class:`twisted.internet.interfaces.IConsumer`)."""
-        if self._lost is not None and self._producing.producer is None:
+        if self._loss is not None and self._producing.producer is None:
             producer.stopProducing()
         else:
             self._producing.register(producer, streaming)
@@ -355,7 +355,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         while self._unread and not self._paused:
             self._deliver(self._unread.popleft())
         self._tell_remote_end()
-        if self._lost is not None and not self._unread:
+        if self._loss is not None and not self._unread:
             self._finish()
 
     def resume_if_unpaused(self) -> None:
@@ -369,7 +369,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
 
     def _deliver(self, data: bytes) -> None:
         assert self._protocol is not None
-        if self._call_protocol(self._protocol.dataReceived, data) and self._lost is None:
+        if self._call_protocol(self._protocol.dataReceived, data) and self._loss is None:
             self._carrier.consumed(len(data))
 
     def _call_protocol(self, method: Callable[[_T], object], argument: _T) -> bool:
@@ -394,7 +394,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
 
         A stream without a carrier first gets its full time to find another one.
         """
-        if self.disconnecting or self._lost is not None:
+        if self.disconnecting or self._loss is not None:
             return
         self.disconnecting = True
         if not self._suspended:
@@ -407,7 +407,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
 
     def abort(self, reason: int) -> None:
         """Close now, and tell the remote a reason (:class:`~dmsg.errors.CloseReason`)."""
-        if self._lost is not None:
+        if self._loss is not None:
             self._unread = NO_QUEUE
             self._paused = False
             self._finish()
@@ -422,7 +422,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._linger = None
         if self._may_have_all():
             self._close_now()
-        elif self._lost is None:
+        elif self._loss is None:
             self._give_up_lingering()
 
     def _give_up_lingering(self) -> None:
@@ -434,16 +434,16 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         )
 
     def _close_now(self) -> None:
-        if self._lost is not None:
+        if self._loss is not None:
             return
         self._carrier.close(CloseReason.UNSPECIFIED)
         self._unread = NO_QUEUE
         self._end(Failure(self._reason_of_close() or ConnectionDone()), CloseReason.UNSPECIFIED)
 
     def _end(self, why: Failure, reason: int) -> None:
-        if self._lost is not None:
+        if self._loss is not None:
             return
-        self._lost = why
+        self._loss = why
         self._reason = reason
         self.disconnecting = True
         cancel_call(self._linger)
@@ -480,10 +480,10 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     def _finish(self) -> None:
         UNREAD.discard(self)
         protocol, self._protocol = self._protocol, None
-        if protocol is not None and self._lost is not None:
+        if protocol is not None and self._loss is not None:
             self.disconnected = True
             try:
-                protocol.connectionLost(self._lost)
+                protocol.connectionLost(self._loss)
             except Exception:
                 _log.failure("unhandled error in {protocol!r}", protocol=protocol)
 

@@ -69,7 +69,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._behind: deque[bytes] = deque()
+        self._unparsed: deque[bytes] = deque()
         self._paused = False
         self._given_up = False
         self._lingering: IDelayedCall | None = None
@@ -85,7 +85,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
             if self._dropped > LINGER_SIZE:
                 self._close()
             return
-        self._behind.extend(data[start : start + PIECE] for start in range(0, len(data), PIECE))
+        self._unparsed.extend(data[start : start + PIECE] for start in range(0, len(data), PIECE))
         self.site.unanswered.book(self, len(data))
         self._feed()
 
@@ -108,13 +108,13 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         # A request is answered. Data that came with the end of its body precede everything that waits.
         self.line_mode = 1
         if extra:
-            self._behind.appendleft(extra)
+            self._unparsed.appendleft(extra)
 
     def requestDone(self, request: Request) -> None:
         super().requestDone(request)  # type: ignore[no-untyped-call]
         if self._over:
-            self._behind.clear()
-        self.site.unanswered.settle(self, sum(map(len, self._behind)))
+            self._unparsed.clear()
+        self.site.unanswered.settle(self, sum(map(len, self._unparsed)))
         self._feed()
 
     def resumeProducing(self) -> None:
@@ -150,14 +150,14 @@ class BoundedChannel(TurnTaker, HTTPChannel):
     def _feed(self) -> None:
         if self.feeding:
             return
-        while self._behind and not self._handlingRequest and not self._waitingForTransport and not self._over:
+        while self._unparsed and not self._handlingRequest and not self._waitingForTransport and not self._over:
             if not self._may_work():
                 self._next_turn()
                 break
-            self._spend(self._parse, self._behind.popleft())
+            self._spend(self._parse, self._unparsed.popleft())
         if self._over:
             self.drop_buffer()
-        elif self._behind:
+        elif self._unparsed:
             self._paused = True
             self._networkProducer.pauseProducing()
         elif self._paused:
@@ -171,7 +171,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
 
     def drop_buffer(self) -> None:
         """Drop received data that is not parsed, because the connection ends or was upgraded to another protocol."""
-        self._behind.clear()
+        self._unparsed.clear()
         self.site.unanswered.remove(self)
 
     def linger(self) -> None:
@@ -194,7 +194,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         (:class:`~dmsg.net.web.pending_requests.MemoryHolder`).
         """
         self._given_up = True
-        self._behind.clear()
+        self._unparsed.clear()
         answer = getattr(self.requests[-1], "answer_busy", None) if self.requests else None
         if answer is not None and not self._handlingRequest:
             answer()

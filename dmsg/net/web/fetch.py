@@ -61,10 +61,10 @@ class HeadTooLong(DmsgError):
 class _BoundedConnection(HTTP11ClientProtocol):
     """Connection that is dropped if its response has too many headers.
 
-    :ivar kept: whether an earlier request was answered over this connection.
+    :ivar is_reused: whether an earlier request was answered over this connection.
     """
 
-    kept = False
+    is_reused = False
     _head = 0
 
     def connectionMade(self) -> None:
@@ -160,7 +160,7 @@ class _Pool(HTTPConnectionPool):
 
     def getConnection(self, key: Hashable, endpoint: IStreamClientEndpoint) -> Deferred[Any]:
         def wrapped(connection: Any) -> Any:
-            if not connection.kept:
+            if not connection.is_reused:
                 return connection
             return _KeptConnection(connection, lambda: self._newConnection(key, endpoint))
 
@@ -178,7 +178,7 @@ class _Pool(HTTPConnectionPool):
         elif connection._parser.response.version < _KEEPS:  # noqa: SLF001  # of the last response
             connection.transport.loseConnection()
         else:
-            connection.kept = True
+            connection.is_reused = True
             super()._putConnection(key, connection)  # type: ignore[no-untyped-call]
 
 

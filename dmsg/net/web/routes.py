@@ -40,13 +40,13 @@ class QuickResource(KleinResource):
     def __init__(self, app: Klein) -> None:
         super().__init__(app)
         # (method, path) -> route; (method, path up to the last segment) -> route and the name of that segment
-        self._whole: dict[tuple[bytes, bytes], str] = {}
+        self._static_rules: dict[tuple[bytes, bytes], str] = {}
         self._last: dict[tuple[bytes, bytes], tuple[str, str]] = {}
         for rule in app.url_map.iter_rules():
             # A route that declares no methods accepts all of them.
             methods = [method.encode() for method in rule.methods or ("GET", "HEAD", "POST")]
             if not rule.arguments:
-                self._whole.update({(method, rule.rule.encode()): rule.endpoint for method in methods})
+                self._static_rules.update({(method, rule.rule.encode()): rule.endpoint for method in methods})
             elif (found := _LAST.fullmatch(rule.rule)) is not None:
                 way = rule.endpoint, found["name"]
                 for method in methods:
@@ -59,7 +59,7 @@ class QuickResource(KleinResource):
         if _HOST.fullmatch(request.getHeader(b"host") or b"") is None:
             return None
         method, path = request.method, request.path
-        whole = self._whole.get((method, path))
+        whole = self._static_rules.get((method, path))
         if whole is not None:
             return whole, {}
         before, slash, last = path.rpartition(b"/")

@@ -147,7 +147,7 @@ class FileUploads:
         self._now = now
         self._incoming: dict[tuple[int, str], _Incoming] = {}
         self._waiting: dict[str, tuple[str, Deferred[tuple[bytes, tuple[int, str] | None]]]] = {}
-        self._over: OrderedDict[tuple[int, str], bytes | None] = OrderedDict()
+        self._outcomes: OrderedDict[tuple[int, str], bytes | None] = OrderedDict()
         if directory is not None:
             # A peer that was killed has left these.
             for left in directory.glob(f"*{PART}"):
@@ -343,9 +343,9 @@ class FileUploads:
     async def _close(self, key: tuple[int, str], received: ReceivedMessage, answer: Answer) -> None:
         incoming = self._incoming.get(key)
         if incoming is None:
-            if key not in self._over:
+            if key not in self._outcomes:
                 answer(b"", (ERROR, "there is no such upload"))
-            elif (outcome := self._over[key]) is not None:
+            elif (outcome := self._outcomes[key]) is not None:
                 answer(outcome, None)  # A repeated close. If a service was called, only the service answers.
             return
         if incoming.complete:
@@ -363,9 +363,9 @@ class FileUploads:
         del self._incoming[key]
         self._release(incoming)
         outcome = None if incoming.command is not None else json.dumps(str(incoming.path)).encode()
-        self._over[key] = outcome
-        if len(self._over) > MAX_OUTCOMES:
-            self._over.popitem(last=False)
+        self._outcomes[key] = outcome
+        if len(self._outcomes) > MAX_OUTCOMES:
+            self._outcomes.popitem(last=False)
         if outcome is not None:
             answer(outcome, None)
             return

@@ -109,7 +109,7 @@ class RmbPeer(Service):
         self._recording = 0
         """Number of confirmations that are being written to Redis."""
         self._commands: dict[int, dict[str, float]] = {}
-        self._seldom = LogThrottle(reactor.seconds)
+        self._log_throttle = LogThrottle(reactor.seconds)
         self.ready: Deferred[None] = Deferred()
 
     @property
@@ -367,7 +367,7 @@ class RmbPeer(Service):
 
     def _say(self, kind: object, text: str) -> None:
         """Log a line about a message, throttled by kind, because anyone can send many."""
-        more = self._seldom.suffix(str(kind))
+        more = self._log_throttle.suffix(str(kind))
         if more is not None:
             _log.info("{text}{more}", text=text, more=more)
 

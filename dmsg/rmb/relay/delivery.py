@@ -64,10 +64,7 @@ class Delivery:
 
     __slots__ = (
         "_after",
-        "_again",
         "_barrier",
-        "_behind",
-        "_behind_size",
         "_carrier",
         "_confirmed",
         "_handed",
@@ -83,6 +80,9 @@ class Delivery:
         "_marks",
         "_more",
         "_most_size",
+        "_queued_count",
+        "_queued_size",
+        "_read_again",
         "_reading",
         "_sent",
         "_sent_size",
@@ -120,7 +120,7 @@ class Delivery:
         self._handing = False
         self._barrier = False
         self._after: QueueId | None = None
-        self._reading = self._again = self._inside = self._more = False
+        self._reading = self._read_again = self._inside = self._more = False
         self._keeping = 0
         # Ids of messages that are in the window too; they are stored because their confirmation took long.
         self._skip: set[QueueId] = set()
@@ -131,7 +131,7 @@ class Delivery:
         self._lined = 0
         """Number of messages put into the line so far; ``_marks`` has this number at the last two checks."""
         self._marks = (0, 0)
-        self._behind = self._behind_size = 0
+        self._queued_count = self._queued_size = 0
         """Number of messages stored in the queue while the session was connected and not yet read back, and their
         bytes."""
         self._held: set[HeldMessages] = set()
@@ -178,13 +178,13 @@ class Delivery:
             self._send(message)
             return True
         if self.stalled or self._too_long or message.durable:
-            self._behind += 1
-            self._behind_size += len(message.data)
+            self._queued_count += 1
+            self._queued_size += len(message.data)
             self._wait_for_me(message)
             # The line goes into the queue before this message, so that the order remains.
             self._spill_all()
             self.catching_up = True
-            self._again = True
+            self._read_again = True
             return False
         if not self._line:
             self._store.waits(self)
@@ -214,7 +214,7 @@ class Delivery:
 
     def _crowded(self, part: int) -> bool:
         """Whether the waiting messages reach one ``part``-th of the limit at which senders are held."""
-        waiting, size = len(self._line) + self._behind, self._line_size + self._behind_size
+        waiting, size = len(self._line) + self._queued_count, self._line_size + self._queued_size
         most = LINE_SIZE if self._most_size is None else min(LINE_SIZE, self._most_size)
         return waiting * part >= self._line_messages or size * part >= most
 
@@ -255,11 +255,11 @@ class Delivery:
         if not self._line:
             return
         line, self._line = self._line, deque()
-        self._behind += len(line)
-        self._behind_size += self._line_size
+        self._queued_count += len(line)
+        self._queued_size += self._line_size
         self._line_size = 0
         self.catching_up = True
-        self._again = True
+        self._read_again = True
         for message in line:
             self._put_by(message)
 
@@ -281,7 +281,7 @@ class Delivery:
         self._carrier.send(message.data)
         if self.trusted:
             self._hand_later()
-        elif message.kept is None and (self.stalled or message.durable):
+        elif message.queue_id is None and (self.stalled or message.durable):
             self._keep(message)
         self._ping()
 
@@ -316,13 +316,13 @@ class Delivery:
         return not self._handing
 
     def _remove(self, messages: list[Message]) -> None:
-        removed = [message.kept for message in messages if message.kept is not None]
+        removed = [message.queue_id for message in messages if message.queue_id is not None]
         if not removed:
             return
         for message in messages:
             if not self._reading:  # The ids may be in the batch that is being read.
-                self._skip.discard(message.kept)
-            message.kept = None
+                self._skip.discard(message.queue_id)
+            message.queue_id = None
         self._store.remove(self.session, removed)
 
     def _ping(self) -> None:
@@ -351,7 +351,7 @@ class Delivery:
     def wake(self) -> None:
         """Read the queue, because something was put into it."""
         self.catching_up = True
-        self._again = True
+        self._read_again = True
         self._read()
 
     def confirmed(self, number: int) -> None:
@@ -400,7 +400,7 @@ class Delivery:
             self._more = True
             while self._more and not (self._reading or self.closed or self._full or self._keeping):
                 self._reading = True
-                self._again = self._more = False
+                self._read_again = self._more = False
                 self._store.read(self.session, self._after).addCallbacks(self._got, self._not_read)
         finally:
             self._inside = False
@@ -409,8 +409,8 @@ class Delivery:
         self._reading = False
         if self.closed:
             return
-        self._behind = max(0, self._behind - len(batch)) if batch else 0
-        self._behind_size = max(0, self._behind_size - sum(len(one.data) for one in batch)) if self._behind else 0
+        self._queued_count = max(0, self._queued_count - len(batch)) if batch else 0
+        self._queued_size = max(0, self._queued_size - sum(len(one.data) for one in batch)) if self._queued_count else 0
         expired = []
         for queued in batch:
             self._after = queued.id
@@ -425,7 +425,7 @@ class Delivery:
         if expired:
             self._store.remove(self.session, expired)
         self._release_if_roomy()
-        if batch or self._again:
+        if batch or self._read_again:
             self._more = True
             self._read()
         elif not self.appending:
@@ -453,7 +453,7 @@ class Delivery:
         :param durable: whether to store only messages that their senders do not send again.
         """
         for message in messages:
-            if message.kept is None and not message.keeping and (message.durable or not durable):
+            if message.queue_id is None and not message.keeping and (message.durable or not durable):
                 self._keep(message)
 
     def _keep(self, message: Message) -> None:
@@ -462,7 +462,7 @@ class Delivery:
         self._keeping += 1
 
         def kept(number: QueueId) -> None:
-            message.kept = number
+            message.queue_id = number
             message.settle()
             if message.confirmed or (message.handed and self.trusted):
                 self._remove([message])
@@ -491,7 +491,7 @@ class Delivery:
         left = [
             message
             for message in self._window
-            if message.kept is None and not message.keeping and not (message.handed and delivered)
+            if message.queue_id is None and not message.keeping and not (message.handed and delivered)
         ]
         left += self._line
         self._window.clear()

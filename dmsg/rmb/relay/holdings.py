@@ -26,7 +26,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
     messages again. Messages to other relays are freed unless an attempt is under way, and their senders are told.
     """
 
-    what = "sessions"
+    holders = "sessions"
 
     def __init__(self, reactor: IReactorTime, switch: Switch, memory: Memory) -> None:
         super().__init__(reactor, memory)
@@ -47,10 +47,10 @@ class SessionHoldings(MemoryWatch[RelaySession]):
                 yield Holding((f"twin {session.owner}",), "messages", size, age, self._end_of(session))
         for session in list(switch.parked):
             parking = session.parking
-            if session.gone or not len(parking):
+            if session.is_lost or not len(parking):
                 del switch.parked[session]
             elif parking.size >= SMALL:
-                age = self.age(session, parking.come - parking.size, parking.come)
+                age = self.age(session, parking.stored_bytes - parking.size, parking.stored_bytes)
                 yield Holding((f"twin {session.owner}",), "parked", parking.size, age, self._end_of(session))
 
         for session in switch.growing:

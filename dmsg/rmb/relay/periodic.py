@@ -95,8 +95,8 @@ class PeriodicChecks:
             socket = session.socket
             if session.unfinished <= SMALL:
                 session.unfinished_since = None
-            if socket is not None and socket.heard:
-                socket.heard = False
+            if socket is not None and socket.has_received:
+                socket.has_received = False
                 session.heard_at = now
             elif socket is not None and socket.held:
                 # The relay does not read from a held session, so silence means nothing. The ping shows it that the

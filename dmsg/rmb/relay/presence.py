@@ -36,18 +36,18 @@ class Presence:
         self.sessions: dict[Session, RelaySession] = {}
         self.of_twin: Counter[int] = Counter()
         self._newest: dict[int, dict[Session, RelaySession]] = {}
-        self._most: PriorityQueue[int] = PriorityQueue()
+        self._by_count: PriorityQueue[int] = PriorityQueue()
 
     def _count(self, twin: int) -> None:
         if self.of_twin[twin]:
-            self._most.put(twin, -self.of_twin[twin])
+            self._by_count.put(twin, -self.of_twin[twin])
         else:
-            self._most.remove(twin)
+            self._by_count.remove(twin)
             self._newest.pop(twin, None)
 
     def can_make_place(self, twin: int | None = None) -> bool:
         """Whether some twin has so many sessions that one of them may be ended for ``twin``, or for any twin (None)."""
-        most = self._most.first()
+        most = self._by_count.first()
         own = 0 if twin is None else self.of_twin[twin]
         return most is not None and self.of_twin[most] > max(FEW_SESSIONS, own + 1)
 
@@ -56,7 +56,7 @@ class Presence:
 
         None when no twin has more sessions, or when none of its sessions is idle.
         """
-        most = self._most.first()
+        most = self._by_count.first()
         if most is None or not self.can_make_place(twin):
             return None
         # The newest sessions end first: a twin that floods the relay with sessions loses those, and keeps its old ones.

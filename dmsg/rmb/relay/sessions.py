@@ -73,8 +73,8 @@ class RelaySession:
     __slots__ = (
         "bytes_in",
         "delivery",
-        "gone",
         "heard_at",
+        "is_lost",
         "ledger",
         "lookups",
         "messages_in",
@@ -114,7 +114,7 @@ class RelaySession:
         self.lookups = 0
         self.messages_in = self.bytes_in = 0
         """Number and bytes of messages that the session has sent since it connected."""
-        self.gone = False
+        self.is_lost = False
 
     @property
     def owner(self) -> int:
@@ -136,7 +136,7 @@ class RelaySession:
         self.switch.connected(self)
 
     def _unfinished(self, size: int) -> None:
-        if size != self.unfinished and not self.gone:
+        if size != self.unfinished and not self.is_lost:
             self.switch.unfinished += size - self.unfinished
             if size < self.unfinished:
                 self.unfinished_since = None  # A message became complete; the rest belongs to the next one.
@@ -148,7 +148,7 @@ class RelaySession:
             self.switch.check_unfinished()
 
     def _fragmented(self, small: int) -> None:
-        if not self.gone:
+        if not self.is_lost:
             self.switch.fragmented(self, small)
 
     def _asks(self, asks: bool) -> None:
@@ -176,7 +176,7 @@ class RelaySession:
             self._receive(data)
 
     def _receive(self, data: bytes) -> None:
-        if not self.gone:
+        if not self.is_lost:
             self.messages_in += 1
             self.bytes_in += len(data)
             self.switch.received(self, data)
@@ -197,7 +197,7 @@ class RelaySession:
 
     def pong_received(self, payload: bytes) -> None:
         # Pings behind messages have 8 bytes; other pongs answer keepalive pings.
-        if len(payload) != 8 or self.gone:
+        if len(payload) != 8 or self.is_lost:
             return
         try:
             self.delivery.confirmed(int.from_bytes(payload, "big"))
@@ -213,7 +213,7 @@ class RelaySession:
 
     def _broken(self) -> None:
         """End the session because a message of it was lost here, so that it connects again and resends."""
-        if not self.gone:
+        if not self.is_lost:
             self.end(Drop.QUEUE_FAILED, TRY_LATER, "the queue of this relay does not take messages now")
 
     def _answer_ping(self, payload: bytes) -> None:

@@ -85,7 +85,7 @@ class RelaySite(Resource):
         self._make_place = make_place
         self._settings = settings
         self._connects = RateLimit(settings.connect_rate, max(CONNECT_BURST, settings.connect_rate), blocks_of)
-        self._others = RateLimit(OTHER_RATE, OTHER_BURST, blocks_of)
+        self._other_requests = RateLimit(OTHER_RATE, OTHER_BURST, blocks_of)
         self._used = None if settings.token_reuse else token.UsedTokens(MAX_USED_TOKENS)
 
     def make_site(self) -> PlainUpgradeFactory:
@@ -119,7 +119,7 @@ class RelaySite(Resource):
             return self._intake(request)
         if request.path == b"/" + batch.PATH.encode() and request.method == b"POST":
             return self._intake_batch(request)
-        if not self._others.allow(self._address_of(request), self._reactor.seconds()):
+        if not self._other_requests.allow(self._address_of(request), self._reactor.seconds()):
             close_after(request)
             return self._later(request, Drop.RATE_LIMITED, "too many requests")
         if request.method in (b"GET", b"HEAD") and request.path == b"/metrics":
@@ -309,8 +309,8 @@ class RelaySite(Resource):
         if verdict.status == TAKEN.status:
             request.setResponseCode(verdict.status)
             return b""
-        if verdict.after is not None:
-            request.setHeader(b"retry-after", b"%d" % verdict.after)
+        if verdict.retry_after is not None:
+            request.setHeader(b"retry-after", b"%d" % verdict.retry_after)
         return self._text(request, verdict.status, verdict.text)
 
     def _intake_batch(self, request: Request) -> bytes | int:
@@ -339,7 +339,7 @@ class BatchAnswer:
         self._reactor = reactor
         self._taking: dict[int, Deferred[tuple[Verdict, bool]]] = {}
         self._lines: list[bytes] = []
-        self._gone = self._soon = False
+        self._is_disconnected = self._is_flush_planned = False
         self._left = 0
         request.notifyFinish().addErrback(self._cancel)
 
@@ -370,14 +370,14 @@ class BatchAnswer:
         self._taking.pop(number, None)
         self._left -= 1
         self._lines.append(batch.encode_answer(number, status))
-        if not self._soon:
+        if not self._is_flush_planned:
             # Outcomes of one reactor turn are written together.
-            self._soon = True
+            self._is_flush_planned = True
             self._reactor.callLater(0, self._write)
 
     def _write(self) -> None:
-        self._soon = False
-        if self._gone:
+        self._is_flush_planned = False
+        if self._is_disconnected:
             return
         lines, self._lines = self._lines, []
         self._request.write(b"".join(lines))
@@ -386,6 +386,6 @@ class BatchAnswer:
 
     def _cancel(self, _: Failure) -> None:
         """Cancel what is under way, because the other relay has left."""
-        self._gone = True
+        self._is_disconnected = True
         for taking in list(self._taking.values()):
             taking.cancel()

@@ -79,7 +79,7 @@ class RmbRelayStatus(StatusSource):
         cache = switch.registry
         asked = cache.hits + cache.misses
         return [
-            Fact("State", status, GOOD if status == "ok" else BAD, told=True),
+            Fact("State", status, GOOD if status == "ok" else BAD, is_event=True),
             *of_process(relay.started),
             Fact("Sessions", f"{len(switch.sessions)} of {relay.settings.max_sessions}"),
             Fact("Messages in transit to other relays", human_count(len(switch.federation))),

@@ -135,9 +135,9 @@ class Switch:
 
     def lost(self, session: RelaySession) -> None:
         """Forget a session whose connection is gone; unconfirmed messages to it go to its queue."""
-        if session.gone:
+        if session.is_lost:
             return
-        session.gone = True
+        session.is_lost = True
         if self.presence.remove(session):
             self.queue.absent(str(session.session))
         self.waiting.pop(session.delivery, None)

@@ -85,7 +85,7 @@ class Participant:
         self.registry = registry
         self.now = wall_clock
         self._random = random
-        self._taken = taken
+        self._on_message = taken
         self._rejected = rejected
         self._running: set[Deferred[None]] = set()
         self.drops = drops
@@ -209,7 +209,7 @@ class Participant:
                     await self._rejected(rejected)
                     return
             else:
-                await self._taken(received)
+                await self._on_message(received)
                 return
             await deferLater(self._reactor, REGISTRY_RETRY)
 

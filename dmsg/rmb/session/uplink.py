@@ -262,8 +262,8 @@ class RelayLink:
         if socket is None:
             return
         now = self._reactor.seconds()
-        if socket.heard:
-            socket.heard = False
+        if socket.has_received:
+            socket.has_received = False
             self._heard_at = now
         if now - self._heard_at >= SILENT_AFTER:
             self.error = f"{self.shown_url} was silent for {SILENT_AFTER:g} s"

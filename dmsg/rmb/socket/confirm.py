@@ -19,13 +19,13 @@ class Message:
     :ivar until: when its life ends, in seconds since 1970.
     :ivar owner: ledger of the session that sent it; None for messages of the relay itself.
     :ivar sender: the twin that sent it; 0 for the relay.
-    :ivar kept: its id in the receiver's queue, or None.
+    :ivar queue_id: its id in the receiver's queue, or None.
     :cvar is_answer: whether the receiver asked for it.
     :ivar keeping: whether it is being written to the queue.
     :ivar handed: whether it was handed to a receiver's connection that answers pings.
     """
 
-    __slots__ = ("confirmed", "data", "handed", "keeping", "kept", "owner", "sender", "settled", "until")
+    __slots__ = ("confirmed", "data", "handed", "keeping", "owner", "queue_id", "sender", "settled", "until")
     is_answer = False
 
     def __init__(
@@ -34,7 +34,7 @@ class Message:
         self.data = data
         self.until = until
         self.owner = owner
-        self.kept = kept
+        self.queue_id = kept
         self.sender = sender
         self.keeping = False
         self.handed = False

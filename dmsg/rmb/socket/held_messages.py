@@ -32,7 +32,7 @@ class HeldMessages(TurnTaker):
     :param release: resumes reading from the socket.
     :param confirms: whether the session has messages to confirm.
     :ivar size: bytes stored now.
-    :ivar come: bytes stored in all so far.
+    :ivar stored_bytes: bytes stored in all so far.
     """
 
     __slots__ = (
@@ -45,10 +45,10 @@ class HeldMessages(TurnTaker):
         "_release",
         "_waiting",
         "_waits",
-        "come",
         "owner",
         "share",
         "size",
+        "stored_bytes",
     )
 
     def __init__(
@@ -65,7 +65,7 @@ class HeldMessages(TurnTaker):
         self._for: set[object] = set()
         self._waiting: deque[tuple[bool, bytes]] = deque()
         self.size = 0
-        self.come = 0
+        self.stored_bytes = 0
         self._waits = False
         self.share: TurnAccount | None = None
         self.owner: Hashable = None
@@ -95,7 +95,7 @@ class HeldMessages(TurnTaker):
         """Store a message or ping of the session."""
         self._waiting.append((is_message, data))
         self.size += len(data) + OVERHEAD
-        self.come += len(data) + OVERHEAD
+        self.stored_bytes += len(data) + OVERHEAD
         if self.size >= MAX_HELD_SIZE * (BOTH_WAYS if self._confirms() else 1):
             self._hold()
 

@@ -95,7 +95,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
     A connection that becomes a session no longer belongs to the site.
     """
 
-    _behind: IProtocol | None = None
+    _inner_protocol: IProtocol | None = None
     _silence: IDelayedCall | None = None
 
     def __init__(self, factory: PlainUpgradeFactory, address: IAddress | None) -> None:
@@ -129,7 +129,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
         self._door.guard.remove(self)
 
     def dataReceived(self, data: bytes) -> None:
-        if self._behind is None:
+        if self._inner_protocol is None:
             self._cancel()
             upgrade = plain_upgrade(data)
             if upgrade is not None and self._door.take(upgrade, self.transport):
@@ -139,23 +139,23 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
                 return
             self._open()
         self.start_deadline()
-        assert self._behind is not None
+        assert self._inner_protocol is not None
         try:
-            self._behind.dataReceived(data)
+            self._inner_protocol.dataReceived(data)
         except Exception:
             self.failed()
 
     def _open(self) -> None:
         behind = self._door.site.buildProtocol(self._address)
         assert behind is not None and self.transport is not None
-        self._behind = behind
+        self._inner_protocol = behind
         behind.makeConnection(self.transport)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._cancel()
         self._door.guard.remove(self)
-        if self._behind is not None:
-            self._behind.connectionLost(reason)
+        if self._inner_protocol is not None:
+            self._inner_protocol.connectionLost(reason)
 
 
 class PlainUpgradeFactory(Factory):

@@ -88,7 +88,7 @@ class _Silence:
 class Socket(HeldReading, TurnTaker):
     """Common part of both ends of a connection; mixed into autobahn's protocols.
 
-    :ivar heard: whether something came since this was set to False.
+    :ivar has_received: whether something came since this was set to False.
     """
 
     receiver: Receiver
@@ -100,20 +100,20 @@ class Socket(HeldReading, TurnTaker):
     log = _Silence()
     masked_here = False
     """Whether this end masks what it sends, as clients do."""
-    heard = True
+    has_received = True
     _frames: frames.Frames | None = None
     _fragments: Fragments
-    _lost: Failure | None = None
+    _loss: Failure | None = None
     """Reason for the end of the connection, while data that came before is still being processed."""
     _out: list[bytes] | None = None
     _opened = False
-    _told = False
-    _left = 0
+    _is_over_mark = False
+    _unsent_at_mark = 0
     _timer: IDelayedCall | None = None
     share: TurnAccount | None = None
     _feeding: Iterator[tuple[int, bytes]] | None = None
     _waits = False
-    _behind: deque[bytes]
+    _unread: deque[bytes]
     grew: Callable[[int], None] | None = None
     """Callback invoked after each read with the bytes of the incomplete message."""
     fragmented: Callable[[int], None] | None = None
@@ -136,14 +136,14 @@ class Socket(HeldReading, TurnTaker):
     # --- inbound ---
 
     def dataReceived(self, data: bytes) -> None:
-        self.heard = True
+        self.has_received = True
         if self._frames is None:
             super().dataReceived(data)  # type: ignore[misc]
             return
         if HoldReason.OVER in self.held_by:
             return
         if self._feeding is not None or not self._may_work():
-            self._behind.append(data)
+            self._unread.append(data)
             self._next_turn()
             return
         self._feed(self._frames.feed(data))
@@ -192,7 +192,7 @@ class Socket(HeldReading, TurnTaker):
         elif first == frames.PONG:
             receiver.pong_received(content)
         elif first == frames.PING:
-            if self._lost is None:  # A lost connection cannot carry the answer.
+            if self._loss is None:  # A lost connection cannot carry the answer.
                 receiver.ping_received(content)
         elif first != frames.OTHER:
             whole = self._fragments.add(first, content)
@@ -207,7 +207,7 @@ class Socket(HeldReading, TurnTaker):
                 # The data was not a valid frame, so the connection is closed. The rest of what has arrived is dropped,
                 # because it could be thirty thousand more invalid frames.
                 self._feeding = None
-                self._behind.clear()
+                self._unread.clear()
 
     def _give_up(self, code: int, why: str) -> None:
         """Close because of the other end's mistake, and ignore what follows it."""
@@ -215,39 +215,39 @@ class Socket(HeldReading, TurnTaker):
         self.forget()
 
     def _turn_is_over(self) -> None:
-        if self._lost is None:
+        if self._loss is None:
             self.hold(HoldReason.TURN)
 
     def _later(self, call: Callable[[], None]) -> None:
         self.reactor.callLater(0, call)
 
     def _is_idle(self) -> bool:
-        return self._told
+        return self._is_over_mark
 
     def _work(self) -> None:
         self._feed_next()
         if self._has_more:
             self._next_turn()
-        elif self._lost is not None:
-            self._ended(self._lost)
+        elif self._loss is not None:
+            self._ended(self._loss)
         else:
             self.release(HoldReason.TURN)
 
     def _feed_next(self) -> None:
         if self._feeding is not None:
             self._feed(self._feeding)
-        elif self._behind and self._frames is not None:
-            self._feed(self._frames.feed(self._behind.popleft()))
+        elif self._unread and self._frames is not None:
+            self._feed(self._frames.feed(self._unread.popleft()))
 
     @property
     def _has_more(self) -> bool:
         """Whether received data waits to be processed."""
-        return self._feeding is not None or bool(self._frames is not None and self._behind)
+        return self._feeding is not None or bool(self._frames is not None and self._unread)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         # Data that came before is processed first, in turns as usual.
-        if self._has_more and not self._told:
-            self._lost = reason
+        if self._has_more and not self._is_over_mark:
+            self._loss = reason
             self._next_turn()
         else:
             self._ended(reason)
@@ -264,8 +264,8 @@ class Socket(HeldReading, TurnTaker):
     @property
     def unsent(self) -> int:
         """Number of bytes that this process still has to send; for a closed connection those it never sent."""
-        if self._told:
-            return self._left
+        if self._is_over_mark:
+            return self._unsent_at_mark
         waiting = sum(map(len, self._out)) if self._out else 0
         return waiting + ((queued_bytes(self.transport) or 0) if self.transport is not None else 0)
 
@@ -289,7 +289,7 @@ class Socket(HeldReading, TurnTaker):
             self.dataReceived(rest)
 
     def _begin_frames(self) -> None:
-        self._behind = deque()
+        self._unread = deque()
         self._fragments = Fragments(MAX_MESSAGE)
         self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
 
@@ -319,9 +319,9 @@ class Socket(HeldReading, TurnTaker):
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:
         self._on_timeout()
-        if not self._told:
-            self._left = self.unsent
-            self._told = True
+        if not self._is_over_mark:
+            self._unsent_at_mark = self.unsent
+            self._is_over_mark = True
             why = self._close_reason(code, reason)
             self._drop_data()
             self._out = None

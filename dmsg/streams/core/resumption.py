@@ -93,24 +93,24 @@ Unsent = tuple[list[object], list[tuple[bytes | memoryview, object]]]
 class Answer(NamedTuple):
     """Unconfirmed answer to a RESUME, which leaves the stream as it was.
 
-    :ivar there: hello of the initiator.
-    :ivar told: hello with which this end answered.
+    :ivar hello: hello of the initiator.
+    :ivar reply: hello with which this end answered.
     :ivar received_hash: rolling hash of what this end had received at the time of the answer.
     :ivar remote_ended: whether the initiator had half-closed by then.
     """
 
     end: ResumableEnd
     result: HandshakeResult
-    there: Hello
-    told: Hello
+    hello: Hello
+    reply: Hello
     received_hash: blake2b
     remote_ended: bool
 
     @property
     def generation(self) -> int:
         """Generation in the initiator's hello."""
-        assert self.there.resume is not None
-        return self.there.resume.generation
+        assert self.hello.resume is not None
+        return self.hello.resume.generation
 
     @property
     def is_late(self) -> bool:
@@ -390,16 +390,16 @@ class ResumableEnd:
 
         :raises SecureError: the two histories differ; the end is attached to ``transport`` nevertheless, to close it.
         """
-        assert answer.there.resume is not None and answer.told.resume is not None
+        assert answer.hello.resume is not None and answer.reply.resume is not None
         # ``received`` goes back to the position in the answer, because the initiator sends from there on.
         self.detach()
         self._given = max(self._given, self.received)
         self._end_given = self._end_given or self.remote_ended
-        self.received, self._received_hash = answer.told.resume.received, answer.received_hash
+        self.received, self._received_hash = answer.reply.resume.received, answer.received_hash
         self.remote_ended = answer.remote_ended
         self.generation = answer.generation
-        self.attach(transport, answer.result, answer.there, answer.told.window)
-        return self.resume(answer.there.resume)
+        self.attach(transport, answer.result, answer.hello, answer.reply.window)
+        return self.resume(answer.hello.resume)
 
     def is_authentic(self, frame_type: int, payload: bytes | memoryview) -> bool:
         """Whether the frame is the other end's next authentic one; changes nothing."""

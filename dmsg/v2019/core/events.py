@@ -154,9 +154,9 @@ class Draining:
 
 @dataclass(slots=True)
 class Noticed:
-    """Event: the server tells this client something about it: code ``what`` and a text of at most 64 bytes."""
+    """Event: the server tells this client something about it: code ``code`` and a text of at most 64 bytes."""
 
-    what: int
+    code: int
     text: str
 
 

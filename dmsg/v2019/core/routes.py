@@ -110,7 +110,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
         """Forget both directions of a transport."""
         other = route.peer
         if (carried := route.carried) is not None and self.observer is not None:
-            by = "server" if by_server else "src" if carried.there is route else "dst"
+            by = "server" if by_server else "src" if carried.forward is route else "dst"
             self.observer.ended(carried, reason, by)
         now = self._now()
         # Each frame in flight to or from an end may provoke stray frames, for which that end must not pay.  The end

@@ -69,7 +69,7 @@ class TransportTable:
         self._next_id = self._random.randrange(IDS_PER_SIDE) * 2
         self._outgoing: list[bytes | tuple[bytearray, int]] = []
         """Pieces of frames, and whole frames as (buffer of ``FRAMES``, length)."""
-        self.lost = False
+        self.is_lost = False
         """Whether the connection is lost, so that receipts cannot be sent over it."""
 
     @property
@@ -95,7 +95,7 @@ class TransportTable:
         return transport
 
     def _remove(self, transport: ClientTransport, *, was_open: bool) -> None:
-        if was_open and not self.lost and (receipt := self.receipt(transport)) is not None:
+        if was_open and not self.is_lost and (receipt := self.receipt(transport)) is not None:
             self.hand_in([receipt])
         # After the loss of the connection the table is already empty.
         if self.transports.pop(transport.id, None) is not None and not transport.initiator:

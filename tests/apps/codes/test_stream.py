@@ -267,7 +267,7 @@ class CodeStreamTests(CodeStreamCase):
         sender.dataReceived(b"\x09\x00\x00")
         for _ in range(100):
             sender.dataReceived(bytes(100_000))
-        self.assertEqual(sender._early, [])
+        self.assertEqual(sender._early_data, [])
         sender._reactor.advance(CLOSE_TIMEOUT)  # type: ignore[attr-defined]
         self.assertTrue(transport.aborting)
 
@@ -298,7 +298,7 @@ class CodeStreamTests(CodeStreamCase):
         sender.dataReceived(known.data_to_send())
         while not transport.aborting:
             sender.dataReceived(bytes(100_000))
-            self.assertLess(sum(map(len, sender._early)), EARLY_LIMIT + 1)
+            self.assertLess(sum(map(len, sender._early_data)), EARLY_LIMIT + 1)
 
     def test_who_takes_the_guess_and_leaves(self) -> None:
         """A stranger at whom the nameplate leads: what he does not answer was his guess."""

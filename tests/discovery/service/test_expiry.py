@@ -66,7 +66,7 @@ class SweepTests(SynchronousTestCase):
         running = discovery._running = discovery._make(self.store, self.clock.seconds, moves=True)
         self.addCleanup(running.watch.stopService)
         self.addCleanup(running.sweep.stop)
-        self.addCleanup(running.checks._again.stop)
+        self.addCleanup(running.checks._check_loop.stop)
         self.clock.advance(FIRST_SWEEP)
         self.post(1, Terms(lasts=10.0))
         discovery._clock_was_set(+7200.0, self.clock.seconds() + 7200.0)

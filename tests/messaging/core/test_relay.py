@@ -837,7 +837,7 @@ class RandomTests(SynchronousTestCase):
                 network.settle()
                 cast(Any, raw.transport).abortConnection()
                 network.settle()
-                if not link._gone:
+                if not link._is_lost:
                     link.connectionLost()
             opening = honest.open(KEYS["B"].public, Accepting())
             network.settle()

@@ -204,14 +204,14 @@ class ChannelTests(SynchronousTestCase):
         case.channel.dataReceived(last + request("/now", b"") * 1000)
         self.assertEqual(case.answers(), [b"/last "])
         self.assertTrue(case.transport.disconnecting)
-        self.assertFalse(case.channel._behind)
+        self.assertFalse(case.channel._unparsed)
 
     def test_unreadable_requests_end_the_connection(self) -> None:
         case = Case()
         case.channel.dataReceived(request("/now", b"") + b"nonsense\r\n" + request("/now", b"") * 1000)
         self.assertEqual(case.answers(), [b"/now "])
         self.assertIn(b"400 Bad Request", case.transport.value())
-        self.assertFalse(case.channel._behind)
+        self.assertFalse(case.channel._unparsed)
 
     def test_a_connection_that_is_lost(self) -> None:
         case = Case()
@@ -219,7 +219,7 @@ class ChannelTests(SynchronousTestCase):
         gone: list[Any] = []
         case.page.waiting[0].notifyFinish().addErrback(gone.append)
         case.channel.connectionLost(connectionDone)
-        self.assertEqual((len(gone), len(case.channel._behind)), (1, 0))
+        self.assertEqual((len(gone), len(case.channel._unparsed)), (1, 0))
 
     def test_no_other_protocol_over_TLS(self) -> None:
         self.assertEqual(Case().site.acceptableProtocols(), [b"http/1.1"])

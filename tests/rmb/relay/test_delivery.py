@@ -536,9 +536,9 @@ class KeepingTests(SynchronousTestCase):
         self.assertTrue(self.current.offer(message))
         self.store.failing = 1
         self.current.spill()
-        self.assertEqual((message.kept, message.keeping, message.settled, self.broken), (None, False, False, []))
+        self.assertEqual((message.queue_id, message.keeping, message.settled, self.broken), (None, False, False, []))
         self.current.spill()
-        self.assertEqual((message.kept, message.settled), (1, True))
+        self.assertEqual((message.queue_id, message.settled), (1, True))
         self.current.spill()
         self.assertEqual(list(self.store.kept), [1])
         self.current.confirmed(1)
@@ -668,17 +668,17 @@ class KeepingTests(SynchronousTestCase):
         """A read takes some of it; one that finds nothing says that there is nothing."""
         self.patch(delivery, "WINDOW_MESSAGES", 6)
         self.store.kept.update(dict.fromkeys(range(1, 9), b"kept"))
-        self.current._behind = 7
+        self.current._queued_count = 7
         self.current.wake()
-        self.assertEqual((len(self.session.got), self.current._behind), (8, 0))
-        self.current._behind = 3
+        self.assertEqual((len(self.session.got), self.current._queued_count), (8, 0))
+        self.current._queued_count = 3
         self.current._got([])
-        self.assertEqual(self.current._behind, 0)
-        self.current._behind = 3
+        self.assertEqual(self.current._queued_count, 0)
+        self.current._queued_count = 3
         self.current.closed = False
         self.patch(Delivery, "_read", lambda current: None)
         self.current._got([QueuedMessage(99, b"one")])
-        self.assertEqual(self.current._behind, 2)
+        self.assertEqual(self.current._queued_count, 2)
 
     def test_what_is_over_is_taken_out_and_not_sent(self) -> None:
         self.store.life_end = lambda queued: None if queued.data == b"old" else 1e9  # type: ignore[method-assign]
@@ -722,9 +722,9 @@ class KeepingTests(SynchronousTestCase):
         held = self.hold()
         self.assertTrue(self.current.offer(self.message()))
         self.assertFalse(self.current.offer(self.message()))
-        self.assertEqual((self.current._behind, held), (1, []))
+        self.assertEqual((self.current._queued_count, held), (1, []))
         self.assertFalse(self.current.offer(self.message()))
-        self.assertEqual((self.current._behind, held), (2, ["held"]))
+        self.assertEqual((self.current._queued_count, held), (2, ["held"]))
 
     def test_senders_to_a_session_that_confirms_nothing(self) -> None:
         """They are held as long as so much waits; but not for answers, for which the session itself has asked."""
@@ -733,7 +733,7 @@ class KeepingTests(SynchronousTestCase):
         for _ in range(3):
             self.assertTrue(self.current.offer(self.message()))
         self.current.stall()
-        self.assertEqual((self.current._behind, held), (2, ["held", "free"]))
+        self.assertEqual((self.current._queued_count, held), (2, ["held", "free"]))
         answer = self.message()
         self.patch(Message, "is_answer", True)
         self.assertFalse(self.current.offer(answer))
@@ -756,7 +756,7 @@ class KeepingTests(SynchronousTestCase):
         current.offer(self.message(bytes(9)))
         self.assertEqual(held, [])
         current.offer(self.message(b"x"))
-        self.assertEqual((held, current._behind_size), (["held"], 10))
+        self.assertEqual((held, current._queued_size), (["held"], 10))
         current.close()
         self.assertEqual(held, ["held", "free"])
 
@@ -811,7 +811,7 @@ class KeepingTests(SynchronousTestCase):
         ):
             with mock.patch.object(delivery, "LINE_SIZE", 16):
                 current._line = deque([self.message()] * line)
-                current._behind, current._line_size = behind, size
+                current._queued_count, current._line_size = behind, size
                 self.assertEqual((current._crowded(1), not current._crowded(2)), (held, let_go), (line, behind, size))
         for line, size, too_long in ((11, 31, False), (12, 0, True), (1, 32, True)):
             with mock.patch.object(delivery, "LINE_SIZE", 16):
@@ -893,7 +893,7 @@ class KeepingTests(SynchronousTestCase):
         self.ledger.durable = True
         first, second, third = (self.message(b"%d" % number) for number in range(3))
         self.assertTrue(self.current.offer(first))
-        self.assertEqual((first.kept, first.settled, self.session.got), (1, True, [b"0"]))
+        self.assertEqual((first.queue_id, first.settled, self.session.got), (1, True, [b"0"]))
         self.assertTrue(self.current.offer(second))
         self.assertFalse(self.current.offer(third))
         self.current.confirmed(2)
@@ -1060,13 +1060,13 @@ class KeepingTests(SynchronousTestCase):
         told = self.hold()
         self.assertFalse(current.offer(self.message(bytes(10))))
         self.store.kept[99] = bytes(10)
-        self.assertEqual((current._behind_size, told), (130, ["held"]))
+        self.assertEqual((current._queued_size, told), (130, ["held"]))
         sizes = []
         for number in range(1, 15):
             current.confirmed(min(number, current.sent))
-            sizes.append(current._behind_size)
+            sizes.append(current._queued_size)
             self.assertEqual(told[1:], ["free"] if sizes[-1] < 50 else [], sizes)
-        self.assertEqual((current._behind_size, len(self.session.got)), (0, 14))
+        self.assertEqual((current._queued_size, len(self.session.got)), (0, 14))
 
 
 class FakeSocket:

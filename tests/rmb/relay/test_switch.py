@@ -671,7 +671,9 @@ class PeriodicChecksTests(SwitchCase):
         self.pass_time(UNFINISHED_FOR)
         self.assertIsNone(wire.ended)
         self.pass_time(1)
-        self.assertEqual((wire.ended, self.switch.unfinished, session.gone), ("a message that does not end", 0, True))
+        self.assertEqual(
+            (wire.ended, self.switch.unfinished, session.is_lost), ("a message that does not end", 0, True)
+        )
 
     def test_large_messages_one_after_the_other(self) -> None:
         """Each becomes whole in time; that a look always falls into the middle of one says nothing."""
@@ -687,7 +689,7 @@ class PeriodicChecksTests(SwitchCase):
         """Its sender is told."""
         a, wire = self.connect(A)
         self.send(a, B)
-        cast(Any, wire).heard = True
+        cast(Any, wire).has_received = True
         self.pass_time(61)
         self.assertEqual((wire.got[-1].error.message, len(self.queue)), (TEXTS[Drop.EXPIRED], 0))
 

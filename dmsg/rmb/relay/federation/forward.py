@@ -62,10 +62,10 @@ class _Item:
     relays: frozenset[str]
     done: Callable[[Mail, str | None], None]
     since: float
-    kept: QueueId | None = None
+    queue_id: QueueId | None = None
     keeping: bool = False
     running: bool = False
-    asked: bool = False
+    is_offered: bool = False
     answered: float | None = None
     """Seconds until a relay answered the last attempt; None when none did."""
     next: float = 0.0
@@ -116,13 +116,13 @@ class Federation:
         self._passed_over = False
         """True when a message in the queue was not taken up, because its sender has a full share under way."""
         self._again_at = 0.0
-        self._over = self._over_before = 0
+        self._finished_count = self._finished_before = 0
         """Number of messages that have finished, and that number when the last pass over the whole queue began."""
         self._items: dict[_Item, None] = {}
-        self._kept: dict[QueueId, _Item] = {}
+        self._by_queue_id: dict[QueueId, _Item] = {}
         self._finished_ids: deque[QueueId] = deque(maxlen=REMEMBERED)
         self._taking = False
-        self._behind = False
+        self._has_backlog = False
         """True when the queue may hold more messages that can be taken up."""
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ class Federation:
         mail = item.mail
 
         def kept(number: QueueId) -> None:
-            self._behind = True
+            self._has_backlog = True
             mail.settle()
 
         keeping = self._queue.append(FEDERATION, mail.data, mail.until, mail.sender)
@@ -181,10 +181,10 @@ class Federation:
     def _take_from_queue(self) -> None:
         """Take messages from the queue, if there is room."""
         if not self._taking and len(self._items) < MAX_ITEMS // 2 and self._size < self._max_size // 2:
-            if not self._behind and self._may_begin_again():
+            if not self._has_backlog and self._may_begin_again():
                 self._passed_over = False
                 self._again_at = self._reactor.seconds() + PASSED_OVER_FOR
-                self._over_before = self._over
+                self._finished_before = self._finished_count
                 self._queue.federation_again()
             self._taking = True
             self._queue.take_federation().addCallbacks(self._on_batch, lambda _: None).addBoth(self._took)
@@ -192,7 +192,7 @@ class Federation:
     def _may_begin_again(self) -> bool:
         """Whether to read the queue again from its first message, for the messages that were passed over."""
         return self._passed_over and (
-            self._reactor.seconds() >= self._again_at or self._over - self._over_before >= BATCH
+            self._reactor.seconds() >= self._again_at or self._finished_count - self._finished_before >= BATCH
         )
 
     def _make_ready(self, item: _Item) -> None:
@@ -203,13 +203,13 @@ class Federation:
         """Begin as many attempts as allowed."""
         while not self.asking.stopped and (item := self._slots.take()) is not None:
             if item in self._items and not item.running:
-                item.running, item.asked, item.answered = True, False, None
+                item.running, item.is_offered, item.answered = True, False, None
                 self.asking.run(self._attempt(item)).addBoth(self._attempted, item)
             else:
                 self._slots.cancel(item)
 
     def _attempted(self, result: object, item: _Item) -> None:
-        if item.asked:
+        if item.is_offered:
             self._slots.done(item, item.answered)
         else:
             self._slots.cancel(item)
@@ -244,7 +244,7 @@ class Federation:
             if item.mail.header.is_over(self._now()):
                 self._finish(item, EXPIRED)
                 return
-            item.asked = True
+            item.is_offered = True
             outcome = await self.asking.ask_all(
                 item.mail.data, item.relays, only_connected=False, answered=item.record_answer
             )
@@ -261,27 +261,27 @@ class Federation:
         sender = item.mail.sender
         decrement(self._items_of, sender)
         decrement(self._size_of, sender, len(item.mail.data))
-        if item.kept is not None:
-            self._kept.pop(item.kept, None)
+        if item.queue_id is not None:
+            self._by_queue_id.pop(item.queue_id, None)
             # A read of the queue that began earlier may still return this message.
-            self._finished_ids.append(item.kept)
-            self._queue.remove(FEDERATION, [item.kept])
+            self._finished_ids.append(item.queue_id)
+            self._queue.remove(FEDERATION, [item.queue_id])
         item.done(item.mail, error)
-        self._over += 1
-        if len(self._items) < TAKE_UP_BELOW and (self._behind or self._may_begin_again()):
+        self._finished_count += 1
+        if len(self._items) < TAKE_UP_BELOW and (self._has_backlog or self._may_begin_again()):
             self._take_from_queue()
 
     def _keep(self, item: _Item) -> None:
         """Store a message in the queue, so that it survives the process."""
-        if item.kept is not None or item.keeping:
+        if item.queue_id is not None or item.keeping:
             return
         item.keeping = True
         mail = item.mail
 
         def kept(number: QueueId) -> None:
-            item.kept = number
+            item.queue_id = number
             if item in self._items:
-                self._kept[number] = item
+                self._by_queue_id[number] = item
             else:
                 self._finished_ids.append(number)
                 self._queue.remove(FEDERATION, [number])
@@ -332,10 +332,10 @@ class Federation:
         self._make_ready(item)
 
     def _on_batch(self, batch: list[QueuedMessage]) -> None:
-        self._behind = bool(batch)
+        self._has_backlog = bool(batch)
         for queued in batch:
             # A read that began before a message was finished may still return it.
-            if queued.id in self._kept or queued.id in self._finished_ids:
+            if queued.id in self._by_queue_id or queued.id in self._finished_ids:
                 continue
             try:
                 header = Header.read(queued.data)
@@ -344,10 +344,10 @@ class Federation:
                 continue
             mail = Mail(queued.data, header.until(self._now()), None, header)
             item = _Item(mail, frozenset(), self._finished, self._reactor.seconds())
-            item.kept = queued.id
+            item.queue_id = queued.id
             if self._has_room(item):
                 self._hold(item)
-                self._kept[queued.id] = item
+                self._by_queue_id[queued.id] = item
                 self.asking.run(self._requeue(item)).addErrback(self._failed)
             else:
                 self._passed_over = True

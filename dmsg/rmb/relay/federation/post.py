@@ -76,7 +76,7 @@ class _Statuses(Protocol):
     def __init__(self, posted: list[_Posted]) -> None:
         self._posted = posted
         self._lines = batch.AnswerParser()
-        self.over: Deferred[None] = Deferred(lambda _: drop(self.transport))
+        self.finished: Deferred[None] = Deferred(lambda _: drop(self.transport))
 
     def dataReceived(self, data: bytes) -> None:
         try:
@@ -86,8 +86,8 @@ class _Statuses(Protocol):
             drop(self.transport)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        if not self.over.called:
-            self.over.callback(None)
+        if not self.finished.called:
+            self.finished.callback(None)
 
 
 class Poster:
@@ -221,7 +221,7 @@ class Poster:
             statuses = _Statuses(part)
             response.deliverBody(statuses)
             try:
-                await statuses.over.addTimeout(POST_TIMEOUT, self._reactor)
+                await statuses.finished.addTimeout(POST_TIMEOUT, self._reactor)
             except (TimeoutError, CancelledError):
                 pass  # Messages without a status by now get 0.
             return

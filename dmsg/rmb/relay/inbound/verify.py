@@ -39,12 +39,12 @@ class Verdict(NamedTuple):
 
     A reason that may be gone a moment later never gets a 4xx, because relays of the reference take a 4xx as final.
 
-    :ivar after: seconds after which another attempt may succeed; None when the answer is final.
+    :ivar retry_after: seconds after which another attempt may succeed; None when the answer is final.
     """
 
     status: int
     text: str = ""
-    after: int | None = None
+    retry_after: int | None = None
 
 
 TAKEN = Verdict(202)
@@ -62,7 +62,7 @@ class InboundVerifier:
         self._rate = RateLimit(INTAKE_RATE, INTAKE_BURST, blocks_of)
         self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
         switch.rules.windows.append(self._of_twins)
-        self._taken: OrderedDict[bytes, float] = OrderedDict()
+        self._accepted_until: OrderedDict[bytes, float] = OrderedDict()
         self.under_way = 0
 
     def too_many(self, address: str, now: float) -> Verdict | None:
@@ -129,7 +129,7 @@ class InboundVerifier:
         switch = self._switch
         # Anyone who has a message can bring it again; a repeated one was accepted already.
         key = hashlib.sha256(envelope.signature).digest()
-        if self._taken.get(key, 0.0) > switch.now():
+        if self._accepted_until.get(key, 0.0) > switch.now():
             return TAKEN
         # Only signed messages count against a twin, so that nobody can use up another twin's limit.
         size, now = len(data), switch.now()
@@ -149,9 +149,9 @@ class InboundVerifier:
             return self._later(refused.drop, str(refused), 5)
         except DmsgError as error:
             return self._later(Drop.QUEUE_FAILED, f"switch error: {error}")
-        self._taken[key] = header.timestamp + header.expiration
-        if len(self._taken) > MAX_TAKEN:
-            self._taken.popitem(last=False)
+        self._accepted_until[key] = header.timestamp + header.expiration
+        if len(self._accepted_until) > MAX_TAKEN:
+            self._accepted_until.popitem(last=False)
         return TAKEN
 
     async def _check_source(self, envelope: Envelope) -> None:

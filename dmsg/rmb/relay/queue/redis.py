@@ -215,7 +215,7 @@ class RedisQueue:
     ) -> None:
         self._reactor: IReactorTime = reactor
         self._redis = connection
-        self._shown = without_password(url)
+        self._public_url = without_password(url)
         self.limits = limits or QueueLimits()
         self._watcher: QueueWatcher | None = None
         self.trouble: str | None = None
@@ -273,12 +273,14 @@ class RedisQueue:
         why = "the relay is shutting down" if failure.check(CancelledError) else str(failure.value)
         if self.trouble is None and not self._closed:
             _log.error(
-                "{queue} cannot store messages; they are refused until it can: {error}", queue=self._shown, error=why
+                "{queue} cannot store messages; they are refused until it can: {error}",
+                queue=self._public_url,
+                error=why,
             )
-        self.trouble = f"{self._shown}: {why}"
+        self.trouble = f"{self._public_url}: {why}"
         for one in batch:
             if not one.appended.called:
-                one.appended.errback(QueueUnavailable(f"{self._shown}: {why}"))
+                one.appended.errback(QueueUnavailable(f"{self._public_url}: {why}"))
 
     async def _append(self, batch: list[_Append]) -> None:
         # Common arguments are sent once per call: encoding a call costs as much as Redis takes to execute it.
@@ -319,7 +321,7 @@ class RedisQueue:
             try:
                 entries = await self._redis.eval(_READ, [self._key(session)], [start, str(BATCH), str(BATCH_BYTES)])
             except Exception as error:
-                raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
+                raise QueueUnavailable(f"{self._public_url}: {error or type(error).__name__}") from None
             batch = [QueuedMessage(bytes(number), bytes(fields[1])) for number, fields in entries or ()]
             left = self._removals.left(session, batch)
             if left or not batch:
@@ -349,7 +351,7 @@ class RedisQueue:
             )
         except Exception as error:
             self._grouped = False
-            raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
+            raise QueueUnavailable(f"{self._public_url}: {error or type(error).__name__}") from None
         entries = [*left[1], *(read[0][1] if read else ())]
         batch = [QueuedMessage(bytes(number), bytes(fields[1])) for number, fields in entries if fields]
         return self._removals.left(FEDERATION, batch)
@@ -388,7 +390,7 @@ class RedisQueue:
 
     def _works(self) -> None:
         if self.trouble is not None:
-            _log.info("{queue} stores messages again", queue=self._shown)
+            _log.info("{queue} stores messages again", queue=self._public_url)
         self.trouble = None
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:

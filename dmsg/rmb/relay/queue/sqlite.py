@@ -98,7 +98,7 @@ class SQLiteQueue:
             raise QueueUnavailable(f"{path}: {error}") from None
         self._waiting: list[tuple[Deferred[QueueId], int]] = []
         self._open = False
-        self._taken: QueueId | None = None
+        self._last_taken: QueueId | None = None
         self.trouble: str | None = None
         self._removals = Removals()
         self._deleting: list[tuple[str, Sequence[QueueId]]] = []
@@ -351,13 +351,13 @@ class SQLiteQueue:
     def take_federation(self) -> Deferred[list[QueuedMessage]]:
         def taken(batch: list[QueuedMessage]) -> list[QueuedMessage]:
             if batch:
-                self._taken = batch[-1].id
+                self._last_taken = batch[-1].id
             return batch
 
-        return self.read(FEDERATION, self._taken).addCallback(taken)
+        return self.read(FEDERATION, self._last_taken).addCallback(taken)
 
     def federation_again(self) -> None:
-        self._taken = None
+        self._last_taken = None
 
     def elsewhere(self, session: str) -> Deferred[bool]:
         return succeed(False)
