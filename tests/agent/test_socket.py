@@ -162,7 +162,7 @@ class ProgramTests(AgentCase):
         self.assertEqual(there.lost.value.close_reason, CloseReason.ABORTED)
 
     @asynchronous
-    async def test_who_takes_nothing_is_sent_no_more(self) -> None:
+    async def test_a_program_that_stops_reading_is_sent_at_most_a_window(self) -> None:
         """A window each way: neither the agent nor the program holds more, and all of it arrives in the end."""
         await self.up()
         accepting = Accepting(Recorder)
@@ -412,7 +412,7 @@ class StrangeTests(AgentCase):
         self.assertFalse(self.flushLoggedErrors())
 
     @asynchronous
-    async def test_who_takes_none_of_what_is_opened(self) -> None:
+    async def test_peers_are_refused_when_a_program_accepts_no_streams(self) -> None:
         """Its peers are refused when too many wait, and the agent goes on."""
         await self.up()
         self.patch(programs, "MAX_OF_SERVICE", 50)
@@ -486,7 +486,7 @@ class StrangeTests(AgentCase):
         await self.until(lambda: not self.agent.bridges)
 
     @asynchronous
-    async def test_who_does_not_wait_for_the_answer(self) -> None:
+    async def test_frames_written_behind_a_request_belong_to_the_stream(self) -> None:
         """Frames behind the request, in the same write, are the first of the stream; and it may only write at first."""
         await self.up()
         accepting = Accepting()
@@ -509,7 +509,7 @@ class StrangeTests(AgentCase):
             self.assertFalse(self.agent.bridges)
 
     @asynchronous
-    async def test_who_goes_on_writing_is_told_why_it_ends(self) -> None:
+    async def test_a_program_that_writes_too_much_receives_the_reason_of_its_end(self) -> None:
         """A socket that is closed with something unread takes with it what the other side has not read yet."""
         await self.up()
         request = encode_line({"do": "connect", "to": str(SecKey.generate().public), "port": 7})
@@ -544,7 +544,7 @@ class StrangeTests(AgentCase):
         self.assertTrue(all(one["seconds"] > 0 for one in told))
 
     @asynchronous
-    async def test_what_lies_where_the_socket_is_to_be(self) -> None:
+    async def test_files_in_the_place_of_the_socket_are_respected(self) -> None:
         await self.up()
         await self.agent.stopService()
         self.path.write_text("mine")

@@ -83,7 +83,7 @@ class ReaderTests(SynchronousTestCase):
         for wrong in (b"", bytes(5)):
             self.assertRaises(WireError, parse_close, wrong)
 
-    def test_limits(self) -> None:
+    def test_reader_enforces_its_limits(self) -> None:
         reader = Reader()
         reader.feed(b"x" * (MAX_LINE - 1))
         self.assertIsNone(reader.next_line())
@@ -96,7 +96,7 @@ class ReaderTests(SynchronousTestCase):
         self.assertRaises(WireError, reader.next_frame)
         self.assertRaises(WireError, parse_line, b"[" * 50_000)
 
-    def test_layout(self) -> None:
+    def test_messages_have_the_documented_layout(self) -> None:
         self.assertEqual(encode_frame(Kind.DATA, b"hi"), b"\0\0\0\0\2hi")
         self.assertEqual(encode_count(Kind.TAKEN, 3), b"\1\0\0\0\4\0\0\0\3")
         self.assertEqual(encode_close(CloseReason.REFUSED), b"\2\0\0\0\1\x09")
@@ -106,7 +106,7 @@ class ReaderTests(SynchronousTestCase):
 class ErrorTests(SynchronousTestCase):
     """A program raises what the agent met."""
 
-    def test_each_arrives_as_what_it_was(self) -> None:
+    def test_errors_keep_their_class_over_the_socket(self) -> None:
         for error in (
             ConnectFailed("gone", (("02ab", "refused"),)),
             ConnectTimeout("late", ()),
@@ -126,7 +126,7 @@ class ErrorTests(SynchronousTestCase):
             for field in ("key", "status", "reason"):
                 self.assertEqual(getattr(caught.exception, field, None), getattr(error, field, None))
 
-    def test_what_is_no_error_of_dmsg(self) -> None:
+    def test_other_exceptions_are_not_rebuilt_from_their_names(self) -> None:
         """An agent names errors that cross the socket, not any class that there is."""
         raise_error({"fine": True})
         for name in ("CloseReason", "needs_extra", "__builtins__", "no such", "", 7, None):

@@ -136,7 +136,7 @@ asyncio.run(main())
         self.assertEqual(len(out.splitlines()), 1)
 
     @asynchronous
-    async def test_nobody_there_and_a_cancelled_connect_are_errors_of_the_caller(self) -> None:
+    async def test_absent_peers_and_cancelled_connects_raise_at_the_caller(self) -> None:
         out = await self.output_of("""
 async def try_to_connect(key, port):
     async with dmsg.aio.connect(key, port, discovery=URL):

@@ -56,7 +56,7 @@ class WordTests(SynchronousTestCase):
         """Everywhere in help and documentation; whoever types it is told nothing about a mistake."""
         self.assertEqual(Code.parse(EXAMPLE), CODE)
 
-    def test_a_mistyped_number_is_told(self) -> None:
+    def test_a_mistyped_number_is_reported(self) -> None:
         """Before anybody is asked: the number may lead to somebody else."""
         told = sum(not Code(number, CODE.words).fits for number in range(1000, 10_000))
         self.assertAlmostEqual(told / 9000, 1 - 2**-CHECK_BITS, places=2)
@@ -74,7 +74,7 @@ class WordTests(SynchronousTestCase):
     def test_a_code_of_an_older_dmsg(self) -> None:
         self.assertIn("too old", str(self.assertRaises(CodeError, Code.parse, "7-guitar-alpha")))
 
-    def test_what_phones_make_of_hyphens_and_spaces(self) -> None:
+    def test_any_kind_of_dash_and_space_separates_words(self) -> None:
         """Each kind of dash, alone and between spaces that may be no-break ones."""
         code = CODE
         dashes = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
@@ -87,7 +87,7 @@ class WordTests(SynchronousTestCase):
         self.assertEqual(Code.parse("\ufeff5274-gui\u00adtar-\u200balpha-juice\u2069"), code, "invisible characters")
         self.assertEqual(completions("7\u2013guitar\u2013zo"), ["7-guitar-zone-", "7-guitar-zoo-"])
 
-    def test_a_mistyped_word_is_told(self) -> None:
+    def test_a_mistyped_word_is_reported(self) -> None:
         error = self.assertRaises(CodeError, Code.parse, "7-guitra-alpha-zoo")
         self.assertIn("'guitra' is not a word that codes use; 'guitar' perhaps?", str(error))
         self.assertIn("not a word", str(self.assertRaises(CodeError, Code.parse, "7-xqzv-alpha-zoo")))
@@ -146,7 +146,7 @@ class WordTests(SynchronousTestCase):
         """Both ends derive their keys from these bytes."""
         self.assertEqual(CODE.password, b"guitar-alpha-juice")
 
-    def test_completions(self) -> None:
+    def test_words_are_completed_by_their_start(self) -> None:
         self.assertEqual(completions("7-gui"), ["7-guide-", "7-guilt-", "7-guitar-"])
         self.assertEqual(completions("7-guitar-zo"), ["7-guitar-zone-", "7-guitar-zoo-"])
         self.assertEqual(completions("7-guitar-alpha-zo"), ["7-guitar-alpha-zone", "7-guitar-alpha-zoo"])
@@ -202,7 +202,7 @@ class PakeTests(SynchronousTestCase):
         self.assertEqual(receiver.verifier, sender.verifier)
         self.assertRegex(str(sender.verifier), r"^\d{4} \d{4} \d{4}$")
 
-    def test_neither_learns_who_was_wrong_first(self) -> None:
+    def test_a_wrong_receiver_is_detected_by_the_sender(self) -> None:
         """The receiver is found out by the sender, and told."""
         receiver, sender = ends(guess=b"guitar-alpine")
         errors = run(receiver, sender)
@@ -263,7 +263,7 @@ class PakeTests(SynchronousTestCase):
             with self.assertRaises(ValueError):
                 ends(binding=bytes(size))
 
-    def test_what_comes_behind_is_given_back(self) -> None:
+    def test_bytes_behind_the_agreement_are_returned(self) -> None:
         receiver, sender = ends()
         sender.receive_data(receiver.data_to_send())
         receiver.receive_data(sender.data_to_send())

@@ -115,7 +115,7 @@ class ListenerTests(ChangeCase):
             self.assertIn("film: not a regular file", str(end))
 
     @asynchronous
-    async def test_refusals_leave_nothing(self) -> None:
+    async def test_refused_copies_leave_no_files(self) -> None:
         for end in await self.put("new/film", max_size=5):
             self.assertIn("the limit is 5", str(end))
         sender, _ = await self.carry(Put(self.file, "film"), self.peer(self.there))
@@ -132,7 +132,7 @@ class ListenerTests(ChangeCase):
         self.assertIsInstance(sender, CopyBusy)
 
     @asynchronous
-    async def test_what_cannot_be_fetched_is_refused_with_its_reason(self) -> None:
+    async def test_unreadable_files_are_refused_with_a_reason(self) -> None:
         os.symlink("/etc/passwd", self.here / "link")
         os.mkfifo(self.here / "pipe")
         for name, said in (

@@ -144,7 +144,7 @@ class ModeTests(DirectoryCase):
         self.patch(os, "fchmod", lambda descriptor, mode: None)
         self.assertTrue(make_private(descriptor))
 
-    def test_what_this_user_may_not_read(self) -> None:
+    def test_files_without_read_permission_are_errors(self) -> None:
         for kind in ("file", "directory"):
             path = self.root / kind
             path.mkdir() if kind == "directory" else path.write_bytes(b"1")

@@ -111,7 +111,7 @@ class ListingTests(SiteCase):
         self.assertEqual(len(running), LISTINGS_AT_ONCE + 1)
 
     @asynchronous
-    async def test_one_page_for_all_who_wait(self) -> None:
+    async def test_concurrent_requests_share_one_listing(self) -> None:
         """Who asks for the same listing does not add work; who asks while it is made gets a newer one."""
         go = threading.Event()
         self.addCleanup(go.set)

@@ -275,7 +275,7 @@ class FilesTests(ParcelCase):
         self.assertRegex(said[0], r"^there is not enough room on the disk: [\d.]+ k?B are needed, 999 B are free, ")
 
     @asynchronous
-    async def test_a_file_system_that_does_not_say_what_is_free(self) -> None:
+    async def test_a_file_system_without_free_space_figures_is_not_full(self) -> None:
         """As many in user space: that is not full."""
         (self.here / "a").write_bytes(bytes(1000))
         self.patch(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255)))
@@ -353,7 +353,7 @@ class ResumeTests(ParcelCase):
             shutil.rmtree(self.there / "tree")
 
     @asynchronous
-    async def test_with_room_for_what_is_missing(self) -> None:
+    async def test_a_resumed_file_needs_room_only_for_its_missing_part(self) -> None:
         """The first part is here: the whole has not to find room beside it."""
         (self.here / "a").write_bytes(random.Random(2).randbytes(3_000_000))
         await self.cut(FilesSender(walk([self.here / "a"])), 1_000_000)
@@ -415,7 +415,7 @@ class ResumeTests(ParcelCase):
         self.assertEqual(described(self.there), described(self.here))
 
     @asynchronous
-    async def test_a_hard_link_that_somebody_left_there(self) -> None:
+    async def test_a_hard_link_in_the_place_of_a_partial_file_is_refused(self) -> None:
         outside = Path(self.mktemp())
         outside.write_bytes(b"precious")
         os.link(outside, self.there / part_name("a"))
@@ -748,7 +748,7 @@ class LiarTests(TestCase):
         liar.receiver.dataReceived(len(data).to_bytes(4, "big") + data)
         self.assertEqual(os.listdir(self.there), [])
 
-    def test_who_sends_while_a_person_is_asked(self) -> None:
+    def test_data_sent_while_the_user_is_asked_ends_the_transfer(self) -> None:
         asked: Deferred[None] = Deferred()
         liar = Liar(self.there, lambda offer: asked)
         liar.offer(("a", FILE, 5, 1))
@@ -804,7 +804,7 @@ class LiarTests(TestCase):
 class NameTests(SynchronousTestCase):
     """A limit of bytes counts bytes, be they UTF-8 or not."""
 
-    def test_as_long_as_systems_have_them(self) -> None:
+    def test_names_of_the_maximum_length_are_accepted(self) -> None:
         for name in (b"\xff" * 255, "ü".encode() * 127):
             self.assertEqual(parts_of(os.fsdecode(name)), [os.fsdecode(name)])
             self.assertRaises(TransferError, parts_of, os.fsdecode(name + b"\xff\xff"))

@@ -122,7 +122,7 @@ class HoldTests(SynchronousTestCase):
         second.release()
         self.assertEqual(os.listdir(self.root), ["film"])
 
-    def test_it_is_released_while_one_asks(self) -> None:
+    def test_a_part_released_during_the_request_is_begun_again(self) -> None:
         """Who opened the part just before it became whole begins another one."""
         held = self.hold()
         self.part.write_bytes(b"whole")
@@ -140,7 +140,7 @@ class HoldTests(SynchronousTestCase):
         self.assertEqual((second.size, self.target.read_bytes()), (0, b"whole"))
         second.release()
 
-    def test_another_process_holds_the_lock_until_it_ends(self) -> None:
+    def test_a_lock_lasts_until_its_process_ends(self) -> None:
         """Its lock ends with it, however that ends."""
         process = subprocess.Popen(
             [sys.executable, "-c", LOCKS, self.target], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -161,7 +161,7 @@ class HoldTests(SynchronousTestCase):
         self.root.rmdir()
         self.assertRaises(FileNotFoundError, self.hold)
 
-    def test_it_is_replaced_while_it_comes(self) -> None:
+    def test_a_part_replaced_during_the_transfer_is_not_removed(self) -> None:
         """What has the part's name then is not what was written, and is not taken away."""
         held = self.hold()
         self.part.unlink()

@@ -171,7 +171,7 @@ class ParcelTests(ChangeCase):
         self.assertEqual((self.there / "film").read_bytes(), bytes(SIZE))
 
     @asynchronous
-    async def test_what_comes_before_the_end_is_heard(self) -> None:
+    async def test_a_reason_sent_before_the_end_is_reported(self) -> None:
         """The sender's reason, also where this side had something else to do."""
         (self.here / "many").mkdir()
         for number in range(300):

@@ -12,7 +12,7 @@ from dmsg.base.priority_queue import SLACK, PriorityQueue
 
 
 class TableTests(SynchronousTestCase):
-    def test_what_counts_nothing_has_no_place(self) -> None:
+    def test_counters_at_zero_are_removed(self) -> None:
         counter = Counter({"a": 2, "b": 5})
         decrement(counter, "a")
         self.assertEqual(counter, {"a": 1, "b": 5})
@@ -40,7 +40,7 @@ class TableTests(SynchronousTestCase):
 
 
 class PriorityQueueTests(SynchronousTestCase):
-    def test_names_that_are_gone_are_not_kept(self) -> None:
+    def test_removed_names_are_forgotten(self) -> None:
         ranked: PriorityQueue[str] = PriorityQueue()
         for number in range(50):
             ranked.put("a", number)

@@ -38,7 +38,7 @@ class FairRateTests(SynchronousTestCase):
             paths = [*paths[1:], paths[0]]
         return let_in
 
-    def test_one_alone_may_have_all_of_it(self) -> None:
+    def test_a_single_source_may_use_the_whole_rate(self) -> None:
         self.assertGreaterEqual(self.ask(1000, ("a",)), UNCOUNTED * BURST)
         let_in = self.crowd(10, [("a",)])
         self.assertTrue(9 * RATE < let_in < 11 * RATE, let_in)
@@ -53,7 +53,7 @@ class FairRateTests(SynchronousTestCase):
                 self.crowd(0.2, others)
                 self.assertEqual(self.ask(1, (f"new {number}",)), 1, (count, number))
 
-    def test_who_asks_for_less_than_his_part_is_never_refused(self) -> None:
+    def test_a_source_below_its_share_is_never_refused(self) -> None:
         greedy = [("g1",), ("g2",), ("g3",)]
         self.crowd(5, greedy)
         for _ in range(100):
@@ -94,7 +94,7 @@ class FairRateTests(SynchronousTestCase):
         self.ask(1, ("b",))
         self.assertEqual(self.rate.sources, 0)
 
-    def test_what_is_remembered_of_all_levels(self) -> None:
+    def test_memory_of_all_levels_is_bounded(self) -> None:
         """Whoever comes from many addresses with ever new keys had as many as these times the most of each level."""
         self.ask(int(BURST), ("here", "192.0.2.1", "key"))
         for number in range(4 * MAX_SOURCES):

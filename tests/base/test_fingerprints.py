@@ -26,7 +26,7 @@ class FingerprintTests(SynchronousTestCase):
         self.assertEqual(len(marks), 0)
 
     @given(st.lists(st.binary(max_size=2)), st.integers(1, 20))
-    def test_it_behaves_like_a_set_within_its_limit(self, said: list[bytes], least: int) -> None:
+    def test_fingerprints_behave_like_a_set_within_the_limit(self, said: list[bytes], least: int) -> None:
         marks = Fingerprints(least)
         for one in said:
             marks.add(one)

@@ -34,7 +34,7 @@ class MemoryTests(SynchronousTestCase):
         self.hold(("a",), 1000, 99)
         self.assertEqual((self.memory.check(), self.gave, self.memory.total), (0, [], 1000))
 
-    def test_what_is_old_gives_before_who_has_more(self) -> None:
+    def test_old_data_is_dropped_before_larger_holdings(self) -> None:
         self.hold(("innocent",), 900)
         for number in range(20):
             self.hold((f"stranger {number}",), 10 + number, OLD)
@@ -42,7 +42,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertTrue(all(one[0].startswith("stranger") for one in self.gave))
         self.assertEqual(self.memory.total, 900)
 
-    def test_the_greediest_and_the_largest_of_it(self) -> None:
+    def test_the_largest_holding_of_the_largest_owner_is_dropped(self) -> None:
         self.hold(("a",), 300, OLD)
         self.hold(("b",), 250, OLD)
         self.hold(("b",), 200, OLD)

@@ -88,7 +88,7 @@ class OneRowTests(SynchronousTestCase):
 class RowTests(SynchronousTestCase):
     """What rows are like."""
 
-    def test_tables_are_those_of_the_rows(self) -> None:
+    def test_documented_option_tables_match_the_rows(self) -> None:
         """``python -m tests.docs.option_tables`` writes them."""
         found = ""
         for page in PAGES:
@@ -113,11 +113,11 @@ class RowTests(SynchronousTestCase):
                     continue
                 self.assertEqual(row.kind.read(row.said_default), row.default, f"{name} --{row.name}")
 
-    def test_secrets_are_not_shown(self) -> None:
+    def test_values_of_secrets_are_hidden(self) -> None:
         self.assertNotIn("token-of-the-page", repr(ServerSettings(page_token=b"token-of-the-page")))
         self.assertNotIn("token-of-the-page", repr(PageSettings(page_token=b"token-of-the-page")))
 
-    def test_a_no_flag_turns_off_what_is_on_by_default(self) -> None:
+    def test_a_no_flag_turns_off_a_default(self) -> None:
         """A flag turns off what is on by default."""
 
         @dataclass(frozen=True)

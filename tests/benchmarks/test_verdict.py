@@ -25,7 +25,7 @@ class VerdictTests(SynchronousTestCase):
     def faults(self, anchor: Measured | None = None, bounds: Bounds = Bounds(), **changes: object) -> list[str]:
         return faults_of(replace(HELD, **changes), bounds, anchor=anchor)  # type: ignore[arg-type]
 
-    def test_what_is_just_within_its_bounds_holds(self) -> None:
+    def test_figures_just_within_their_bounds_pass(self) -> None:
         self.assertEqual(self.faults(), [])
 
     def test_the_innocent_may_wait_three_times_as_long(self) -> None:
@@ -35,7 +35,7 @@ class VerdictTests(SynchronousTestCase):
         self.assertEqual(self.faults(p99=(0.001, 0.050)), [])
         self.assertEqual(self.faults(p99=(0.001, 0.052)), ["the innocent wait"])
 
-    def test_nobody_innocent_is_cut_off_once(self) -> None:
+    def test_a_single_cut_of_an_innocent_client_fails(self) -> None:
         self.assertEqual(self.faults(cut=1), ["the innocent are cut off"])
 
     def test_two_newcomers_of_a_hundred_may_be_refused(self) -> None:
@@ -48,10 +48,10 @@ class VerdictTests(SynchronousTestCase):
     def test_no_newcomer_at_all_is_a_fault(self) -> None:
         self.assertEqual(self.faults(connects=[], refused=0), ["newcomers wait"])
 
-    def test_who_is_refused_after_the_attack(self) -> None:
+    def test_refusals_after_the_attack_fail(self) -> None:
         self.assertEqual(self.faults(shut_out=True), ["the innocent stay shut out"])
 
-    def test_who_still_works_when_the_enemy_has_left(self) -> None:
+    def test_clients_must_work_after_the_attack(self) -> None:
         self.assertEqual(self.faults(went_on=2.0), [])
         self.assertEqual(self.faults(went_on=2.25), ["goes on when its enemy has left"])
 
@@ -60,7 +60,7 @@ class VerdictTests(SynchronousTestCase):
         strict = Bounds(memory_slack=0)
         self.assertEqual(self.faults(memory=(100 << 20, 900 << 20, 121 << 20), bounds=strict), ["memory stays"])
 
-    def test_an_attack_costs_its_enemy_something(self) -> None:
+    def test_an_attack_must_cost_the_attacker(self) -> None:
         self.assertEqual(self.faults(entity_load=1.0, enemy_load=0.2), ["costs the enemy too little"])
         self.assertEqual(self.faults(entity_load=1.0, enemy_load=0.2, honest_load=0.06), [])
 

@@ -81,7 +81,7 @@ with dmsg.blocking.Client(URL) as bob, dmsg.blocking.Client(URL) as alice, bob.l
         )
 
     @asynchronous
-    async def test_what_was_sent_before_a_stream_broke_is_read_before_the_error(self) -> None:
+    async def test_data_sent_before_a_stream_broke_is_read_before_the_error(self) -> None:
         out = await self.output_of("""
 with dmsg.blocking.Client(URL) as bob, dmsg.blocking.Client(URL) as alice, bob.listen() as listener:
     stream = alice.connect(bob.public_key)

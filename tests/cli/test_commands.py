@@ -209,7 +209,7 @@ class NetworkCommandTests(CommandCase):
         self.assertEqual(listening.out, b"to the listener\n" + big)
 
     @asynchronous
-    async def test_who_sends_hears_that_it_did_not_arrive(self) -> None:
+    async def test_the_sender_reports_data_that_did_not_arrive(self) -> None:
         """The listener is stopped in the middle: what it has not taken is not called sent."""
         url = await self.network()
         listening = self.start("listen", "-w", "60", "--min-servers", "1", DMSG_DISCOVERY=url)
@@ -245,7 +245,7 @@ class NetworkCommandTests(CommandCase):
             self.assertIn("dmsg: the remote ended it early", second.err.decode())
 
     @asynchronous
-    async def test_a_full_disk_is_told_to_both(self) -> None:
+    async def test_both_ends_report_a_full_disk(self) -> None:
         url = await self.network()
         full = os.open("/dev/full", os.O_WRONLY)
         self.addCleanup(os.close, full)

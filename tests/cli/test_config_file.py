@@ -48,7 +48,7 @@ class ConfigTests(CodeCase):
         self.assertEqual((status, err), (1, "dmsg: send.words is not set in config.toml\n"))
 
     @asynchronous
-    async def test_what_no_command_could_use_is_not_set(self) -> None:
+    async def test_unusable_values_are_not_stored(self) -> None:
         for setting, words in (
             (("send.nonsense", "1"), "dmsg send has no option --nonsense"),
             (("send.words", "abc"), "words: 'abc' is not a valid integer"),
@@ -75,7 +75,7 @@ class ConfigTests(CodeCase):
         self.assertEqual((status, len(out.splitlines())), (0, 4))
 
     @asynchronous
-    async def test_what_breaks_every_command_can_be_taken_out(self) -> None:
+    async def test_a_setting_that_breaks_all_commands_can_be_removed(self) -> None:
         file = self.directory / "config.toml"
         file.write_text("foo = 1\n[nope]\nx = 1\n[name]\nadd = 3\n")
         for name, status in (("foo", 0), ("nope.x", 0), ("name.add", 0), ("name.add", 1)):

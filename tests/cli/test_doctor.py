@@ -116,7 +116,7 @@ class DoctorTests(ToolCase):
         self.assertIn("dmsg join", found["network"]["advice"])
 
     @asynchronous
-    async def test_what_is_wrong_on_this_machine(self) -> None:
+    async def test_local_problems_are_reported(self) -> None:
         (self.directory / "names").write_text("nonsense\n")
         (self.directory / "config.toml").write_text("nonsense\n")
         status, found = await self.examined("-k", "none.key")

@@ -109,7 +109,7 @@ class TunnelTests(AgentCase):
     through_agent = False
 
     @asynchronous
-    async def test_a_signal(self) -> None:
+    async def test_a_signal_closes_the_tunnel(self) -> None:
         await self.network()
         signals = [("forward", "INT"), ("expose", "TERM"), ("socks", "INT"), ("forward", "KILL"), ("expose", "KILL")]
         await self.check(signals, "-k", "alice.key")

@@ -38,7 +38,7 @@ class PageTests(CommandCase):
             for section in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXIT STATUS", "ENVIRONMENT", "FILES"):
                 self.assertIn(f".SH {section}\n", found[name], name)
 
-    def test_statuses_are_those_of_the_commands(self) -> None:
+    def test_documented_exit_statuses_match_the_commands(self) -> None:
         numbers = [int(number) for number, _ in STATUSES if number.isdigit()]
         self.assertEqual(numbers, [0, EXIT_FAILED, EXIT_USAGE, EXIT_NOBODY, EXIT_UNWANTED, EXIT_CUT])
 

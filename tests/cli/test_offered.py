@@ -95,7 +95,7 @@ class HomeTests(AgentCase):
         self.assertEqual((self.directory / ".plan").read_text(), "to be read")
 
     @asynchronous
-    async def test_status_says_who_may_reach_what(self) -> None:
+    async def test_status_lists_the_allowed_peers_of_each_service(self) -> None:
         await self.network()
         key = (await self.up())["up"]
         (self.home / "public").mkdir()
@@ -142,7 +142,7 @@ class SaidTests(AgentCase):
     """Each command that lets others in says who, in one line, and in its object."""
 
     @asynchronous
-    async def test_every_command(self) -> None:
+    async def test_every_command_says_what_peers_can_reach(self) -> None:
         await self.network()
         await self.up()
         (self.directory / "public").mkdir()

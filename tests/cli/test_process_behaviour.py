@@ -66,7 +66,7 @@ class KeyInUseTests(ToolCase):
     """Two programs with one key file."""
 
     @asynchronous
-    async def test_the_second_is_told_which_program_has_it(self) -> None:
+    async def test_the_error_names_the_program_that_uses_the_key(self) -> None:
         await self.network()
         receiving = self.start("receive", "--listen", "--anyone", "--dir", ".", "-k", "bob.key", **self.environment)
         await self.until(lambda: b"receiving at" in receiving.out)
@@ -78,7 +78,7 @@ class KeyInUseTests(ToolCase):
         self.assertEqual((status, err), (0, ""))
 
     @asynchronous
-    async def test_who_shares_is_told_by_the_server(self) -> None:
+    async def test_programs_that_share_a_key_are_notified_by_the_server(self) -> None:
         """Both run; the newest is reached, each hears of the other, and the last entry stays when one stops."""
         await self.network()
         first = self.start("receive", "--listen", "--anyone", "--dir", ".", "-k", "bob.key", **self.environment)
@@ -91,7 +91,7 @@ class KeyInUseTests(ToolCase):
         status, _, err = await self.run_command("ping", self.key.public.hex(), "-c", "1", **self.environment)
         self.assertEqual((status, err), (0, ""))
 
-    def test_locks(self) -> None:
+    def test_a_lock_is_released_when_its_process_ends(self) -> None:
         """Freed by the end of a process, however that comes; the same process may hold it twice."""
         path = self.directory / "x.key"
         write_key_file(path, SecKey.generate())
@@ -118,7 +118,7 @@ class KeyInUseTests(ToolCase):
         two.release()
         self.assertFalse(Path(f"{path}.lock").exists())
 
-    def test_beside_nothing_can_be_written(self) -> None:
+    def test_the_key_file_is_locked_in_a_read_only_directory(self) -> None:
         """Then the key file itself is locked."""
         path = self.directory / "x.key"
         write_key_file(path, SecKey.generate())
@@ -142,7 +142,7 @@ class PingTests(ToolCase):
     """Pings and traces are no business of programs."""
 
     @asynchronous
-    async def test_programs_see_nothing_of_them(self) -> None:
+    async def test_programs_are_not_notified_of_pings(self) -> None:
         await self.network()
         key = self.key.public.hex()
         listening = self.start("listen", "-k", "bob.key", **self.environment)
@@ -159,7 +159,7 @@ class PingTests(ToolCase):
         self.assertEqual(listening.out, b"hello\n")
 
     @asynchronous
-    async def test_nobody_has_to_listen_but_on_a_port_that_is_named(self) -> None:
+    async def test_ping_needs_a_listener_only_for_an_explicit_port(self) -> None:
         await self.network()
         key = self.key.public.hex()
         receiving = self.start("receive", "--listen", "--anyone", "-k", "bob.key", **self.environment)
@@ -265,7 +265,7 @@ class ServeTests(ToolCase):
     """``dmsg serve`` of a directory that holds other things than files."""
 
     @asynchronous
-    async def test_what_is_listed_and_what_does_not_block(self) -> None:
+    async def test_listings_skip_hidden_files_and_pipes_do_not_block(self) -> None:
         await self.network()
         public = self.directory / "public"
         public.mkdir()
@@ -332,7 +332,7 @@ class UnhandledTests(ToolCase):
 class DescribeTests(SynchronousTestCase):
     """Errors name the file that they are about."""
 
-    def test_files(self) -> None:
+    def test_descriptor_limit_for_files(self) -> None:
         error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "some/file")
         self.assertEqual(output.describe(error), "some/file: No such file or directory")
         self.assertEqual(output.describe(OSError(errno.EIO, "Input/output error")), "Input/output error")

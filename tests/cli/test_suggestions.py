@@ -51,7 +51,7 @@ class SuggestionTests(WordsCase):
             self.assertNotIn(habit, COMMANDS, "it is a command now")
             self.assertIn(f"No such command '{habit}'; say: {line}", self.told(habit, "bob"))
 
-    def test_what_they_are_told_to_type_is_there(self) -> None:
+    def test_suggested_commands_exist(self) -> None:
         for line in HABITS.values():
             words = line.split()
             if words[0] == "dmsg" and not words[1].startswith("-"):
@@ -155,7 +155,7 @@ class DiscoveryTests(WordsCase):
 class MistakeTests(WordsCase):
     """Whatever is typed wrong ends with 2, and changes nothing."""
 
-    def test_what_is_no_name_key_setting_or_file(self) -> None:
+    def test_unknown_names_keys_settings_and_files_are_one_line(self) -> None:
         for typed, words in (
             ("name add bob 02ab", "a public key has 53 characters, or 66 in hexadecimal, not 4"),
             (f"name add no_name {KEY}", "is not a name"),
@@ -168,7 +168,7 @@ class MistakeTests(WordsCase):
         ):
             self.assertIn(words, self.told(*typed.split()), typed)
 
-    def test_what_a_running_command_finds_wrong(self) -> None:
+    def test_errors_of_running_commands_are_one_line(self) -> None:
         with self.assertRaises(SystemExit) as ended:
             output.fail(WrongUse("x"))
         self.assertEqual(ended.exception.code, 2)
@@ -207,7 +207,7 @@ class ErrorTests(SynchronousTestCase):
 
 
 class PatienceTests(SynchronousTestCase):
-    def test_who_had_a_key_for_one_run_is_not_waited_for_long(self) -> None:
+    def test_peers_with_temporary_keys_are_awaited_briefly(self) -> None:
         """Killed, he cannot come back with it; and whoever asks for more patience has it."""
         for words, expected in (((), 30.0), (("--resume", "90"), 90.0), (("--resume", "4"), 4.0)):
             found: list[float] = []

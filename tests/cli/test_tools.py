@@ -496,7 +496,7 @@ class CopyTests(ToolCase):
         self.assertEqual((status, (self.directory / "film").read_bytes()), (0, content), err)
 
     @asynchronous
-    async def test_modes_and_times_are_kept(self) -> None:
+    async def test_copies_preserve_modes_and_times(self) -> None:
         """Who could not read a file cannot read its copy."""
         await self.network()
         there = self.directory / "shared"
@@ -573,7 +573,7 @@ class CopyTests(ToolCase):
         self.assertEqual((self.directory / "secret").stat().st_mode & 0o777, 0o600)
 
     @asynchronous
-    async def test_it_goes_on_after_both_ends_were_killed(self) -> None:
+    async def test_a_copy_resumes_after_both_ends_were_killed(self) -> None:
         await self.network()
         (self.directory / "shared").mkdir()
         content = os.urandom(24_000_000)
@@ -673,7 +673,7 @@ class CopyTests(ToolCase):
         self.assertEqual(copied.digest(), digest.digest())
 
     @asynchronous
-    async def test_what_is_there_and_is_something_else_is_sent_again(self) -> None:
+    async def test_files_with_different_contents_are_sent_again(self) -> None:
         await self.network()
         shared = self.directory / "shared"
         shared.mkdir()

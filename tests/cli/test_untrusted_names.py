@@ -25,21 +25,21 @@ EVIL = "\x1b]0;title\x07\x1b[2Jred\u202etxt.exe\nstranger 203.0.113.9: flood"
 class PrintableTests(SynchronousTestCase):
     """Nothing of it does anything."""
 
-    def test_text(self) -> None:
+    def test_control_characters_in_text_are_escaped(self) -> None:
         self.assertEqual(printable("Größe 日本 ok"), "Größe 日本 ok")
         clean = printable(EVIL)
         self.assertTrue(clean.isprintable())
         self.assertEqual(len(clean), len(EVIL))
         self.assertEqual(printable("a\tb\n\x1b", "\n\t"), f"a\tb\n{UNPRINTABLE}")
 
-    def test_what_a_command_says(self) -> None:
+    def test_control_characters_in_messages_are_escaped(self) -> None:
         out = io.StringIO()
         self.patch(sys, "stdout", out)
         output.say(EVIL)
         self.assertNotIn("\x1b", out.getvalue())
         self.assertNotIn("\u202e", out.getvalue())
 
-    def test_a_log(self) -> None:
+    def test_log_lines_contain_no_line_breaks_of_peers(self) -> None:
         """Also no line of its own: filters would ban whom a stranger names."""
         out = io.StringIO()
         observer: Any = printable_log(textFileLogObserver(out))

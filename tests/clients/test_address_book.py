@@ -55,7 +55,7 @@ class ReadingTests(SynchronousTestCase):
         self.path.unlink()
         self.assertEqual(book.all(), {})
 
-    def test_what_is_given_is_a_copy(self) -> None:
+    def test_the_returned_names_are_a_copy(self) -> None:
         book = AddressBook(self.path)
         book.add("alice", ALICE)
         book.all().clear()

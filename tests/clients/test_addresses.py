@@ -51,7 +51,7 @@ class FormsTests(SynchronousTestCase):
             self.names.find("carol")
 
     @given(st.text(alphabet="abcdefghijklmnopqrstuvwxyz234567", min_size=53, max_size=53))
-    def test_what_looks_like_a_key_is_one_or_a_name(self, text: str) -> None:
+    def test_text_like_a_key_is_parsed_as_key_or_name(self, text: str) -> None:
         try:
             self.assertEqual(self.names.find(text).text, text)
         except UnknownName:
@@ -104,14 +104,14 @@ class AddressTests(SynchronousTestCase):
 
 
 class ErrorTests(SynchronousTestCase):
-    def test_where_all_servers_agree_it_is_said_once(self) -> None:
+    def test_a_reason_common_to_all_servers_is_named_once(self) -> None:
         text = "nobody listens at 02ab:80, or not for this key"
         error = ConnectFailed(text, (("03cd", text), ("02ef", text)), str(KEY))
         self.assertEqual(str(error), f"{text} (asked through server 03cd, 02ef)")
         error = ConnectFailed("not reached", (("03cd", "took too long"), ("02ef", "is full")))
         self.assertEqual(str(error), "not reached (through server 03cd: took too long; through server 02ef: is full)")
 
-    def test_reasons_name_who_refuses(self) -> None:
+    def test_reasons_name_the_refusing_server(self) -> None:
         from dmsg.errors import close_reason_text
 
         self.assertEqual(close_reason_text(CloseReason.NOT_ADMITTED), "the server does not admit this key")

@@ -57,7 +57,7 @@ class SharedQueryTests(SynchronousTestCase):
         self.ask()
         self.assertEqual(len(self.lookup.questions), 2)
 
-    def test_one_caller_leaves_and_the_others_are_answered(self) -> None:
+    def test_cancelling_a_caller_leaves_the_shared_query_running(self) -> None:
         """The first one too, which asked."""
         first, second = self.ask(), self.ask()
         first.cancel()

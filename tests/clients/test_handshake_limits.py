@@ -63,7 +63,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         # what came through another server was counted there
         self.assertEqual(self.asked(10, A, at=self.there), 10)
 
-    def test_strangers_do_not_keep_out_who_has_been_met(self) -> None:
+    def test_strangers_do_not_displace_known_keys(self) -> None:
         self.doorman.remember(A)
         # as many as there are places, each under a name of its own
         names = [bytes([2]) + number.to_bytes(32, "big") for number in range(int(OF_STRANGERS_BURST) + 50)]
@@ -72,7 +72,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         self.assertEqual(self.asked(100, A), 100)
         self.assertIsNone(self.there(B, request(0)))
 
-    def test_the_same_strangers_do_not_keep_out_new_ones(self) -> None:
+    def test_repeated_strangers_do_not_displace_new_keys(self) -> None:
         """However many, and however often they knock: at most one of fifty newcomers is refused."""
         for attackers in (100, 1000):
             self.setUp()

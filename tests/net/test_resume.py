@@ -120,7 +120,7 @@ class ResumeTests(EntityCase):
 
     @skipUnless(os.path.exists("/proc/self/mem"), "reads the memory of another process through /proc")
     @asynchronous
-    async def test_the_server_never_holds_what_passes(self) -> None:
+    async def test_server_memory_has_no_plaintext_of_secure_streams(self) -> None:
         """Its memory is searched: a plain transport leaves the marker there, a secure one does not."""
         url = await self.start_discovery()
         ((_, child),) = (await self.start_children(url, 1)).items()

@@ -166,7 +166,7 @@ class LoopTests(SynchronousTestCase):
                 self.assertTrue(questions.posted and publisher.published, (bad, error))
                 publisher._publishing.stop()
 
-    def test_a_server_less_is_said_with_the_one_in_its_place(self) -> None:
+    def test_a_lost_server_and_its_replacement_are_posted_together(self) -> None:
         """One POST, and not two for each client of a server that died; none other takes longer than before."""
         clock = Clock()
         questions: Any = Questions(0, ERRORS[0])

@@ -45,7 +45,7 @@ class TelemetryTests(EntityCase):
         return Path(self.mktemp()).absolute()
 
     @asynchronous
-    async def test_what_a_network_writes(self) -> None:
+    async def test_a_network_writes_the_documented_events(self) -> None:
         of_discovery, of_server = self.directory(), self.directory()
         url = await self.start_discovery(f"--telemetry={of_discovery}")
         discovery = self.discovery

@@ -44,13 +44,13 @@ class ShareTests(SynchronousTestCase):
         self.assertFalse(self.share.allows("a"))
         self.assertTrue(self.share.allows("b"))
 
-    def test_the_next_turn_comes_when_nobody_asks_for_it(self) -> None:
+    def test_the_next_turn_is_scheduled_without_a_request(self) -> None:
         self.share.used("a", MOST)
         self.clock.advance(TURN)
         self.share.used("b", 0.0)
         self.assertTrue(self.share.allows("a"))
 
-    def test_who_waits_longest_comes_first(self) -> None:
+    def test_the_longest_waiter_has_the_first_turn(self) -> None:
         """Two of one owner, who has a turn for one of them, and one of another."""
         log: list[str] = []
         for owner in ("a", "a", "b"):
@@ -61,7 +61,7 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual(log, ["a", "b", "a"])
         self.assertEqual(self.share.waited, 4)
 
-    def test_who_always_has_more_does_not_stay_first(self) -> None:
+    def test_a_busy_owner_does_not_keep_the_first_turn(self) -> None:
         """Three of one owner, whose part is enough for one of them at a time: each has every third turn."""
         log: list[str] = []
         share = self.share
@@ -91,7 +91,7 @@ class ShareTests(SynchronousTestCase):
         self.share.used("x", LEAST / 2)
         self.assertFalse(self.share.allows("x"))
 
-    def test_an_error_of_one_costs_the_others_nothing(self) -> None:
+    def test_an_error_in_a_turn_does_not_affect_other_waiters(self) -> None:
         log: list[str] = []
 
         class Bad:
@@ -211,7 +211,7 @@ class LinkTests(SynchronousTestCase):
         factory.session_down(session)
         return refused
 
-    def test_who_floods_has_only_himself_refused(self) -> None:
+    def test_a_flood_is_refused_only_to_its_sender(self) -> None:
         """Everybody else behind his address goes on, whatever many floods there are, and under whatever many keys."""
         for _ in range(int(FLOOD_BURST)):
             self.assertIsNone(self.end("203.0.113.7", KEYS["A"], DropReason.FLOOD))
@@ -236,7 +236,7 @@ class LinkTests(SynchronousTestCase):
         for _ in range(2 * int(FAILED_BURST)):
             self.assertIsNotNone(self.end("203.0.113.9", KEYS["A"], DropReason.HANDSHAKE_FAILED))
 
-    def test_behind_a_proxy_each_is_on_its_own(self) -> None:
+    def test_connections_behind_a_proxy_share_no_limit(self) -> None:
         factory = self.network.factory
         factory.limits = Limits(max_per_address=0)
         one, two = (factory.buildProtocol(IPv4Address("TCP", "10.0.0.1", n)) for n in (1, 2))

@@ -25,7 +25,7 @@ class Reader(HeldReading):
 
 
 class HoldTests(SynchronousTestCase):
-    def test_reading_goes_on_when_nobody_holds_it_back(self) -> None:
+    def test_reading_resumes_when_no_holder_is_left(self) -> None:
         one = Reader()
         one.release(HoldReason.TURN)
         for why in (HoldReason.TURN, HoldReason.TURN, HoldReason.CONGESTED):

@@ -60,7 +60,7 @@ class VectorTests(SynchronousTestCase):
             self.assertEqual(initiator.result.hash.hex(), case["handshake_hash"])
             self.assertEqual(responder.result.remote.hex(), case["initiator"]["static_pk"])
 
-    def test_records(self) -> None:
+    def test_records_match_the_vectors(self) -> None:
         """Both directions, from the first record to the largest, byte for byte."""
         for case in self.vectors["handshakes"]:
             for direction, side in (("i2r", "initiator"), ("r2i", "responder")):
@@ -83,7 +83,7 @@ class VectorTests(SynchronousTestCase):
                     buffer = bytearray(200_000)
                     self.assertEqual(bytes(buffer[: opener.open_into(sealed, buffer, 0)]), plaintext)
 
-    def test_refused_messages(self) -> None:
+    def test_refused_messages_raise_named_errors(self) -> None:
         """Every message that makes the reference fail or panic is a named error."""
         case = self.vectors["handshakes"][0]
         refusals = self.vectors["handshake_refusals"]["cases"]
@@ -99,7 +99,7 @@ class VectorTests(SynchronousTestCase):
             else:
                 self.assertRaises(HandshakeError, responder.read_message, message)
 
-    def test_bad_ephemerals(self) -> None:
+    def test_invalid_ephemeral_keys_are_refused(self) -> None:
         """The 49 bytes that end the reference's process, section 7.1 of its description."""
         for ephemeral in (
             bytes(33),
@@ -138,7 +138,7 @@ class LinkTests(SynchronousTestCase):
     """The handshake over a byte stream."""
 
     @given(st.lists(st.integers(1, 80), max_size=30))
-    def test_any_chunking(self, sizes: list[int]) -> None:
+    def test_handshakes_accept_any_chunking(self, sizes: list[int]) -> None:
         client = XKHandshake(CLIENT_KEY, SERVER_KEY.public)
         server = XKHandshake(SERVER_KEY)
         sides = [(client, server), (server, client)]
@@ -216,7 +216,7 @@ class LinkTests(SynchronousTestCase):
 class TurnTests(SynchronousTestCase):
     """Messages out of turn, and the longest one."""
 
-    def test_whose_turn_it_is(self) -> None:
+    def test_messages_out_of_turn_are_refused(self) -> None:
         for pattern in Pattern:
             client = Handshake(pattern, CLIENT_KEY, initiator=True, remote=SERVER_KEY.public)
             server = Handshake(

@@ -133,7 +133,7 @@ class SharedTemplateTests(SynchronousTestCase):
             done = list(pool.map(work, range(4)))
         self.assertEqual(done, done[:1] * 4)
 
-    def test_abandoned_ones_are_freed_at_once(self) -> None:
+    def test_abandoned_handshakes_are_freed_without_the_garbage_collector(self) -> None:
         """Without the garbage collector: it rarely runs at servers."""
         gc.disable()
         self.addCleanup(gc.enable)
@@ -149,7 +149,7 @@ class SharedTemplateTests(SynchronousTestCase):
             del one
             self.assertIsNone(state())
 
-    def test_finished_ones_keep_no_secret_key(self) -> None:
+    def test_finished_handshakes_hold_no_secret_key(self) -> None:
         for pattern in Pattern:
             for side in self.agree(pattern, KEYS):
                 assert isinstance(side, Handshake)

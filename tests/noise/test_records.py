@@ -37,7 +37,7 @@ class RecordTests(SynchronousTestCase):
         stream = b"".join(bytes(sealer.seal(one)) for one in plain)
         self.assertEqual(opened(stream, cuts), b"".join(plain))
 
-    def test_what_is_held_of_a_record(self) -> None:
+    def test_an_incomplete_record_holds_only_its_bytes(self) -> None:
         """As many bytes as came, in however small pieces."""
         opener = RecordOpener(KEY)
         stream = bytes(RecordSealer(KEY).seal(bytes(60_000)))
@@ -66,7 +66,7 @@ class RecordTests(SynchronousTestCase):
         self.assertRaises(LocalProtocolError, RecordSealer(KEY, MAX_SEQUENCE).seal_into, b"x", room)
         RecordSealer(KEY, MAX_SEQUENCE - 1).seal_into(b"x", room)
 
-    def test_empty_records_are_nothing(self) -> None:
+    def test_empty_records_are_ignored(self) -> None:
         self.assertEqual(opened(bytes(RecordSealer(KEY).seal(b"")), []), b"")
 
     @given(st.integers(0, 19))
@@ -113,7 +113,7 @@ class RecordTests(SynchronousTestCase):
             self.assertEqual(opener.open_into(stream[position : position + 1], buffer, 0), 0)
         self.assertEqual(opener.open_into(stream[-1:], buffer, 0), len(plain))
 
-    def test_nothing_is_opened_behind_a_broken_record(self) -> None:
+    def test_records_behind_a_broken_record_stay_closed(self) -> None:
         """However good it is."""
         sealer = RecordSealer(KEY)
         first, second, third = (bytes(sealer.seal(b"%d" % number)) for number in range(3))
@@ -132,6 +132,6 @@ class RecordTests(SynchronousTestCase):
             self.assertIsNone(opener.broken)
         self.assertEqual((opener.sequence, opener.held), (1, 0))
 
-    def test_when_it_is_exhausted(self) -> None:
+    def test_an_exhausted_nonce_counter_is_an_error(self) -> None:
         self.assertIs(RecordSealer(KEY, MAX_SEQUENCE - 1).exhausted, False)
         self.assertIs(RecordSealer(KEY, MAX_SEQUENCE).exhausted, True)

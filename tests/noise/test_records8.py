@@ -17,7 +17,7 @@ KEY = bytes(range(32))
 class VectorTests(SynchronousTestCase):
     """records8.json."""
 
-    def test_what_was_recorded_is_sealed_and_opened(self) -> None:
+    def test_recorded_records_are_sealed_and_opened(self) -> None:
         for pattern in ("XK", "KK"):
             recorded = VECTORS[pattern]
             for side, key in recorded["keys"].items():
@@ -30,7 +30,7 @@ class VectorTests(SynchronousTestCase):
                     self.assertEqual(sealer.seal(plaintext).hex(), one["record"])
                     self.assertEqual(opener.open(bytes.fromhex(one["record"])), plaintext)
 
-    def test_what_its_reader_refuses(self) -> None:
+    def test_records_that_the_reference_refuses_are_refused(self) -> None:
         """But for one: it remembers a nonce before it looks at the tag, so one forged record ends a stream of it."""
         for pattern in ("XK", "KK"):
             recorded = VECTORS[pattern]

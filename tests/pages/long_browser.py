@@ -22,7 +22,7 @@ class BrowserTests(PageCase):
     """In headless Chromium, with a thousand clients connected."""
 
     @asynchronous
-    async def test_it_lives(self) -> None:
+    async def test_the_page_updates_in_a_browser(self) -> None:
         if chromium() is None:
             raise SkipTest("there is no Chromium here")
         await self.network()
@@ -76,7 +76,7 @@ class BrowserTests(PageCase):
         await deferToThread(browser.until, "document.body.classList.contains('lost')")
 
     @asynchronous
-    async def test_it_comes_back(self) -> None:
+    async def test_the_page_reconnects_after_an_interruption(self) -> None:
         """After an answer that is no stream, of a proxy in between; and it says that nothing comes from what hangs."""
         if chromium() is None:
             raise SkipTest("there is no Chromium here")

@@ -131,7 +131,7 @@ class PageTests(PageCase):
             self.assertRegex(text, expected)
 
     @asynchronous
-    async def test_the_page_is_only_shown_to_authorised_viewers(self) -> None:
+    async def test_the_page_is_served_to_authorised_viewers_only(self) -> None:
         await self.network()
         for headers, code in (
             ({"Host": "evil.example"}, 403),
@@ -218,7 +218,7 @@ class PageTests(PageCase):
             await one.content()
 
     @asynchronous
-    async def test_what_is_wrong_comes_first(self) -> None:
+    async def test_problems_are_listed_first(self) -> None:
         self.url = await self.start_discovery(f"--metrics={LOOPBACK}")
         server = await self.start_server(
             f"--discovery={self.url}",
@@ -296,7 +296,7 @@ class HardTimesTests(PageCase):
     """When others have trouble."""
 
     @asynchronous
-    async def test_who_asks_too_much_keeps_nobody_from_the_numbers(self) -> None:
+    async def test_a_flood_of_requests_does_not_block_the_metrics(self) -> None:
         """As behind a proxy, where all have one address: a stranger without the token."""
         # A busy machine answers less than the 50 requests a second that are admitted.
         self.patch(site, "STATUS_RATE", 1.0)

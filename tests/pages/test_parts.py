@@ -35,7 +35,7 @@ class HistoryTests(SynchronousTestCase):
         self.assertEqual(samples.points(CLIENTS), [(4.0, 1.0), (2.0, 2.0), (0.0, 3.0)])
         self.assertEqual((samples.now(FRAMES), samples.now(CLIENTS), samples.seconds), (15.0, 3, 4.0))
 
-    def test_a_count_that_was_nothing_before(self) -> None:
+    def test_a_new_counter_grows_from_zero(self) -> None:
         """What is refused for the first time is a growth from 0."""
         samples, line = History(), Line("flood", of_reason("flood"), rate=True)
         for at in (0.0, 2.0):
@@ -58,7 +58,7 @@ class HistoryTests(SynchronousTestCase):
         self.assertEqual(len(samples.points(Line("", "n0"))), KEPT)
         self.assertEqual(samples.points(Line("", f"n{MAX_NAMES}")), [])
 
-    def test_one_that_comes_later_and_one_that_is_missing(self) -> None:
+    def test_counters_may_appear_and_disappear(self) -> None:
         samples = History()
         samples.add(0, {"a": 1})
         samples.add(1, {"a": 2, "b": 5})
@@ -68,7 +68,7 @@ class HistoryTests(SynchronousTestCase):
         self.assertEqual((samples.now(Line("", "a")), samples.now(Line("", "b"))), (None, 6))
 
     @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.lists(st.integers(0, 50), min_size=4, max_size=4))
-    def test_quantiles_are_those_of_what_came_since(self, before: list[int], grown: list[int]) -> None:
+    def test_quantiles_cover_samples_since_the_last_reading(self, before: list[int], grown: list[int]) -> None:
         borders = (1.0, 2.0, 4.0, float("inf"))
         quantiles = Quantiles(borders)
         quantiles.since([float(one) for one in before], 0.5)
@@ -109,7 +109,7 @@ class RecentEventsTests(SynchronousTestCase):
         self.assertEqual(happenings.events[-1], (60.0, "flood: 1"))
         self.assertEqual(len(happenings.events), 4)
 
-    def test_a_flood_does_not_fill_it(self) -> None:
+    def test_repeated_events_do_not_fill_the_list(self) -> None:
         happenings = RecentEvents()
         happenings.update(0.0, [Fact("State", "ok", is_event=True)], {"flood": 0})
         happenings.update(1.0, [Fact("State", "draining", is_event=True)], {"flood": 0})
@@ -203,7 +203,7 @@ class AccessTests(SynchronousTestCase):
             assert refused is not None
             self.assertEqual(refused[0], 401, header)
 
-    def test_token_files(self) -> None:
+    def test_unusable_token_files_are_errors(self) -> None:
         path = Path(self.mktemp())
         for text, mode, problem in (
             ("0123456789abcdef\n", 0o600, None),

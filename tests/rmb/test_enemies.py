@@ -30,7 +30,7 @@ from tests.support import asynchronous
 
 
 class AccountTests(SynchronousTestCase):
-    def test_long_ones_are_not_decoded(self) -> None:
+    def test_overlong_accounts_are_not_decoded(self) -> None:
         """Base 58 takes the square of its length: a megabyte took minutes."""
         began = time.monotonic()
         self.assertRaises(IdentityError, parse_account, "z" * 1_000_000)
@@ -164,7 +164,7 @@ class UsedTokenTests(SynchronousTestCase):
     def parsed(self, twin: int, number: int, expires: int = 100) -> token.Token:
         return token.Token(Session(twin), 0, expires, b"%d" % number, b"signature")
 
-    def test_nobody_makes_others_good_again(self) -> None:
+    def test_floods_of_tokens_do_not_make_used_tokens_valid(self) -> None:
         """Where there are too many, who has most loses the one used first."""
         used = token.UsedTokens(10)
         self.assertTrue(used.first_use(self.parsed(1, 0), 0))
@@ -175,7 +175,7 @@ class UsedTokenTests(SynchronousTestCase):
         self.assertTrue(used.first_use(self.parsed(2, 0), 0))
         self.assertFalse(used.first_use(self.parsed(2, 999), 0))
 
-    def test_they_end(self) -> None:
+    def test_used_tokens_expire(self) -> None:
         used = token.UsedTokens(10)
         for twin in range(5):
             used.first_use(self.parsed(twin, 0, 100 + twin), 0)
@@ -230,7 +230,7 @@ class RegistryTests(TestCase):
         return registry
 
     @asynchronous
-    async def test_half_a_character_ends_nothing(self) -> None:
+    async def test_incomplete_characters_do_not_end_the_connection(self) -> None:
         bad = statement().as_dict() | {"relay": "\ud800"}
         good = statement().as_dict()
         answers = [json.dumps({"twins": [one], "next": number}).encode() for number, one in ((1, bad), (2, good))]
@@ -244,7 +244,7 @@ class RegistryTests(TestCase):
         self.assertIn("another twin" if "another" in str(error) else "signature is wrong", str(error))
 
     @asynchronous
-    async def test_it_is_not_asked_in_a_circle(self) -> None:
+    async def test_registry_redirects_in_a_circle_are_not_followed(self) -> None:
         registry = await self.serve(json.dumps({"twins": [], "next": 1}).encode())
         registry.watch(lambda twin: None)
         await pause(1.0)

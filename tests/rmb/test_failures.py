@@ -43,7 +43,7 @@ class QueueTests(SynchronousTestCase):
         self.assertEqual(len(self.flushLoggedErrors(sqlite3.OperationalError)), 2)
         self.assertEqual([one.data for one in self.successResultOf(queue.read("1", None))], [b"0", b"1", b"2", b"3"])
 
-    def test_who_is_told_of_drops_fails(self) -> None:
+    def test_a_failing_drop_callback_is_contained(self) -> None:
         clock = Clock()
         queue = SQLiteQueue(":memory:", clock, QueueLimits(messages=1))
         self.addCleanup(queue.close)
@@ -73,14 +73,14 @@ class TakingTests(SynchronousTestCase):
         Deferred.fromCoroutine(dealt_with(taking(), said.append, drops)).addErrback(lambda _: None)
         return said, drops
 
-    def test_what_is_said(self) -> None:
+    def test_failures_of_the_store_are_reported(self) -> None:
         self.assertEqual(self.take(None), ([True], Counter()))
         self.assertEqual(self.take(DmsgError("Redis is away")), ([False], Counter()))
         self.assertEqual(self.take(KeyError("ours")), ([True], Counter({Drop.NOT_HANDLED: 1})))
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
         self.assertEqual(self.take(GeneratorExit()), ([False], Counter()))
 
-    def test_it_comes_again(self) -> None:
+    def test_the_relay_sends_unconfirmed_messages_again(self) -> None:
         """The connection is ended, so that the relay keeps it."""
         clock = Clock()
         done: list[Any] = []

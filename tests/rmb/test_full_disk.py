@@ -40,7 +40,7 @@ class SQLiteTests(SynchronousTestCase):
     def read(self, after: Any = None) -> list[bytes]:
         return [one.data for one in self.successResultOf(self.queue.read("1", after))]
 
-    def test_what_was_delivered_is_not_read_again(self) -> None:
+    def test_delivered_messages_are_not_read_again(self) -> None:
         """Whether deleting it fails at once or when it is committed; it is deleted when there is room."""
         for full in (("DELETE",), ("COMMIT",)):
             self.disk.full = full
@@ -64,7 +64,7 @@ class SQLiteTests(SynchronousTestCase):
         self.clock.advance(0)
         return self.successResultOf(appended)
 
-    def test_nothing_is_added_meanwhile(self) -> None:
+    def test_a_full_disk_accepts_no_messages(self) -> None:
         """So that what is in reserve is there for what was delivered."""
         self.disk.full = ("INSERT",)
         self.failureResultOf(self.queue.append("1", b"x", 100.0), QueueUnavailable)
@@ -78,21 +78,21 @@ class SQLiteTests(SynchronousTestCase):
         self.more(b"again")
         self.assertEqual(self.read(), [b"again"])
 
-    def test_those_whose_time_has_passed_are_told_once(self) -> None:
+    def test_expired_messages_are_reported_once(self) -> None:
         self.disk.full = ("DELETE",)
         self.assertEqual(len(self.successResultOf(self.queue.expired(200.0))), 5)
         for _ in range(3):
             self.clock.advance(RETRY_EVERY)
             self.assertEqual(self.successResultOf(self.queue.expired(200.0)), [])
 
-    def test_a_whole_read_of_them(self) -> None:
+    def test_messages_behind_undeletable_ones_are_read(self) -> None:
         """What is behind it is found."""
         self.patch(self.queue, "_removals", Removals())
         self.queue._removals.add("1", self.ids[:4])
         self.patch(sqlite, "BATCH", 2)
         self.assertEqual(self.read(), [b"4"])
 
-    def test_the_end(self) -> None:
+    def test_pending_deletions_are_done_at_close(self) -> None:
         """What can be deleted by then is."""
         path = self.mktemp()
         queue = SQLiteQueue(path, self.clock)
@@ -120,7 +120,7 @@ class PartsTests(SynchronousTestCase):
         one.done("1", [1, 2, 3])
         self.assertEqual(one.oldest(), {})
 
-    def test_the_reserve(self) -> None:
+    def test_the_reserve_lets_deletions_succeed(self) -> None:
         path = self.mktemp()
         one = Reserve(path, 10_000)
         self.assertTrue(one.take())
@@ -140,7 +140,7 @@ class DiskTests(RmbCase):
         skip = "only root can mount a small file system"
 
     @asynchronous
-    async def test_it_is_full_and_has_room_again(self) -> None:
+    async def test_a_queue_recovers_when_its_disk_has_room(self) -> None:
         directory = Path(self.mktemp()).absolute()
         directory.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(directory)]

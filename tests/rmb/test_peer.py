@@ -342,7 +342,7 @@ class DistrustTests(PeerCase):
         self.assertEqual(1, self.count(Drop.UNKNOWN_REPLY))
 
     @asynchronous
-    async def test_an_answer_of_somebody_else(self) -> None:
+    async def test_an_answer_of_another_twin_is_dropped(self) -> None:
         """Signed, with the right uid, by a twin that was not asked: dropped."""
         await self.pair()
         asked_twin = self.twin("C", self.one.domain)
@@ -436,7 +436,7 @@ class DistrustTests(PeerCase):
         self.assertEqual(3, len(self.b.redis.keys("msgbus.c*")))
 
     @asynchronous
-    async def test_moved_borders(self) -> None:
+    async def test_moved_field_borders_are_refused(self) -> None:
         """Weakness 3: what has the same signed bytes is refused where the sender signs with borders."""
         await self.pair()
         self.twin("C", None)
@@ -502,7 +502,7 @@ class DistrustTests(PeerCase):
         self.assertEqual(0, self.b.redis.llen("msgbus.system.local"))
 
     @asynchronous
-    async def test_plugins(self) -> None:
+    async def test_builtin_commands_are_answered(self) -> None:
         """rmb.version is a JSON string; what is unknown is answered (weakness 14)."""
         await self.pair()
         self.a.send(self.a.envelope(self.to, "rmb.version"), self.now())
@@ -567,7 +567,7 @@ class ListTests(PeerCase):
     """Lists of local programs have a size, too."""
 
     @asynchronous
-    async def test_the_oldest_go_when_they_are_too_large(self) -> None:
+    async def test_the_oldest_answers_of_large_lists_are_dropped(self) -> None:
         """Also when somebody reads from the list meanwhile."""
         self.patch(peer_store, "QUEUE_SIZE", 10_000)
         one = await self.named_relay()
@@ -594,7 +594,7 @@ class LocalSideTests(PeerCase):
     """What local programs write, and what they are told."""
 
     @asynchronous
-    async def test_shapes(self) -> None:
+    async def test_local_messages_match_the_vectors(self) -> None:
         """peer_json.json: the recorded messages, both ways; the seed's request; what is required and what is not."""
         recorded = {name: value for name, value in vectors("peer_json").items() if isinstance(value, dict)}
 
@@ -620,7 +620,7 @@ class LocalSideTests(PeerCase):
             self.assertRaises(LocalError, request, {**minimal, name: None})
 
     @asynchronous
-    async def test_mistakes_are_told(self) -> None:
+    async def test_mistakes_of_local_programs_are_answered(self) -> None:
         """Weakness 14: bad base64, exp 0, expired, twins that are none; what has no list is counted."""
         relay = await self.named_relay()
         self.twin("A", None)
@@ -660,7 +660,7 @@ class LocalSideTests(PeerCase):
         self.assertTrue(0 < b.redis.ttl(ret) <= 3600)
 
     @asynchronous
-    async def test_what_was_taken_is_sent_by_the_next_process(self) -> None:
+    async def test_accepted_requests_are_sent_by_the_next_process(self) -> None:
         """A peer that ends between taking and sending: its successor sends it, under the same uid."""
         self.patch(participant, "SETTLE_WAIT", 0.0)
         relay = await self.named_relay()
@@ -679,7 +679,7 @@ class LocalSideTests(PeerCase):
         await self.until(lambda: not a.redis.hlen(REQUESTS) and not a.redis.exists("msgbus.system.local.taken"))
 
     @asynchronous
-    async def test_it_waits_for_confirmations_before_it_ends(self) -> None:
+    async def test_a_peer_waits_for_confirmations_before_it_ends(self) -> None:
         """What its relay confirms a moment later is not sent a second time by the next process."""
         relay = await self.named_relay()
         self.twin("A", None), self.twin("B", relay.domain)

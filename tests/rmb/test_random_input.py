@@ -48,7 +48,7 @@ class LocalTests(SynchronousTestCase):
         self.assertRaises(LocalError, parse_response, raw)
 
     @given(st.sampled_from(sorted({*REQUEST, *RESPONSE})), JSON)
-    def test_members(self, name: str, value: Any) -> None:
+    def test_random_members_raise_only_local_error(self, name: str, value: Any) -> None:
         """One member is anything: a message, or LocalError."""
         for parse, good in ((parse_request, REQUEST), (parse_response, RESPONSE)):
             try:
@@ -57,7 +57,7 @@ class LocalTests(SynchronousTestCase):
                 self.assertNotIn("\n", str(error))
 
     @given(st.sampled_from(["id", "account", "relay", "pk", "strict", "counter", "signature"]), JSON)
-    def test_statements(self, name: str, value: Any) -> None:
+    def test_random_statements_raise_only_local_error(self, name: str, value: Any) -> None:
         """The same of a twin."""
         good = Twin(0, bytes(32), "r", b"x", True, 1, b"s").as_dict()
         try:
@@ -90,12 +90,12 @@ class SealTests(SynchronousTestCase):
         envelope.request.command = "c"
         return self.seal.close(envelope, b"payload", self.twin, Session(1), NOW)
 
-    def test_good(self) -> None:
+    def test_sealed_messages_are_opened(self) -> None:
         """It is opened."""
         self.assertEqual(b"payload", self.open(self.good()).payload)
 
     @given(st.integers(0, 2**16), st.integers(1, 255))
-    def test_one_byte_is_another(self, place: int, change: int) -> None:
+    def test_changed_bytes_never_yield_another_message(self, place: int, change: int) -> None:
         """Never another message than was sealed: rejected, or the same in all that counts."""
         good = self.good()
         data = bytearray(good)

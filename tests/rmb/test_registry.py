@@ -112,7 +112,7 @@ class TableTests(Behaviour, TestCase):
         self.addCleanup(self.registry.close)
 
     @asynchronous
-    async def test_changes(self) -> None:
+    async def test_changes_are_listed_by_number(self) -> None:
         """By number; who is ahead begins at the end."""
         await self.make()
         await self.registry.put(statement())
@@ -123,7 +123,7 @@ class TableTests(Behaviour, TestCase):
         self.assertEqual(([], 3), self.registry.changes(3))
         self.assertEqual(([], 3), self.registry.changes(50))
 
-    def test_no_database(self) -> None:
+    def test_a_missing_database_is_one_line(self) -> None:
         """One line."""
         path = Path(self.mktemp())
         path.write_text("no database" * 100)
@@ -154,7 +154,7 @@ class FileTests(Behaviour, TestCase):
         await self.assertFailure(self.registry.get(5), TwinNotFound)
 
     @asynchronous
-    async def test_two_writers_lose_nothing(self) -> None:
+    async def test_concurrent_writers_preserve_all_entries(self) -> None:
         """Neither loses what the other wrote."""
         await self.make()
         other = FileRegistry(self.path, reactor)
@@ -302,7 +302,7 @@ class CacheTests(SynchronousTestCase):
         self.assertNoResult(self.cache.get(1))
         self.assertEqual(2, len(self.behind.asked))
 
-    def test_single_flight(self) -> None:
+    def test_concurrent_lookups_share_a_query(self) -> None:
         """Many ask, one question."""
         waiting = [self.cache.get(1) for _ in range(10)]
         self.assertEqual(1, len(self.behind.asked))
@@ -326,7 +326,7 @@ class CacheTests(SynchronousTestCase):
         self.cache.get(1)
         self.assertEqual(3, len(self.behind.asked))
 
-    def test_stale_while_it_is_away(self) -> None:
+    def test_stale_entries_are_served_while_the_registry_is_down(self) -> None:
         """What is known is served, and who knows nothing is told that nobody knows."""
         twin = self.known()
         self.clock.advance(cache.TTL + 1)
@@ -358,7 +358,7 @@ class CacheTests(SynchronousTestCase):
 class NamesTests(SynchronousTestCase):
     """Relays as the registry names them."""
 
-    def test_names(self) -> None:
+    def test_relay_names_become_urls(self) -> None:
         """Bare domains are https; URLs have their port."""
         self.assertEqual("https://relay.example/", relay_url("relay.example"))
         self.assertEqual("http://127.0.0.1:8080/", relay_url("http://127.0.0.1:8080"))
@@ -374,7 +374,7 @@ class NamesTests(SynchronousTestCase):
         for url in ("http://x", "ws://", "ws://x/y", "wss://u@x", "ws://x:99999", "x", "ws://x?y"):
             self.assertRaises(ValueError, relay_of_websocket, url)
 
-    def test_descriptions(self) -> None:
+    def test_registry_descriptions_are_parsed(self) -> None:
         """What --registry may say."""
         for text in ("", "x", "file:", "ftp://x", "http://", "tfchain:"):
             self.assertRaises(RegistryUnavailable, open_registry, text, Clock())

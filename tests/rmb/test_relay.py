@@ -60,7 +60,7 @@ class SocketPairCase(_Pair):
 
 class MessageTests(PairCase):
     @asynchronous
-    async def test_it_arrives_as_it_was_sent(self) -> None:
+    async def test_messages_arrive_unchanged(self) -> None:
         """The bytes; of any size up to 16 MiB; nothing is in the queue."""
         a, b = await self.pair()
         for size in (0, 1, 125, 126, 65535, 65536, 3_000_000):
@@ -180,11 +180,11 @@ class FloodTests(SocketPairCase):
         self.assertEqual(0, self.one.switch.dropped_oldest)
 
     @asynchronous
-    async def test_one_way(self) -> None:
+    async def test_a_flood_in_a_single_direction_arrives(self) -> None:
         await self.flood(3000)
 
     @asynchronous
-    async def test_both_ways(self) -> None:
+    async def test_floods_in_both_directions_do_not_deadlock(self) -> None:
         """Neither waits for the other for ever."""
         await self.flood(1500, both=True)
 
@@ -205,7 +205,7 @@ class FloodTests(SocketPairCase):
         self.assertEqual({}, dict(self.one.switch.rules.drops))
 
     @asynchronous
-    async def test_a_reader_that_confirms_nothing(self) -> None:
+    async def test_a_receiver_that_confirms_nothing_counts_as_absent(self) -> None:
         """After a minute it counts as one that is away: its sender goes on, and the queue's limit holds."""
         self.patch(periodic, "STALLED_AFTER", 1.0)
         a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
@@ -220,7 +220,7 @@ class FloodTests(SocketPairCase):
         await self.until(lambda: self.drops(Drop.QUEUE_FULL) > 0)
 
     @asynchronous
-    async def test_who_reads_no_answers_holds_nobody(self) -> None:
+    async def test_a_twin_that_reads_no_answers_does_not_hold_the_answerer(self) -> None:
         """A twin asks for more than it reads: the one that answers goes on to answer others."""
         a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
         c_twin = self.twin("C", self.one.domain)

@@ -75,7 +75,7 @@ class PairingTests(SynchronousTestCase):
         self.assertEqual(end.clock.getDelayedCalls(), [])
         return str(end.key[0].value)
 
-    def test_a_key_signed_by_somebody_else_is_refused(self) -> None:
+    def test_a_key_signed_by_another_key_is_refused(self) -> None:
         """Eve cannot give Bob's key for hers, nor repeat what he has signed elsewhere, nor send back Alice's own."""
         key = BOB.public.hex()
         for signature in (

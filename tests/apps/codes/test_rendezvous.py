@@ -63,13 +63,13 @@ class RendezvousTests(SynchronousTestCase):
         self.accept(code).trap(NoSuchNameplate)
         self.assertNotIn(PORT, self.alice.factories)
 
-    def test_the_number_is_released_when_they_agreed(self) -> None:
+    def test_a_number_is_released_after_the_agreement(self) -> None:
         offered = self.offer()
         self.accept(offered.code)
         self.result_of(offered.agreed)
         self.check_is_over(offered.code)
 
-    def test_a_withdrawn_offer_releases_its_number(self) -> None:
+    def test_withdrawing_an_offer_releases_the_number(self) -> None:
         offered = self.offer()
         offered.agreed.cancel()
         self.result_of(offered.agreed).trap(CancelledError)
@@ -84,13 +84,13 @@ class RendezvousTests(SynchronousTestCase):
         self.assertEqual(self.guesses, list(range(TRIES - 1, 0, -1)))
         self.check_is_over(offered.code)
 
-    def test_the_number_is_kept_for_as_long_as_the_offer_lasts(self) -> None:
+    def test_a_number_stays_claimed_while_the_offer_lasts(self) -> None:
         offered = self.offer()
         self.lab.network.run(offered._nameplate.renew_every * 12)
         self.assertEqual(self.accept(offered.code).peer, self.alice.public_key)
         self.assertEqual(self.warnings, [])
 
-    def test_the_second_failed_renewal_in_a_row_is_told_once(self) -> None:
+    def test_the_second_failed_renewal_in_a_row_is_reported_once(self) -> None:
         """The second failure in a row is told, once; any error is followed by the next renewal."""
         offered = self.offer()
         answers: list[Any] = [RuntimeError("ours"), *[DiscoveryError("discovery is away")] * 3, True, False]

@@ -149,7 +149,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual(len(judged), TRIES)
         self.assertEqual(len(self.results), 1)
 
-    def test_who_stands_still_keeps_nobody_away(self) -> None:
+    def test_the_oldest_silent_stream_is_evicted_for_a_new_one(self) -> None:
         """However many: for one more the oldest goes that has said nothing."""
         recorders = [self.silent() for _ in range(3 * AT_ONCE)]
         self.lab.network.run(1.0)
@@ -183,7 +183,7 @@ class CodeStreamTests(CodeStreamCase):
         self.run_until(lambda: results)
         self.assertEqual(results[0].peer, self.alice.public_key)
 
-    def test_who_comes_and_guesses_nothing_ends_no_code(self) -> None:
+    def test_streams_without_a_guess_do_not_use_up_a_code(self) -> None:
         """There is a rate of runs, because each takes this end's time."""
         clock = Clock()
         offer = CodeFactory(clock, CODE)
@@ -300,7 +300,7 @@ class CodeStreamTests(CodeStreamCase):
             sender.dataReceived(bytes(100_000))
             self.assertLess(sum(map(len, sender._early_data)), EARLY_LIMIT + 1)
 
-    def test_who_takes_the_guess_and_leaves(self) -> None:
+    def test_a_stranger_that_leaves_without_an_answer_has_used_its_guess(self) -> None:
         """A stranger at whom the nameplate leads: what he does not answer was his guess."""
 
         class Thief(CodeEnd):
@@ -374,7 +374,7 @@ class KilledTests(CodeStreamCase):
                 return
         self.fail("he was always killed before the end")
 
-    def test_who_made_it_is_killed_at_each_message(self) -> None:
+    def test_killing_the_maker_of_a_code_at_any_message_is_reported(self) -> None:
         """Bob hears that it came to nothing, in time; once they agreed he has that."""
         outcomes = []
         for steps in range(0, 90, 6):

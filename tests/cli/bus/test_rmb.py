@@ -23,7 +23,7 @@ class TwinTests(CommandCase):
     """Twins in a file."""
 
     @asynchronous
-    async def test_twins_are_created_listed_shown_and_changed(self) -> None:
+    async def test_twins_are_created_listed_displayed_and_changed(self) -> None:
         """A secret of mode 0600; a number; changes that its owner signs."""
         registry = f"--registry=file:{(self.directory / 'twins.json').resolve()}"
         self.assertEqual((0, "1\n", ""), await self.run_command("twin", "create", "a.twin", registry))

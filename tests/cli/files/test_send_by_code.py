@@ -170,7 +170,7 @@ class RefusingTests(CodeCase):
         self.assertIn("nobody waits with a code that begins with", err)
 
     @asynchronous
-    async def test_what_is_there_too_large_or_cannot_be_asked(self) -> None:
+    async def test_existing_too_large_and_unconfirmed_transfers_are_refused(self) -> None:
         await self.network()
         (self.directory / "a").write_bytes(b"aaaa")
         (self.directory / "inbox" / "a").write_bytes(b"old")
@@ -222,7 +222,7 @@ class RefusingTests(CodeCase):
         self.assertIn("nobody waits", err)
 
     @asynchronous
-    async def test_mistakes_print_one_line_before_anybody_is_asked(self) -> None:
+    async def test_mistakes_print_one_line_before_any_connection(self) -> None:
         """Each is one line, before anybody is asked."""
         (self.directory / "a").write_bytes(b"a")
         away = ("-d", "http://127.0.0.1:1")
@@ -299,7 +299,7 @@ class PersonTests(CodeCase):
             self.assertEqual(await sender.ended, status, sender.out)
 
     @asynchronous
-    async def test_what_was_typed_before_is_no_answer(self) -> None:
+    async def test_input_typed_before_the_question_is_ignored(self) -> None:
         await self.network()
         (self.directory / "a").write_bytes(b"a")
         sender, code = await self.sends("a")

@@ -62,7 +62,7 @@ class NumbersTests(SynchronousTestCase):
     def test_a_restarted_entity_has_no_negative_rate(self) -> None:
         self.assertEqual(row("a", seen(12.0, frames=50), seen(10.0, frames=1000)).in_rate, 25.0)
 
-    def test_problems_are_shown_with_their_reason(self) -> None:
+    def test_problems_are_displayed_with_their_reason(self) -> None:
         for look, why in (
             (seen(0, {"status": "draining"}), "draining"),
             (seen(0, registered=0), "not registered"),
@@ -91,7 +91,7 @@ class NumbersTests(SynchronousTestCase):
             with self.assertRaises(ValueError):
                 read(0.0, metrics, health)
 
-    def test_a_name_does_nothing_to_a_terminal(self) -> None:
+    def test_control_characters_in_names_are_escaped(self) -> None:
         self.assertNotIn("\x1b", seen(0, {"status": "\x1b[2Jok"}).status)
 
     def test_a_discovery_without_servers_is_shown_as_a_problem(self) -> None:
@@ -161,7 +161,7 @@ class TopTests(CommandCase):
             self.assertEqual(status, 130)
 
     @asynchronous
-    async def test_its_status_is_that_of_what_it_shows(self) -> None:
+    async def test_the_exit_status_matches_the_displayed_problems(self) -> None:
         urls = await self.network()
         status, out, _ = await self.run_command("top", "--once", "--every", "0.5", "--only", "server", *urls)
         self.assertEqual(status, 1)

@@ -69,7 +69,7 @@ class ConfigurationTests(CommandCase):
         self.assertEqual(self.content(), {})
 
     @asynchronous
-    async def test_an_unknown_network_is_told_which_are_known(self) -> None:
+    async def test_the_error_for_an_unknown_network_lists_the_known_ones(self) -> None:
         await self.join(invitation("home", "10.0.0.1"))
         status, out, err = await self.run_command("discovery", "list", "--network", "hme", DMSG_DISCOVERY="")
         self.assertEqual((status, out), (2, ""))

@@ -94,7 +94,7 @@ class TargetTests(SynchronousTestCase):
             case, _ = self.hosts(target, "b.example")
             self.assertEqual(case.answers(), [path + b" "])
 
-    def test_what_is_no_url_stays(self) -> None:
+    def test_targets_that_are_no_urls_are_unchanged(self) -> None:
         for target in ("a.example:80", "http:///x", "ftp://a.example/x"):
             case, _ = self.hosts(target, "b.example")
             self.assertIn(target.encode() + b" \n", case.transport.value())
@@ -173,7 +173,7 @@ class ChannelTests(SynchronousTestCase):
         self.assertTrue(dear.reading)
         self.assertEqual((dear.site.unanswered.held, other.site.unanswered.held), (0, 0))
 
-    def test_who_does_not_take_his_answers(self) -> None:
+    def test_a_client_that_reads_no_answers_is_disconnected(self) -> None:
         case = Case()
         case.channel.pauseProducing()
         case.channel.dataReceived(request("/now", b"1") + request("/now", b"2"))
@@ -181,7 +181,7 @@ class ChannelTests(SynchronousTestCase):
         case.channel.resumeProducing()
         self.assertEqual((len(case.answers()), case.reading), (2, True))
 
-    def test_nothing_is_left_of_one_that_ends(self) -> None:
+    def test_a_closed_channel_releases_its_memory(self) -> None:
         for number, said in enumerate((b"GET", request("/later", b""), request("/now", b"body", chunked=True)[:-5])):
             case = Case()
             case.channel.dataReceived(said)
@@ -197,7 +197,7 @@ class ChannelTests(SynchronousTestCase):
             self.assertTrue(case.transport.value().startswith(b"HTTP/1.1 400"))
             self.assertTrue(case.transport.disconnecting)
 
-    def test_one_that_is_answered_and_leaves(self) -> None:
+    def test_data_behind_the_last_request_is_ignored(self) -> None:
         """What is behind a request that ends the connection is not looked at."""
         case = Case()
         last = b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

@@ -143,7 +143,7 @@ class FetchTests(TestCase):
         await self.refused(await self.serve(b"HTTP/1.1 500 x\r\n\r\n", b"z" * 10_000))
 
     @asynchronous
-    async def test_nothing_is_decompressed(self) -> None:
+    async def test_compressed_bodies_are_refused(self) -> None:
         bomb = gzip.compress(bytes(50_000_000))
         head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb)
         url = await self.serve(head + bomb)
@@ -239,7 +239,7 @@ class ClosedTests(TestCase):
         return f"http://127.0.0.1:{port.getHost().port}"
 
     @asynchronous
-    async def test_what_was_not_answered_is_sent_again(self) -> None:
+    async def test_unanswered_requests_are_sent_again(self) -> None:
         """An entry, a message of the bus; by whatever method."""
         lookup = Lookup(reactor, await self.serve(1))
         self.addCleanup(lookup.close)
@@ -298,7 +298,7 @@ class AddressTests(TestCase):
 class PoolTests(SynchronousTestCase):
     """Connections that are kept for the next question."""
 
-    def test_what_becomes_free_after_the_end_is_not_kept(self) -> None:
+    def test_connections_freed_after_close_are_not_pooled(self) -> None:
         """The answer to a question may be used, and all be closed, before its connection is free."""
         clock = Clock()
         pool: Any = make_pool(clock)

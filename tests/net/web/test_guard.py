@@ -110,7 +110,7 @@ class GuardTests(SynchronousTestCase):
         self.page.waiting[0].finish()
         self.assertIn(b"now", connection.value())
 
-    def test_who_has_most_makes_room(self) -> None:
+    def test_the_largest_block_of_addresses_loses_a_connection(self) -> None:
         """1,100 connections of a stranger that do not end their requests: somebody else gets in, and is answered."""
         factory = self.guard(most=1000, most_of_block=5000)
         theirs = [self.connect(factory, said=b"GET / HTTP/1.1\r\nHo") for _ in range(1100)]
@@ -142,7 +142,7 @@ class GuardTests(SynchronousTestCase):
         # the first one makes room, then those who have been answered
         self.assertEqual(sum(one.gone for one in waiting), 1)
 
-    def test_what_twisted_cannot_read(self) -> None:
+    def test_unparsable_requests_are_answered_without_traceback(self) -> None:
         """An exception of Twisted's parser, whatever it may be about, is no traceback in the log."""
         self.patch(HTTPChannel, "lineReceived", lambda *_: int("x"))
         mine = self.connect(self.guard(), said=b"POST / HTTP/1.1\r\n")

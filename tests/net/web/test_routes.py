@@ -113,7 +113,7 @@ class SameTests(SynchronousTestCase):
         request = f"{method} /{'/'.join(path)}{query} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n".encode()
         self.assertEqual(ask(QUICK, request), ask(SLOW, request), request)
 
-    def test_the_usual_ones_do_not_go_kleins_way(self) -> None:
+    def test_static_routes_bypass_klein(self) -> None:
         def slow(*_: Any) -> None:
             raise AssertionError("went Klein's way")
 
@@ -174,7 +174,7 @@ class LaterTests(SynchronousTestCase):
         self.waiting[0].errback(Refused("no"))
         self.assertIn(b" 403 ", self.transport.value())
 
-    def test_one_that_it_does_not_know(self) -> None:
+    def test_an_unknown_route_goes_to_klein(self) -> None:
         self.ask()
         self.waiting[0].errback(RuntimeError("a fault"))
         self.assertIn(b" 500 ", self.transport.value())
@@ -187,7 +187,7 @@ class LaterTests(SynchronousTestCase):
         self.assertEqual(self.told, [])
         self.assertEqual(self.flushLoggedErrors(), [])
 
-    def test_a_route_that_answers_whoever_leaves(self) -> None:
+    def test_a_route_may_answer_after_its_client_left(self) -> None:
         self.ask(path="soon")
         self.channel.connectionLost(Failure(ConnectionDone()))
         self.assertTrue(self.waiting[0].called)

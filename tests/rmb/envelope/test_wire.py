@@ -28,7 +28,7 @@ ALICE = {kind: Identity("//Alice", kind) for kind in ("ed25519", "sr25519")}
 class EnvelopeTests(SynchronousTestCase):
     """challenges.json; upstream's sign_verify."""
 
-    def test_signed_bytes(self) -> None:
+    def test_signed_bytes_match_the_vectors(self) -> None:
         """Preimage, digest and ed25519 signature are as recorded; the sr25519 samples verify."""
         rows = vectors("challenges")["rows"]
         self.assertEqual(15, len(rows))
@@ -50,7 +50,7 @@ class EnvelopeTests(SynchronousTestCase):
             signed = bytes.fromhex(expected["protobuf_signed_ed_hex"])
             self.assertEqual(wire.decode(signed), envelope)
 
-    def test_sign_verify(self) -> None:
+    def test_an_empty_envelope_is_signed_and_verified(self) -> None:
         """An empty envelope signed by //Alice with sr25519 verifies with the account."""
         envelope = Envelope()
         signature = ALICE["sr25519"].sign(wire.challenge(envelope))
@@ -262,7 +262,7 @@ class IdentityTests(SynchronousTestCase):
         self.assertEqual("message is not signed", str(error))
 
     @given(st.binary(min_size=65, max_size=65), st.binary(min_size=32, max_size=32))
-    def test_random_signatures(self, signature: bytes, account: bytes) -> None:
+    def test_random_signatures_are_invalid(self, signature: bytes, account: bytes) -> None:
         """Never anything but SignatureInvalid, whatever the bytes."""
         for kind in (b"e", b"s", b""):
             field = kind + signature[: 65 - len(kind)]
@@ -296,7 +296,7 @@ class CipherTests(SynchronousTestCase):
             seed = Mnemonic.to_seed(row["mnemonic"])[:32].hex()
             self.assertEqual((row["bip39_seed32"], row["public_legacy"]), (seed, Encryption("0x" + seed).pk.hex()))
 
-    def test_round_trip(self) -> None:
+    def test_encrypted_payloads_are_decrypted(self) -> None:
         """Of an empty payload too; garbage and short ones are refused."""
         a, b = Encryption(DEV_WORDS), Encryption("0x" + "11" * 32)
         for data in (b"", b"hello world"):
@@ -357,7 +357,7 @@ class TokenTests(SynchronousTestCase):
         made = token.make(ALICE["ed25519"], Session(100), 1700000000, 4102444800 - 1700000000, unique=False, asks=False)
         self.assertEqual(row["ed25519_token"], made)
 
-    def test_what_a_token_says_beside(self) -> None:
+    def test_tokens_are_unique_and_state_the_resend_rule(self) -> None:
         """Each is another, and says that its session asks, unless it is told not to."""
         signer = ALICE["ed25519"]
         one, two = (token.make(signer, Session(100), 1000) for _ in range(2))
@@ -366,7 +366,7 @@ class TokenTests(SynchronousTestCase):
         self.assertFalse(token.parse(token.make(signer, Session(100), 1000, asks=False).encode()).asks)
         self.assertFalse(token.Token(Session(1), 0, 1, b"", b"").asks)
 
-    def test_what_is_no_token(self) -> None:
+    def test_malformed_tokens_raise_the_errors_of_the_reference(self) -> None:
         """In the words of the reference."""
 
         def said(text: bytes) -> str:

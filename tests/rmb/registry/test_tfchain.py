@@ -41,7 +41,7 @@ def encode_twin(number: int, account: bytes, relay: str | None, pk: bytes | None
 
 
 class LayoutTests(SynchronousTestCase):
-    def test_storage_keys_equal_known_ones(self) -> None:
+    def test_storage_keys_equal_the_published_keys(self) -> None:
         """Keys that are known of every chain of the kind: System.Account of //Alice."""
         self.assertEqual("26aa394eea5630e07c48ae0c9558cef7", twox128("System").hex())
         self.assertEqual("b99d880ec681799c0cf30e8886371da9", twox128("Account").hex())

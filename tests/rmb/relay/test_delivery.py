@@ -50,7 +50,7 @@ class LedgerTests(SynchronousTestCase):
         one.settle()
         self.assertEqual([b"none", b"two", b"three"], self.pongs)
 
-    def test_each_ping_waits_for_what_was_before_it(self) -> None:
+    def test_a_ping_confirms_the_messages_before_it(self) -> None:
         one, two = self.message(), self.message()
         self.assertEqual((len(self.ledger), self.ledger.size), (2, 2))
         self.ledger.ping(b"two")
@@ -96,7 +96,7 @@ class LedgerTests(SynchronousTestCase):
 class HeldMessagesTests(SynchronousTestCase):
     """What a held session has sent is taken up again in turns, as what comes from its socket."""
 
-    def test_no_more_than_its_part_of_a_turn(self) -> None:
+    def test_held_messages_use_only_their_share_of_a_turn(self) -> None:
         clock = Clock()
         taken: list[bytes] = []
         share = TurnShare(clock)
@@ -222,7 +222,7 @@ class DeliveryTests(SynchronousTestCase):
         ),
         st.sampled_from([(4, 10**6, 3), (2, 10**6, 4096), (100, 20, 4096), (3, 30, 2)]),
     )
-    def test_nothing_lost_nothing_twice_in_order(self, steps: list[str], sizes: tuple[int, int, int]) -> None:
+    def test_messages_arrive_once_and_in_order(self, steps: list[str], sizes: tuple[int, int, int]) -> None:
         """On one connection nothing comes twice; over all of them everything comes, in order but for repetitions."""
         names = ("WINDOW_MESSAGES", "WINDOW_SIZE")
         before = [getattr(delivery, name) for name in names]
@@ -356,7 +356,7 @@ class HandingTests(SynchronousTestCase):
         self.current.confirmed(0)
         self.assertTrue(self.current.trusted)
 
-    def test_what_was_handed_is_delivered(self) -> None:
+    def test_messages_handed_to_a_connection_count_as_delivered(self) -> None:
         """As soon as it is with the connection: its sender is told, and nothing is left for the next connection."""
         self.current.start()
         self.answer()
@@ -371,7 +371,7 @@ class HandingTests(SynchronousTestCase):
         self.assertTrue(self.current.count_delivered())
         self.assertEqual((self.pongs, self.current.close()), ([b"all of it"], []))
 
-    def test_what_was_not_handed_comes_again(self) -> None:
+    def test_messages_not_handed_over_are_sent_again(self) -> None:
         self.current.start()
         self.answer()
         messages = [self.message() for _ in range(3)]
@@ -381,7 +381,7 @@ class HandingTests(SynchronousTestCase):
         self.assertEqual(self.current.close(), messages[1:])
         self.assertEqual([message.settled for message in messages], [True, False, False])
 
-    def test_before_it_has_answered_a_ping(self) -> None:
+    def test_messages_before_the_first_pong_are_stored(self) -> None:
         """Nobody knows whether it is there."""
         self.current.start()
         message = self.message()
@@ -389,7 +389,7 @@ class HandingTests(SynchronousTestCase):
         self.assertTrue(self.current.count_delivered())
         self.assertEqual((message.settled, self.current.close()), (False, [message]))
 
-    def test_what_was_in_the_queue(self) -> None:
+    def test_a_handed_message_leaves_the_queue(self) -> None:
         """It leaves the queue when it is handed, or as soon as the session has answered a ping."""
         self.store.kept.update({1: b"one", 2: b"two"})
         self.current.start()
@@ -404,7 +404,7 @@ class HandingTests(SynchronousTestCase):
         self.current.count_delivered()
         self.assertEqual((self.store.kept, self.current.close()), ({}, []))
 
-    def test_it_does_not_answer_any_more(self) -> None:
+    def test_messages_are_stored_when_a_session_stops_answering(self) -> None:
         """Then the queue keeps what is not confirmed, as before, and what comes from now on at once."""
         self.current.start()
         self.answer()
@@ -419,7 +419,7 @@ class HandingTests(SynchronousTestCase):
         self.assertEqual(self.store.kept, {})
         self.assertTrue(self.current.trusted)
 
-    def test_it_is_written_down_only_while_nobody_knows(self) -> None:
+    def test_messages_are_stored_only_before_the_first_pong(self) -> None:
         """What comes from a client that does not send it again."""
         self.current.start()
         self.store.slow = True
@@ -432,7 +432,7 @@ class HandingTests(SynchronousTestCase):
         self.current.offer(self.message(b"2", durable=True))
         self.assertEqual(self.store.kept, {})
 
-    def test_it_is_written_down_while_the_session_does_not_read(self) -> None:
+    def test_messages_are_stored_while_a_session_does_not_read(self) -> None:
         """Until its connection has it."""
         self.current.start()
         self.answer()
@@ -446,7 +446,7 @@ class HandingTests(SynchronousTestCase):
         self.assertTrue(self.current.count_delivered())
         self.assertEqual((self.store.kept, self.current.close()), ({}, []))
 
-    def test_what_is_sent_is_handed_after_its_turn(self) -> None:
+    def test_sent_messages_are_handed_over_at_the_end_of_the_turn(self) -> None:
         """The end of a turn writes everything, so one look is enough for all messages of the turn."""
         self.current.start()
         self.answer()
@@ -530,7 +530,7 @@ class KeepingTests(SynchronousTestCase):
         (self.ledger if owner is None else owner).add(message)
         return message
 
-    def test_a_window_that_cannot_be_kept_is_kept_later(self) -> None:
+    def test_a_window_that_cannot_be_stored_is_stored_later(self) -> None:
         """The round comes by again; nobody has to send it again meanwhile."""
         message = self.message()
         self.assertTrue(self.current.offer(message))
@@ -544,7 +544,7 @@ class KeepingTests(SynchronousTestCase):
         self.current.confirmed(1)
         self.assertEqual(self.store.kept, {})
 
-    def test_what_is_lost_on_the_way_into_the_queue_is_said(self) -> None:
+    def test_messages_lost_before_the_queue_are_reported(self) -> None:
         """After the connection is gone nobody else has it: its sender sends it again."""
         message = self.message()
         self.current.offer(message)
@@ -556,7 +556,7 @@ class KeepingTests(SynchronousTestCase):
         deferred.errback(QueueUnavailable("full"))
         self.assertEqual((self.broken, message.settled), ([None], False))
 
-    def test_a_line_that_cannot_be_kept(self) -> None:
+    def test_a_backlog_that_cannot_be_stored_is_reported(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         for _ in range(4):
             self.assertTrue(self.current.offer(self.message()))
@@ -568,7 +568,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertFalse(self.current.offer(self.message()))
         self.assertEqual(len(self.broken), 2)  # one of the three was in the window, and is kept later
 
-    def test_nothing_goes_before_what_is_on_its_way_into_the_queue(self) -> None:
+    def test_messages_wait_for_appends_under_way(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         for number in range(3):
             self.current.offer(self.message(b"%d" % number))
@@ -604,7 +604,7 @@ class KeepingTests(SynchronousTestCase):
         self.store.answer_reads()
         self.assertEqual(self.session.got, [b"kept"])
 
-    def test_what_comes_into_the_queue_while_it_is_read(self) -> None:
+    def test_messages_stored_during_a_read_are_read_too(self) -> None:
         """It is read too, without being told of again."""
         self.store.slow_reads = True
         self.store.kept[1] = b"one"
@@ -615,7 +615,7 @@ class KeepingTests(SynchronousTestCase):
             self.store.answer_reads()
         self.assertEqual((self.session.got, self.current.catching_up), ([b"one", b"two"], False))
 
-    def test_what_comes_into_the_queue_while_the_window_is_kept(self) -> None:
+    def test_the_queue_is_read_after_the_window_is_stored(self) -> None:
         """It is read when that is done, not before: what is being kept would be read, and sent, a second time."""
         self.current.offer(self.message(b"window"))
         self.store.slow = True
@@ -654,7 +654,7 @@ class KeepingTests(SynchronousTestCase):
                 self.current.confirmed(self.session.pings[-1])
         self.assertEqual(self.session.got, [b"1", b"2", b"queue", b"line"])
 
-    def test_nothing_is_read_for_a_connection_that_is_gone(self) -> None:
+    def test_a_lost_connection_stops_reading_the_queue(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         for _ in range(2):
             self.current.offer(self.message())
@@ -664,7 +664,7 @@ class KeepingTests(SynchronousTestCase):
         self.store.answer()
         self.assertEqual((self.store.reads, self.session.got), ([], [b"x"]))
 
-    def test_what_of_the_line_was_not_read_from_the_queue(self) -> None:
+    def test_the_backlog_counts_messages_left_in_the_queue(self) -> None:
         """A read takes some of it; one that finds nothing says that there is nothing."""
         self.patch(delivery, "WINDOW_MESSAGES", 6)
         self.store.kept.update(dict.fromkeys(range(1, 9), b"kept"))
@@ -680,7 +680,7 @@ class KeepingTests(SynchronousTestCase):
         self.current._got([QueuedMessage(99, b"one")])
         self.assertEqual(self.current._queued_count, 2)
 
-    def test_what_is_over_is_taken_out_and_not_sent(self) -> None:
+    def test_expired_messages_are_removed_and_not_sent(self) -> None:
         self.store.life_end = lambda queued: None if queued.data == b"old" else 1e9  # type: ignore[method-assign]
         self.store.kept.update({1: b"old", 2: b"new"})
         self.current.wake()
@@ -702,7 +702,7 @@ class KeepingTests(SynchronousTestCase):
         self.ledger.holder = Holder()  # type: ignore[assignment]
         return told
 
-    def test_senders_go_on_when_half_of_it_is_gone(self) -> None:
+    def test_senders_resume_when_half_of_the_backlog_is_delivered(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         held = self.hold()
         self.current._line_messages = 4
@@ -715,7 +715,7 @@ class KeepingTests(SynchronousTestCase):
         self.current.confirmed(3)
         self.assertEqual((len(self.current._line), held), (1, ["held", "free"]))
 
-    def test_senders_of_what_is_written_down_are_held(self) -> None:
+    def test_senders_of_stored_messages_are_held(self) -> None:
         """By what is in the queue."""
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         self.ledger.durable = True
@@ -746,7 +746,7 @@ class KeepingTests(SynchronousTestCase):
             self.current.confirmed(self.session.pings[-1])
         self.assertEqual((len(self.session.got), held[3:], self.store.kept), (3, ["free"], {}))
 
-    def test_bytes_behind_it_count_too(self) -> None:
+    def test_bytes_in_the_queue_count_towards_the_limit(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         held = self.hold()
         current = Delivery(Session(1), self.session, self.store, 100, 10)
@@ -822,7 +822,7 @@ class KeepingTests(SynchronousTestCase):
                 current._window, current._size = deque([self.message()] * count), size
                 self.assertEqual(current._full, full, (count, size))
 
-    def test_nothing_is_sent_before_the_queue_was_read(self) -> None:
+    def test_the_queue_is_read_before_new_messages_are_sent(self) -> None:
         """There may be something in it that goes first."""
         current = Delivery(Session(1), self.session, self.store)
         self.store.kept[1] = b"kept"
@@ -831,7 +831,7 @@ class KeepingTests(SynchronousTestCase):
         current.start()
         self.assertEqual(self.session.got, [b"kept", b"new"])
 
-    def test_what_is_left_at_the_end(self) -> None:
+    def test_undelivered_messages_are_returned_at_the_end(self) -> None:
         """What nobody keeps, in order; and the sums are those of nothing."""
         self.patch(delivery, "WINDOW_MESSAGES", 2)
         messages = [self.message(b"%d" % number) for number in range(4)]
@@ -842,7 +842,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.current.close(), messages[1:])
         self.assertEqual((len(self.current), self.current.size, self.current.closed), (0, 0, True))
 
-    def test_what_waits_for_long_goes_to_the_queue(self) -> None:
+    def test_long_waiting_messages_are_stored(self) -> None:
         """At the second look that finds it there."""
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         for _ in range(2):
@@ -853,7 +853,7 @@ class KeepingTests(SynchronousTestCase):
         self.current.check()
         self.assertEqual(len(self.store.kept), 2)
 
-    def test_one_ping_at_a_time_follows_the_messages(self) -> None:
+    def test_a_single_ping_follows_the_messages(self) -> None:
         """One at a time; a session that logs each has few of them."""
         self.current.offer(self.message())
         self.current.offer(self.message())
@@ -887,7 +887,7 @@ class KeepingTests(SynchronousTestCase):
         self.current.confirmed(4)
         self.assertIsNone(self.current.since)
 
-    def test_what_has_to_be_written_down_first(self) -> None:
+    def test_messages_that_are_not_resent_are_stored_before_delivery(self) -> None:
         """Of who will not send it again: kept before it counts as taken, and delivered all the same."""
         self.patch(delivery, "WINDOW_MESSAGES", 2)
         self.ledger.durable = True
@@ -941,7 +941,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertTrue(self.current.offer(self.message(b"later", Ledger(self.pongs.append))))
         self.assertEqual(self.session.got, [b"window"])
 
-    def test_nothing_overtakes_a_line_on_its_way_into_the_queue(self) -> None:
+    def test_new_messages_wait_behind_a_backlog_being_stored(self) -> None:
         """Also when a read under way finds nothing."""
         self.patch(delivery, "WINDOW_MESSAGES", 2)
         self.current.offer(self.message(b"window"))
@@ -962,7 +962,7 @@ class KeepingTests(SynchronousTestCase):
             self.current.confirmed(self.session.pings[-1])
         self.assertEqual(self.session.got, [b"window", b"line", b"later"])
 
-    def test_a_message_that_is_confirmed_while_it_is_written_down_leaves_the_queue(self) -> None:
+    def test_a_message_confirmed_during_its_append_leaves_the_queue(self) -> None:
         message = self.message()
         self.current.offer(message)
         self.store.slow = True

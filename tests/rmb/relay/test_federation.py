@@ -252,7 +252,7 @@ class HostileTests(FederationCase):
     """Other relays, and twins that name them, are nobody's friends."""
 
     @asynchronous
-    async def test_one_that_hangs_holds_up_no_others(self) -> None:
+    async def test_a_hanging_relay_does_not_delay_messages_to_others(self) -> None:
         """Hundreds of messages to a relay that does not answer; one to another is there at once."""
         await self.two()
         hanging, _ = await self.scripted(None)
@@ -422,7 +422,7 @@ class IntakeTests(FederationCase):
         self.assertEqual([], self.b.raw)
 
     @asynchronous
-    async def test_destinations(self) -> None:
+    async def test_unknown_foreign_and_offline_destinations_are_refused(self) -> None:
         """Unknown ones, those of other relays, those that sleep; only the last is final: rmb-rs tries no 4xx again."""
         await self.make()
         self.twin("C", "http://elsewhere:2"), self.twin("D", self.one.domain)
@@ -506,7 +506,7 @@ class StartTests(MemoryFederationCase):
 
 class LimitTests(MemoryFederationCase):
     @asynchronous
-    async def test_who_was_limited_is_said_once_and_counted(self) -> None:
+    async def test_limited_twins_are_logged_once_and_counted(self) -> None:
         """A line with the twins, summed up, and a metric with a bound."""
         self.patch(limit_log, "LOG_INTERVAL", 0.0)
         self.one = await self.named_relay(limit=(3, 10**6))
@@ -626,7 +626,7 @@ class PassTests(SynchronousTestCase):
         self.clock.advance(0)
         self.assertEqual(([], 1), (done, len(self.queue)))
 
-    def test_a_refusal_of_all_relays_is_told_to_the_sender(self) -> None:
+    def test_a_refusal_by_all_relays_is_reported_to_the_sender(self) -> None:
         """Each is asked once; then the sender is told."""
         answers = Answers(r1=[404], r2=[400])
         done = self.forward(self.federation(answers), "r1", "r2")
@@ -703,7 +703,7 @@ class PassTests(SynchronousTestCase):
         self.assertIs(self.successResultOf(slow[3]), AttemptOutcome.FAILED)
         self.assertEqual((one.asking.not_offered, one.asking._waiting), (1, 0))
 
-    def test_what_is_offered_has_a_size(self) -> None:
+    def test_offered_bytes_are_limited(self) -> None:
         answers = Answers(slow=[0] * 100)
         one = self.federation(answers)
         one.offers._max_size = 1000

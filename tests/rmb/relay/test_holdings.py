@@ -57,7 +57,7 @@ class MemoryTests(PairCase):
 
 class HeldMessagesTests(PairCase):
     @asynchronous
-    async def test_what_held_senders_have_sent_counts(self) -> None:
+    async def test_data_of_held_senders_counts_towards_the_limit(self) -> None:
         """A session that is held is ended when there is too much; what nobody confirmed it sends again."""
         a, b = await self.pair(memory=1 * MIB)
         session = self.one.switch.sessions[a.session]

@@ -47,7 +47,7 @@ class FixedWindowTests(SynchronousTestCase):
         for allowed in (True, True, False):
             self.assertEqual(window.measure(1, 1, 0.0, is_answer=True), allowed)
 
-    def test_what_of_an_answer_counts(self) -> None:
+    def test_only_bytes_beyond_the_free_ones_of_an_answer_count(self) -> None:
         """The bytes beyond those that are free, and no message."""
         window = FixedWindow(1, FREE_ANSWER)
         window.ask(1, 0.0)
@@ -72,7 +72,7 @@ class FixedWindowTests(SynchronousTestCase):
             self.assertTrue(window.measure(1, size, 0.0, is_answer=True))
         self.assertTrue(window.measure(1, FREE_ANSWER, 0.0))
 
-    def test_a_question_pays_for_one_answer_and_for_nothing_else(self) -> None:
+    def test_a_question_allows_a_single_answer(self) -> None:
         window = FixedWindow(2, 100)
         self.assertTrue(window.measure(1, 1, 0.0, is_answer=True))  # Nobody asked, so this answer counts.
         window.ask(1, 0.0)
@@ -100,7 +100,7 @@ class FixedWindowTests(SynchronousTestCase):
 
 class RelayTests(PairCase):
     @asynchronous
-    async def test_who_is_asked_a_lot(self) -> None:
+    async def test_answers_do_not_use_up_a_twins_rate(self) -> None:
         """It answers all of it, and may send as much of its own as if nobody had asked."""
         self.offset = 60 - self.now() % 60
         a, b = await self.pair(limit=(4, 100_000))

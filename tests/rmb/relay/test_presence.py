@@ -26,7 +26,7 @@ class PlaceTests(SwitchCase):
             self.assertIs(self.presence.can_make_place(B), makes_place, own)
             self.assertIs(self.presence.make_place(B) is not None, makes_place, own)
 
-    def test_nobody_has_to_go_from_an_empty_relay(self) -> None:
+    def test_an_empty_relay_evicts_no_session(self) -> None:
         self.assertIsNone(self.presence.make_place(B))
 
     def test_few_sessions_are_never_ended_for_others(self) -> None:
@@ -70,7 +70,7 @@ class RemoveTests(SwitchCase):
 
 
 class StopTests(SwitchCase):
-    def test_a_relay_that_stops_awaits_nobody(self) -> None:
+    def test_a_stopping_relay_fails_waiting_presence_checks(self) -> None:
         """Whoever waits for a session learns that the session does not come."""
         here = self.switch.presence
         here._started = self.clock.seconds()

@@ -45,7 +45,7 @@ class AdmitTests(SynchronousTestCase):
             [None, None, Drop.RATE_LIMITED],
         )
 
-    def test_what_a_message_must_say(self) -> None:
+    def test_required_fields_of_messages(self) -> None:
         rules = Rules()
         longest = "s" * MAX_SID
         for message, drop in (

@@ -12,7 +12,7 @@ class PageTests(RmbCase):
     """Who is there, and what goes through it."""
 
     @asynchronous
-    async def test_who_sends_and_who_gets(self) -> None:
+    async def test_the_page_lists_senders_and_receivers(self) -> None:
         relay = await self.relay(metrics="tcp:0:interface=127.0.0.1", queue="sqlite::memory:", max_sessions=2)
         for name in "AB":
             self.twin(name, relay.domain)  # type: ignore[attr-defined]

@@ -177,7 +177,7 @@ class WayTests(SwitchCase):
         b.pong_received(wire_b.pings[-1])
         self.assertEqual((wire_a.pongs, self.drops(), self.twins.asked), ([b"question"], {}, 0))
 
-    def test_a_message_to_an_absent_session_is_kept(self) -> None:
+    def test_a_message_to_an_absent_session_is_stored(self) -> None:
         """It is kept, which settles it, and delivered to who connects then."""
         a, wire_a = self.connect(A)
         self.send(a, B)
@@ -195,7 +195,7 @@ class WayTests(SwitchCase):
         a.received(envelope.SerializeToString())
         self.assertEqual([one.WhichOneof("message") for one in wire.got], ["pong"])
 
-    def test_what_is_refused_is_said(self) -> None:
+    def test_refusals_are_answered_with_their_reason(self) -> None:
         a, wire = self.connect(A)
         for destination, options, drop in (
             (NOBODY, {}, Drop.UNKNOWN_DESTINATION),
@@ -213,7 +213,7 @@ class WayTests(SwitchCase):
         a.received(response.SerializeToString())
         self.assertEqual((len(wire.got), self.drops()[Drop.UNKNOWN_DESTINATION], len(a.ledger)), (4, 2, 0))
 
-    def test_what_is_no_envelope_ends_the_session(self) -> None:
+    def test_malformed_envelopes_end_the_session(self) -> None:
         a, wire = self.connect(A)
         a.received(b"\xff")
         self.assertEqual((wire.ended, self.switch.sessions), ("not an envelope", {}))
@@ -289,7 +289,7 @@ class WayTests(SwitchCase):
         self.switch.connected_elsewhere(str(session.session))
         self.assertEqual((wire.ended, self.drops()), ("this session connected to another process", {Drop.REPLACED: 1}))
 
-    def test_who_is_found_by_the_name_that_the_queue_has(self) -> None:
+    def test_sessions_are_found_by_their_queue_name(self) -> None:
         here = self.switch.presence
         session, _ = self.connect(A, "one")
         self.assertIs(here.named(str(session.session)), session)
@@ -298,7 +298,7 @@ class WayTests(SwitchCase):
             self.assertIsNone(here.named(name))
             self.assertFalse(here.is_here(name))
 
-    def test_whose_session_goes_for_another(self) -> None:
+    def test_the_oldest_session_of_the_largest_twin_is_evicted(self) -> None:
         here = self.switch.presence
         self.assertFalse(here.can_make_place() or here.can_make_place(A))
         for number in range(presence.FEW_SESSIONS + 1):
@@ -307,7 +307,7 @@ class WayTests(SwitchCase):
         self.assertTrue(here.can_make_place() and here.can_make_place(B))
         self.assertFalse(here.can_make_place(A))
 
-    def test_who_is_waited_for_after_a_start(self) -> None:
+    def test_stored_receivers_are_awaited_after_a_start(self) -> None:
         here = self.switch.presence
         here._started = self.clock.seconds()
         away, other = Session(B), Session(C)
@@ -453,7 +453,7 @@ class EnqueueTests(SwitchCase):
         self.patch(self.queue, "append", append)
         return waiting
 
-    def test_nothing_overtakes_a_message_on_its_way_into_the_queue(self) -> None:
+    def test_later_messages_wait_for_an_append_under_way(self) -> None:
         """Whether the queue takes it or not, the receiver reads its queue before it gets what came later."""
         waiting = self.answer_appends()
         for taken in (True, False):
@@ -469,7 +469,7 @@ class EnqueueTests(SwitchCase):
                 waiting.pop().errback(QueueUnavailable("no room"))
             self.assertEqual((self.b.delivery.appending, self.b.delivery.catching_up), (0, False), taken)
 
-    def test_a_message_that_nobody_kept_has_to_be_sent_again(self) -> None:
+    def test_a_message_that_was_not_stored_is_sent_again_by_its_sender(self) -> None:
         """Its receiver is gone and the queue takes nothing; an error would look final to the sender."""
         self.send(self.a, B)
         self.patch(self.queue, "append", lambda *_: fail(QueueUnavailable("no room")))
@@ -497,7 +497,7 @@ class EnqueueTests(SwitchCase):
 class ExpiredTests(SwitchCase):
     """Kept messages whose life is over."""
 
-    def test_senders_of_this_relay_are_told(self) -> None:
+    def test_senders_at_this_relay_are_notified_of_expiry(self) -> None:
         """Connected or not; a notice for a session of another relay would stay in the queue for ever."""
         for twin in (A, C):
             self.switch.registry.get(twin)
@@ -530,7 +530,7 @@ class ExpiredTests(SwitchCase):
 class ElsewhereTests(SwitchCase):
     """Notices about queues, from other processes and from polls."""
 
-    def test_a_session_reads_its_queue_when_told_of_a_message(self) -> None:
+    def test_a_session_reads_its_queue_on_notification(self) -> None:
         _, wire = self.connect(A)
         self.queue.append(str(Session(A)), self.envelope(B, A).SerializeToString(), self.clock.seconds() + 60)
         self.clock.advance(0)
@@ -555,7 +555,7 @@ class _Lazy:
 
 
 class PingLaterTests(SwitchCase):
-    def test_a_session_that_logs_each_ping_is_pinged_seldom(self) -> None:
+    def test_a_session_that_logs_pings_is_pinged_rarely(self) -> None:
         """While few messages are unconfirmed, the ping waits for a second; otherwise for a moment."""
         few, many = _Lazy(self.clock), _Lazy(self.clock, few=False)
         closed, becomes_many = _Lazy(self.clock, closed=True), _Lazy(self.clock)
@@ -605,7 +605,7 @@ class CostTests(SwitchCase):
 
 
 class HandLaterTests(SwitchCase):
-    def test_a_session_that_reads_nothing_is_looked_at_ever_less_often(self) -> None:
+    def test_a_session_that_does_not_read_is_checked_with_backoff(self) -> None:
         """Fifty times a second, with a window of small messages, 140 of them took a whole core."""
 
         class Unread:
@@ -639,7 +639,7 @@ class HandLaterTests(SwitchCase):
 class PeriodicChecksTests(SwitchCase):
     """What is looked at every second."""
 
-    def test_a_session_that_confirms_nothing(self) -> None:
+    def test_an_unconfirmed_window_is_stored_and_the_session_ended(self) -> None:
         """First the queue keeps what it has not confirmed, then it is ended."""
         a, wire_a = self.connect(A)
         b, wire_b = self.connect(B)
@@ -685,7 +685,7 @@ class PeriodicChecksTests(SwitchCase):
             cast(Any, wire).grew(SMALL + 1)  # one is whole, and some of the next is there
         self.assertIsNone(wire.ended)
 
-    def test_an_expired_message_is_told_to_its_sender(self) -> None:
+    def test_the_sender_of_an_expired_message_is_notified(self) -> None:
         """Its sender is told."""
         a, wire = self.connect(A)
         self.send(a, B)
@@ -710,7 +710,7 @@ class IntakeTests(SwitchCase):
         known = twin if destination in self.twins.relays else None
         return self.intake.take(Header(envelope), envelope.SerializeToString(), known, only_connected=only_connected)
 
-    def test_it_fires_when_the_receiver_has_confirmed(self) -> None:
+    def test_accept_fires_when_the_receiver_has_confirmed(self) -> None:
         b, wire = self.connect(B)
         taken = self.bring(B)
         self.assertNoResult(taken)
@@ -718,13 +718,13 @@ class IntakeTests(SwitchCase):
         b.pong_received(wire.pings[-1])
         self.successResultOf(taken)
 
-    def test_it_fires_when_it_is_kept(self) -> None:
+    def test_accept_fires_when_the_message_is_stored(self) -> None:
         taken = self.bring(B)
         self.clock.advance(0)
         self.successResultOf(taken)
         self.assertEqual(len(self.queue), 1)
 
-    def test_what_is_refused(self) -> None:
+    def test_accept_fails_for_refused_messages(self) -> None:
         for destination, options, drop in (
             (NOBODY, {}, Drop.UNKNOWN_DESTINATION),
             (C, {}, Drop.NO_RELAY),
@@ -735,7 +735,7 @@ class IntakeTests(SwitchCase):
             self.assertIs(failure.value.drop, drop)
         self.assertEqual(len(self.queue), 0)
 
-    def test_who_comes_back_after_a_start(self) -> None:
+    def test_returning_receivers_get_messages_after_a_start(self) -> None:
         self.patch(presence, "START_GRACE", 60.0)
         taken = self.bring(B, only_connected=True)
         self.assertNoResult(taken)
@@ -748,7 +748,7 @@ class IntakeTests(SwitchCase):
 class TextTests(SynchronousTestCase):
     """What senders are told."""
 
-    def test_whatever_is_refused_has_its_text(self) -> None:
+    def test_every_drop_reason_has_a_text(self) -> None:
         """A drop without a text could not be raised."""
         import ast
         from pathlib import Path

@@ -63,7 +63,7 @@ class FragmentsTests(SynchronousTestCase):
             one.add(MIDDLE, b"")
         self.assertRaises(FrameTooLarge, one.add, ENDING, b"")
 
-    def test_what_counts_as_small(self) -> None:
+    def test_only_short_inner_fragments_count_as_small(self) -> None:
         """What Go and JavaScript make when their buffer is full is not: only the last of a message is shorter."""
         one = Fragments(1 << 20)
         for first, piece in cut(bytes(100_000), [4082] * 24):
@@ -149,7 +149,7 @@ class FloodTests(SocketPairCase):
         self.assertIn("fragments", await a.closed)
 
     @asynchronous
-    async def test_a_connection_that_is_gone(self) -> None:
+    async def test_data_before_a_lost_connection_is_delivered(self) -> None:
         """What came before it ended is delivered; no pings are answered any more; all of it in turns."""
         a, b = await self.pair()
         server = self.one.switch.sessions[a.session].socket

@@ -17,7 +17,7 @@ class FramesTests(SynchronousTestCase):
         st.lists(st.integers(1, 50), min_size=1, max_size=20),
         st.booleans(),
     )
-    def test_any_cut(self, messages: list[tuple[int, int]], cuts: list[int], masked: bool) -> None:
+    def test_frames_accept_any_chunking(self, messages: list[tuple[int, int]], cuts: list[int], masked: bool) -> None:
         """What goes in comes out; control frames over 125 bytes, and text, are passed on."""
         expected, stream = [], b""
         for number, (first, size) in enumerate(messages):
@@ -48,7 +48,7 @@ class FramesTests(SynchronousTestCase):
             return
         self.assertLessEqual(reader.held, 100 + frames.MAX_HEADER)
 
-    def test_large(self) -> None:
+    def test_all_forms_of_length_are_parsed(self) -> None:
         """All three forms of length."""
         for size in (125, 126, 65535, 65536, 200_000):
             data = bytes(size)
@@ -102,7 +102,7 @@ class PieceBufferTests(SynchronousTestCase):
             self.assertEqual(pieces.size, len(whole))
         self.assertEqual((pieces.take(), pieces.size, pieces.take()), (whole, 0, b""))
 
-    def test_small_pieces_are_joined_and_large_ones_are_not_copied(self) -> None:
+    def test_small_pieces_are_joined_and_large_pieces_not_copied(self) -> None:
         """One object for each byte would take fifty times the memory; one growing buffer would be copied often."""
         pieces = PieceBuffer()
         for _ in range(3 * PIECE):

@@ -63,14 +63,14 @@ def as_twisted_reads_it(data: bytes) -> Any:
 class PlainTests(SynchronousTestCase):
     """What passes here is read by Twisted as the same."""
 
-    def test_what_clients_send(self) -> None:
+    def test_upgrade_requests_of_known_clients_are_recognised(self) -> None:
         found = plain_upgrade(PLAIN)
         assert found is not None
         self.assertEqual((found.target, found.key, found.headers[b"host"]), (b"/?a.b.c", KEY, b"relay"))
         behind = plain_upgrade(PLAIN + b"\r\n\r\n")
         self.assertEqual((found.rest, behind and behind.rest), (b"", b"\r\n\r\n"))
 
-    def test_what_is_looked_at_by_the_site(self) -> None:
+    def test_other_requests_go_to_the_site(self) -> None:
         for data in (
             PLAIN[:-1],
             PLAIN.replace(b"/?", b"?"),
@@ -151,7 +151,7 @@ class PlainUpgradeTests(SynchronousTestCase):
         # a session is no connection of the site
         self.assertEqual(len(self.factory.guard), 0)
 
-    def test_what_is_not_taken_is_the_sites(self) -> None:
+    def test_refused_upgrades_go_to_the_site(self) -> None:
         self.willing = False
         self.door.dataReceived(PLAIN)
         self.assertTrue(self.transport.value().startswith(b"HTTP/1.1 200 OK\r\n"))
@@ -172,13 +172,13 @@ class PlainUpgradeTests(SynchronousTestCase):
         self.assertFalse(self.transport.connected)
         self.assertEqual(len(self.factory.guard), 0)
 
-    def test_what_twisted_cannot_read(self) -> None:
+    def test_unparsable_requests_end_the_connection_without_traceback(self) -> None:
         """An exception of Twisted's parser ends the connection, and is no traceback in the log."""
         self.door.dataReceived(b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n")
         self.assertFalse(self.transport.connected)
         self.assertEqual(self.flushLoggedErrors(), [])
 
-    def test_silence(self) -> None:
+    def test_silent_connections_time_out(self) -> None:
         self.clock.advance(59)
         self.assertTrue(self.transport.connected)
         self.clock.advance(1)
@@ -235,7 +235,7 @@ class RelayUpgradeTests(SocketPairCase):
         self.assertEqual(len(self.one.switch.sessions), 6)
 
     @asynchronous
-    async def test_who_is_refused_is_counted_once(self) -> None:
+    async def test_a_refused_upgrade_is_counted_once(self) -> None:
         a, _ = await self.pair()
         site = self.one.ports[0].factory.site.resource
         site._connects = RateLimit(0.001, 3)
@@ -260,7 +260,7 @@ class RelayUpgradeTests(SocketPairCase):
         await self.until(lambda: not self.one.ports[0].factory.site.unanswered.held)
 
     @asynchronous
-    async def test_over_tls(self) -> None:
+    async def test_upgrades_work_over_tls(self) -> None:
         a, _ = await self.pair()
         path = Path(self.mktemp())
         certificate(path)

@@ -28,7 +28,7 @@ class WireTests(SynchronousTestCase):
     """Bytes and back."""
 
     @given(messages)
-    def test_what_is_written_is_read(self, sent: list[tuple[bytes, bool]]) -> None:
+    def test_written_batches_are_read_back(self, sent: list[tuple[bytes, bool]]) -> None:
         self.assertEqual(batch.decode(batch.encode(sent)), sent)
 
     @given(st.binary(max_size=60))
@@ -39,12 +39,12 @@ class WireTests(SynchronousTestCase):
             return
         self.assertEqual(batch.encode(found), body)
 
-    def test_as_documented(self) -> None:
+    def test_batches_have_the_documented_layout(self) -> None:
         body = bytes.fromhex("00 00000003 616263  01 00000001 64")
         self.assertEqual(batch.decode(body), [(b"abc", False), (b"d", True)])
         self.assertEqual(batch.encode_answer(7, 202), b"7 202\n")
 
-    def test_what_is_refused(self) -> None:
+    def test_malformed_batches_are_refused(self) -> None:
         one = batch.encode([(b"abc", False)])
         for body in (b"", one[:-1], one + b"\0", b"\x02" + one[1:], one * (batch.MAX_BATCH + 1)):
             self.assertRaises(EnvelopeError, batch.decode, body)
@@ -138,7 +138,7 @@ class PosterTests(FederationCase):
         )
 
     @asynchronous
-    async def test_what_comes_in_a_turn_leaves_together(self) -> None:
+    async def test_messages_of_a_turn_are_posted_together(self) -> None:
         peer = Peer()
         poster, url = await self.meet(peer)
         self.assertTrue(poster.takes_many(url))
@@ -165,7 +165,7 @@ class PosterTests(FederationCase):
         self.assertEqual((len(peer.single), peer.batches), (6, []))
 
     @asynchronous
-    async def test_one_that_was_exchanged_for_such_a_one(self) -> None:
+    async def test_a_relay_replaced_by_an_older_one_gets_single_messages(self) -> None:
         """Nothing is lost, and no more batches are tried."""
         peer = Peer()
         poster, url = await self.meet(peer)
@@ -182,7 +182,7 @@ class PosterTests(FederationCase):
         self.assertEqual(await self.all_of(poster, url, 3), [503] * 3)
 
     @asynchronous
-    async def test_what_is_known_is_told_at_once(self) -> None:
+    async def test_known_results_are_reported_immediately(self) -> None:
         """And nobody answered what stays unsaid."""
         self.patch(post, "POST_TIMEOUT", 1.0)
         poster, url = await self.meet(Peer(lines=b"2 202\n0 404\n"))
@@ -245,7 +245,7 @@ class RelayTests(MemoryFederationCase):
         self.assertLess(len(asked), 60)
 
     @asynchronous
-    async def test_one_that_has_to_wait_keeps_the_others_from_nothing(self) -> None:
+    async def test_a_waiting_message_does_not_delay_its_batch(self) -> None:
         """A receiver that confirms nothing, one that is refused, and one that is there, in one request."""
         a, b, away = await self.pairs()
         await self.warm(a, b)

@@ -71,7 +71,7 @@ class OfferTests(SynchronousTestCase):
             self.there.answers[-1].callback(outcome)
         self.assertEqual(set(self.there.offered[1:]), {b"1"})
 
-    def test_who_is_here_needs_no_offer(self) -> None:
+    def test_messages_for_connected_receivers_are_not_offered(self) -> None:
         self.add(1, b"1")
         self.add(2, b"2")
         self.here = True
@@ -92,7 +92,7 @@ class OfferTests(SynchronousTestCase):
             self.assertEqual(self.offers.count, most // PART)
         self.assertEqual(MAX_OFFERED % PART, 0)
 
-    def test_those_that_are_over_are_not_offered(self) -> None:
+    def test_expired_messages_are_not_offered(self) -> None:
         self.add(1, b"1")
         self.add(2, b"2")
         self.clock.advance(60.0)
@@ -112,7 +112,7 @@ class UnverifiedTwinsTests(SynchronousTestCase):
         envelope.source.twin = twin
         return self.successResultOf(Deferred.fromCoroutine(doubts.refuses(envelope.SerializeToString())))
 
-    def test_how_long(self) -> None:
+    def test_unverified_twins_expire(self) -> None:
         """Messages of a doubted twin need its signature; these have none."""
 
         class Registry:
@@ -138,7 +138,7 @@ class UnverifiedTwinsTests(SynchronousTestCase):
 class RuleTests(SynchronousTestCase):
     """What a relay does with a message for a twin that has no session here."""
 
-    def test_for_whom_another_relay_brings(self) -> None:
+    def test_relays_may_deliver_only_for_their_own_twins(self) -> None:
         header, both = cast(Any, SimpleNamespace(fail_fast=False)), cast(Any, SimpleNamespace())
         both.relays = frozenset({"here", "there", ""})
         self.assertIs(Rules(frozenset({"here"})).for_intake(header, None).action, Action.REFUSE)

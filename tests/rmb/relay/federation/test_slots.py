@@ -36,7 +36,7 @@ class SlotsTests(SynchronousTestCase):
         self.slots.add(f"first to {name}", relays(name), 0)
         self.slots.done(self.take_all()[0], QUICK)
 
-    def test_a_sender_whose_relays_say_nothing_keeps_others_from_nothing(self) -> None:
+    def test_silent_relays_of_a_sender_do_not_delay_other_senders(self) -> None:
         """Relays that answer have places of their own; so have other senders."""
         self.make_quick("good")
         for number in range(1000):
@@ -46,7 +46,7 @@ class SlotsTests(SynchronousTestCase):
         self.slots.add("to a good relay", relays("good"), 2)
         self.assertEqual(self.take_all(), ["to a good relay", "to an unknown relay"])
 
-    def test_many_senders_whose_relays_say_nothing(self) -> None:
+    def test_many_senders_with_silent_relays_leave_slots_free(self) -> None:
         self.make_quick("good")
         for number in range(1000):
             self.slots.add(f"tarpit {number}", relays(number), number)
@@ -93,7 +93,7 @@ class SlotsTests(SynchronousTestCase):
             seen += self.take_all()
         self.assertLessEqual(len(seen), 3)
 
-    def test_one_at_a_time_where_nobody_answers(self) -> None:
+    def test_a_silent_relay_has_a_single_attempt(self) -> None:
         for number in range(100):
             self.slots.add(str(number), relays("away"), 1)
         taken = self.take_all()
@@ -108,7 +108,7 @@ class SlotsTests(SynchronousTestCase):
         self.slots.done(after[0], QUICK + 1)
         self.assertEqual(len(self.take_all()), MAX_POSTS_OF_ONE)
 
-    def test_one_that_becomes_slow(self) -> None:
+    def test_a_relay_that_becomes_slow_loses_slots(self) -> None:
         self.make_quick("good")
         for number in range(MAX_SLOW_OF_SENDER):
             self.slots.add(f"tarpit {number}", relays(number), 1)
@@ -164,7 +164,7 @@ class SlotsTests(SynchronousTestCase):
             max_size=300,
         )
     )
-    def test_every_one_has_its_attempt_once(self, steps: list[tuple[str, int, int]]) -> None:
+    def test_every_message_has_exactly_a_single_attempt(self, steps: list[tuple[str, int, int]]) -> None:
         """Whatever comes, limits hold, and in the end nobody was forgotten."""
         slots: Slots[int] = Slots()
         added = 0

@@ -68,7 +68,7 @@ class QueueTests(RedisCase):
         await self.until(lambda: not self.redis.xlen("stream:0"))
 
     @asynchronous
-    async def test_what_cannot_be_deleted(self) -> None:
+    async def test_messages_that_cannot_be_deleted_are_not_read_again(self) -> None:
         """It is not read again, is told to nobody when its time has passed, and is deleted as soon as that works."""
         queue = await self.queue()
         ids = [await queue.append("0", b"%d" % number, 0.0) for number in range(3)]
@@ -110,7 +110,7 @@ class QueueTests(RedisCase):
         self.assertEqual(0, self.redis.xpending(FEDERATION_STREAM, "federation")["pending"])
 
     @asynchronous
-    async def test_what_is_kept_in_all_and_from_one_twin(self) -> None:
+    async def test_totals_and_shares_of_twins_are_counted_over_processes(self) -> None:
         """It is counted over processes and until a message has gone, whichever way it went."""
         one, two = await self.queue(total=8000, size=500), await self.queue(total=8000, size=500)
         now = one._reactor.seconds()
@@ -135,7 +135,7 @@ class QueueTests(RedisCase):
         self.assertEqual((0, 0), (self.redis.zcard("rmb.until"), self.redis.xlen(FEDERATION_STREAM)))
 
     @asynchronous
-    async def test_what_was_cut_is_counted_until_its_life_ends(self) -> None:
+    async def test_trimmed_messages_are_counted_until_they_expire(self) -> None:
         queue = await self.queue()
         now = queue._reactor.seconds()
         await queue.append("1", b"12345", now, 7)

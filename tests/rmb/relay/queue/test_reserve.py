@@ -52,7 +52,7 @@ class ReserveTests(SynchronousTestCase):
             self.assertEqual(self.reserved(), 10_000)
             self.reserve.release()
 
-    def test_a_nearly_full_disk_gives_what_it_has(self) -> None:
+    def test_a_nearly_full_disk_yields_a_smaller_reserve(self) -> None:
         """Half of the reserve, or a quarter, and so on, but no useless crumbs."""
         for disk, reserved in ((9999, 5000), (5000, 5000), (4999, 2500), (1250, 1250), (1249, 0)):
             self.make_disk(disk)

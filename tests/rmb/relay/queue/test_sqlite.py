@@ -45,7 +45,7 @@ class SQLiteQueueTests(SynchronousTestCase):
     def append(self, session: str, data: bytes, until: float = 10.0) -> Deferred[Any]:
         return self.queue.append(session, data, until)
 
-    def test_kept_when_committed(self) -> None:
+    def test_appends_are_confirmed_by_the_commit_of_their_turn(self) -> None:
         """What a turn appends is answered together, at its end."""
         waiting = [self.append("1", b"x") for _ in range(3)]
         self.assertNoResult(waiting[0])
@@ -56,7 +56,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.queue.remove("1", ids[:2])
         self.assertEqual(1, len(self.queue))
 
-    def test_one_twin_has_its_part(self) -> None:
+    def test_a_twin_cannot_exceed_its_share(self) -> None:
         """Of what one sent, to however many sessions; others have room."""
         queue = SQLiteQueue(":memory:", self.clock, QueueLimits(100, 50, 800))
 
@@ -81,7 +81,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.assertIn("from twin 1 ", append("7:s", 1))
         self.assertEqual(queue._from, {1: 100, 2: 50, 3: 50, 4: 100})
 
-    def test_limits(self) -> None:
+    def test_number_size_and_total_are_limited(self) -> None:
         """Of number, of size, of all."""
         for number in range(7):
             self.append("1", b"%d" % number)
@@ -94,7 +94,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.assertEqual(65, self.queue.total)
         self.failureResultOf(self.append("3", b"x" * 100))
 
-    def test_expired(self) -> None:
+    def test_expired_messages_are_removed_and_returned(self) -> None:
         """Taken out, with whose they were."""
         self.append("1", b"old", 5.0)
         self.append("2", b"new", 15.0)
@@ -159,7 +159,7 @@ class FileTests(SynchronousTestCase):
         self.clock = StrictClock()
         self.path = self.mktemp()
 
-    def test_a_new_start_counts_what_is_in_the_file(self) -> None:
+    def test_a_restart_counts_the_stored_messages(self) -> None:
         queue = SQLiteQueue(self.path, self.clock)
         for session, data in (("1", b"three"), ("1", b"words"), ("2", b"here")):
             queue.append(session, data, 10.0, 7)
