@@ -23,7 +23,7 @@ class AtomicWriteTests(SynchronousTestCase):
         """What is in the directory."""
         return sorted(path.name for path in self.directory.iterdir())
 
-    def test_it_takes_the_place_of_another(self) -> None:
+    def test_an_existing_file_is_replaced(self) -> None:
         for data in (b"one", b"two"):
             write_atomically(self.path, data)
             self.assertEqual(self.path.read_bytes(), data)
@@ -35,7 +35,7 @@ class AtomicWriteTests(SynchronousTestCase):
         self.assertTrue(self.path.is_symlink())
         self.assertEqual((self.directory / "elsewhere.html").read_bytes(), b"one")
 
-    def test_what_is_no_file_is_written_to(self) -> None:
+    def test_devices_and_pipes_are_written_in_place(self) -> None:
         os.mkfifo(self.path)
         read: list[bytes] = []
         reader = threading.Thread(target=lambda: read.append(self.path.read_bytes()))
@@ -52,7 +52,7 @@ class AtomicWriteTests(SynchronousTestCase):
         self.assertRaisesRegex(DmsgError, why, write_atomically, Path("/dev/full"), b"x")
         self.assertTrue(Path("/dev/full").is_char_device())
 
-    def test_what_cannot_be_written_leaves_nothing(self) -> None:
+    def test_a_failed_write_leaves_no_file(self) -> None:
         write_atomically(self.path, b"one")
         self.patch(Path, "replace", self.fails)
         self.assertRaisesRegex(DmsgError, "report.html cannot be written", write_atomically, self.path, b"two")

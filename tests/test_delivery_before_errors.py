@@ -196,7 +196,7 @@ class SessionTests(SecureCase):
 
         self.tamper(change)
 
-    def test_data(self) -> None:
+    def test_data_before_an_error_is_delivered(self) -> None:
         """It is delivered, and the stream goes on over other connections: nothing is missing, nothing comes twice."""
         for kind in (REQUEST, DRAIN):
             mine, theirs = self.open()
@@ -211,7 +211,7 @@ class SessionTests(SecureCase):
             self.network.settle()
             self.assertEqual((mine.lost, theirs.lost), (None, None))
 
-    def test_a_close(self) -> None:
+    def test_a_close_before_an_error_is_delivered(self) -> None:
         mine, theirs = self.open()
         self.poison(DRAIN)
         mine.transport.loseConnection()
@@ -219,7 +219,7 @@ class SessionTests(SecureCase):
         self.assertFalse(self.b.connected)
         self.assertTrue(theirs.lost and theirs.lost.check(ConnectionDone))
 
-    def test_an_accept(self) -> None:
+    def test_an_accept_before_an_error_is_delivered(self) -> None:
         """The answer to what B asks; its other streams are suspended, and hear of it in the end."""
         theirs = [self.open()[1] for _ in range(5)]
         self.listeners[9] = Accepting()
@@ -236,7 +236,7 @@ class SessionTests(SecureCase):
         self.network.settle()
         self.assertTrue(all(one.lost for one in theirs))
 
-    def test_one_event_fails(self) -> None:
+    def test_a_failing_event_ends_only_its_own_stream(self) -> None:
         """An error in what is told of one stream: that one ends, the others hear all of theirs, in the same read."""
         self.listeners[8] = Factory.forProtocol(Failing)
         good, theirs = self.open()

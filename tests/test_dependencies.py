@@ -63,7 +63,7 @@ class DependencyTests(SynchronousTestCase):
         wanted = set[str]().union(lists[""], *(lists[extra] for extra in extras))
         return {name: path for name, path in imported(folder).items() if not owners().get(name, {plain(name)}) & wanted}
 
-    def test_what_the_package_imports(self) -> None:
+    def test_imports_of_the_package_are_declared(self) -> None:
         every = [
             name
             for name in asked()
@@ -71,7 +71,7 @@ class DependencyTests(SynchronousTestCase):
         ]
         self.assertEqual(self.missing("dmsg", *every), {})
 
-    def test_what_the_tests_import(self) -> None:
+    def test_imports_of_the_tests_are_declared(self) -> None:
         """With what `make test` installs; only the tests of Spark may need what `make test-core` does not have."""
         self.assertEqual(
             self.missing("tests", "fuzz", "mutation", "redis", "rmb", "spark", "test", "test-s3", "test-spark"), {}
@@ -86,5 +86,5 @@ class DependencyTests(SynchronousTestCase):
             set(),
         )
 
-    def test_what_the_benchmarks_import(self) -> None:
+    def test_imports_of_the_benchmarks_are_declared(self) -> None:
         self.assertEqual(self.missing("benchmarks", "redis", "rmb", "spark", "test", "test-spark"), {})

@@ -61,11 +61,11 @@ class DirectoryTests(SynchronousTestCase):
                 error = self.assertRaises(UnsafeDirectory, make_directory, self.path)
                 self.assertIn(f"of another user (uid 0) where others may write (mode {mode:04o})", error.strerror)
 
-    def test_it_is_made_for_this_user_alone(self) -> None:
+    def test_a_directory_is_created_for_this_user_alone(self) -> None:
         make_directory(self.path / "a")
         self.assertEqual((self.path / "a").stat().st_mode & 0o777, 0o700)
 
-    def test_what_the_agent_keeps(self) -> None:
+    def test_the_agent_writes_only_to_private_directories(self) -> None:
         """Neither key nor log come to be where others may write."""
         self.path.mkdir()
         self.path.chmod(0o777)
@@ -73,7 +73,7 @@ class DirectoryTests(SynchronousTestCase):
         self.assertIn("chmod 700", str(self.assertRaises(DmsgError, open_log, self.path / "agent.log")))
         self.assertEqual(os.listdir(self.path), [])
 
-    def test_a_log_that_somebody_else_has_made(self) -> None:
+    def test_a_log_created_by_another_user_is_refused(self) -> None:
         """In a directory for all: a file, or a link to one of this user's."""
         if os.geteuid() != 0:
             raise SkipTest("only root can make files of another user")

@@ -44,7 +44,7 @@ class ErrorTests(SynchronousTestCase):
         self.assertIsInstance(error, TimeoutError)
         self.assertEqual(error.attempts, ())
 
-    def test_two_ports(self) -> None:
+    def test_errors_name_both_ports(self) -> None:
         client = Client(Clock(), KEYS["A"], ["http://127.0.0.1:9"])  # type: ignore[arg-type]
         address = dmsg.DmsgAddress(KEYS["B"].public, 7)
         self.assertRaises(ValueError, client.connect, address, object(), port=9)

@@ -67,7 +67,7 @@ class ForkingTests(TestCase):
         return program
 
     @asynchronous
-    async def test_it_sees_the_same(self) -> None:
+    async def test_a_forked_process_sees_the_same_state(self) -> None:
         told, drawn = [], []
         for forked in (True, True, False):
             program = self.start(TELL, "a", "--b", forked=forked, DMSG_X="1")

@@ -39,7 +39,7 @@ class VectorTests(SynchronousTestCase):
             else:
                 self.assertRaises(KeyFormatError, SecKey, secret)
 
-    def test_lasting_ecdh(self) -> None:
+    def test_repeated_ecdh_returns_the_same_secret(self) -> None:
         """The same each time, for any number of others; so many are remembered."""
         self.patch(keys, "SHARED", 2)
         own = SecKey.generate()
@@ -49,7 +49,7 @@ class VectorTests(SynchronousTestCase):
             self.assertEqual(own.lasting_ecdh(other.public), other.ecdh(own.public))
             self.assertLessEqual(len(own._shared), 2)
 
-    def test_ecdh(self) -> None:
+    def test_ecdh_matches_the_vectors(self) -> None:
         for case in self.vectors["ecdh"]["cases"]:
             shared = SecKey.from_hex(case["sk"]).ecdh(PubKey.from_hex(case["pk"]))
             self.assertEqual(shared.hex(), case["shared"])
@@ -109,7 +109,7 @@ class VectorTests(SynchronousTestCase):
             recovered = Signature.from_hex(case["sig"]).recover_digest(bytes.fromhex(case["hash"]))
             self.assertEqual(recovered.hex(), case["pk"])
 
-    def test_verification(self) -> None:
+    def test_verification_matches_the_vectors(self) -> None:
         for case in self.vectors["verify_payload"]:
             payload = bytes.fromhex(case["payload"])
             signature = Signature(bytes.fromhex(case["sig"]))
@@ -121,7 +121,7 @@ class VectorTests(SynchronousTestCase):
             else:
                 self.assertRaises(SignatureError, key.verify, payload, signature)
 
-    def test_recovery(self) -> None:
+    def test_recovery_matches_the_reference(self) -> None:
         """As the reference, but for the recovery at infinity, which it accepts."""
         for case in self.vectors["recover_hash"]:
             signature = Signature(bytes.fromhex(case["sig"]))
@@ -132,7 +132,7 @@ class VectorTests(SynchronousTestCase):
             else:
                 self.assertRaises(SignatureError, signature.recover_digest, digest)
 
-    def test_signature_text(self) -> None:
+    def test_signatures_are_read_from_text(self) -> None:
         for case in self.vectors["sig_text"]:
             if case["result"] == "ok":
                 self.assertEqual(Signature.from_hex(case["text"]).hex(), case["text"].lower())
@@ -144,7 +144,7 @@ class KeyTests(SynchronousTestCase):
     """What holds for any key."""
 
     @given(st.binary(min_size=1, max_size=40), st.binary(max_size=200))
-    def test_what_is_signed_verifies_and_nothing_else(self, seed: bytes, payload: bytes) -> None:
+    def test_only_signed_data_verifies(self, seed: bytes, payload: bytes) -> None:
         key = SecKey.from_seed(seed)
         signature = key.sign(payload)
         key.public.verify(payload, signature)
@@ -186,7 +186,7 @@ class KeyTests(SynchronousTestCase):
         high = signature[:32] + flipped.to_bytes(32, "big") + bytes([signature[64] ^ 1])
         self.assertRaises(SignatureError, key.public.verify, b"payload", Signature(high))
 
-    def test_sha256(self) -> None:
+    def test_sha256_matches_the_vectors(self) -> None:
         self.assertEqual(sha256(b"").hex()[:8], "e3b0c442")
 
 
@@ -211,11 +211,11 @@ class KeyFileTests(SynchronousTestCase):
             error = self.assertRaises(KeyFileError, read_key_file, self.path)
             self.assertIn("chmod 600", str(error))
 
-    def test_never_overwritten(self) -> None:
+    def test_key_files_are_never_overwritten(self) -> None:
         write_key_file(self.path, SecKey.generate())
         self.assertRaises(KeyFileError, write_key_file, self.path, SecKey.generate())
 
-    def test_malformed(self) -> None:
+    def test_malformed_key_files_are_errors(self) -> None:
         other = SecKey.generate().public
         for text in (
             "",
@@ -234,7 +234,7 @@ class KeyFileTests(SynchronousTestCase):
         self.path.mkdir()
         self.assertRaises(KeyFileError, read_key_file, self.path)
 
-    def test_made_once(self) -> None:
+    def test_concurrent_creation_makes_a_single_key(self) -> None:
         key = load_or_create_key(self.path)
         self.assertEqual(load_or_create_key(self.path).hex(), key.hex())
 
@@ -245,7 +245,7 @@ class KeyFileTests(SynchronousTestCase):
         self.assertRaises(KeyFileError, load_or_create_key, self.path / "deep" / "x.key")
         self.assertFalse(self.path.exists())
 
-    def test_a_full_disk_leaves_nothing_of_a_twin(self) -> None:
+    def test_a_full_disk_leaves_no_secret_of_a_twin(self) -> None:
         def full(descriptor: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -255,7 +255,7 @@ class KeyFileTests(SynchronousTestCase):
         self.assertRaises(KeyFileError, write_secret, str(directory / "x.twin"), secret)
         self.assertEqual(list(directory.iterdir()), [])
 
-    def test_a_full_disk_leaves_nothing(self) -> None:
+    def test_a_full_disk_leaves_no_key_file(self) -> None:
         def full(descriptor: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -264,7 +264,7 @@ class KeyFileTests(SynchronousTestCase):
             write_key_file(self.path, SecKey.generate())
         self.assertEqual(list(self.path.parent.glob("*key*")), [])
 
-    def test_what_is_no_key_is_said_before_its_mode(self) -> None:
+    def test_other_files_are_reported_before_their_mode(self) -> None:
         """Nobody is advised to change the mode of /etc/passwd."""
         with self.assertRaisesRegex(KeyFileError, "not a key file$"):
             read_key_file("/etc/passwd")

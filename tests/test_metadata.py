@@ -39,7 +39,7 @@ class MetadataTests(SynchronousTestCase):
         self.assertEqual(make("[a](b.md), [c](https://d/e), ![p](q.svg)"), "a, [c](https://d/e), !p")
         self.assertEqual(make("![picture](docs/x.svg)\n\nText\n<!-- needs: clone -->\nmore"), "Text\nmore")
 
-    def test_one_version(self) -> None:
+    def test_the_version_is_defined_once(self) -> None:
         config = ConfigParser()
         config.read(ROOT / "setup.cfg")
         self.assertEqual(version("dmsg"), config["metadata"]["version"])

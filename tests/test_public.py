@@ -53,7 +53,7 @@ class PublicTests(SynchronousTestCase):
             for name in module.__all__:
                 self.assertTrue(inspect.getdoc(getattr(module, name)), f"{package}.{name} says nothing")
 
-    def test_keywords_are_those_of_the_settings(self) -> None:
+    def test_keywords_match_the_settings(self) -> None:
         """What a checker of types lets programs say is what there is."""
         self.assertEqual(get_type_hints(ServerChoice), get_type_hints(ServerChoiceOptions))
 
@@ -61,12 +61,12 @@ class PublicTests(SynchronousTestCase):
         with self.assertRaisesRegex(AttributeError, "module 'dmsg' has no attribute 'Transport'"):
             import_module("dmsg").Transport  # noqa: B018
 
-    def test_they_are_documented(self) -> None:
+    def test_public_names_are_documented(self) -> None:
         shown = re.findall(r"^\.\. auto\w+:: (\S+)$", (ROOT / "docs" / "api.rst").read_text(), re.MULTILINE)
         names = [f"{package}.{name}" for package in PACKAGES for name in import_module(package).__all__]
         self.assertEqual(sorted(shown), sorted(names))
 
-    def test_the_import_brings_nothing_else(self) -> None:
+    def test_the_import_loads_no_other_modules(self) -> None:
         """Workers of Spark import it, and every start of the command."""
         code = f"import sys, {', '.join(PACKAGES)}; print(sorted(set(sys.modules) & set(sys.argv[1:])))"
         unwanted = ["twisted", "coincurve", "klein", "treq", "cryptography", "dmsg.errors", "dmsg.keys"]

@@ -146,13 +146,13 @@ class EnvelopeTests(SignedCase):
         everything = itertools.chain(self.variants(), payloads)
         self.all_differ((name, wire.strict_challenge(one)) for name, one in everything)
 
-    def test_signatures_are_over_nothing_of_themselves(self) -> None:
+    def test_signed_bytes_exclude_the_signature(self) -> None:
         signed = envelope()
         before = wire.strict_challenge(signed), wire.frame_of_payload(signed), wire.challenge(signed)
         signed.signature, signed.strict_signature = b"x" * 65, b"y" * 65
         self.assertEqual(before, (wire.strict_challenge(signed), wire.frame_of_payload(signed), wire.challenge(signed)))
 
-    def test_known_bytes(self) -> None:
+    def test_signed_bytes_match_handwritten_ones(self) -> None:
         """As the documentation lays them out, written by hand."""
 
         def item(data: bytes) -> bytes:
@@ -243,7 +243,7 @@ class EntryTests(SignedCase):
 
 
 class ReceiptTests(SignedCase):
-    def test_each_byte(self) -> None:
+    def test_changing_any_byte_invalidates_the_signature(self) -> None:
         """Whichever is changed, nobody has signed it."""
         receipt = Receipt(Role.INITIATOR, bytes(16), KEYS[0].public, KEYS[1].public, KEYS[2].public, 5, 6)
         data = receipt.sign(KEYS[1])
@@ -253,7 +253,7 @@ class ReceiptTests(SignedCase):
 
 
 class RankingTests(SignedCase):
-    def test_each_value(self) -> None:
+    def test_changing_any_value_invalidates_the_signature(self) -> None:
         servers = [{"static": key.public.hex(), "weight": 1.0, "reasons": ["r"]} for key in KEYS[:2]]
         data = sign_ranking(servers, KEYS[3], 1000, 2000)
         read_ranking(data, KEYS[3].public)
@@ -309,7 +309,7 @@ class BusTests(SignedCase):
                 self.assertEqual(parsed.signature, token.parse(text).signature)
                 self.assertEqual(parsed.signed, token.parse(text).signed)
 
-    def test_what_is_no_token(self) -> None:
+    def test_other_signed_objects_are_no_tokens(self) -> None:
         """Another kind of object, signed by the same key."""
         alice = Identity("//Alice", "ed25519")
         claims = token._encode(b'{"sub":1,"iat":100,"exp":160}')

@@ -47,14 +47,14 @@ class HandshakeLimitsTests(SynchronousTestCase):
             let_in += (at or self.here)(who[number % len(who)], request(self.count)) is None
         return let_in
 
-    def test_each_once(self) -> None:
+    def test_a_handshake_is_counted_once(self) -> None:
         self.assertIsNone(self.here(A, request(1)))
         self.assertIs(self.here(A, request(1)), CloseReason.NOT_AUTHENTIC)
         # by whomever, and at whichever server, it is said again
         self.assertIs(self.there(B, request(1)), CloseReason.NOT_AUTHENTIC)
         self.assertEqual(self.doorman.refused, 2)
 
-    def test_of_one(self) -> None:
+    def test_handshakes_of_a_single_server_are_limited(self) -> None:
         self.doorman.remember(A)
         self.assertEqual(self.asked(OF_ONE_BURST + 10, A), OF_ONE_BURST)
         self.assertIs(self.here(A, request(0)), CloseReason.RATE_LIMITED)
@@ -94,7 +94,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
             self.asked(1, A, at=self.doorman.at(KEYS[name].public))
         self.assertEqual(len(self.doorman._of_strangers), 2)
 
-    def test_what_each_has_whatever_the_others_do(self) -> None:
+    def test_each_server_has_its_own_share(self) -> None:
         others = [bytes([2]) + number.to_bytes(32, "big") for number in range(100)]
         for one in (A, *others):
             self.doorman.remember(one)  # type: ignore[arg-type]
@@ -108,13 +108,13 @@ class HandshakeLimitsTests(SynchronousTestCase):
         self.doorman.remember(A)
         self.assertEqual(self.asked(300, A), 300)
 
-    def test_what_is_remembered(self) -> None:
+    def test_the_number_of_known_keys_is_limited(self) -> None:
         self.patch(doorman_module, "KNOWN", 3)
         for number in range(5):
             self.doorman.remember(bytes([number]))  # type: ignore[arg-type]
         self.assertEqual(len(self.doorman._known), 3)
 
-    def test_who_is_admitted(self) -> None:
+    def test_initiators_refused_by_all_listeners_are_not_admitted(self) -> None:
         """Nobody whom no listener takes; everybody, as long as one asks nothing, or there is none."""
         self.assertIsNone(self.here(A, request(1)))
 

@@ -10,7 +10,7 @@ from dmsg.clients.identity import Identity
 class DiscoveryTests(SynchronousTestCase):
     """Which discovery a client asks."""
 
-    def test_what_is_no_url_is_refused_before_anything_is_asked(self) -> None:
+    def test_malformed_urls_are_refused_before_any_request(self) -> None:
         for named in ("home", ["http://a.example:1", "home"], "ftp://a.example"):
             with self.subTest(named=named):
                 error = self.assertRaises(ValueError, Identity, named, None)

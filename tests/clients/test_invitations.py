@@ -50,14 +50,14 @@ class RoundTripTests(SynchronousTestCase):
         st.from_regex(r"[a-z0-9][a-z0-9-]{0,30}", fullmatch=True),
     )
     @settings(max_examples=150, deadline=None)
-    def test_every_field_is_read_as_it_was_written(
+    def test_every_field_survives_a_round_trip(
         self, scheme: str, host: str, port: int, path: str, own: str, server_port: int, name: str
     ) -> None:
         shown = "" if port == {"http": 80, "https": 443}[scheme] else f":{port}"
         invitation = Invitation(name, f"{scheme}://{host}{shown}{path}", KEY, f"{own}:{server_port}")
         self.assertEqual(parse_invitation(invitation.text), invitation)
 
-    def test_one_host_with_an_ipv4_address_fits_into_a_line_of_a_terminal(self) -> None:
+    def test_an_invitation_of_an_ipv4_host_fits_into_a_terminal_line(self) -> None:
         text = Invitation("home", "http://203.0.113.5:9090", KEY, "203.0.113.5:8080").text
         self.assertTrue(text.startswith(PREFIX))
         self.assertLessEqual(len(f"dmsg join {text}"), 100)
@@ -110,11 +110,11 @@ class MistakeTests(SynchronousTestCase):
                 self.assertRaises(NotAnInvitation, parse_invitation, crafted(host, path, own))
         self.assertEqual(parse_invitation(crafted(b"a.example", b"/a/b-c_d~e.f%20", b"")).address, "a.example:8080")
 
-    def test_a_word_that_is_no_invitation_is_told_what_one_looks_like(self) -> None:
+    def test_the_error_for_other_text_shows_the_form_of_invitations(self) -> None:
         error = self.assertRaises(NotAnInvitation, parse_invitation, "5274-guitar-alpha-juice")
         self.assertIn("begins with dmsg1", str(error))
 
-    def test_what_does_not_fit_is_refused_when_it_is_written(self) -> None:
+    def test_oversized_fields_are_refused_on_writing(self) -> None:
         for url in (
             "ftp://a:1",
             "http://u:p@a:1",

@@ -88,7 +88,7 @@ class HintTests(SynchronousTestCase):
         session = self.sessions[server]
         session.keeper.server_leaves(session, 8, [one.public for one in others])
 
-    def test_of_a_server_that_is_kept(self) -> None:
+    def test_a_hint_of_a_connected_server_is_ignored(self) -> None:
         self.set_up()
         self.assertEqual(list(self.set.links), [KEYS[0].public])
         self.leave(KEYS[0].public, KEYS[1:])
@@ -121,7 +121,7 @@ class HintTests(SynchronousTestCase):
         self.clock.pump([0, 0.1, 0.1])
         self.assertEqual(self.lookups.asked, [])
 
-    def test_who_has_worked_comes_first(self) -> None:
+    def test_servers_that_have_worked_are_tried_first(self) -> None:
         """Discovery lists nothing but others from now on: a client that loses its server tries that one again too."""
         self.set_up()
         mine = KEYS[0].public
@@ -140,7 +140,7 @@ class HintTests(SynchronousTestCase):
         self.clock.pump([0, 0.1, 0.1])
         self.assertIn(mine, self.set.links)
 
-    def test_full_ones_come_last_all_the_same(self) -> None:
+    def test_full_servers_are_tried_last(self) -> None:
         self.set_up()
         full = Entry(VERSION, 1, 2, KEYS[0].public.hex(), server=ServerMeta("127.0.0.1:9", 0)).sign(KEYS[0])
         self.lookups._entries[KEYS[0].public] = full

@@ -23,7 +23,7 @@ class Rules:
     assertEqual: Any
     assertTrue: Any
 
-    def test_one_stream_waits_and_the_others_go_on(self) -> None:
+    def test_a_waiting_stream_does_not_delay_others(self) -> None:
         held, goes_on = self.open_stream(), self.open_stream()
         carrier = held[0].transport._carrier
         carrier.congested()
@@ -47,7 +47,7 @@ class Rules:
         self.network.settle()
         self.assertEqual([two.data for _, two in pairs], [b"", b"written", b"written"])
 
-    def test_who_waits_for_the_end_hears_of_it_before_the_streams(self) -> None:
+    def test_the_loss_is_reported_before_streams_are_ended(self) -> None:
         """A program that is told may open the next stream at once: it must not find this session."""
         told: list[str] = []
         one, _ = self.open_stream()

@@ -80,7 +80,7 @@ class ExchangeTests(SynchronousTestCase):
         answers = b'{"answer": "send"}\n{"answer": "kept"}\n{"answer": "kept"}\n'
         self.assertEqual(server.getOutBuffer(), answers)
 
-    def test_what_is_refused_does_not_end_the_stream(self) -> None:
+    def test_a_refused_file_does_not_end_the_stream(self) -> None:
         stream = Stream(self.clock, self.factory)
         refused = self.answer(spool_name(1), b"no gzip at all", stream)
         self.assertEqual(refused, Answer(Kind.REFUSED, "the file is not in gzip format"))
@@ -128,7 +128,7 @@ class ExchangeTests(SynchronousTestCase):
         self.failureResultOf(stream.offer(spool_name(2), data), SendError)
         self.assertEqual(self.answer(spool_name(1), data), Answer(Kind.KEPT))
 
-    def test_what_is_no_offer_ends_the_stream(self) -> None:
+    def test_a_malformed_offer_ends_the_stream(self) -> None:
         for line in (b"GET / HTTP/1.1", b"x" * (LINE_LIMIT + 2), b"{}"):
             stream = Stream(self.clock, self.factory)
             stream.client.write(line + b"\n")
@@ -137,7 +137,7 @@ class ExchangeTests(SynchronousTestCase):
         self.assertEqual(self.factory.refusals["malformed"], 3)
         self.assertEqual(self.factory._streams, [])
 
-    def test_who_is_silent_in_a_file(self) -> None:
+    def test_a_sender_that_stalls_within_a_file_times_out(self) -> None:
         stream = Stream(self.clock, self.factory)
         data = packed()
         answered = stream.sending.offer(offer_of(spool_name(1), data), io.BytesIO(data[:-5]))
@@ -151,7 +151,7 @@ class ExchangeTests(SynchronousTestCase):
         self.assertTrue(self.server_closed(idle))
         self.assertEqual(dict(self.factory.refusals), {"silent": 1})
 
-    def test_a_collector_that_says_nothing_or_nonsense(self) -> None:
+    def test_a_silent_or_malformed_collector_ends_the_round(self) -> None:
         for said, why in (
             (b"", "nothing came"),
             (b"hello\n", "not a JSON object"),
@@ -185,7 +185,7 @@ class ExchangeTests(SynchronousTestCase):
         self.assertEqual(self.factory.incoming_size(streams[-1].receiving), (size, size))
         self.assertEqual(self.answer(spool_name(1), packed(), other).kind, Kind.KEPT)
 
-    def test_one_thing_at_a_time_is_done_for_a_sender(self) -> None:
+    def test_work_for_a_sender_is_serialised(self) -> None:
         """Others do not wait for it, and what waits for a stream that is gone is not done."""
         held = self.successResultOf(self.factory.turn(ALICE).acquire())
         streams = [Stream(self.clock, self.factory) for _ in range(4)]

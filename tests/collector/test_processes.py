@@ -124,7 +124,7 @@ class ProcessTests(TestCase):
         self.assertEqual(said.count(b'"type":"stop"'), 1)
 
     @asynchronous
-    async def test_who_is_not_on_the_list(self) -> None:
+    async def test_senders_that_are_not_listed_are_refused(self) -> None:
         url = await self.network()
         collector = await self.collector(url, "--metrics=tcp:0:interface=127.0.0.1")
         match = await self.soon(collector.line(r"health are at \S+ host='127.0.0.1', port=(\d+)"))

@@ -81,7 +81,7 @@ class SenderTests(SynchronousTestCase):
             self.successResultOf(self.sender.stopService())
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_what_is_kept_is_removed_and_nothing_else(self) -> None:
+    def test_only_confirmed_files_are_removed(self) -> None:
         (self.spool / "notes.jsonl.gz").write_bytes(b"x")
         (self.spool / f".{spool_name(9)}.part").write_bytes(b"x")
         for number in range(3):
@@ -94,7 +94,7 @@ class SenderTests(SynchronousTestCase):
         self.round()
         self.assertEqual(self.offered[3:], [spool_name(5)])
 
-    def test_what_is_refused_stays_and_others_go(self) -> None:
+    def test_refused_files_stay_in_the_spool(self) -> None:
         self.add(1), self.add(2), self.add(3)
         for number in (1, 3):
             self.answers[spool_name(number)] = Answer(Kind.REFUSED, "not this one")
@@ -108,7 +108,7 @@ class SenderTests(SynchronousTestCase):
             self.round()
         self.assertEqual(self.there(), [])
 
-    def test_a_file_that_cannot_be_read_or_removed_holds_up_nobody(self) -> None:
+    def test_an_unreadable_file_does_not_delay_others(self) -> None:
         self.add(1).unlink()
         (self.spool / spool_name(1)).mkdir()  # a directory cannot be opened, whoever runs the test
         self.add(2), self.add(3)

@@ -101,7 +101,7 @@ class StoreTests(SynchronousTestCase):
             self.assertRaisesRegex(FileRejected, "more than 10 lines", self.bring, spool_name(1), packed(count=11))
         self.assertEqual(kept_files(self.root), {})
 
-    def test_a_torn_file_is_kept(self) -> None:
+    def test_a_truncated_file_is_stored(self) -> None:
         """What a crash left is all that there is of it; the pipeline reads it up to the tear."""
         text = b"".join(
             b'{"producer": "02ab", "seq": %d, "x": "%s"}\n' % (n, os.urandom(50).hex().encode()) for n in range(9000)
@@ -116,7 +116,7 @@ class StoreTests(SynchronousTestCase):
         data = gzip.compress(text) + gzip.compress(text)
         self.assertEqual(self.bring(spool_name(1), data).read_bytes(), data)
 
-    def test_a_producer_belongs_to_who_brought_it_first(self) -> None:
+    def test_a_producer_belongs_to_its_first_sender(self) -> None:
         self.bring(spool_name(1), packed("02ab"))
         self.bring(spool_name(2), packed("02ab"))
         self.assertRaisesRegex(FileRejected, "02ab belongs to", self.bring, spool_name(3), packed("02ab"), BOB)
@@ -198,7 +198,7 @@ class StoreTests(SynchronousTestCase):
         self.store = self.opened(reserve=10**18)
         self.assertRaisesRegex(StoreFull, "disk", self.store.check_room, ALICE, 1)
 
-    def test_one_collector_and_what_it_left(self) -> None:
+    def test_a_collector_cleans_up_after_a_crash_and_locks_its_directory(self) -> None:
         part = self.store.open_part(ALICE)
         part.write(b"half")
         self.bring(spool_name(1), data := packed())

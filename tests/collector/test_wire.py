@@ -65,6 +65,6 @@ class WireTests(SynchronousTestCase):
         st.binary(max_size=200)
         | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda value: json.dumps(value).encode())
     )
-    def test_anything_else_is_an_error_of_its_own(self, line: bytes) -> None:
+    def test_malformed_messages_are_wire_errors(self, line: bytes) -> None:
         for parse in (parse_offer, parse_answer):
             self.assertRaises(WireError, parse, line)

@@ -44,7 +44,7 @@ class ImageTests(SynchronousTestCase):
         self.addCleanup(run, "buildah", "rmi", "--force", BASE)
         shutil.rmtree(root, ignore_errors=True)
 
-    def test_it_is_built_and_runs(self) -> None:
+    def test_the_image_is_built_and_runs(self) -> None:
         for program in ("buildah", "debootstrap"):
             if shutil.which(program) is None:
                 raise SkipTest(f"there is no {program} here")

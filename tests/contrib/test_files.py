@@ -58,7 +58,7 @@ class UnitTests(SynchronousTestCase):
             done = run("systemd-analyze", "security", "--offline=true", f"--threshold={most}", str(unit))
             self.assertEqual(done.returncode, 0, done.stdout[-600:])
 
-    def test_options_are_those_of_the_programs(self) -> None:
+    def test_unit_files_use_existing_options(self) -> None:
         """What they start is parsed by the plugin itself."""
         from dmsg.tap import collector, discovery, messaging, rmb_peer, rmb_registry, rmb_relay, server
 
@@ -111,7 +111,7 @@ class FilterTests(SynchronousTestCase):
         done = run("fail2ban-regex", str(log), str(CONTRIB / "fail2ban" / "filter.d" / "dmsg.conf"))
         self.assertIn("4 lines, 0 ignored, 2 matched, 2 missed", done.stdout, done.stdout + done.stderr)
 
-    def test_they_are_those_of_the_documentation(self) -> None:
+    def test_ban_filters_match_the_documented_lines(self) -> None:
         page = (ROOT / "docs" / "howto" / "operate.md").read_text()
         for name in ("filter.d/dmsg.conf", "jail.d/dmsg.conf"):
             lines = (CONTRIB / "fail2ban" / name).read_text().splitlines()[1:]
@@ -134,7 +134,7 @@ class FilterTests(SynchronousTestCase):
 class ContainerTests(SynchronousTestCase):
     """The image is built from what it copies, and from nothing else."""
 
-    def test_the_image_builds_from_what_it_copies(self) -> None:
+    def test_the_image_copies_all_files_that_its_build_needs(self) -> None:
         text = (CONTRIB / "container" / "Containerfile").read_text()
         root = Path(self.mktemp()).absolute()
         root.mkdir(parents=True)

@@ -35,7 +35,7 @@ def said(picture: Path) -> list[str]:
 class PictureTests(SynchronousTestCase):
     """Of docs/pictures/record.py."""
 
-    def test_terminals(self) -> None:
+    def test_terminal_pictures_are_current(self) -> None:
         target = Path(self.mktemp()).absolute()
         target.mkdir(parents=True)
         script = [sys.executable, str(PICTURES / "record.py"), "--to", str(target), "session", "top"]

@@ -54,7 +54,7 @@ class BlockTests(SynchronousTestCase):
         for page, block in blocks():
             self.assertEqual(set(block.needs) - set(NEEDS), set(), f"{page.name}:{block.line}")
 
-    def test_what_runs_in_bare_clones_is_run_there(self) -> None:
+    def test_blocks_marked_for_bare_clones_run_there(self) -> None:
         """The mark says that .ci/run does it."""
         ci = (ROOT / ".ci" / "run").read_text()
         asked = [command.text for _, block in blocks() if "bare-clone" in block.needs for command in block.commands]
@@ -79,7 +79,7 @@ class BlockTests(SynchronousTestCase):
             elif block.language == "toml":
                 tomllib.loads(block.text)
 
-    def test_commands_exist(self) -> None:
+    def test_documented_commands_exist(self) -> None:
         for page, block in blocks():
             if block.language == "console":
                 self.assertTrue(block.commands, f"{page.name}:{block.line}")
@@ -149,7 +149,7 @@ class BlockTests(SynchronousTestCase):
 class ExtraTests(SynchronousTestCase):
     """The pip of Python 3.11's venv does not know an extra by a name that the metadata write otherwise."""
 
-    def test_names_are_those_of_the_metadata(self) -> None:
+    def test_documented_extras_match_the_metadata(self) -> None:
         setup = configparser.ConfigParser()
         setup.read(ROOT / "setup.cfg")
         for extra in setup["options.extras_require"]:
@@ -189,7 +189,7 @@ class LimitTests(SynchronousTestCase):
 class CodeTests(SynchronousTestCase):
     """docs/protocol/codes.md says what codes in the names of tests mean."""
 
-    def test_each_is_listed_and_shown(self) -> None:
+    def test_each_example_is_listed_and_included(self) -> None:
         page = (ROOT / "docs/protocol/codes.md").read_text()
         listed = {}
         for part in page.split("\n## ")[1:]:
@@ -223,7 +223,7 @@ class ReadingTests(SynchronousTestCase):
         self.assertEqual(commands, [("", "one \\\n    two", ["out"]), ("bob", "three", [])])
         self.assertEqual((first.needs, second.needs), (("java",), ()))
 
-    def test_files(self) -> None:
+    def test_file_blocks_are_read(self) -> None:
         (block,) = self.read("```python\n# echo.py\nimport x\n```\n").blocks
         self.assertEqual(block.file_name, "echo.py")
 

@@ -19,7 +19,7 @@ class DocstringTests(SynchronousTestCase):
         shown = "\n".join(f"{one.place}: {one.text.splitlines()[0]}" for one in riddles[:20])
         self.assertLess(len(riddles) / len(every), MOST, f"{len(riddles)} of {len(every)}:\n{shown}")
 
-    def test_what_says_its_subject(self) -> None:
+    def test_docstrings_with_a_subject_pass(self) -> None:
         for text in (
             "Token bucket that limits requests.",
             "Whether the link is up.",

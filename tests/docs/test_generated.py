@@ -25,11 +25,11 @@ class DrawingTests(SynchronousTestCase):
 class CatalogueTests(SynchronousTestCase):
     """The catalogue of messages."""
 
-    def test_it_is_current(self) -> None:
+    def test_the_message_catalogue_is_current(self) -> None:
         current = message_catalogue.PAGE.read_text() == message_catalogue.page()
         self.assertTrue(current, "say: python -m tests.docs.message_catalogue")
 
-    def test_it_has_errors_log_lines_and_what_commands_print(self) -> None:
+    def test_the_catalogue_covers_errors_logs_and_output(self) -> None:
         kinds = {message.kind for message in message_catalogue.messages()}
         self.assertLessEqual({"DmsgError", "UsageError", "info", "warn", "failure", "shown"}, kinds)
 

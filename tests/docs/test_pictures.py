@@ -19,7 +19,7 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 class PictureTests(SynchronousTestCase):
     """What docs/pictures/draw.py draws."""
 
-    def test_they_are_drawn_anew(self) -> None:
+    def test_pictures_are_current(self) -> None:
         picture = runpy.run_path(str(PICTURES / "draw.py"))["Picture"]
         texts = sorted(PICTURES.glob("*.txt"))
         self.assertGreaterEqual(len(texts), 5)
@@ -28,7 +28,7 @@ class PictureTests(SynchronousTestCase):
             self.assertEqual(picture(text.read_text()).svg(), drawn, "python docs/pictures/draw.py")
             self.assertIn("prefers-color-scheme: dark", drawn)
 
-    def test_what_stands_in_a_box_fits_into_it(self) -> None:
+    def test_text_fits_into_its_box(self) -> None:
         """As far as the width of letters can be told without drawing them."""
         for text in PICTURES.glob("*.txt"):
             for width, words in re.findall(r'^box \S+ \S+ \S+ (\S+) \S+ "([^"]*)"', text.read_text(), re.MULTILINE):
@@ -41,7 +41,7 @@ class PictureTests(SynchronousTestCase):
             with self.assertRaisesRegex(ValueError, "line 1"):
                 picture(text)
 
-    def test_nothing_of_other_hosts(self) -> None:
+    def test_pictures_load_no_other_hosts(self) -> None:
         for path in PICTURES.glob("*.svg"):
             text = path.read_text()
             ElementTree.fromstring(text)  # noqa: S314  # our own
@@ -57,7 +57,7 @@ class PictureTests(SynchronousTestCase):
         for code in found:
             self.assertEqual((len(Code.parse(code).words), str(Code.parse(code))), (WORDS, code))
 
-    def test_each_is_shown_somewhere(self) -> None:
+    def test_each_picture_is_used(self) -> None:
         pages = "".join(path.read_text() for path in PICTURES.parent.rglob("*.md") if "_build" not in path.parts)
         for path in (*PICTURES.glob("*.svg"), *PICTURES.glob("*.png")):
             self.assertIn(path.name, pages)

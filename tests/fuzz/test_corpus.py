@@ -12,7 +12,7 @@ from tests.fuzz.targets import TARGETS
 class CorpusTests(SynchronousTestCase):
     """Each target with its seeds and its corpus."""
 
-    def test_every_target(self) -> None:
+    def test_every_target_runs_its_corpus(self) -> None:
         begin = seeds()
         for name, target in TARGETS.items():
             paths = sorted((CORPUS / name).iterdir())
@@ -20,5 +20,5 @@ class CorpusTests(SynchronousTestCase):
             for data in (*begin[name], *(path.read_bytes() for path in paths)):
                 target(data)
 
-    def test_nothing_else_is_there(self) -> None:
+    def test_the_corpus_has_only_known_targets(self) -> None:
         self.assertEqual({path.name for path in CORPUS.iterdir()}, set(TARGETS))

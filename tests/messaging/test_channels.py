@@ -45,7 +45,7 @@ class PingTests(SynchronousTestCase):
         self.network.client(B, None)
         self.ping()
 
-    def test_those_that_are_not_closed_make_room(self) -> None:
+    def test_unclosed_ping_channels_are_evicted(self) -> None:
         """Ids are few, and pings take some of them only."""
         b = self.network.client(B, None)
         pings = [self.ping() for _ in range(MAX_PINGS + 3)]
@@ -98,7 +98,7 @@ class ChannelCase(SynchronousTestCase):
 class C_ManagementTests(ChannelCase):
     """Channel management."""
 
-    def test_send_says_nothing_of_the_remote(self) -> None:
+    def test_send_does_not_confirm_delivery(self) -> None:
         """Nothing is acknowledged: it fires when the link has it, and ``confirms`` says so."""
         mine, theirs = self.pair()
         self.assertFalse(mine.transport.confirms)
@@ -208,7 +208,7 @@ class O_OpeningTests(ChannelCase):
         self.assertEqual(raw_a.take(), [(CHANNEL_OPENED, b"\7" + message[::-1])])
         self.assertEqual(raw_b.take(), [])
 
-    def test_O2_what_the_server_rejects(self) -> None:
+    def test_O2_rejected_channels_fail(self) -> None:
         raw = self.network.raw(X)
         for remote in (KEYS["S"].public, X.public, b"\2" + b"\xff" * 32, bytes(33)):
             raw.send(OPEN_CHANNEL, b"\7" + remote + bytes(49))
@@ -245,7 +245,7 @@ class O_OpeningTests(ChannelCase):
             self.network.settle()
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
-    def test_O4_nothing_before_channel_opened(self) -> None:
+    def test_O4_no_data_before_channel_opened(self) -> None:
         """The application has the channel when the remote was told (the Go client said things before)."""
 
         class Eager(Protocol):
@@ -284,7 +284,7 @@ class O_OpeningTests(ChannelCase):
         self.network.settle()
         self.assertEqual(self.network.relay.channel_count, 1)
 
-    def test_O5_cancelling_closes_it(self) -> None:
+    def test_O5_cancelling_closes_the_channel(self) -> None:
         raw = self.network.raw(X)
         opening = self.a.open(X.public, Accepting())
         opening.addErrback(lambda _: None)
@@ -331,7 +331,7 @@ class K_ClosingTests(ChannelCase):
                 end.lost.trap(ConnectionDone)
             self.assertEqual((self.ids(self.a), self.ids(self.b), self.network.relay.channel_count), ([], [], 0))
 
-    def test_K1_frames(self) -> None:
+    def test_K1_close_frames_are_exchanged(self) -> None:
         mine, raw = self.raw_pair()
         mine.transport.loseConnection()
         self.network.settle()
@@ -423,7 +423,7 @@ class K_ClosingTests(ChannelCase):
         mine.lost.trap(ConnectionDone)
         self.assertEqual(self.network.relay.drops[DropReason.NO_SUCH_TRANSPORT], 1)
 
-    def test_K3_the_second_begins_when_it_is_said(self) -> None:
+    def test_K3_the_timeout_begins_when_close_is_sent(self) -> None:
         """As long as CloseChannel is behind other things on its way to the server, nothing is given up."""
         mine, raw = self.raw_pair()
         self.patch(self.a.link, "unsent", lambda: 1)
@@ -531,7 +531,7 @@ class K_ClosingTests(ChannelCase):
         self.assertIsNotNone(theirs.lost)
         self.assertIsNone(good.lost)
 
-    def test_aborting(self) -> None:
+    def test_aborting_reports_a_lost_stream(self) -> None:
         mine, theirs = self.pair()
         mine.transport.write(b"x" * 1000)
         mine.transport.abortConnection()
@@ -599,7 +599,7 @@ class X_DisconnectionTests(ChannelCase):
         self.assertEqual(self.network.relay.channel_count, 0)
         self.assertEqual(self.network.relay.drops[DropReason.PEER_DISCONNECTED], 2)
 
-    def test_X3_what_came_before_the_loss_is_delivered(self) -> None:
+    def test_X3_data_before_the_loss_is_delivered(self) -> None:
         mine, theirs = self.pair()
         theirs.transport.pauseProducing()
         mine.transport.write(b"queued")
@@ -632,7 +632,7 @@ class X_DisconnectionTests(ChannelCase):
 class StreamTests(ChannelCase):
     """What the applications' transports promise beside bytes."""
 
-    def test_deadlines(self) -> None:
+    def test_stream_deadlines_end_the_channel(self) -> None:
         for name, use in (
             ("read", lambda transport: transport.setReadDeadline(3)),
             ("idle", lambda transport: transport.setIdleTimeout(3)),
@@ -646,7 +646,7 @@ class StreamTests(ChannelCase):
             self.assertIsNotNone(theirs.lost)
             self.assertEqual((self.ids(self.a), self.ids(self.b)), ([], []))
 
-    def test_send_fires_when_it_is_on_its_way(self) -> None:
+    def test_send_fires_when_the_link_has_the_data(self) -> None:
         mine, theirs = self.pair()
         sent = mine.transport.send(b"x" * 200_000)
         self.assertNoResult(sent)
@@ -683,7 +683,7 @@ class StreamTests(ChannelCase):
         mine.lost.trap(ConnectionDone)
         theirs.lost.trap(ConnectionDone)
 
-    def test_addresses(self) -> None:
+    def test_streams_know_both_addresses(self) -> None:
         mine, theirs = self.pair()
         self.assertEqual(mine.transport.getPeer().public_key, B.public)
         self.assertEqual(theirs.transport.getPeer().public_key, A.public)

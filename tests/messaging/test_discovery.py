@@ -66,7 +66,7 @@ class D_DiscoveryTests(APICase):
         FULL: (200, b'"available_connections":10'),
     }
 
-    def test_D3_what_is_signed(self) -> None:
+    def test_D3_signed_fields_of_entries(self) -> None:
         recorded = vectors("discovery_memory")["entry_signature"]
         for kind in ("client", "server"):
             preimage = recorded[f"{kind}_entry_preimage"]
@@ -91,7 +91,7 @@ class D_DiscoveryTests(APICase):
         self.assertEqual(self.post(self.entry())[0], 200)
         self.assertEqual(self.post(self.entry())[0], 422)
 
-    def test_D6_tampered(self) -> None:
+    def test_D6_tampered_entries_are_refused(self) -> None:
         self.assertEqual(self.post(replace(self.entry(), timestamp=2)), (401, "invalid signature"))
 
     def test_D7_ten_servers_at_most(self) -> None:

@@ -62,7 +62,7 @@ class LayerTests(SynchronousTestCase):
         except (HandshakeError, TransportClosed):
             pass
 
-    def test_what_is_no_message_of_it(self) -> None:
+    def test_other_messages_are_not_acks(self) -> None:
         layer = AckLayer()
         for wrong in (b"hell", b"\1", b"\1\0" + bytes(31), b"\0", b"\1\0" + bytes(32) + b"\7"):
             self.assertRaises(HandshakeError, layer.receive, wrong)
@@ -71,7 +71,7 @@ class LayerTests(SynchronousTestCase):
             layer.receive(b"\1\0" + sha256(b"y").digest())
         self.assertEqual(caught.exception.reason, CloseReason.HASH_MISMATCH)
 
-    def test_what_waits_has_a_limit(self) -> None:
+    def test_waiting_data_is_limited(self) -> None:
         layer = AckLayer()
         for number in range(MAX_DUE):
             layer.receive(bytes((0, number)))
@@ -115,7 +115,7 @@ class Leaving(Recorder):
 class LeavingDiallerTests(SynchronousTestCase):
     """Those who open channels to an unmodified acceptor disconnect."""
 
-    def test_the_acceptor_gets_its_ids_back(self) -> None:
+    def test_an_acceptor_recovers_its_ids(self) -> None:
         for era in ERAS:
             network = OldNetwork()
             stock = network.stock(KEYS["B"], era)
@@ -152,7 +152,7 @@ class LeavingDiallerTests(SynchronousTestCase):
             self.assertEqual([one.data for one in living], [b"still here"] * 3, era)
             self.assertEqual(len(stock.channels), 3, era)
 
-    def test_a_program_of_ours_learns_that_it_is_no_clean_end(self) -> None:
+    def test_our_programs_see_an_unclean_end(self) -> None:
         for two_ids in (False, True):
             network = OldNetwork()
             accepting = Accepting()
@@ -183,7 +183,7 @@ class DialTests(SynchronousTestCase):
         self.successResultOf(opening)
         return network, mine.built[0], stock
 
-    def test_one_word_and_the_end_arrive(self) -> None:
+    def test_a_short_message_and_its_end_arrive(self) -> None:
         """One word, and the end: what ended the process of a stock acceptor."""
         for era in ERAS:
             network, mine, stock = self.reach(era)
@@ -218,7 +218,7 @@ class DialTests(SynchronousTestCase):
         self.successResultOf(sent)
         self.assertEqual(len(stock.accepted[0].data), 200_000)
 
-    def test_a_writer_is_answered_when_its_word_is_taken(self) -> None:
+    def test_a_writer_is_acknowledged_on_delivery(self) -> None:
         network, mine, stock = self.reach("2019-03-06")
         (channel,) = stock.accepted
         mine.transport.pauseProducing()
@@ -230,7 +230,7 @@ class DialTests(SynchronousTestCase):
         network.settle()
         self.assertEqual((channel.writes, mine.data), (1, b"one"))
 
-    def test_who_goes_at_once_acknowledges_first(self) -> None:
+    def test_a_leaving_program_acknowledges_first(self) -> None:
         network = OldNetwork()
         stock = network.stock(KEYS["B"], "2019-03-06")
         mine = Accepting(Leaving)
@@ -253,7 +253,7 @@ class DialTests(SynchronousTestCase):
         self.assertEqual(channel.writes, 40)
         self.assertEqual(mine.data, b"".join(b"%d," % number for number in range(40)))
 
-    def test_one_that_does_not_acknowledge_after_all(self) -> None:
+    def test_a_client_without_acks_is_detected(self) -> None:
         network = OldNetwork()
         stock = network.stock(KEYS["B"], "2019-04-15")
         session = network.client(KEYS["A"])
@@ -335,7 +335,7 @@ class EndTests(SynchronousTestCase):
         self.assertEqual(self.reason(mine), CloseReason.UNCONFIRMED)
         self.failureResultOf(sent, TransportClosed)
 
-    def test_nobody_acknowledges(self) -> None:
+    def test_unacknowledged_data_ends_the_channel(self) -> None:
         network, mine, channel = self.reach(True)
         channel.flush = lambda: None
         mine.transport.write(b"x" * 200)
@@ -400,7 +400,7 @@ class AcceptTests(SynchronousTestCase):
             self.assertTrue(channel.over and protocol.lost, era)
             self.assertEqual(network.relay.channel_count, 0)
 
-    def test_whose_first_word_tells(self) -> None:
+    def test_the_first_message_reveals_the_dialect(self) -> None:
         for era in ERAS:
             network = OldNetwork()
             theirs = Accepting()
@@ -458,7 +458,7 @@ class TwoIdsTests(SynchronousTestCase):
                 network.settle()
                 self.assertEqual((network.relay.channel_count, dialler.channels, acceptor.channels), (0, {}, {}))
 
-    def test_what_a_client_is_is_remembered(self) -> None:
+    def test_the_dialect_of_a_client_is_remembered(self) -> None:
         """One that has accepted a channel is known when it opens one, also over its next link."""
         for era in ERAS:
             for other in (False, True):
@@ -524,7 +524,7 @@ class OfferTests(RelayCase):
 
     profile = Profile.SKYWIRE
 
-    def test_it_is_told_when_it_has_named_the_channel(self) -> None:
+    def test_the_offer_is_reported_with_the_channels_name(self) -> None:
         a, b = self.peer(0), self.peer(1)
         for known in (False, True):
             self.say(a, (OPEN_CHANNEL, b"\0" + b.key + bytes(49)))
@@ -551,7 +551,7 @@ class OfferTests(RelayCase):
         self.assertEqual(self.ports[b].take(), [(CLOSE_CHANNEL, bytes((77,)))])
         self.assertEqual(self.relay.channel_count, 1)
 
-    def test_one_that_knows_one_id_from_now_on(self) -> None:
+    def test_a_client_may_change_to_a_single_id(self) -> None:
         a, b = self.peer(0), self.peer(1)
         self.say(a, (OPEN_CHANNEL, b"\0" + b.key + bytes(49)))
         self.say(b, (CHANNEL_OPENED, bytes((self.ports[b].take()[-1][1][0], 3)) + bytes(49)))
@@ -562,7 +562,7 @@ class OfferTests(RelayCase):
         self.say(b, (CHANNEL_OPENED, bytes((offered,)) + bytes(49)))
         self.assertEqual(self.ports[b].take(), [(CLOSE_CHANNEL, bytes((offered,)))])
 
-    def test_an_id_of_which_something_is_still_on_its_way(self) -> None:
+    def test_ids_with_data_in_flight_are_not_reused(self) -> None:
         a, b = self.peer(0), self.peer(1)
         self.say(a, (OPEN_CHANNEL, b"\0" + b.key + bytes(49)))
         offered = self.ports[b].take()[-1][1][0]

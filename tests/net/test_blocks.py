@@ -43,7 +43,7 @@ class BlocksTests(SynchronousTestCase):
         self.assertEqual(min(factor for _, factor in (*WIDTHS_IPV6, *WIDTHS_IPV4) if factor > 1), LEAST_FACTOR)
 
     @given(st.lists(st.tuples(st.sampled_from(HOSTS), st.booleans()), max_size=60))
-    def test_counts_are_those_of_a_simple_sum(self, steps: list[tuple[str, bool]]) -> None:
+    def test_counts_equal_a_simple_sum(self, steps: list[tuple[str, bool]]) -> None:
         counts = BlockCounts()
         there: list[str] = []
         for host, comes in steps:

@@ -63,7 +63,7 @@ class MonotonicReactorTests(SynchronousTestCase):
         self.assertEqual(self.pass_time(1.0), ["after 2", "after 3", "put off", "after 5"])
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
-    def test_a_second_call_changes_nothing(self) -> None:
+    def test_a_second_call_has_no_effect(self) -> None:
         use_monotonic_clock(self.reactor)
         call = self.reactor.callLater(30.0, self.fired.append, "x")
         use_monotonic_clock(self.reactor)
@@ -95,7 +95,7 @@ class StepTests(SynchronousTestCase):
         self.clock.advance(10.0)
         self.assertEqual(steady(), 1_700_000_010.0)
 
-    def test_each_step_is_told_once(self) -> None:
+    def test_each_step_is_reported_once(self) -> None:
         told: list[float] = []
         watch = ClockWatch(self.clock, told.append, self.wall)
         watch.startService()

@@ -61,7 +61,7 @@ class NetworkTests(EntityCase):
         self.assertEqual(protocol.transport.getPeer().public_key, bob.public_key)
 
     @asynchronous
-    async def test_entries_are_kept_true(self) -> None:
+    async def test_entries_follow_the_state_of_entities(self) -> None:
         """Server and client entries say what is; a stopped entity withdraws its own."""
         url = await self.start_discovery()
         server = await self.start_server(f"--discovery={url}", "--max-connections=7")
@@ -186,7 +186,7 @@ class NetworkTests(EntityCase):
         self.assertEqual(client.status, "searching")
 
     @asynchronous
-    async def test_stopping_tells_those_who_wait(self) -> None:
+    async def test_stopping_fails_pending_calls(self) -> None:
         url = await self.start_discovery()
         client = Client(reactor, SecKey.generate(), [url])
         client.startService()
@@ -210,7 +210,7 @@ class NetworkTests(EntityCase):
             self.assertEqual(options, {name: value for _, name, value in socketopts._OPTIONS})
 
     @asynchronous
-    async def test_one_listener_at_a_time(self) -> None:
+    async def test_a_port_has_a_single_listener(self) -> None:
         url = await self.start_discovery()
         client = Client(reactor, SecKey.generate(), [url])
         port = client.listen(Accepting())
@@ -236,7 +236,7 @@ class TLSTests(EntityCase):
     """Discovery over HTTPS."""
 
     @asynchronous
-    async def test_ssl_endpoint(self) -> None:
+    async def test_a_server_listens_with_tls(self) -> None:
         pem = Path(self.mktemp())
         certificate = self._certificate(pem)
         await self.start_discovery(f"--listen=ssl:0:interface=127.0.0.1:privateKey={pem}:certKey={pem}")
@@ -306,7 +306,7 @@ class EndpointTests(EntityCase):
         await port.stopListening()
 
     @asynchronous
-    async def test_endpoint_strings(self) -> None:
+    async def test_endpoint_strings_connect_and_listen(self) -> None:
         url = await self.start_discovery()
         await self.start_server(f"--discovery={url}")
         escaped = url.replace(":", "\\:")
@@ -345,7 +345,7 @@ class EndpointTests(EntityCase):
 
         return Deferred.fromCoroutine(strings._clients.stop())
 
-    def test_malformed_strings(self) -> None:
+    def test_malformed_endpoint_strings_are_errors(self) -> None:
         key = SecKey.generate().public
         for text in (
             "dmsg:",

@@ -49,7 +49,7 @@ class FairQueueTests(SynchronousTestCase):
         self.queue.release("8.8.8.8")
         self.assertEqual([turn.called for turn in turns], [True] * 5 + [False])
 
-    def test_who_waits_most_gives_room(self) -> None:
+    def test_the_owner_of_most_waiting_items_loses_the_oldest(self) -> None:
         self.queue = FairQueue(1, 1, 1, 20, 20)
         self.ask("9.9.9.9")
         crowd = [self.ask("8.8.8.8") for _ in range(20)]
@@ -60,7 +60,7 @@ class FairQueueTests(SynchronousTestCase):
         self.queue.release("8.8.8.8")
         self.successResultOf(honest)
 
-    def test_who_waits_no_more(self) -> None:
+    def test_cancelled_items_are_skipped(self) -> None:
         turns = [self.ask("8.8.8.8") for _ in range(6)]
         turns[4].cancel()
         self.failureResultOf(turns[4], CancelledError)
@@ -69,7 +69,7 @@ class FairQueueTests(SynchronousTestCase):
         self.assertEqual(self.queue.waiting, 0)
 
     @given(st.lists(st.tuples(st.sampled_from(HOSTS), st.sampled_from(["ask", "done", "cancel"])), max_size=150))
-    def test_nobody_is_forgotten(self, steps: list[tuple[str, str]]) -> None:
+    def test_every_item_is_served(self, steps: list[tuple[str, str]]) -> None:
         self.setUp()
         running: list[str] = []
         waiting: list[tuple[str, Deferred[None]]] = []

@@ -147,7 +147,7 @@ class StrangerTests(FaultCase):
         await self.until(lambda: server.factory.handshakes == 0)
 
     @asynchronous
-    async def test_3_failed_handshakes_leave_nothing_open(self) -> None:
+    async def test_3_failed_handshakes_leave_no_connections(self) -> None:
         server = await self.start_server()
         server.factory._handshake_timeout = 0.2
         raws = [await self.raw(server) for _ in range(20)]
@@ -270,7 +270,7 @@ class ReceiverTests(FaultCase):
         await self.open(other, victim, 2)
 
     @asynchronous
-    async def test_6_a_flood_of_frames_for_nothing(self) -> None:
+    async def test_6_a_flood_of_useless_frames_ends_its_sender(self) -> None:
         """Answers that are not read end the flooder, not the server."""
         # the bound itself is tested in test_relay; twenty megabytes of answers take a slow machine too long
         self.patch(congestion, "PEER_QUEUE_MAXIMUM", 1024 * 1024)

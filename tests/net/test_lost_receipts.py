@@ -66,7 +66,7 @@ class LostReceiptTests(TestCase):
         return found
 
     @asynchronous
-    async def test_both_ends_speak_of_what_it_had_carried(self) -> None:
+    async def test_both_ends_send_receipts_for_a_lost_transport(self) -> None:
         url = await self.entities.discovery("--store=memory:", "--no-checks")
         server = await self.server(url)
         a, b = self.client(url), self.client(url)

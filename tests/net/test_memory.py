@@ -69,7 +69,7 @@ class ServerMemoryTests(EntityCase):
         self.assertGreaterEqual(server.counters()["memory_given"][1], 1)
 
     @asynchronous
-    async def test_only_who_reads_or_writes_is_looked_at(self) -> None:
+    async def test_only_active_links_are_checked(self) -> None:
         """A link that keeps quiet and holds nothing costs a look nothing; with the first byte it is seen again."""
         url = await self.start_discovery()
         server = await self.start_server(f"--discovery={url}")

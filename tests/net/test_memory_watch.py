@@ -43,14 +43,14 @@ class AllocatorTests(SynchronousTestCase):
             self.look(60)
             self.assertEqual(self.kept, 0, lasts)
 
-    def test_memory_that_nobody_counted_is_returned(self) -> None:
+    def test_uncounted_memory_is_returned(self) -> None:
         self.size = BASE + 50 * MIB
         self.look(30)
         self.size, self.kept = BASE, 50 * MIB
         self.look(60)
         self.assertEqual(self.kept, 0)
 
-    def test_in_vain_it_is_asked_less_and_less(self) -> None:
+    def test_fruitless_requests_to_the_allocator_back_off(self) -> None:
         """And again soon when there is more, or less is held."""
         self.stuck = 30 * MIB
         self.look(3600)
@@ -64,7 +64,7 @@ class AllocatorTests(SynchronousTestCase):
         self.look(TRIM_PAUSE + 1)
         self.assertEqual(self.kept, 0)
 
-    def test_a_request_that_takes_long_is_made_seldom(self) -> None:
+    def test_slow_requests_to_the_allocator_are_rare(self) -> None:
         def trim() -> None:
             self.clock.advance(1)
 

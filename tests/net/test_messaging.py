@@ -204,7 +204,7 @@ class NetworkTests(MessagingCase):
         return client
 
     @asynchronous
-    async def test_one_that_does_not_read(self) -> None:
+    async def test_a_client_that_does_not_read_holds_its_sender(self) -> None:
         """Its sender waits, with little in the server's memory; other clients go on; then all of it arrives."""
         url = await self.start_discovery()
         server = await self.start_messaging_server(f"--discovery={url}")
@@ -239,7 +239,7 @@ class NetworkTests(MessagingCase):
         self.assertEqual(server.drops()[DropReason.FLOOD], 1)
 
     @asynchronous
-    async def test_endpoint_strings(self) -> None:
+    async def test_endpoint_strings_name_the_messaging_system(self) -> None:
         url = await self.start_discovery()
         await self.start_messaging_server(f"--discovery={url}")
         escaped = url.replace(":", "\\:")
@@ -267,7 +267,7 @@ class NetworkTests(MessagingCase):
         return Deferred.fromCoroutine(strings._clients.stop())
 
     @asynchronous
-    async def test_stopping_a_client_tells_its_remotes(self) -> None:
+    async def test_stopping_a_client_notifies_its_remotes(self) -> None:
         url = await self.start_discovery()
         await self.start_messaging_server(f"--discovery={url}")
         alice, bob = [await self.start_messaging_client(url, min_servers=1) for _ in range(2)]
@@ -323,7 +323,7 @@ class MessagingCommandTests(CommandCase, MessagingCase):
             self.assertEqual(await listening.ended, 0)
 
     @asynchronous
-    async def test_one_line_for_what_is_wrong(self) -> None:
+    async def test_errors_are_one_line(self) -> None:
         url = await self.start_discovery()
         await self.start_messaging_server(f"--discovery={url}")
         nobody = SecKey.generate().public.hex()

@@ -123,7 +123,7 @@ class OldServerTests(EntityCase):
         self.assertIsNone(one.lost)
 
     @asynchronous
-    async def test_with_encryption_off_they_speak_through_it(self) -> None:
+    async def test_plain_clients_communicate_through_an_old_server(self) -> None:
         url = await self.start_discovery()
         await self.start_old(url)
         alice = await self.start_client(url, encryption="off", min_servers=1)

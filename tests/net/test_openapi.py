@@ -27,7 +27,7 @@ class OpenAPITests(EntityCase):
         skip = "schemathesis is not installed: pip install '.[test]'"
 
     @asynchronous
-    async def test_nothing_is_found_against_it(self) -> None:
+    async def test_the_specification_is_valid(self) -> None:
         url = await self.start_discovery()
         out, err, status = await getProcessOutputAndValue(
             sys.executable,
@@ -51,7 +51,7 @@ class OpenAPITests(EntityCase):
         self.assertIsNotNone(tested, text[-2000:])
 
     @asynchronous
-    async def test_it_describes_every_path_of_the_seed(self) -> None:
+    async def test_the_specification_describes_every_path_of_the_seed(self) -> None:
         url = await self.start_discovery()
         document: Any = json.loads(await (await treq.get(f"{url}/openapi.json", persistent=False)).text())
         self.assertEqual(document["openapi"][:3], "3.1")

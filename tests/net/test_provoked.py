@@ -21,7 +21,7 @@ ENEMY = "127.0.0.2"
 
 class ProvokedTests(EntityCase):
     @asynchronous
-    async def test_whoever_floods_another_with_requests_pays_himself(self) -> None:
+    async def test_a_flood_of_requests_is_charged_to_its_sender(self) -> None:
         """Twenty connections of one address, each within its rate of 500 a second, ask one client."""
         url = await self.start_discovery()
         server = await self.start_server(f"--discovery={url}")

@@ -44,7 +44,7 @@ class ChoiceTests(SynchronousTestCase):
                 error = self.assertRaises(ProxyError, parse_proxy, url)
                 self.assertNotIn("secret", str(error))
 
-    def test_user_and_password_are_decoded_and_not_shown(self) -> None:
+    def test_user_and_password_are_decoded_and_hidden(self) -> None:
         proxy = parse_proxy("socks5://al%40ice:p%3Aw@[::1]:9050")
         self.assertEqual((proxy.user, proxy.password, proxy.shown), ("al@ice", "p:w", "socks5://[::1]:9050"))
 
@@ -209,6 +209,6 @@ class EndpointTests(SynchronousTestCase):
         changed = (lambda: os.environ.pop(name, None)) if before is None else lambda: os.environ.update({name: before})
         self.addCleanup(changed)
 
-    def test_with_a_proxy_nothing_else_is_connected_to(self) -> None:
+    def test_only_the_proxy_is_connected(self) -> None:
         self.assertEqual(self.connected_to("192.0.2.1", DMSG_PROXY="socks5://10.0.0.9"), ("10.0.0.9", 1080))
         self.assertEqual(self.connected_to("192.0.2.1"), ("192.0.2.1", 8080))

@@ -99,7 +99,7 @@ class ConnectionTests(RedisCase):
         self.assertEqual(1, len(connection._factory.connectionQueue.pending))
 
     @asynchronous
-    async def test_one_that_is_frozen_is_connected_again(self) -> None:
+    async def test_a_frozen_redis_is_reconnected(self) -> None:
         """Its SELECT is not answered in time: txredisapi's own factory would never try again."""
         connection = lazy_redis(self.redis.url, reply_timeout=0.5)
         self.addCleanup(connection.disconnect)
@@ -152,7 +152,7 @@ class FirstTests(TestCase):
 
 class DiscoveryTests(RedisCase):
     @asynchronous
-    async def test_discovery_without_its_redis(self) -> None:
+    async def test_discovery_survives_the_loss_of_its_redis(self) -> None:
         """503 within two seconds, health at once, metrics all the same; nothing unhandled; and it recovers."""
         url = await self.start_discovery(f"--store={self.redis.url}")
         key = SecKey.generate()

@@ -256,7 +256,7 @@ class DurableTests(PairCase):
         return await self.raw(name, self.one, asks=asks)
 
     @asynchronous
-    async def test_who_does_not_ask_is_written_down(self) -> None:
+    async def test_messages_of_clients_that_do_not_resend_are_stored(self) -> None:
         self.one = await self.named_relay(durable=True)
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
         b = await self.raw("B", self.one, answers_pings=False)
@@ -278,7 +278,7 @@ class DurableTests(PairCase):
         await self.until(lambda: not len(self.one.switch.queue))
 
     @asynchronous
-    async def test_a_client_of_the_reference_gets_nothing_twice(self) -> None:
+    async def test_a_client_of_the_reference_gets_no_duplicates(self) -> None:
         """Neither when its connection is lost nor when the relay is stopped; what it was not handed comes later."""
         path = self.mktemp()
         self.one = await self.named_relay(durable=True, queue=f"sqlite:{path}")
@@ -302,7 +302,7 @@ class DurableTests(PairCase):
         self.assertEqual((b.raw, len(self.one.switch.queue)), ([], 0))
 
     @asynchronous
-    async def test_few_pings_for_who_logs_each(self) -> None:
+    async def test_clients_that_log_pings_get_few(self) -> None:
         """At most one in 50 ms under load, one a second for a few, none when all is confirmed."""
         self.one = await self.named_relay()
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
@@ -350,7 +350,7 @@ class SessionTests(PairCase):
             await a.close()
 
     @asynchronous
-    async def test_a_confirmation_of_what_was_not_sent(self) -> None:
+    async def test_confirming_unsent_messages_ends_the_connection(self) -> None:
         """Ends the connection."""
         _, b = await self.pair()
         b.socket.pong((5).to_bytes(8, "big"))
@@ -399,7 +399,7 @@ class SessionTests(PairCase):
         self.assertIn(b'rmb_drops_total{reason="queue_full"} 5.0', metrics)
 
     @asynchronous
-    async def test_a_dead_connection_loses_nothing(self) -> None:
+    async def test_unconfirmed_messages_of_a_dead_connection_are_resent(self) -> None:
         """Weakness 8: what was written and not confirmed is delivered again; what was confirmed is not."""
         a, b = await self.pair()
         a.send(a.envelope(b.session, uid="confirmed"), self.now())
@@ -450,7 +450,7 @@ class SessionTests(PairCase):
         self.assertEqual(("short", "message has expired"), (told.uid, told.error.message))
 
     @asynchronous
-    async def test_nobody_has_to_come_for_that(self) -> None:
+    async def test_expired_messages_are_removed_without_a_connection(self) -> None:
         """The round finds what expired too."""
         a, _ = await self.pair()
         a.send(a.envelope(Session(self.twin("C", self.one.domain)), expiration=5), self.now())
@@ -492,7 +492,7 @@ class SessionTests(PairCase):
         self.assertEqual(b.raw, fresh.raw)
 
     @asynchronous
-    async def test_it_waits_for_confirmations_before_it_ends(self) -> None:
+    async def test_a_stopping_relay_waits_for_confirmations(self) -> None:
         """For two seconds at most; a client of the reference is pinged at once. Nothing of it comes a second time."""
         path = self.mktemp()
         a, b = await self.pair(queue=f"sqlite:{path}")
@@ -530,7 +530,7 @@ class HostileTests(SocketPairCase):
     """What one twin may not do to a relay, or to others."""
 
     @asynchronous
-    async def test_what_cannot_be_is_refused(self) -> None:
+    async def test_absurd_fields_are_refused(self) -> None:
         """A session name of any length, times of any size: nothing of it is kept, and the rounds go on."""
         a, _ = await self.pair()
         twin = self.twin("C", f"{self.one.domain}_http://127.0.0.1:1")
@@ -554,7 +554,7 @@ class HostileTests(SocketPairCase):
         self.assertTrue(self.flushLoggedErrors(ZeroDivisionError))
 
     @asynchronous
-    async def test_confirming_nothing_new(self) -> None:
+    async def test_repeated_confirmations_do_not_count_as_reading(self) -> None:
         """Does not count as reading: the queue takes over, and the session is ended."""
         self.patch(periodic, "STALLED_AFTER", 1.0)
         a, b = await self.pair()
@@ -568,7 +568,7 @@ class HostileTests(SocketPairCase):
         self.assertEqual(1, self.drops(Drop.STALLED))
 
     @asynchronous
-    async def test_who_sent_what_was_lost_is_told(self) -> None:
+    async def test_the_sender_of_a_lost_answer_is_disconnected(self) -> None:
         """An answer that the queue does not take: its sender's connection ends, so that it sends it again."""
         a, _ = await self.pair(queue_limits=QueueLimits(total=1))
         a.send(a.envelope(Session(self.twin("C", self.one.domain)), None), self.now())
@@ -590,7 +590,7 @@ class HostileTests(SocketPairCase):
         self.assertIn("does not take messages", await a.closed)
 
     @asynchronous
-    async def test_who_does_not_read_is_not_read_from(self) -> None:
+    async def test_clients_that_do_not_read_are_not_read_from(self) -> None:
         """Pings without end to a relay whose answers nobody takes: nothing piles up."""
         a, _ = await self.pair()
         socket = a.socket
@@ -651,7 +651,7 @@ class SocketTests(SocketPairCase):
         self.assertIn("only binary messages", await a.closed)
 
     @asynchronous
-    async def test_what_is_behind_bytes_that_are_no_frame(self) -> None:
+    async def test_bytes_behind_a_malformed_frame_are_ignored(self) -> None:
         """It is not looked at, frame by frame: two bytes could be one, and a read has thirty thousand times two."""
         a, _ = await self.pair()
         looked: list[int] = []
@@ -668,7 +668,7 @@ class SocketTests(SocketPairCase):
         self.assertLess(len(looked), 5)
 
     @asynchronous
-    async def test_what_a_session_that_ended_was_to_be_sent(self) -> None:
+    async def test_unsent_data_of_an_ended_session_is_freed(self) -> None:
         """It is in its queue, and not in memory until a collection comes by."""
         a, _ = await self.pair()
         server = self.one.switch.sessions[a.session].socket
@@ -689,7 +689,7 @@ class SocketTests(SocketPairCase):
         await self.until(lambda: len(self.one.switch.sessions) == 1)
 
     @asynchronous
-    async def test_a_handshake_that_asks_for_something_else(self) -> None:
+    async def test_malformed_websocket_handshakes_are_refused(self) -> None:
         """A wrong version, a key that is none, two keys; with an origin, as browsers say it."""
         a, _ = await self.pair()
         port = self.one.port
@@ -718,7 +718,7 @@ class SocketTests(SocketPairCase):
 
 class HTTPTests(SocketPairCase):
     @asynchronous
-    async def test_tokens(self) -> None:
+    async def test_refused_tokens_have_status_and_text(self) -> None:
         """A15 on the wire: status and text of each refusal; the path does not matter."""
         a, _ = await self.pair()
         url = self.one.domain
@@ -818,7 +818,7 @@ class HTTPTests(SocketPairCase):
         self.assertEqual(1, len(self.one.switch.queue))
 
     @asynchronous
-    async def test_switch(self) -> None:
+    async def test_a_hundred_sessions_exchange_messages(self) -> None:
         """Upstream's test_switch: 100 sessions, 10 messages each, all delivered and confirmed."""
         a, _ = await self.pair()
         sessions = [await self.raw("B", self.one, str(number)) for number in range(100)]
@@ -841,7 +841,7 @@ class HTTPTests(SocketPairCase):
         self.assertIn("401: invalid jwt: jwt: Invalid signature", str(error))
 
     @asynchronous
-    async def test_other_paths(self) -> None:
+    async def test_metrics_health_and_unknown_paths(self) -> None:
         """404; /metrics with the reference's names; /health."""
         a, b = await self.pair()
         a.send(a.envelope(b.session), self.now())
@@ -909,7 +909,7 @@ class HTTPTests(SocketPairCase):
         self.assertIn(a.session, sessions)
 
     @asynchronous
-    async def test_nothing_secret_is_logged(self) -> None:
+    async def test_tokens_are_never_logged(self) -> None:
         """Weakness 5: the token is in no line of the log."""
         from twisted.logger import globalLogPublisher
 
@@ -924,7 +924,7 @@ class HTTPTests(SocketPairCase):
         self.assertFalse([line for line in lines if "eyJ" in line])
 
     @asynchronous
-    async def test_too_large(self) -> None:
+    async def test_oversized_frames_and_posts_are_not_read(self) -> None:
         """A frame, and a POST, that say they are larger than a message may be are not read."""
         a, _ = await self.pair()
         a.socket.transport.write(b"\x82\xff" + (2**40).to_bytes(8, "big") + b"mask")

@@ -84,7 +84,7 @@ class ClientStreamTests(SynchronousTestCase):
             self.assertIsInstance(self.program.lost, StreamTimeout if secure else ConnectionDone)
             self.assertEqual(self.carrier.closed, [CloseReason.TIMEOUT if secure else CloseReason.UNSPECIFIED])
 
-    def test_what_stands_for_a_transport(self) -> None:
+    def test_the_placeholder_of_a_transport_refuses_data(self) -> None:
         """It names the server that carried the stream last, takes nothing, and tells the table of the end."""
         self.secured()
         table = Table()

@@ -185,7 +185,7 @@ class FamilyTests(SynchronousTestCase):
         self.streams[0].moved(mine)
         mine.move(carrier)
 
-    def test_what_was_on_its_way_is_sent_again(self) -> None:
+    def test_data_in_flight_is_sent_again(self) -> None:
         self.ends[0].write(b"one ")
         self.settle()
         self.ends[0].write(b"two ")

@@ -72,7 +72,7 @@ class SwallowedTests(SecureCase):
             self.network.clock.advance(STALL_CHECK)
             self.network.settle()
 
-    def test_the_end_that_opened_it_looks_for_another_way(self) -> None:
+    def test_the_opening_end_searches_another_transport(self) -> None:
         searched: list[Any] = []
 
         def reconnect(stream: Any) -> Deferred[Any]:
@@ -93,7 +93,7 @@ class SwallowedTests(SecureCase):
         self.assertEqual(searched, [mine.transport])
         relay.newest[KEYS["A"].public].port = port
 
-    def test_nobody_asks_while_something_moves(self) -> None:
+    def test_no_probe_is_sent_while_data_moves(self) -> None:
         mine, theirs = self.open()
         sent: list[bool] = []
         mine.transport.probe = lambda: sent.append(True)
@@ -147,7 +147,7 @@ class SuspendedTests(SecureCase):
 class AccountTests(SecureCase):
     """The account of a client."""
 
-    def test_streams_that_read_nothing_are_given_first(self) -> None:
+    def test_streams_that_do_not_read_are_dropped_first(self) -> None:
         memory = Memory(3 * STREAM_SIZE + 2_000_000)
         clock = self.network.clock
         held = StreamHoldings(clock, memory, lambda: self.streams["A"].all)
@@ -200,7 +200,7 @@ class AccountTests(SecureCase):
         self.assertIsNotNone(theirs.lost)
         self.assertNotIn(transport, UNREAD)
 
-    def test_its_own_producer(self) -> None:
+    def test_a_self_paused_producer_is_resumed_at_the_end(self) -> None:
         """An echo is paused by itself: at the end nobody would let it go on."""
         mine, theirs = self.open()
         theirs.transport.registerProducer(theirs.transport, True)
@@ -212,7 +212,7 @@ class AccountTests(SecureCase):
         self.assertEqual((len(theirs.data), theirs.transport in UNREAD), (1000, False))
         self.assertIsNotNone(theirs.lost)
 
-    def test_pieces(self) -> None:
+    def test_acknowledged_parts_of_writes_are_released(self) -> None:
         """Of a long write nothing is kept that is acknowledged; short ones are not kept one by one."""
         mine, theirs = self.open()
         theirs.transport.pauseProducing()
@@ -261,7 +261,7 @@ class SpliceEndTests(TestCase):
     """Real TCP: a service that answers more than is taken, and a stream that ends."""
 
     @asynchronous
-    async def test_who_is_not_read_is_let_go(self) -> None:
+    async def test_an_unread_spliced_connection_is_closed(self) -> None:
         gone: Deferred[None] = Deferred()
         echoes: list[Any] = []
 

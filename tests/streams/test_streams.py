@@ -128,7 +128,7 @@ class StreamsCase(SynchronousTestCase):
 class LossTests(StreamsCase):
     """Its transport is gone."""
 
-    def test_the_end_that_opened_it_looks_for_another_way(self) -> None:
+    def test_the_opener_searches_another_transport(self) -> None:
         one, other = self.add(1), self.add(2, initiator=False)
         for stream in (one, other):
             self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
@@ -172,13 +172,13 @@ class LossTests(StreamsCase):
         self.table.lost(other, CloseReason.STALLED, final=False)
         self.assertEqual((one.end.full, other.end.full), (1, 0))
 
-    def test_one_that_is_over_is_not_lost_again(self) -> None:
+    def test_a_finished_stream_is_not_lost_again(self) -> None:
         stream = self.add()
         stream.over = True
         self.table.lost(stream, 0, final=False)
         self.assertEqual((stream.reasons, self.searches, self.table.suspended), ([], [], 0))
 
-    def test_nothing_is_found_in_time(self) -> None:
+    def test_a_search_without_result_ends_the_stream(self) -> None:
         for reason, told in ((CloseReason.STALLED,) * 2, (0, CloseReason.PEER_DISCONNECTED)):
             stream = self.add()
             self.table.lost(stream, reason, final=False)
@@ -194,7 +194,7 @@ class LossTests(StreamsCase):
 class StandingTests(StreamsCase):
     """Streams whose frames are not acknowledged, from one look to the next."""
 
-    def test_not_before_its_time_whatever_the_numbers_are(self) -> None:
+    def test_stalls_are_not_detected_early(self) -> None:
         stream = self.add()
         stream.end.in_flight.append("frame")
         stream.end.acknowledged = 10**9  # more bytes than seconds have passed
@@ -232,11 +232,11 @@ class SearchTests(StreamsCase):
         self.table.lost(self.stream, CloseReason.PEER_DISCONNECTED, final=False)
         self.searching = self.searches[0][1]
 
-    def test_one_search_at_a_time(self) -> None:
+    def test_a_stream_has_a_single_search(self) -> None:
         self.table.migrate(self.stream)
         self.assertEqual(len(self.searches), 1)
 
-    def test_the_other_end_says_that_it_is_over(self) -> None:
+    def test_a_refused_resume_ends_the_stream_with_its_reason(self) -> None:
         """With what it said; 0 is a clean end when it said so itself, and none from a server."""
         for final, told in ((True, 0), (False, CloseReason.PEER_DISCONNECTED)):
             refused = TransportRefused(CloseReason.UNSPECIFIED, "over")
@@ -248,13 +248,13 @@ class SearchTests(StreamsCase):
             self.stream = self.add()
             self.table.lost(self.stream, CloseReason.PEER_DISCONNECTED, final=False)
 
-    def test_a_fault_of_ours_ends_it_and_is_logged(self) -> None:
+    def test_an_internal_error_ends_the_stream_and_is_logged(self) -> None:
         self.searching.errback(ZeroDivisionError())
         self.assertEqual(self.stream.reasons, [CloseReason.NO_SUCH_STREAM])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assert_empty()
 
-    def test_a_search_that_came_to_nothing_begins_again(self) -> None:
+    def test_a_failed_search_is_repeated_after_a_loss(self) -> None:
         """It looked for a better way, and meanwhile there is none at all."""
         self.searching.callback(None)
         self.assertEqual(len(self.searches), 2)
@@ -262,7 +262,7 @@ class SearchTests(StreamsCase):
         self.searches[1][1].callback(None)
         self.assertEqual(len(self.searches), 2)
 
-    def test_of_a_stream_that_is_over_nothing_is_looked_for(self) -> None:
+    def test_finished_streams_are_not_searched_for(self) -> None:
         self.table.closed(self.stream, 0)
         self.assertEqual(self.cancelled, 1)
         self.table.migrate(self.stream)
@@ -283,7 +283,7 @@ class SearchTests(StreamsCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
         self.assert_empty()
 
-    def test_who_migrates(self) -> None:
+    def test_only_slow_streams_of_the_opener_migrate(self) -> None:
         for stream in (self.add(3, initiator=False), self.add(4, token=False)):
             self.table.migrate(stream)
         gone = self.add(5)
@@ -301,7 +301,7 @@ class EndedTests(StreamsCase):
     def resume(self, stream: Any, generation: int = 1) -> Resume:
         return Resume(stream.end.token, generation, 0, bytes(32))
 
-    def test_for_how_long_it_is_known_that_one_has_ended(self) -> None:
+    def test_ended_tokens_are_remembered_for_a_time(self) -> None:
         stream = self.add(1, initiator=False)
         self.table.closed(stream, CloseReason.TIMEOUT)
         for _ in range(int(RESUME_TIMEOUT // STALL_CHECK)):
@@ -313,7 +313,7 @@ class EndedTests(StreamsCase):
         self.assert_empty()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_what_is_offered(self) -> None:
+    def test_offered_resumes_match_the_state(self) -> None:
         stream, own = self.add(1, initiator=False), self.add(2)
         self.assertIs(self.table.offered(self.resume(stream), B), stream)
         self.assertIs(self.table.offered(self.resume(stream, 0), B), None)
@@ -333,7 +333,7 @@ class EndedTests(StreamsCase):
             self.table.closed(stream, 7)
         self.assertEqual([self.table.offered(self.resume(one), B) for one in streams], [None, None, 7, 7, 7])
 
-    def test_a_token_that_is_in_use_is_nobody_elses(self) -> None:
+    def test_a_used_token_cannot_be_reused(self) -> None:
         first = self.add(1)
         second = self.add(1)
         self.assertEqual((second.end.token, self.table.all), (None, [first]))
@@ -341,7 +341,7 @@ class EndedTests(StreamsCase):
         third = self.add(1)
         self.assertEqual((third.end.token, self.table.all), (None, []))
 
-    def test_what_would_have_carried_it_is_closed(self) -> None:
+    def test_a_late_transport_of_an_ended_stream_is_closed(self) -> None:
         stream = self.add()
         carrier = stream.end.transport.carrier
         self.table.closed(stream, 7)
@@ -375,7 +375,7 @@ class WatchTests(StreamsCase):
         for _ in range(round(seconds / STALL_CHECK)):
             self.clock.advance(STALL_CHECK)
 
-    def test_nothing_is_acknowledged(self) -> None:
+    def test_missing_acks_start_a_search(self) -> None:
         one, other, moves = self.add(1), self.add(2, initiator=False), self.add(3)
         carrier = other.end.transport.carrier
         for stream in (one, other, moves):
@@ -387,14 +387,14 @@ class WatchTests(StreamsCase):
         self.assertEqual((carrier.left, self.table.suspended), ([CloseReason.STALLED], 1))
         self.assertIsNotNone(one.end.transport, "it keeps its way until there is another")
 
-    def test_what_is_away_does_not_stand_still(self) -> None:
+    def test_suspended_streams_do_not_count_as_stalled(self) -> None:
         stream = self.add()
         stream.end.in_flight.append("x")
         self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
         self.look(STALL_TIME + 2 * STALL_CHECK)
         self.assertEqual((len(self.searches), self.table._progress), (1, {}))
 
-    def test_nothing_comes(self) -> None:
+    def test_the_opener_probes_a_silent_stream(self) -> None:
         """The end that opened it asks, again and again, as long as nothing comes."""
         one, other, hears = self.add(1), self.add(2, initiator=False), self.add(3)
         for number in range(int(2 * PROBE_AFTER / STALL_CHECK) + 1):
@@ -407,7 +407,7 @@ class WatchTests(StreamsCase):
         self.look(STALL_CHECK)
         self.assertEqual(one.probes, 3)
 
-    def test_it_looks_as_long_as_there_is_something(self) -> None:
+    def test_the_watch_runs_while_streams_exist(self) -> None:
         stream = self.add()
         self.look(STALL_CHECK)
         self.assertEqual(len(self.clock.getDelayedCalls()), 1)
@@ -419,7 +419,7 @@ class WatchTests(StreamsCase):
 class ProbesTests(SynchronousTestCase):
     """Streams that are only to be measured."""
 
-    def test_who_has_most_loses_his_oldest(self) -> None:
+    def test_the_peer_with_most_probes_loses_its_oldest(self) -> None:
         probes = Probes(Clock())
         friend, enemy = (DmsgAddress(KEYS[name].public) for name in "AB")
         first = probes.buildProtocol(friend)
@@ -461,7 +461,7 @@ class PauseTests(StreamsCase):
 class OptionTests(StreamsCase):
     """What the table is made with."""
 
-    def test_a_budget_of_its_own(self) -> None:
+    def test_each_table_can_have_its_own_budget(self) -> None:
         budget = Budget(5)
         table = TransportStreams(self.clock, KEYS["A"], lambda port: None, lambda stream: None, budget=budget)
         self.assertIs(table.budget, budget)
@@ -476,7 +476,7 @@ class OptionTests(StreamsCase):
         self.clock.advance(0.5)
         self.assertTrue(stream.over)
 
-    def test_nobody_else_goes_on_with_it(self) -> None:
+    def test_only_the_peer_of_a_stream_can_resume_it(self) -> None:
         """Whichever of the two keys is the greater."""
         for number, (peer, stranger) in enumerate(((B, C), (C, B))):
             stream = self.add(number + 1, peer=peer, initiator=False)

@@ -94,7 +94,7 @@ class ConfigTests(SynchronousTestCase):
         self.file.unlink()
         self.assertRaises(UsageError, self.parse)
 
-    def test_what_hangup_changes(self) -> None:
+    def test_sighup_changes_reloadable_options(self) -> None:
         self.file.write_text("max-connections = 7")
         options = self.parse("--request-rate=9")
         self.file.write_text("max-connections = 8\nrequest-rate = 1")
@@ -115,13 +115,13 @@ class OptionTests(SynchronousTestCase):
         options.parseOptions([f"--key-file={self.key_file}", "--create", *arguments])
         return options
 
-    def test_server_defaults(self) -> None:
+    def test_a_server_has_documented_defaults(self) -> None:
         options = self.parse()
         self.assertEqual((options["listen"], options["max-connections"]), (["tcp:8080"], 10_000))
         self.assertTrue(Path(self.key_file).exists())
         self.assertEqual(self.parse()["key"].public, options["key"].public)
 
-    def test_server_mistakes(self) -> None:
+    def test_mistakes_in_server_options_are_one_line(self) -> None:
         public = Path(self.mktemp())
         write_key_file(public, SecKey.generate())
         public.chmod(0o644)
@@ -157,7 +157,7 @@ class OptionTests(SynchronousTestCase):
             error = self.assertRaises(UsageError, self.parse, *arguments)
             self.assertNotIn("\n", str(error))
 
-    def test_discovery_mistakes(self) -> None:
+    def test_mistakes_in_discovery_options_are_one_line(self) -> None:
         for argument in (
             "--listen=nonsense",
             "--store=nonsense",
@@ -183,7 +183,7 @@ class OptionTests(SynchronousTestCase):
             options.parseOptions(["--listen=tcp:0", "--store=memory:", "--ranking=file", f"--ranking-key={text}"])
             self.assertEqual(options["ranking-key"], key)
 
-    def test_collector(self) -> None:
+    def test_collector_options_are_parsed(self) -> None:
         senders = Path(self.mktemp())
         senders.write_text(f"{KEY}  # a server\n")
         said = {
@@ -227,7 +227,7 @@ class OptionTests(SynchronousTestCase):
             twistd.parseOptions([*daemon, "dmsg-server", f"--key-file={self.key_file}", "--create"])
             self.assertEqual(Path(twistd["pidfile"]).name, expected)
 
-    def test_plugins(self) -> None:
+    def test_every_plugin_is_found(self) -> None:
         names = {maker.tapname for maker in getPlugins(IServiceMaker)}
         self.assertLessEqual({"dmsg-server", "dmsg-discovery"}, names)
 

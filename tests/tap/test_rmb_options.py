@@ -32,7 +32,7 @@ def parse(module: Any, *arguments: str) -> Any:
 class RelayOptionsTests(SynchronousTestCase):
     """Names and short forms of the reference, and our own."""
 
-    def test_as_the_reference_has_them(self) -> None:
+    def test_options_of_the_reference_are_accepted(self) -> None:
         """-m, -l ADDRESS:PORT, -r redis, -w and -u, --limit with two words, -p, -d."""
         options = parse(
             rmb_relay, URL, "-m", "a.example", "-m", "http://127.0.0.1:8080", "-l", "[::]:8080", "-l", "127.0.0.1:81",
@@ -46,7 +46,7 @@ class RelayOptionsTests(SynchronousTestCase):
         )
         self.assertEqual((10, 1), (settings.max_sessions, options["debug"]))
 
-    def test_a_chain(self) -> None:
+    def test_a_chain_registry_is_accepted(self) -> None:
         """-s NODE... as --registry tfchain:NODE; several values behind one name; what is not needed is said."""
         said = io.StringIO()
         self.patch(sys, "stderr", said)
@@ -66,14 +66,14 @@ class RelayOptionsTests(SynchronousTestCase):
             error = self.assertRaises(UsageError, parse, rmb_relay, *arguments)
             self.assertIn(words_of_error, str(error))
 
-    def test_version(self) -> None:
+    def test_version_option_prints_the_version(self) -> None:
         said = io.StringIO()
         self.patch(sys, "stdout", said)
         for word in ("-V", "--version"):
             self.assertRaises(SystemExit, parse, rmb_relay, word)
         self.assertEqual(said.getvalue(), 2 * f"dmsg {version('dmsg')}\n")
 
-    def test_defaults(self) -> None:
+    def test_relay_defaults_need_only_a_registry(self) -> None:
         """Without anything but a registry."""
         settings = parse(rmb_relay, URL).settings()
         self.assertEqual(
@@ -129,14 +129,14 @@ class PeerOptionsTests(SynchronousTestCase):
         write_secret(self.key, TwinSecret("0x" + "11" * 32, "ed25519"))
         self.good = (URL, "--relay=ws://127.0.0.1:1", f"--key-file={self.key}")
 
-    def test_settings(self) -> None:
+    def test_the_command_line_overrides_the_file(self) -> None:
         """What the file says; what the command line says."""
         settings = parse(rmb_peer, *self.good, "--relay=wss://r.example", "--no-update").settings()
         self.assertEqual(("ed25519", False, False), (settings.key_type, settings.update, settings.strict))
         self.assertEqual(["ws://127.0.0.1:1", "wss://r.example"], list(settings.relays))
         self.assertEqual("sr25519", parse(rmb_peer, *self.good, "-k", "SR25519").settings().key_type)
 
-    def test_environment(self) -> None:
+    def test_the_secret_is_read_from_the_environment(self) -> None:
         """RMB_SECRET, when no file is said."""
         self.patch(os, "environ", {**os.environ, SECRET: "0x" + "22" * 32})
         self.assertEqual("0x" + "22" * 32, parse(rmb_peer, *self.good[:2]).settings().secret)
@@ -170,14 +170,14 @@ class PeerOptionsTests(SynchronousTestCase):
 
 
 class HelpTests(SynchronousTestCase):
-    def test_help(self) -> None:
+    def test_every_plugin_has_help(self) -> None:
         """Every plugin can say what it takes."""
         for module, word in ((rmb_relay, "--domain"), (rmb_peer, "--relay"), (rmb_registry, "--store")):
             self.assertIn(word, module.Options().getUsage())
 
 
 class RegistryOptionsTests(SynchronousTestCase):
-    def test_options(self) -> None:
+    def test_registry_stores_are_parsed(self) -> None:
         """Stores, and what is none."""
         self.assertEqual(":memory:", parse(rmb_registry, "--store=memory:")["store"])
         self.assertEqual("x", parse(rmb_registry, "--store=sqlite:x")["store"])
@@ -205,7 +205,7 @@ class ProcessTests(TestCase):
         return status, text
 
     @asynchronous
-    async def test_they_say_why(self) -> None:
+    async def test_processes_that_cannot_start_say_why(self) -> None:
         """A port in use, a queue that is none, Redis that does not answer."""
         key = str(Path(self.mktemp()).resolve())
         write_secret(key, TwinSecret("0x" + "11" * 32, "ed25519"))

@@ -36,10 +36,10 @@ Other:
 class UsageTests(SynchronousTestCase):
     """By plain calls."""
 
-    def test_it_shows_groups_defaults_and_units(self) -> None:
+    def test_usage_has_groups_defaults_and_units(self) -> None:
         self.assertEqual(usage_of("Serves. Example: twistd serve --listen 81", ROWS, 80), SHOWN)
 
-    def test_it_fits_the_terminal(self) -> None:
+    def test_usage_fits_the_terminal(self) -> None:
         for width in (60, 80, 200):
             self.assertLessEqual(max(map(len, usage_of("Serves. " * 40, ROWS, width).splitlines())), width)
 
@@ -50,7 +50,7 @@ class UsageTests(SynchronousTestCase):
                 self.assertEqual(len(re.findall(rf"^  .{{4}}--{row.name}(=|\s|$)", usage, re.M)), 1, (name, row.name))
             self.assertIn("Example:\n  twistd -n ", usage)
 
-    def test_what_an_option_does_is_a_sentence(self) -> None:
+    def test_option_help_is_a_sentence(self) -> None:
         """Each begins with a capital letter and ends without a stop, which the usage adds; few have no group."""
         for plugin in PLUGINS.values():
             for row in plugin.rows:

@@ -33,7 +33,7 @@ class UnpackedTests(SynchronousTestCase):
         self.assertLessEqual(max(map(len, pieces)), CHUNK)
 
     @given(MEMBERS, st.floats(0, 1))
-    def test_what_is_torn_is_read_up_to_there(self, sizes: list[int], share: float) -> None:
+    def test_torn_files_are_read_up_to_the_tear(self, sizes: list[int], share: float) -> None:
         packed = b"".join(gzip.compress(LINE * lines, 1) for lines in sizes)
         found = b""
         with contextlib.suppress(EOFError):
@@ -41,7 +41,7 @@ class UnpackedTests(SynchronousTestCase):
                 found += piece
         self.assertTrue((LINE * sum(sizes)).startswith(found))
 
-    def test_what_is_none(self) -> None:
+    def test_other_files_yield_no_lines(self) -> None:
         self.assertRaises(EOFError, list, unpack_gzip(io.BytesIO(b"")))
         self.assertRaises(zlib.error, list, unpack_gzip(io.BytesIO(b"text")))
 
@@ -61,7 +61,7 @@ class LinesTests(SynchronousTestCase):
         self.assertEqual(lines[-2:], [half + b"2}\n", LINE])
         self.assertEqual(len(lines), CHUNK + 2)
 
-    def test_limits(self) -> None:
+    def test_lines_are_limited_in_length(self) -> None:
         self.assertEqual(list(read_lines(self.file(gzip.compress(LINE + b"x" * (MAX_LINE + 1))), 1 << 30)), [LINE])
         some = sum(map(len, read_lines(self.file(gzip.compress(LINE * CHUNK)), CHUNK)))
         self.assertEqual(some, CHUNK)

@@ -29,7 +29,7 @@ NAMES = Pseudonyms(bytes(32))
 class ReceiptTests(SynchronousTestCase):
     """198 bytes."""
 
-    def test_what_is_signed_is_read(self) -> None:
+    def test_signed_receipts_are_read(self) -> None:
         data = RECEIPT.sign(A)
         self.assertEqual(len(data), RECEIPT_SIZE)
         self.assertEqual(RECEIPT_SIZE, 198)
@@ -48,13 +48,13 @@ class ReceiptTests(SynchronousTestCase):
         self.assertRaises(ReceiptError, parse_receipt, bytes(data))
 
     @given(st.binary(max_size=300))
-    def test_anything_is_a_named_error(self, data: bytes) -> None:
+    def test_malformed_receipts_are_named_errors(self, data: bytes) -> None:
         self.assertRaises(ReceiptError, parse_receipt, data)
 
     def test_signed_by_another(self) -> None:
         self.assertRaisesRegex(ReceiptError, "not signed by the client", parse_receipt, RECEIPT.sign(B))
 
-    def test_one_client_cannot_be_both_ends(self) -> None:
+    def test_a_client_cannot_be_both_ends(self) -> None:
         self.assertRaises(ReceiptError, parse_receipt, replace(RECEIPT, peer=A.public).sign(A))
 
 
@@ -88,17 +88,17 @@ class VerifyTests(SynchronousTestCase):
         self.assertEqual((row["initiator"], row["delivered_out"], row["delivered_in"]), (True, 1000, 2**40))
         self.assertEqual((row["seq"], row["ts"]), (7, 5))
 
-    def test_one_that_is_not_keeps_its_place_and_says_why(self) -> None:
+    def test_an_invalid_receipt_is_replaced_by_its_reason(self) -> None:
         row = self.checked(self.row(RECEIPT.sign(B)))
         self.assertEqual((row["reason"], row["seq"]), ("the receipt is not signed by the client that it names", 7))
         self.assertNotIn("transport", row)
 
-    def test_what_another_server_hands_on_is_not_believed(self) -> None:
+    def test_receipts_for_another_server_are_refused(self) -> None:
         row = self.checked(self.row(RECEIPT.sign(A), B.public.hex()))
         self.assertEqual(row["reason"], "the receipt is for another server than the one that reports it")
         self.assertNotIn("transport", row)
 
-    def test_what_says_itself_that_it_was_checked_is_not_believed(self) -> None:
+    def test_a_claim_of_verification_in_a_line_is_ignored(self) -> None:
         """Whoever can write a spool would sign for everybody."""
         forged = {**json.loads(self.row(RECEIPT.sign(A))), "type": "receipt_checked", "transport": "00" * 16}
         forged |= {"server": SERVER.public.hex(), "signer": "a", "partner": "b", "delivered_out": 2**40}
@@ -111,13 +111,13 @@ class VerifyTests(SynchronousTestCase):
         self.assertFalse({"transport", "server", "signer", "delivered_out"} & set(row))
 
     @given(st.one_of(st.binary(max_size=100), st.text().map(lambda text: json.dumps({"type": text}).encode())))
-    def test_other_lines_are_kept_as_text(self, line: bytes) -> None:
+    def test_other_lines_are_stored_as_text(self, line: bytes) -> None:
         """No reader, however forgiving, takes them for an event."""
         written, believed, why = check_line(line, NAMES)
         self.assertEqual((believed, why), (None, ""))
         self.assertEqual(json.loads(written.removeprefix(b"not read: ")), line[:200].decode(errors="replace"))
 
-    def test_what_only_some_readers_take_for_a_receipt(self) -> None:
+    def test_ambiguous_receipts_are_refused(self) -> None:
         good = self.row(RECEIPT.sign(A)).strip().replace(b'"receipt"', b'"receipt_checked"', 1)
         for line in (good.replace(b'"', b"'"), b"[" + good + b"]", good + b"x", b"x\r" + good, b"-INF" + good):
             self.assertTrue(check_line(line, NAMES)[0].startswith(b"not read: "), line)
@@ -156,7 +156,7 @@ class VerifyTests(SynchronousTestCase):
             path.unlink()
         self.assertEqual(verify_spool(spool, target, NAMES).believed, 2)
 
-    def test_several_processes_write_what_one_writes(self) -> None:
+    def test_parallel_verification_has_the_same_result(self) -> None:
         spool = Path(self.mktemp())
         spool.mkdir()
         receipts = [replace(RECEIPT, transport=sha256(bytes([one]))[:16]) for one in range(12)]
@@ -189,7 +189,7 @@ class VerifyTests(SynchronousTestCase):
         path.write_bytes(gzip.compress(self.row(replace(RECEIPT, transport=bytes(16)).sign(A)) * 2))
         self.assertEqual(verify_spool(spool, target, NAMES).files, 1)
 
-    def test_what_was_seen_is_forgotten_in_generations(self) -> None:
+    def test_seen_receipts_are_forgotten_in_generations(self) -> None:
         path = Path(self.mktemp())
         for day, new in (
             (0, True),

@@ -33,7 +33,7 @@ class ReceiptsDueTests(SynchronousTestCase):
     def carry(self, transport: bytes = TRANSPORT) -> None:
         self.owed.carries(transport, key(A), key(B))
 
-    def test_one_of_each_end(self) -> None:
+    def test_each_end_owes_a_single_receipt(self) -> None:
         self.carry()
         of_a, of_b = RECEIPT.sign(A), replace(RECEIPT, role=Role.RESPONDER, signer=B.public, peer=A.public).sign(B)
         self.assertTrue(self.takes(of_a, key(A)))
@@ -43,7 +43,7 @@ class ReceiptsDueTests(SynchronousTestCase):
         self.assertFalse(self.takes(of_b, key(B)))
         self.assertEqual(len(self.owed), 0)
 
-    def test_what_was_not_due(self) -> None:
+    def test_receipts_that_are_not_due_are_refused(self) -> None:
         """Of no transport, by no end of it, for another server, handed in by somebody else, badly signed."""
         self.carry()
         good = RECEIPT.sign(A)
@@ -61,7 +61,7 @@ class ReceiptsDueTests(SynchronousTestCase):
             self.assertFalse(self.takes(data, by))
         self.assertTrue(self.takes(good, key(A)))
 
-    def test_they_are_waited_for_so_long(self) -> None:
+    def test_due_receipts_expire(self) -> None:
         self.carry()
         self.owed.ended(TRANSPORT, 5.0)
         self.owed.ended(bytes(16), 5.0 + DUE_FOR - 1)
@@ -103,13 +103,13 @@ class FormerTests(SynchronousTestCase):
         self.assertFalse(self.owed.takes(replace(RECEIPT, transport=b"1" * 16).sign(A), key(A), 100.0 + DUE_FOR))
         self.assertEqual(self.owed._former, {})
 
-    def test_it_says_which_are_former_ones(self) -> None:
+    def test_former_receipts_are_marked(self) -> None:
         self.owed.carries(TRANSPORT, key(A), key(B))
         other = replace(RECEIPT, transport=bytes(16))
         self.assertIs(self.owed.takes(RECEIPT.sign(A), key(A), 101.0), ReceiptVerdict.KNOWN)
         self.assertIs(self.owed.takes(other.sign(A), key(A), 101.0), ReceiptVerdict.FORMER)
 
-    def test_live_ones_take_nobodys_place_and_no_memory_for_ever(self) -> None:
+    def test_live_receipts_are_bounded_in_memory(self) -> None:
         self.patch(owed_module, "MAX_FORMER_OF_SIGNER", 2)
         self.patch(owed_module, "MAX_DUE", 4)
         for number in range(1, 10):
@@ -123,7 +123,7 @@ class FormerTests(SynchronousTestCase):
         self.owed.ended(TRANSPORT, 100.0 + DUE_FOR)
         self.assertEqual((self.owed._received, self.owed._former), ({}, {}))
 
-    def test_what_was_handed_in_in_order_is_not_former(self) -> None:
+    def test_receipts_in_order_are_not_former(self) -> None:
         self.owed.carries(TRANSPORT, key(A), key(B))
         for by, data in (
             (A, RECEIPT.sign(A)),

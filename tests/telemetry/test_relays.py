@@ -79,7 +79,7 @@ class RelayTests(SynchronousTestCase):
         ((_, fields),) = [one for one in self.memory.events if one[0] == name]
         return dict(fields)
 
-    def test_a_transport(self) -> None:
+    def test_a_transport_writes_its_events(self) -> None:
         there, back = Direction(), Direction()
         there.other, back.other = back, there
         carried = self.observer.requested(Client(ONE), there, back, b"the request", TWO, True)
@@ -95,6 +95,6 @@ class RelayTests(SynchronousTestCase):
         self.assertEqual((closed["total_ab"], closed["total_ba"], closed["frames_ab"]), (300, 0, 3))
         self.assertEqual((closed["reason"], closed["by"]), (f"reason_{0x1234}", "src"))
 
-    def test_a_refusal(self) -> None:
+    def test_a_refusal_writes_an_event(self) -> None:
         self.observer.refused(Client(ONE), TWO, "rate_limited")
         self.assertEqual(self.event("transport_refuse"), {"src": ONE, "dst": TWO, "reason": "rate_limited", "n": 1})

@@ -61,7 +61,7 @@ class SpoolCase(SynchronousTestCase):
 class RecorderTests(SpoolCase):
     """From record() to a sealed file."""
 
-    def test_what_is_recorded_is_in_the_file(self) -> None:
+    def test_recorded_events_are_in_the_file(self) -> None:
         recorder = self.recorder()
         recorder.record("session_open", {"peer": b"\2" * 33, "session": 1, "handshake_ms": 5})
         self.now += 2
@@ -118,7 +118,7 @@ class RecorderTests(SpoolCase):
         self.assertEqual([row["seq"] for row in rows(self.directory)], [0, 1, 2, 5, 6])
         self.assertEqual((recorder.lost_events, recorder.written), (2, 4))
 
-    def test_a_full_disk_loses_events_and_nothing_else(self) -> None:
+    def test_a_full_disk_loses_only_events(self) -> None:
         recorder = self.recorder()
         recorder.record("stop", {})
         recorder.flush()
@@ -191,7 +191,7 @@ class RecorderTests(SpoolCase):
         recorder.flush(last=True)
         self.assertEqual([row["type"] for row in rows(self.directory)], ["stop", "stop", "stop", "segment_end"])
 
-    def test_an_open_file_that_is_gone(self) -> None:
+    def test_a_deleted_open_file_is_replaced(self) -> None:
         """Somebody has cleared the directory: what could not be sealed is no more."""
         recorder = self.recorder()
         full = mock.patch("dmsg.telemetry.spool.os.fsync", side_effect=OSError(28, "No space left on device"))
@@ -208,7 +208,7 @@ class RecorderTests(SpoolCase):
             compress(missing)
         self.assertEqual(caught.exception.filename, str(missing))
 
-    def test_files_that_somebody_takes_meanwhile(self) -> None:
+    def test_files_removed_by_another_process_are_skipped(self) -> None:
         recorder = self.recorder(limit=0)
         for name in ("events-000-gone.jsonl.gz", "events-zzz-gone.jsonl.gz"):
             (self.directory / name).symlink_to("nowhere")
@@ -249,7 +249,7 @@ class RecorderTests(SpoolCase):
         recorder.spool._make_room()
         self.assertEqual(recorder.spool.removed, 2)
 
-    def test_a_file_is_written_to_the_disk_as_it_comes(self) -> None:
+    def test_events_are_written_to_disk_immediately(self) -> None:
         """What a killed process had written is there; and the file is sealed when its time is over, not before."""
         recorder = self.recorder(rotate_seconds=100)
         self.now = 50.0
@@ -299,7 +299,7 @@ class RecoverTests(SpoolCase):
         return json.dumps(row).encode() + b"\n"
 
     @given(st.integers(0, 5), st.integers(0, 40))
-    def test_whole_lines_are_kept_wherever_it_was_cut(self, count: int, torn: int) -> None:
+    def test_recovery_preserves_whole_lines(self, count: int, torn: int) -> None:
         self.setUp()
         self.leave(b"".join(map(self.line, range(count))) + self.line(count)[:torn])
         self.assertEqual(recover(self.directory), int(count > 0))
@@ -309,7 +309,7 @@ class RecoverTests(SpoolCase):
         if count:
             self.assertEqual((found[-1]["type"], found[-1]["recovered"]), ("segment_end", True))
 
-    def test_what_is_none_of_ours_is_kept_too(self) -> None:
+    def test_recovery_preserves_foreign_files(self) -> None:
         self.leave(b"hello\nworld\n")
         self.assertEqual(recover(self.directory), 1)
         (path,) = self.directory.glob("*.gz")
@@ -352,7 +352,7 @@ class RecoverTests(SpoolCase):
         self.assertEqual([path.read_bytes() for path in self.directory.glob("*.gz")], [before])
         self.assertEqual(list(self.directory.glob(".*")), [])
 
-    def test_one_that_lives_one_that_goes_and_one_with_nothing_hide_no_other(self) -> None:
+    def test_recovery_visits_every_directory(self) -> None:
         alive = self.leave(self.line(0), ".events-aa-000001.open")
         (self.directory / ".events-bb-000001.open").symlink_to("nowhere")
         self.leave(b"torn", ".events-cc-000001.open")
@@ -490,7 +490,7 @@ class TelemetryTests(SpoolCase):
         self.successResultOf(telemetry.stop())
         self.assertEqual([row["lag_ms"] for row in rows(self.directory) if row["type"] == "heartbeat"], [3000, 0])
 
-    def test_what_repeats_is_one_event_a_minute(self) -> None:
+    def test_repeated_events_are_summed_per_minute(self) -> None:
         telemetry, clock = self.start()
         for number in range(1000):
             telemetry.record_repeated("transport_refuse", ("a", "x"), {"reason": "x"}, bytes([number % 7]))

@@ -44,7 +44,7 @@ class ListingTests(SynchronousTestCase):
             {reason: {path.removeprefix(start) for path in paths} for reason, paths in found.left.items()},
         )
 
-    def test_links(self) -> None:
+    def test_links_are_not_followed(self) -> None:
         outside = self.root / "outside"
         (outside / "below").mkdir(parents=True)
         for name in ("events-2.jsonl.gz", "below/events-3.jsonl.gz"):
@@ -68,7 +68,7 @@ class ListingTests(SynchronousTestCase):
             ),
         )
 
-    def test_what_is_no_file(self) -> None:
+    def test_pipes_are_not_opened(self) -> None:
         """A pipe would stop whoever opens it for reading."""
         os.mkfifo(self.spool / "events-2.jsonl.gz")
         os.mkfifo(self.spool / "another")
@@ -84,7 +84,7 @@ class ListingTests(SynchronousTestCase):
             ),
         )
 
-    def test_hidden_names(self) -> None:
+    def test_hidden_names_are_skipped(self) -> None:
         for name in (".a/events-1.jsonl.gz", "_a/events-1.jsonl.gz", "_a=1/events-1.jsonl.gz", "notes.txt"):
             self.file(name)
         self.assertEqual(self.listed(), (["_a=1/events-1.jsonl.gz", "a/events-1.jsonl.gz"], {}))
@@ -103,7 +103,7 @@ class ListingTests(SynchronousTestCase):
         )
         self.assertRaises(DmsgError, list_sealed, os.fsdecode(os.fsencode(self.spool) + b"/b\xff"), [EVENTS])
 
-    def test_permissions(self) -> None:
+    def test_unreadable_directories_are_reported(self) -> None:
         if os.geteuid():
             whoever = os.geteuid()
         else:
@@ -151,7 +151,7 @@ class ListingTests(SynchronousTestCase):
         for path in (self.root / "nowhere", self.spool / "a" / "events-1.jsonl.gz"):
             self.assertRaisesRegex(DmsgError, "cannot be read", list_sealed, path, [EVENTS])
 
-    def test_uris(self) -> None:
+    def test_uris_name_listed_files(self) -> None:
         for path, uri in (
             ("/a b/h#1/p%41", "/a%20b/h%231/p%2541"),
             ("/new\nline/q?u;c/quote\"'", "/new%0Aline/q%3Fu;c/quote%22'"),
@@ -177,7 +177,7 @@ class ListingTests(SynchronousTestCase):
 class VerifyTests(SynchronousTestCase):
     """The same in a spool of receipts."""
 
-    def test_what_cannot_be_read_is_left_out(self) -> None:
+    def test_unreadable_files_are_left_out(self) -> None:
         spool, target = Path(self.mktemp()), Path(self.mktemp())
         spool.mkdir()
         (spool / "receipts-1.jsonl.gz").write_bytes(gzip.compress(b"no receipt\n"))

@@ -28,7 +28,7 @@ class VoucherTests(SynchronousTestCase):
         path.write_bytes(gzip.compress(json.dumps({"producer": producer}).encode() + b"\n"))
         return path
 
-    def test_a_server_with_telemetry_writes_it(self) -> None:
+    def test_a_server_with_telemetry_writes_a_voucher(self) -> None:
         Telemetry(Clock(), TelemetrySettings(self.directory), "server", SERVER)
         sender = load_or_create_key(self.directory / SENDER_KEY_FILE).public
         voucher = voucher_for(self.events(SERVER.public.hex()))
@@ -37,7 +37,7 @@ class VoucherTests(SynchronousTestCase):
         self.assertFalse(is_vouched(sender, sender, voucher))
         self.assertEqual((self.directory / SENDER_KEY_FILE).stat().st_mode & 0o777, 0o600)
 
-    def test_it_follows_the_senders_key(self) -> None:
+    def test_the_voucher_follows_the_senders_key(self) -> None:
         write_voucher(self.directory, SERVER)
         before = voucher_for(self.events(SERVER.public.hex()))
         write_voucher(self.directory, SERVER)

@@ -45,7 +45,7 @@ class StreamTests(NamespaceCase):
         line = next(line for line in done.output.splitlines() if "wire" in line)
         return int(line.split(":")[1].split()[8])
 
-    def test_kill_9(self) -> None:
+    def test_streams_survive_kill_9_of_a_server(self) -> None:
         self.copy(20_000_000, lambda: self.relays[self.carrying()].kill())
 
     def test_a_relay_that_hangs(self) -> None:

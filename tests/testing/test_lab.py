@@ -385,7 +385,7 @@ class PolicyTests(SynchronousTestCase):
     def connect(self, one: str, two: str, **options: Any) -> Any:
         return self.lab.result(self.clients[one].connect(self.clients[two].public_key, Accepting(), **options))
 
-    def test_every_pair(self) -> None:
+    def test_every_pair_of_policies(self) -> None:
         for one, two, secure in (
             ("require", "require", True),
             ("require", "prefer", True),
@@ -417,7 +417,7 @@ class PolicyTests(SynchronousTestCase):
         prefer._entries.keep(require.public_key, old, 1000)
         self.assertTrue(self.connect("prefer", "require").transport.secure)
 
-    def test_plain_in_the_name_of_somebody_who_is_secure(self) -> None:
+    def test_a_forged_plain_request_of_a_secure_client_is_refused(self) -> None:
         """A server could ask so; a client that prefers asks discovery and refuses."""
         liar = self.lab.add_client("liar", encryption="off", min_servers=1)
         self.lab.settle()
@@ -432,12 +432,12 @@ class PolicyTests(SynchronousTestCase):
 class PromiseTests(SynchronousTestCase):
     """The checker sees what is wrong."""
 
-    def test_patterns(self) -> None:
+    def test_stream_contents_follow_the_pattern(self) -> None:
         whole = Pattern(1).take(100_000)
         pieces = Pattern(1)
         self.assertEqual(b"".join(pieces.take(size) for size in (1, 4095, 4096, 91_808)), whole)
 
-    def test_what_it_sees(self) -> None:
+    def test_the_promise_detects_each_violation(self) -> None:
         talkers = Talkers()
         one = talkers.pair(1)
         two = one.other
@@ -455,6 +455,6 @@ class PromiseTests(SynchronousTestCase):
 class WalkTests(SynchronousTestCase):
     """Random walks over all faults; the seed is in what a failure says."""
 
-    def test_walks(self) -> None:
+    def test_random_walks_lose_no_data(self) -> None:
         for seed in SEEDS:
             walk(seed)

@@ -96,7 +96,7 @@ class FreedTests(ResumeCase):
 class WaitingTests(ResumeCase):
     """Streams that have no transport."""
 
-    def test_they_keep_no_keys_no_queues_and_no_timers(self) -> None:
+    def test_suspended_streams_hold_no_keys_queues_or_timers(self) -> None:
         pairs = [self.open() for _ in range(20)]
         pairs[0][0].transport.write(b"x" * 1000)
         self.network.settle()
@@ -122,7 +122,7 @@ class WaitingTests(ResumeCase):
         self.find()
         self.assertEqual(pairs[0][0].data, b"later")
 
-    def test_of_a_crowd_those_end_that_do_not_come_back(self) -> None:
+    def test_incoming_streams_that_do_not_resume_end_first(self) -> None:
         """Those that others opened; the end that looks for a way looks on."""
         self.patch(streams_module, "CROWD", 5)
         self.patch(streams_module, "CROWD_TIME", 10.0)

@@ -59,7 +59,7 @@ class EndTests(SecureCase):
         hello = Hello(7, 1000, half_close=True)
         self.assertEqual((Hello.decode(hello.encode()), len(hello.encode())), (hello, HELLO_SIZE))
 
-    def test_it_takes_a_byte_of_the_positions_and_none_of_the_window(self) -> None:
+    def test_the_end_takes_a_position_but_no_window(self) -> None:
         for tags in (True, False):
             one, two = able_pair(tags)
             self.assertEqual(two.open_data(one.seal_data(b"x", "data")), b"x")
@@ -69,12 +69,12 @@ class EndTests(SecureCase):
             self.assertEqual(one.open_ack(two.seal_ack()), (2, ["data", "end"]))
             self.assertEqual(one.acknowledged, 2)
 
-    def test_no_byte_of_data_is_taken_for_it(self) -> None:
+    def test_data_is_never_mistaken_for_the_end(self) -> None:
         one, two = able_pair()
         self.assertEqual(two.open_data(one.seal_data(END_OF_DATA, None)), END_OF_DATA)
         self.assertFalse(two.remote_ended)
 
-    def test_data_or_another_end_behind_it(self) -> None:
+    def test_data_behind_the_end_is_an_error(self) -> None:
         for more in (lambda end: end.seal_data(b"x", None), lambda end: end.seal_end(None)):
             one, two = able_pair()
             two.open_data(one.seal_end(None))
@@ -105,12 +105,12 @@ class EndTests(SecureCase):
                 two.open_data(one.seal_data(data, None))
             self.assertEqual(caught.exception.reason, CloseReason.BAD_FRAME)
 
-    def test_an_empty_frame_behind_it_measures_the_way_as_before(self) -> None:
+    def test_empty_frames_behind_the_end_still_measure(self) -> None:
         one, two = able_pair()
         two.open_data(one.seal_end(None))
         self.assertEqual(two.open_data(one.seal_data(b"", None)), b"")
 
-    def test_who_does_not_know_it_takes_it_for_a_forged_frame(self) -> None:
+    def test_older_programs_take_the_end_for_a_forged_frame(self) -> None:
         one, two = pair()
         with self.assertRaises(SecureError) as caught:
             two.open_data(one.seal_end(None))
@@ -147,7 +147,7 @@ class HalfCloseTests(HalfCase):
         self.assertEqual((one.transport.acknowledged_bytes, two.transport.acknowledged_bytes), (300_000, 6))
         self.assertEqual((self.a.transports, self.b.transports), (0, 0))
 
-    def test_nothing_can_be_written_behind_the_end(self) -> None:
+    def test_writing_behind_the_end_is_ignored(self) -> None:
         one, two = self.both()
         one.transport.loseWriteConnection()
         one.transport.loseWriteConnection()
@@ -157,7 +157,7 @@ class HalfCloseTests(HalfCase):
         self.network.settle()
         self.assertEqual(two.told, ["no more comes"])
 
-    def test_a_paused_reader_is_told_behind_its_data(self) -> None:
+    def test_a_paused_reader_gets_the_end_behind_its_data(self) -> None:
         one, two = self.both()
         two.transport.pauseProducing()
         one.transport.write(b"data")
@@ -190,7 +190,7 @@ class HalfCloseTests(HalfCase):
         self.assertEqual(two.lost.type, ConnectionDone)
         self.assertEqual((one.data, one.told[-1]), (b"before", ConnectionDone))
 
-    def test_it_arrives_over_the_next_transport(self) -> None:
+    def test_the_end_arrives_over_the_next_transport(self) -> None:
         """The connection of either end is lost while the end is on its way."""
         for cut in "BA":
             one, two = self.both()
@@ -224,7 +224,7 @@ class HalfCloseTests(HalfCase):
         self.network.settle()
         self.assertEqual((two.data, two.lost.type, one.lost.type), (b"all of it", ConnectionDone, ConnectionLost))
 
-    def test_aborted_behind_it(self) -> None:
+    def test_aborting_behind_the_end(self) -> None:
         one, two = self.both()
         one.transport.loseWriteConnection()
         self.network.settle()
@@ -237,7 +237,7 @@ class HalfWalkTests(HalfCase):
     """Any order of writes, ends, pauses and losses: all bytes arrive once, and behind them their end."""
 
     @given(st.integers(0, 2**32))
-    def test_random_walk(self, seed: int) -> None:
+    def test_random_walk_with_half_closes(self, seed: int) -> None:
         self.setUp()
         draw = Random(seed)
         one, two = self.both()

@@ -61,7 +61,7 @@ class TransportTests(NetworkCase):
         self.network.settle()
         self.assertEqual((one.data, two.data), (b"to a", b"to b"))
 
-    def test_addresses(self) -> None:
+    def test_transports_have_both_addresses(self) -> None:
         one, two = self.open()
         a, b = DmsgAddress(KEYS["A"].public), DmsgAddress(KEYS["B"].public)
         self.assertEqual((one.transport.getHost(), one.transport.getPeer()), (a, b))
@@ -86,7 +86,7 @@ class TransportTests(NetworkCase):
             self.successResultOf(sending)
         self.assertEqual(two.data, b"".join(b"%d" % number for number in range(50)))
 
-    def test_an_empty_send_measures_and_delivers_nothing(self) -> None:
+    def test_an_empty_send_measures_without_delivery(self) -> None:
         one, two = self.open()
         sending = one.transport.send(b"")
         self.network.settle()
@@ -112,19 +112,19 @@ class TransportTests(NetworkCase):
         self.network.settle()
         self.assertEqual(two.received, [b"tiny" * 1000])
 
-    def test_nobody_listens(self) -> None:
+    def test_requests_without_a_listener_are_refused(self) -> None:
         self.open()
         refused = self.b.open(KEYS["A"].public, Accepting())
         self.network.settle()
         error = self.failureResultOf(refused, TransportRefused).value
         self.assertEqual(error.reason, CloseReason.REFUSED)
 
-    def test_nobody_there(self) -> None:
+    def test_requests_to_absent_clients_fail(self) -> None:
         refused = self.a.open(KEYS["C"].public, Accepting())
         self.network.settle()
         self.assertEqual(self.failureResultOf(refused, TransportRefused).value.reason, CloseReason.NO_SUCH_PEER)
 
-    def test_no_answer(self) -> None:
+    def test_requests_without_an_answer_time_out(self) -> None:
         quiet = RawClient(KEYS["C"], SERVER_KEY.public)
         self.network.join(quiet)
         self.network.settle()
@@ -142,7 +142,7 @@ class TransportTests(NetworkCase):
         self.network.settle()
         self.assertEqual((self.a.transports, self.b.transports), (0, 0))
 
-    def test_one_can_open_a_transport_to_oneself(self) -> None:
+    def test_a_client_can_open_a_transport_to_itself(self) -> None:
         mine = Accepting()
         both = self.network.client(KEYS["C"], mine)
         opening = both.open(KEYS["C"].public, Accepting())
@@ -159,7 +159,7 @@ class TransportTests(NetworkCase):
 class EndTests(NetworkCase):
     """How a transport ends."""
 
-    def test_lose_connection_delivers_what_was_written(self) -> None:
+    def test_lose_connection_delivers_written_data(self) -> None:
         one, two = self.open()
         one.transport.write(b"x" * 2_000_000)
         sending = one.transport.send(b"last")
@@ -199,7 +199,7 @@ class EndTests(NetworkCase):
         self.network.settle()
         self.successResultOf(sending)
 
-    def test_what_could_not_be_sent_is_no_clean_end(self) -> None:
+    def test_unsent_data_is_an_unclean_end(self) -> None:
         one, two = self.open()
         two.transport.pauseProducing()
         one.transport.write(bytes(2 * WINDOW_BYTES))
@@ -211,7 +211,7 @@ class EndTests(NetworkCase):
         self.assertTrue(one.lost.check(StreamTimeout))
         self.assertEqual(two.lost.value.close_reason, CloseReason.TIMEOUT)
 
-    def test_abort(self) -> None:
+    def test_aborting_ends_both_sides(self) -> None:
         one, two = self.open()
         sending = one.transport.send(bytes(10))
         one.transport.abortConnection()
@@ -221,7 +221,7 @@ class EndTests(NetworkCase):
         self.assertTrue(two.lost.check(StreamLost))
         self.assertEqual(two.lost.value.close_reason, CloseReason.ABORTED)
 
-    def test_nothing_works_after_the_end(self) -> None:
+    def test_calls_after_the_end_fail(self) -> None:
         one, two = self.open()
         one.transport.loseConnection()
         self.network.settle()
@@ -232,7 +232,7 @@ class EndTests(NetworkCase):
         self.network.settle()
         self.assertEqual(two.data, b"")
 
-    def test_the_remote_close_fails_what_is_in_flight(self) -> None:
+    def test_a_remote_close_fails_pending_sends(self) -> None:
         one, two = self.open()
         two.transport.pauseProducing()
         one.transport.write(bytes(70_000))
@@ -254,7 +254,7 @@ class EndTests(NetworkCase):
         self.successResultOf(self.a.lost)
         self.failureResultOf(self.a.open(KEYS["B"].public, Accepting()), TransportClosed)
 
-    def test_a_lost_link_fails_what_is_being_opened(self) -> None:
+    def test_a_lost_link_fails_pending_opens(self) -> None:
         quiet = RawClient(KEYS["C"], SERVER_KEY.public)
         self.network.join(quiet)
         self.network.settle()
@@ -350,7 +350,7 @@ class FlowTests(NetworkCase):
         self.assertEqual(len(two.data), 600_000)
         self.assertTrue(two.lost.check(ConnectionDone))
 
-    def test_one_producer_at_a_time(self) -> None:
+    def test_a_second_producer_is_refused(self) -> None:
         one, _ = self.open()
         one.transport.registerProducer(Producer(), True)
         self.assertRaises(RuntimeError, one.transport.registerProducer, Producer(), True)
@@ -423,7 +423,7 @@ class HandshakeTests(SynchronousTestCase):
         self.assertEqual(sum(self.drops.values()), 1)
         self.network.client(KEYS["A"])
 
-    def test_many_silent_ones_do_not_keep_others_out(self) -> None:
+    def test_silent_connections_do_not_exclude_others(self) -> None:
         """Section 7.2: there each delays every other client by ten seconds."""
         silent = [self._silent() for _ in range(20)]
         self.assertEqual(self.drops[DropReason.HANDSHAKE_EVICTED], 15)
@@ -481,7 +481,7 @@ class HandshakeTests(SynchronousTestCase):
         self.network.settle()
         self.network.client(KEYS["B"])
 
-    def test_drain(self) -> None:
+    def test_draining_notifies_clients(self) -> None:
         accepting = Accepting()
         a = self.network.client(KEYS["A"])
         self.network.client(KEYS["B"], accepting)

@@ -128,7 +128,7 @@ class AnswerTests(ProvokedCase):
         feed(self.relay, self.victim, *[Frame(CLOSE, own_id, b"\0") for own_id in ids])
         self.assertEqual((self.relay.route_count, self.relay.drops[DropReason.RATE_LIMITED]), (0, 0))
 
-    def test_what_was_on_its_way_is_free(self) -> None:
+    def test_frames_in_flight_at_a_close_are_free(self) -> None:
         """A window of a transport that its other end closes; then what nobody provoked."""
         self.assertGreaterEqual(IN_FLIGHT, max(MAX_FRAMES, WINDOW_FRAMES))
         there = self.accepted(self.enemies[0], 2)
@@ -178,7 +178,7 @@ class AnswerTests(ProvokedCase):
             feed(self.relay, self.enemies[0], Frame(CLOSE, 2, b"\x0b" * size))
             self.assertEqual([frame.payload for frame in self.port.take()], [b"\x0b" * passed])
 
-    def test_a_slow_reader_is_not_ended_for_what_others_ask(self) -> None:
+    def test_a_slow_reader_is_not_ended_for_requests_of_others(self) -> None:
         self.relay.congest(self.victim)
         self.port.waiting = PEER_QUEUE_MAXIMUM
         self.port.keep = False
@@ -220,7 +220,7 @@ class FloodTests(SynchronousTestCase):
         payload = bytes(client.key.public) + bytes(VICTIM)
         client.send(b"".join(encode_frame(REQUEST, 2 * (first + number) % 16_000, payload) for number in range(count)))
 
-    def test_whoever_goes_on_is_ended_and_nobody_else(self) -> None:
+    def test_only_the_flooder_is_ended(self) -> None:
         """Also not who has the same address and was refused beside them, nor the victim."""
         enemies = [self.join(f"enemy {number}", "203.0.113.7") for number in range(20)]
         neighbour = self.join("neighbour", "203.0.113.7")

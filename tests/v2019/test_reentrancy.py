@@ -101,7 +101,7 @@ class CallbackTests(StepCase):
         self.assertIsNotNone(one.lost and two.lost)
         self.assertEqual((self.a.transports, self.b.transports), (1, 1))
 
-    def test_factories_that_build_nothing(self) -> None:
+    def test_factories_may_decline_to_build_a_protocol(self) -> None:
         class Refuses(Factory):
             noisy = False
 
@@ -127,7 +127,7 @@ class CallbackTests(StepCase):
         self.network.settle()
         self.assert_empty()
 
-    def test_an_error_in_connection_lost_is_its_own(self) -> None:
+    def test_an_error_in_connection_lost_affects_no_other_stream(self) -> None:
         class Bad(Recorder):
             def connectionLost(self, reason: Any = None) -> None:
                 super().connectionLost(reason)
@@ -185,7 +185,7 @@ class CallbackTests(StepCase):
         self.assertEqual(len(two.data), 300)
         self.assertTrue(two.lost.check(ConnectionDone))
 
-    def test_a_push_producer_that_is_not_waited_for_keeps_nothing_open(self) -> None:
+    def test_a_push_producer_does_not_delay_the_close(self) -> None:
         """As over TCP, where LineReceiver counts on it."""
         one, two = self.open()
 
@@ -249,7 +249,7 @@ class MomentTests(StepCase):
         self.network.settle()
         self.assertEqual(len(two.data), 2_000_000)
 
-    def test_closing_the_session_is_no_clean_end_of_what_was_not_sent(self) -> None:
+    def test_closing_a_session_with_unsent_data_is_unclean(self) -> None:
         one, two = self.open()
         one.transport.write(bytes(2_000_000))
         self.network.clock.advance(0)
@@ -258,7 +258,7 @@ class MomentTests(StepCase):
         self.assertLess(len(two.data), 2_000_000)
         self.assertTrue(two.lost.check(StreamLost) and one.lost.check(ConnectionAborted))
 
-    def test_the_opening_end_closes_while_it_is_away(self) -> None:
+    def test_a_close_of_the_opener_during_suspension_arrives(self) -> None:
         """The other end hears of it."""
         one, two = self.open()
         two.transport.write(b"abc")
@@ -271,7 +271,7 @@ class MomentTests(StepCase):
         self.assertTrue(two.lost.check(ConnectionDone) and one.lost.check(ConnectionDone))
         self.assert_empty()
 
-    def test_a_way_that_is_none_costs_nothing(self) -> None:
+    def test_a_lost_candidate_session_leaves_the_transport(self) -> None:
         """A session that was lost meanwhile: the stream keeps the transport that it has."""
         one, two = self.open()
         gone = self.a
@@ -307,7 +307,7 @@ class MomentTests(StepCase):
         self.network.settle()
         self.assertEqual(two.data, b"there")
 
-    def test_nothing_is_acknowledged_to_the_other_end(self) -> None:
+    def test_an_accepting_end_without_acks_prompts_the_opener(self) -> None:
         """It cannot look for another way itself, and makes the end that opened do it."""
         one, two = self.open()
         silent: list[bool] = [True]

@@ -37,7 +37,7 @@ from tests.v2019.core.test_relay import KEYS, FakePort, RelayCase, feed
 class RequestTests(RelayCase):
     """REQUESTs of every length, and ids."""
 
-    def test_lengths(self) -> None:
+    def test_requests_of_wrong_length_are_refused(self) -> None:
         """Two keys, or two keys and a message that can be one."""
         keys = bytes(KEYS[0] + KEYS[1])
         good = {HANDSHAKE_PAYLOAD_SIZE} | {HANDSHAKE_PAYLOAD_SIZE + size for size in (MIN_MESSAGE, 200, MAX_MESSAGE)}
@@ -108,7 +108,7 @@ class CountTests(RelayCase):
         self.relay.remove(second)
         self.assertNotIn(KEYS[0], self.relay.newest)
 
-    def test_one_of_a_pair(self) -> None:
+    def test_a_frame_of_a_one_sided_route(self) -> None:
         self.relay.limits = Limits(max_per_pair=1)
         self.open(0, 1, 2)
         feed(self.relay, self.peers[0], Frame(REQUEST, 4, bytes(KEYS[0] + KEYS[1])))
@@ -146,7 +146,7 @@ class CountTests(RelayCase):
             with self.assertRaises(RemoteProtocolError):
                 feed(self.relay, self.peers[0], Frame(PING, own_id, bytes(size)))
 
-    def test_what_has_not_begun(self) -> None:
+    def test_connections_without_frames_are_not_observed(self) -> None:
         """Before the first frame nothing is counted, and no observer is told."""
         self.open(0, 1, 2)
         route, peer = self.peers[0].routes[2], self.peers[0]
@@ -211,13 +211,13 @@ class SameKeyTests(RelayCase):
         self.assertEqual(pong, Frame(PONG, 0, payload))
         return notices
 
-    def test_alone(self) -> None:
+    def test_a_single_program_is_not_reported(self) -> None:
         self.assertEqual(self.ping(self.peers[0], self.ports[0], b"i" * INSTANCE_SIZE), [])
         self.assertEqual(self.peers[0].instance, b"i" * INSTANCE_SIZE)
         self.now = STRANGER_AFTER + 1
         self.assertEqual(self.ping(self.peers[0], self.ports[0], b"j" * INSTANCE_SIZE), [], "nobody else is there")
 
-    def test_another_program_is_told_of_once(self) -> None:
+    def test_another_program_with_the_key_is_reported_once(self) -> None:
         self.ping(self.peers[0], self.ports[0], b"1" * INSTANCE_SIZE)
         other = self.relay.add(KEYS[0], self.port)
         self.assertEqual(self.ping(other, self.port), [], "it does not say which program it is")
@@ -233,14 +233,14 @@ class SameKeyTests(RelayCase):
         again = self.relay.add(KEYS[0], self.port)
         self.assertEqual(self.ping(again, self.port, b"1" * INSTANCE_SIZE), [])
 
-    def test_one_that_does_not_say_who_it_is_has_a_while(self) -> None:
+    def test_unidentified_programs_have_a_grace_period(self) -> None:
         other = self.relay.add(KEYS[0], self.port)
         self.now = STRANGER_AFTER
         self.assertEqual(self.ping(other, self.port, b"2" * INSTANCE_SIZE), [])
         self.now = STRANGER_AFTER + 0.1
         self.assertEqual(len(self.ping(other, self.port, b"2" * INSTANCE_SIZE)), 1)
 
-    def test_one_that_is_being_closed_is_not_told_of(self) -> None:
+    def test_closing_connections_are_not_reported(self) -> None:
         self.ping(self.peers[0], self.ports[0], b"1" * INSTANCE_SIZE)
         other = self.relay.add(KEYS[0], self.port)
         self.peers[0].closing = True
@@ -303,7 +303,7 @@ class ObserverTests(RelayCase):
         told, self.watching.told = self.watching.told, []
         return told
 
-    def test_who_ends(self) -> None:
+    def test_the_observer_learns_which_end_closed(self) -> None:
         for source, own_id, by in ((0, 2, "src"), (1, None, "dst")):
             there = self.open(0, 1, 2)
             feed(self.relay, self.peers[source], Frame(CLOSE, there if own_id is None else own_id, b"\7"))
@@ -314,7 +314,7 @@ class ObserverTests(RelayCase):
         feed(self.relay, self.peers[0], Frame(REQUEST, 2, bytes(KEYS[0] + KEYS[1])))
         self.assertEqual(self.told(), ["accepted", (int(CloseReason.ID_IN_USE), "server")])
 
-    def test_whose_accept_counts(self) -> None:
+    def test_only_the_responders_accept_counts(self) -> None:
         payload = bytes(KEYS[0] + KEYS[1])
         feed(self.relay, self.peers[0], Frame(REQUEST, 2, payload), Frame(ACCEPT, 2, payload))
         self.assertEqual(self.told(), [])
@@ -323,7 +323,7 @@ class ObserverTests(RelayCase):
         feed(self.relay, self.peers[1], Frame(ACCEPT, route.to_id, payload))
         self.assertEqual((self.told(), route.accepted, route.back.accepted), (["accepted"], True, True))
 
-    def test_looks_at_each_route_of_a_read(self) -> None:
+    def test_each_route_of_a_read_is_observed(self) -> None:
         """Once a tick, with what the read had of it until another route came."""
         self.open(0, 1, 2)
         self.open(0, 2, 4)
@@ -335,14 +335,14 @@ class ObserverTests(RelayCase):
         feed(self.relay, self.peers[0], fwd, ack, fwd, other, fwd, other)
         self.assertEqual(self.told(), [(2, 1), (1, 0)])
 
-    def test_receipts(self) -> None:
+    def test_receipts_reach_the_observer(self) -> None:
         feed(self.relay, self.peers[0], Frame(RECEIPT, 0, bytes(RECEIPT_SIZE)))
         self.assertEqual((self.told(), self.relay.drops), ([RECEIPT_SIZE], {}))
         self.watching.good = False
         feed(self.relay, self.peers[0], Frame(RECEIPT, 0, bytes(RECEIPT_SIZE)))
         self.assertEqual(self.relay.drops, {DropReason.BAD_RECEIPT: 1})
 
-    def test_user_data(self) -> None:
+    def test_user_data_excludes_overhead(self) -> None:
         """Without headers, sequences and ACKs."""
         self.open(0, 1, 2)
         frames = [Frame(FWD, 2, b"\0\1" + b"x" * 50), Frame(ACK, 2, b"\0\1"), Frame(FWD, 2, b"\0\2" + b"x" * 30)]

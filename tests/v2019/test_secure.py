@@ -121,7 +121,7 @@ class AgreementTests(SynchronousTestCase):
         for hello in (Hello(), Hello(7, 9, bytes(16)), Hello(0, 9, None, resume), Hello(ended=3)):
             self.assertEqual(len(Proposal(A, B.public, hello).payload), MIN_SECURE_REQUEST)
 
-    def test_malformed_hellos(self) -> None:
+    def test_malformed_hellos_are_refused(self) -> None:
         head = bytes(6)
         for data in (
             b"",
@@ -192,7 +192,7 @@ class AgreementTests(SynchronousTestCase):
 class EndTests(SynchronousTestCase):
     """Frames, hashes, windows; no network."""
 
-    def test_one_ack_answers_many(self) -> None:
+    def test_a_single_ack_answers_many_frames(self) -> None:
         one, two = pair()
         for number in range(100):
             self.assertEqual(two.open_data(one.seal_data(b"%d" % number, number)), b"%d" % number)
@@ -201,7 +201,7 @@ class EndTests(SynchronousTestCase):
         self.assertEqual((one.in_flight_bytes, one.acknowledged), (0, two.received))
         self.assertEqual(one.open_ack(two.seal_ack()), (0, []))
 
-    def test_sequences_wrap(self) -> None:
+    def test_sequence_numbers_wrap_around(self) -> None:
         one, two = pair()
         for number in range(70_000):
             two.open_data(one.seal_data(b"", None))
@@ -210,7 +210,7 @@ class EndTests(SynchronousTestCase):
         one.open_ack(two.seal_ack())
         self.assertFalse(one.in_flight)
 
-    def test_what_was_not_sent_cannot_be_acknowledged(self) -> None:
+    def test_acks_of_unsent_data_are_errors(self) -> None:
         for sent in (0, 5):
             one, two = pair()
             for _ in range(5):
@@ -227,7 +227,7 @@ class EndTests(SynchronousTestCase):
             (KEYS_SIZE, MIN_MESSAGE), (HANDSHAKE_PAYLOAD_SIZE, MIN_SECURE_REQUEST - HANDSHAKE_PAYLOAD_SIZE)
         )
 
-    def test_whole_frames_are_what_their_parts_are(self) -> None:
+    def test_sealed_frames_equal_their_parts(self) -> None:
         """Sealed in a buffer, opened where they lie: for who receives them it is the same."""
         for tags in (True, False):
             for size in (1, DIAGNOSE_SIZE, DIAGNOSE_SIZE + 1, MAX_SECURE_DATA):
@@ -255,7 +255,7 @@ class EndTests(SynchronousTestCase):
         self.assertEqual((two.received, two.delivered), (0, (0, 0)))
         self.assert_error(CloseReason.FRAME_MISSING, two.open_data, memoryview(bytearray(one.seal_data(b"x", None))))
 
-    def test_a_receiver_that_has_something_else(self) -> None:
+    def test_differing_hashes_end_the_stream(self) -> None:
         greater = set()
         for number in range(20):
             one, two = pair()
@@ -434,7 +434,7 @@ class StreamTests(SecureCase):
         self.assertEqual(frames[A.public], 200)
         self.assertLess(frames[B.public], 20)
 
-    def test_nobody_listens_on_that_port(self) -> None:
+    def test_streams_to_a_port_without_listener_are_refused(self) -> None:
         error = self.failureResultOf(self.ask(8), TransportRefused).value
         self.assertEqual(error.reason, CloseReason.REFUSED)
         self.assertIn("nobody listens at", str(error))
@@ -470,7 +470,7 @@ class StreamTests(SecureCase):
         self.successResultOf(sendings[-1])
         self.assertEqual(len(two.data), 1_000_000)
 
-    def test_plain_ones_are_refused(self) -> None:
+    def test_plain_requests_are_refused(self) -> None:
         opening = self.a.open(B.public, Accepting())
         self.network.settle()
         error = self.failureResultOf(opening, TransportRefused).value
@@ -484,7 +484,7 @@ class StreamTests(SecureCase):
         error = self.failureResultOf(opening, EncryptionUnavailable).value
         self.assertIn("as those of 2019 do", str(error))
 
-    def test_nothing_of_it_is_in_the_log(self) -> None:
+    def test_no_secret_or_payload_is_logged(self) -> None:
         """Not at any level, and not when things go wrong."""
         marker = b"MARKER-not-for-the-log"
         events: list[str] = []
@@ -585,7 +585,7 @@ class LyingServerTests(SecureCase):
 class ReplayTests(SecureCase):
     """A server that says again what it has heard."""
 
-    def test_a_replayed_request_opens_nothing(self) -> None:
+    def test_a_replayed_request_opens_no_stream(self) -> None:
         """It is answered, and no application hears of it: whoever sent it cannot confirm."""
         requests: list[bytes] = []
 
@@ -610,7 +610,7 @@ class ReplayTests(SecureCase):
         self.assertEqual(len(self.b.core.transports), 1)
         self.assertFalse(self.b._incoming._unconfirmed)
 
-    def test_one_that_is_never_confirmed_goes(self) -> None:
+    def test_unconfirmed_streams_are_removed(self) -> None:
         proposal = Proposal(A, B.public, Hello(7, 1000))
         quiet = RawClient(A, SERVER_KEY.public)
         self.network.join(quiet)
@@ -662,7 +662,7 @@ class DeadlineTests(SecureCase):
         self.assertEqual((self.a.transports, self.network.factory.relay.route_count), (0, 0))
         self.assertEqual(self.calls(), before)
 
-    def test_read_deadline(self) -> None:
+    def test_a_read_deadline_ends_the_stream(self) -> None:
         one, two = self.open()
         one.transport.setReadDeadline(3)
         sending = one.transport.send(bytes(10**6))
@@ -687,7 +687,7 @@ class DeadlineTests(SecureCase):
         self.network.clock.advance(5)
         self.assertIsNone(one.lost)
 
-    def test_write_deadline_passes_only_over_what_is_not_acknowledged(self) -> None:
+    def test_a_write_deadline_needs_unacknowledged_data(self) -> None:
         one, two = self.open()
         one.transport.write(b"x")
         one.transport.setWriteDeadline(3)
@@ -713,7 +713,7 @@ class DeadlineTests(SecureCase):
         self.network.clock.advance(1.1)
         self.assertTrue(one.lost.check(StreamTimeout))
 
-    def test_nothing_of_a_deadline_is_left_when_the_stream_ends_before(self) -> None:
+    def test_ended_streams_leave_no_deadline_calls(self) -> None:
         one, _ = self.open(resumable=False)
         before = self.calls()
         one.transport.setDeadline(50)
@@ -813,7 +813,7 @@ class PlainTests(SecureCase):
 class VectorTests(SynchronousTestCase):
     """``tests/vectors/secure_transport.json``, from which another implementation can be checked."""
 
-    def test_vectors(self) -> None:
+    def test_secure_streams_match_the_vectors(self) -> None:
         """They come out again, bit by bit, from the keys alone."""
         for name, tags in (("secure_transport.json", False), ("secure_transport_tags.json", True)):
             recorded = json.loads((VECTORS / name).read_text())

@@ -187,7 +187,7 @@ class ResumeTests(ResumeCase):
         self.find()
         self.assertEqual((told, len(two.data)), (["pause", "resume"], SEND_HIGH_WATER + 1))
 
-    def test_closing_while_it_is_away(self) -> None:
+    def test_closing_a_suspended_stream(self) -> None:
         one, two = self.open()
         self.cut("B")
         one.transport.write(b"last words")
@@ -211,7 +211,7 @@ class ResumeTests(ResumeCase):
             self.assertTrue(one.lost.check(kind), one.lost)
             self.assert_empty()
 
-    def test_the_other_end_knows_nothing(self) -> None:
+    def test_resuming_a_forgotten_stream_ends_it(self) -> None:
         one, _ = self.open()
         self.cut("A")
         self.streams["B"]._live.clear()
@@ -270,7 +270,7 @@ class ResumeTests(ResumeCase):
         self.find()
         self.assertEqual(one.data, b"not lost")
 
-    def test_an_old_resumption_said_again_changes_nothing(self) -> None:
+    def test_a_replayed_resumption_has_no_effect(self) -> None:
         """The generation has to grow."""
         one, two = self.open()
         requests: list[bytes] = []
@@ -298,7 +298,7 @@ class ResumeTests(ResumeCase):
         self.network.settle()
         self.assertEqual(two.data, b"as before")
 
-    def test_ways_on_which_nothing_goes(self) -> None:
+    def test_transports_that_end_at_once_are_retried_with_backoff(self) -> None:
         """A relay that ends a transport as soon as it is resumed: it is looked for more and more slowly."""
         one, _ = self.open()
         streams = self.streams["A"]
@@ -310,7 +310,7 @@ class ResumeTests(ResumeCase):
         self.network.settle()
         self.assertEqual(streams.before_moving(one.transport), 0.0)
 
-    def test_only_its_own_client_can_go_on_with_a_stream(self) -> None:
+    def test_only_the_peer_can_resume_a_stream(self) -> None:
         one, two = self.open()
         thief = KEYS["C"]
         end: SecureEnd = one.transport.end
@@ -324,7 +324,7 @@ class ResumeTests(ResumeCase):
         self.assertEqual(client.take()[-1].payload, bytes((CloseReason.NO_SUCH_STREAM,)))
         self.assertIsNone(two.lost)
 
-    def test_ends_that_have_gone_apart_end(self) -> None:
+    def test_diverged_ends_end_the_stream(self) -> None:
         one, two = self.open()
         one.transport.write(b"x")
         self.network.settle()
@@ -352,7 +352,7 @@ class ResumeTests(ResumeCase):
         self.find()
         self.assertEqual(two.data, b"true")
 
-    def test_nothing_is_acknowledged_for_long(self) -> None:
+    def test_a_stalled_server_is_replaced(self) -> None:
         """A server that is there and does nothing: another way is looked for."""
         one, two = self.open()
         silent: list[bool] = [True]
@@ -368,7 +368,7 @@ class ResumeTests(ResumeCase):
         self.find()
         self.assertEqual(two.data, b"x")
 
-    def test_what_an_application_does_when_it_is_told(self) -> None:
+    def test_applications_may_write_and_close_in_callbacks(self) -> None:
         """Writing and closing from within callbacks breaks nothing."""
 
         class Rude(Recorder):
@@ -467,7 +467,7 @@ class OlderTests(SynchronousTestCase):
             self.assertTrue(result.wasSuccessful(), str(result.errors + result.failures))
             self.assertEqual(result.testsRun, 1)
 
-    def test_what_is_agreed(self) -> None:
+    def test_agreed_options_are_the_common_ones(self) -> None:
         for mine, theirs in ((True, True), (True, False), (False, True), (False, False)):
             case = ResumeCase()
             case.setUp()

@@ -110,7 +110,7 @@ class ClientRuleTests(SynchronousTestCase):
     def test_every_scenario_is_covered(self) -> None:
         self.assertEqual(set(self.scenarios), set(REASONS) | OTHERS)
 
-    def test_as_recorded(self) -> None:
+    def test_client_rules_match_the_recording(self) -> None:
         for name, reasons in REASONS.items():
             client = _Client("A", first_id=65534 if name == "seq_and_id_wrap" else 0x1000)
             given: list[int] = []
@@ -156,7 +156,7 @@ class ClientRuleTests(SynchronousTestCase):
             self.assertEqual(client.feed(frame), [Frame(CLOSE, frame.id, bytes([R.BAD_REQUEST]))])
         self.assertEqual(client.core.transports, {})
 
-    def test_requests_that_nobody_accepts(self) -> None:
+    def test_requests_without_listener_are_refused_at_once(self) -> None:
         """Bettered: refused at once, where the reference accepts 20 that nobody may ever take."""
         client = _Client("A")
         client.feed(Frame(0, 0, b""))
@@ -164,7 +164,7 @@ class ClientRuleTests(SynchronousTestCase):
         for _, (frame,) in self._frames("accept_buffer_full", "S->A")[1:]:
             self.assertEqual(client.feed(frame), [Frame(CLOSE, frame.id, bytes([R.REFUSED]))])
 
-    def test_acks_fire_what_they_name(self) -> None:
+    def test_acks_fire_their_own_sends(self) -> None:
         client, transport = self._open()
         transport.next_sequence = 0xFFFE
         recorded = [frame for _, frames in self._frames("write_waits_for_ack", "A->S")[1:] for frame in frames]
@@ -208,7 +208,7 @@ class ClientRuleTests(SynchronousTestCase):
         client.core.close(transport)
         self.assertEqual(client.sent(), [])
 
-    def test_giving_up_a_request_closes_it(self) -> None:
+    def test_cancelling_a_request_closes_the_transport(self) -> None:
         client = _Client("A")
         client.feed(Frame(0, 0, b""))
         transport = client.core.request(KEYS["B"].public)

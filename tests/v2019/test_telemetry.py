@@ -110,7 +110,7 @@ class RelayTelemetryTests(ObservedCase):
         self.assertEqual((closed["acks_ab"], closed["acks_ba"]), (1, 0))
         self.assertEqual((closed["total_ab"], closed["accept_ms"]), (510, 250))
 
-    def test_one_that_was_never_accepted(self) -> None:
+    def test_an_unaccepted_transport_is_recorded(self) -> None:
         there = self.ask()
         feed(self.relay, self.peers[1], Frame(CLOSE, there, bytes([CloseReason.REFUSED])))
         (closed,) = self.memory.of("transport_close")
@@ -120,7 +120,7 @@ class RelayTelemetryTests(ObservedCase):
         self.assertNotIn("data_ab", closed)
         self.assertEqual(self.memory.of("transport_open"), [])
 
-    def test_who_ended_it(self) -> None:
+    def test_the_record_names_the_closing_end(self) -> None:
         for by, end in (
             ("src", lambda there: feed(self.relay, self.peers[0], Frame(CLOSE, 2, b"\0"))),
             ("server", lambda there: self.relay.close_all(CloseReason.SHUTTING_DOWN)),
@@ -130,7 +130,7 @@ class RelayTelemetryTests(ObservedCase):
             end(self.open())
             self.assertEqual([event["by"] for event in self.memory.of("transport_close")], [by])
 
-    def test_what_there_was_no_room_for_is_not_handed_on(self) -> None:
+    def test_dropped_frames_do_not_count_as_delivered(self) -> None:
         """What its receiver got is what was taken from the sender, but for the frames that the end came for."""
         self.open(rest=bytes(SECURE_REQUEST - 66))
         self.relay.congest(self.peers[1])
@@ -145,7 +145,7 @@ class RelayTelemetryTests(ObservedCase):
         got = sum(len(frame.payload) - 18 for frame in self.ports[1].take() if frame.type == FWD)
         self.assertEqual(closed["total_ab"] - closed["dropped_ab"], got)
 
-    def test_what_was_queued_for_who_is_gone(self) -> None:
+    def test_frames_queued_for_a_lost_receiver_are_shared_out(self) -> None:
         """Each transport has its part of what did not leave; what was sent before the queue began is no part."""
         own = 2, 4, 6
         for one in own:
@@ -164,7 +164,7 @@ class RelayTelemetryTests(ObservedCase):
         self.assertEqual(round(dropped[0] / dropped[1]), 3)
         self.assertLess(abs(sum(dropped) - 2000), 20)
 
-    def test_what_was_queued_for_who_was_quick(self) -> None:
+    def test_counts_without_congestion_never_exceed_the_carried_bytes(self) -> None:
         """Without congestion nobody knows whose it was: no transport has more than it carried, nor all more than it."""
         self.open(2)
         self.open(4)
@@ -175,14 +175,14 @@ class RelayTelemetryTests(ObservedCase):
         self.assertLessEqual(small, 100)
         self.assertLess(abs(small + large - 30_000), 200)
 
-    def test_refusals(self) -> None:
+    def test_refusals_are_recorded(self) -> None:
         feed(self.relay, self.peers[0], Frame(REQUEST, 2, bytes(KEYS[0]) + b"\2" * 33), Frame(REQUEST, 4, b"short"))
         first, second = self.memory.of("transport_refuse")
         self.assertEqual((first["reason"], first["dst"]), (DropReason.NO_SUCH_PEER.value, b"\2" * 33))
         self.assertEqual(second["reason"], DropReason.BAD_REQUEST.value)
         self.assertNotIn("dst", second)
 
-    def test_progress_says_what_is_new_and_the_end_the_rest(self) -> None:
+    def test_progress_events_report_only_new_counts(self) -> None:
         self.open()
         feed(self.relay, self.peers[0], Frame(FWD, 2, bytes(102)))
         for _ in range(int(PROGRESS_INTERVAL) + 1):
@@ -195,7 +195,7 @@ class RelayTelemetryTests(ObservedCase):
         self.assertEqual([event["data_ab"] for event in progress], [100, 10])  # nothing passed in the third
         self.assertEqual((closed["data_ab"], closed["total_ab"]), (1, 111))
 
-    def test_drops_are_told_as_they_grow(self) -> None:
+    def test_growing_drop_counts_are_reported(self) -> None:
         for _ in range(3):
             feed(self.relay, self.peers[0], Frame(FWD, 8, b""))
         for beat in self.memory.beats:
@@ -210,7 +210,7 @@ class RelayTelemetryTests(ObservedCase):
         ),
         st.lists(st.integers(1, 900), max_size=8),
     )
-    def test_counts_are_those_of_single_frames(self, runs: list[Any], cuts: list[int]) -> None:
+    def test_counts_equal_those_of_single_frames(self, runs: list[Any], cuts: list[int]) -> None:
         """However the bytes are cut, and whatever lies between."""
         self.setUp()
         own = (2, 4, 6)
@@ -254,7 +254,7 @@ class RelayTelemetryTests(ObservedCase):
         # 3 ms: upper bounds 0.1 * 2 ** (i / 2): 3.2 ms is number 10; 100 ms: 102.4 is number 20
         self.assertEqual({index: count for index, count in enumerate(closed["rtt"]) if count}, {10: 1, 20: 1})
 
-    def test_what_is_no_receipt(self) -> None:
+    def test_malformed_receipts_are_counted_and_not_written(self) -> None:
         """It is counted, and never written."""
         feed(self.relay, self.peers[0], Frame(RECEIPT, 0, bytes(198)))
         self.assertEqual((self.memory.of("receipt"), self.relay.drops[DropReason.BAD_RECEIPT]), ([], 1))
@@ -358,7 +358,7 @@ class LostConnectionTests(ReceiptCase):
         receipts = sorted((parse_receipt(data) for data in self.receipts), key=lambda receipt: receipt.role)
         return [(int(one.role), one.delivered_out, one.delivered_in) for one in receipts]
 
-    def test_one_end_loses_its_connection(self) -> None:
+    def test_a_lost_connection_leaves_receipts_due(self) -> None:
         self.carry()
         self.cut("A")
         self.network.settle()
@@ -372,7 +372,7 @@ class LostConnectionTests(ReceiptCase):
         self.assertEqual({parse_receipt(data).transport.hex() for data in self.receipts}, {closed["transport"]})
         self.assertEqual(len(self.memory.of("receipt")), 2)
 
-    def test_who_is_not_asked_keeps_them_for_one_who_asks(self) -> None:
+    def test_receipts_are_kept_for_a_server_that_wants_them(self) -> None:
         """As when a server comes back without telemetry, and later with it."""
         self.carry()
         self.cut("A")
@@ -386,7 +386,7 @@ class UnwillingTests(ReceiptCase):
 
     willing = False
 
-    def test_no_receipt(self) -> None:
+    def test_a_client_may_decline_to_send_receipts(self) -> None:
         one, _ = self.open()
         one.transport.write(b"x")
         self.network.settle()

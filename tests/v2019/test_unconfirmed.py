@@ -40,7 +40,7 @@ class TableTests(SynchronousTestCase):
         self.table.add(transport, factory)
         return transport
 
-    def test_time(self) -> None:
+    def test_unconfirmed_transports_time_out(self) -> None:
         first = self.add(A)
         self.clock.advance(CONFIRM_TIMEOUT / 2)
         second = self.add(A)
@@ -56,7 +56,7 @@ class TableTests(SynchronousTestCase):
         self.assertEqual((len(self.table), self.table._of, len(self.table._counts)), (0, {}, 0))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_what_is_decided_does_not_go(self) -> None:
+    def test_decided_transports_are_not_evicted(self) -> None:
         """Confirmed, or closed, in the same read: the session is told of it later, and finds it then."""
         one, two, three = (self.add(A) for _ in range(3))
         one.state, two.state = State.OPEN, State.CLOSED
@@ -72,7 +72,7 @@ class TableTests(SynchronousTestCase):
             self.assertIsNone(self.table.pop(transport))
         self.assertEqual((len(self.table), len(self.table._counts)), (0, 0))
 
-    def test_who_goes_first(self) -> None:
+    def test_the_oldest_of_the_largest_initiator_is_evicted(self) -> None:
         """The oldest of who has most; among equals of who asked first."""
         self.assertIsNone(self.table.first_to_go())
         one = self.add(A)
@@ -119,7 +119,7 @@ class RoomTests(SecureCase):
         self.network.settle()
         self.assertEqual((self.b.core.incoming, len(self.b._incoming._unconfirmed)), (1, 0))
 
-    def test_who_has_most_gives_one_to_somebody_else(self) -> None:
+    def test_the_largest_initiator_yields_a_place(self) -> None:
         """Who shows that he is who he says; what goes may go on over another server."""
         self.patch(client_module, "MAX_INCOMING", 2)
         raw = RawClient(KEYS["C"], SERVER_KEY.public)
@@ -141,7 +141,7 @@ class RoomTests(SecureCase):
         self.assertEqual([(frame.type, frame.id) for frame in raw.take()], [(CLOSE, 2), (ACCEPT, 4)])
         self.assertEqual(self.streams["B"].suspended, 1)
 
-    def test_where_all_are_confirmed_nobody_goes(self) -> None:
+    def test_confirmed_transports_are_never_evicted(self) -> None:
         self.patch(client_module, "MAX_INCOMING", 1)
         first = self.a.open(B, Accepting(), port=7, secure=True)
         self.network.settle()
@@ -187,7 +187,7 @@ class OneReadTests(SecureCase):
     def request(self, number: int) -> Frame:
         return Frame(REQUEST, number, Proposal(KEYS["A"], B, Hello(7)).payload)
 
-    def test_who_confirmed_before_keeps_his_place(self) -> None:
+    def test_a_confirmed_transport_keeps_its_place(self) -> None:
         for behind in (1, len(self.held)):
             with self.subTest(behind=behind):
                 self.receive(*self.held[:behind], self.request(999), *self.held[behind:])
@@ -196,7 +196,7 @@ class OneReadTests(SecureCase):
                 self.assertEqual((self.b.core.incoming, len(self.b._incoming._unconfirmed)), (2, 0))
         self.assertEqual(cast(Any, self.listeners[7]).built[-1].data, b"hello")
 
-    def test_the_table_does_not_grow_by_those_that_are_closed(self) -> None:
+    def test_closed_transports_leave_the_table(self) -> None:
         live: list[int] = []
         for start in range(101, 400, 8):
             fresh = [self.request(number) for number in range(start, start + 8, 2)]

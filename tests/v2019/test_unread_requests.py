@@ -33,7 +33,7 @@ class UnreadTests(SynchronousTestCase):
         """Ids and reasons of what the core closes."""
         return [(frame.id, close_reason(frame.payload)) for frame in sent(self.core) if frame.type == CLOSE]
 
-    def test_what_open_transports_carry_comes_first(self) -> None:
+    def test_data_of_open_transports_comes_first(self) -> None:
         other = self.core.request(REMOTE.public)
         feed(self.core, Frame(ACCEPT, other.id, other.payload))
         requests = [request(number) for number in range(2 * HANDSHAKES_A_TURN + 3)]
@@ -61,7 +61,7 @@ class UnreadTests(SynchronousTestCase):
         self.assertEqual(self.refused(), [(waiting, CloseReason.BAD_FRAME)])
         self.assertEqual(self.core.read_requests(), [])
 
-    def test_its_id_is_in_use(self) -> None:
+    def test_the_id_of_an_unread_request_is_in_use(self) -> None:
         self.wait()
         with self.assertRaises(RemoteProtocolError):
             feed(self.core, request(HANDSHAKES_A_TURN))

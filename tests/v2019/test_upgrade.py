@@ -110,7 +110,7 @@ class UpgradeTests(OldServerCase):
         self.open()
         self.assertFalse(next(iter(self.a.core.transports.values())).upgrade)
 
-    def test_nobody_listens_there(self) -> None:
+    def test_an_upgrade_without_listener_is_refused(self) -> None:
         error = self.failureResultOf(self.ask(8), TransportRefused).value
         self.assertIs(CloseReason(error.reason), CloseReason.REFUSED)
         self.assertEqual((self.a.transports, self.b.transports), (0, 0))
@@ -120,7 +120,7 @@ class UpgradeTests(OldServerCase):
         self.network.settle()
         self.assertIn("perhaps", str(self.failureResultOf(opening, TransportRefused).value))
 
-    def test_a_probe(self) -> None:
+    def test_a_probe_passes_through_an_upgrade(self) -> None:
         probe = self.successResultOf(self.ask(0, probe=0))
         sending = probe.transport.send(b"")
         self.network.settle()
@@ -164,7 +164,7 @@ class WhoMayTests(OldServerCase):
             (frame,) = self.request().take()
             self.assertEqual((frame.type, frame.payload), (CLOSE, bytes((CloseReason.ENCRYPTION_REQUIRED,))))
 
-    def test_one_of_which_nothing_is_known_yet(self) -> None:
+    def test_a_peer_without_an_entry_is_invited(self) -> None:
         """A command that began a moment ago: it is invited, which leads to nothing but a secure transport."""
         self.streams["B"].features_of = lambda remote: fail(EntryNotFound("none"))
         accept, *frames = self.request().take()
@@ -192,7 +192,7 @@ class WhoMayTests(OldServerCase):
         self.assertEqual([frame.type for frame in client.take()], [CLOSE])
         self.assertEqual((self.b.transports, self.listeners[7].built), (0, []))  # type: ignore[attr-defined]
 
-    def test_one_that_says_nothing_goes(self) -> None:
+    def test_a_silent_upgrade_times_out(self) -> None:
         client = self.request()
         self.assertEqual(len(self.b._incoming._unconfirmed), 1)
         self.network.clock.advance(CONFIRM_TIMEOUT)
@@ -294,7 +294,7 @@ class OldResponderTests(OldServerCase):
             else:
                 self.failureResultOf(opening)
 
-    def test_it_writes_nothing_several_times(self) -> None:
+    def test_an_old_responder_never_sends_the_preface_by_chance(self) -> None:
         """Its sequences count up by one, so no program sends a preface by chance."""
         first = preface(A.public + KEYS["C"].public)[0]
         opening, client = self.answer(*(Frame(FWD, 0, (first + n & 0xFFFF).to_bytes(2, "big")) for n in range(4)))
@@ -328,10 +328,10 @@ class AllUpgraded(OldServerCase):
 
 APART = {
     # those that make their frames by hand, and one that Hypothesis wants to run in one place only
-    "test_an_old_resumption_said_again_changes_nothing",
-    "test_only_its_own_client_can_go_on_with_a_stream",
+    "test_a_replayed_resumption_has_no_effect",
+    "test_only_the_peer_can_resume_a_stream",
     "test_a_resumption_that_is_never_confirmed_can_be_repeated",
-    "test_what_comes_after_the_answer",
+    "test_data_behind_the_answer_is_processed",
     "test_the_answer_without_its_confirmation",
     "test_random_walk",
 }
@@ -340,7 +340,7 @@ APART = {
 class SameTests(SynchronousTestCase):
     """Whatever holds for streams that are resumed holds for upgrades."""
 
-    def test_resuming(self) -> None:
+    def test_upgraded_streams_resume(self) -> None:
         for kind in (test_streams.ResumeTests, test_resumption.LateTests):
             upgraded: Any = type(f"Upgraded{kind.__name__}", (AllUpgraded, kind), {})
             for name in sorted(name for name in dir(upgraded) if name.startswith("test_") and name not in APART):
@@ -364,7 +364,7 @@ class FrameTests(SynchronousTestCase):
             st.tuples(st.integers(0, 15), st.binary(max_size=8) | st.binary(min_size=177, max_size=180)), max_size=8
         ),
     )
-    def test_any_frames(self, initiator: bool, frames: list[tuple[int, bytes]]) -> None:
+    def test_random_frames_end_at_worst_the_connection(self, initiator: bool, frames: list[tuple[int, bytes]]) -> None:
         """Whatever comes while a transport is upgraded ends it, or the connection, at worst."""
         core = ClientConnection(A.public, key=A)
         core.accepting = True
@@ -381,7 +381,7 @@ class FrameTests(SynchronousTestCase):
         if core.broken is None:
             self.assertIn(transport.state, (State.AGREEING, State.INVITED, State.CLOSED))
 
-    def test_vectors(self) -> None:
+    def test_upgrades_match_the_vectors(self) -> None:
         """``tests/vectors/secure_transport_upgrade.json``, from which another implementation can be checked."""
         recorded = json.loads((VECTORS / "secure_transport_upgrade.json").read_text())
         self.assertEqual(make_vectors(), recorded)

@@ -252,7 +252,7 @@ class ServerRuleTests(SynchronousTestCase):
     def test_every_scenario_is_covered(self) -> None:
         self.assertEqual(set(self.scenarios), set(REASONS) | BETTERED)
 
-    def test_as_recorded(self) -> None:
+    def test_server_rules_match_the_recording(self) -> None:
         """Byte for byte, but for the reasons that this server gives."""
         for name, reasons in REASONS.items():
             replay = self._replay(name)
@@ -294,7 +294,7 @@ class ServerRuleTests(SynchronousTestCase):
         record[-1] ^= 1
         sender.link.dataReceived(bytes(record))
 
-    def test_replayed_record(self) -> None:
+    def test_a_replayed_record_ends_the_connection(self) -> None:
         """Bettered: the connection ends, the frame is not delivered twice."""
         replay = self._replay("replayed_record")
         replay.run(0, 14)

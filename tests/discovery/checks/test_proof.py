@@ -79,7 +79,7 @@ class ProofTests(TestCase):
                 )
 
     @asynchronous
-    async def test_without_an_opening_nothing_is_sent(self) -> None:
+    async def test_a_connection_without_an_opening_sends_no_data(self) -> None:
         got: list[bytes] = []
         lost: Deferred[None] = Deferred()
 
@@ -97,7 +97,7 @@ class ProofTests(TestCase):
         self.assertEqual(got, [])
 
     @asynchronous
-    async def test_a_name_is_only_connected_to_where_it_is_public(self) -> None:
+    async def test_names_of_private_addresses_are_not_connected(self) -> None:
         """``localhost`` is this machine, whoever wrote it."""
         looks = self.looks()
         entry = server(1, "localhost:1")

@@ -112,7 +112,7 @@ class ServerChecksTests(SynchronousTestCase):
     def advance(self, seconds: float) -> None:
         self.clock.pump([CHECK_INTERVAL] * int(seconds / CHECK_INTERVAL))
 
-    def test_it_stays_as_long_as_it_is_there(self) -> None:
+    def test_a_reachable_server_stays_listed(self) -> None:
         self.post(server(1))
         self.assertEqual(self.listed(), 0)
         self.clock.advance(0.1)
@@ -130,7 +130,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.advance(TTL * 4)
         self.assertEqual(self.listed(), 1)
 
-    def test_who_does_not_prove_the_key_is_not_listed(self) -> None:
+    def test_a_server_that_does_not_prove_its_key_is_not_listed(self) -> None:
         """Anybody can write somebody's address into an entry."""
         self.proves = False
         self.post(server(1))
@@ -184,7 +184,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.advance(600.0)
         self.assertEqual(self.listed(), 1)
 
-    def test_one_that_is_never_there_is_asked_rarely(self) -> None:
+    def test_an_unreachable_server_is_checked_rarely(self) -> None:
         self.there = False
         self.post(server(1))
         self.advance(24 * 3600.0)
@@ -200,7 +200,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.advance(5.0)
         self.assertEqual(self.listed(), PROOFS_OF_PLACE + 1)
 
-    def test_who_posts_from_where_the_server_is(self) -> None:
+    def test_posts_from_the_servers_own_block_have_their_own_checks(self) -> None:
         """Has looks of his own, whatever others say is there."""
         for number in range(400):
             self.post(server(number, f"8.8.8.8:{number + 1}"), place=f"1.1.1.{number % 50}")
@@ -273,7 +273,7 @@ class ServerChecksTests(SynchronousTestCase):
         post_regularly(2 * POSTPONED_FOR)
         self.assertEqual(self.proofs, 2)
 
-    def test_one_place_has_few_at_a_time(self) -> None:
+    def test_few_checks_of_a_block_run_concurrently(self) -> None:
         """Servers that take connections and say nothing keep nobody else waiting."""
         silent = self.silence("8.8.8.")
         for number in range(200):
@@ -284,7 +284,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.advance(60.0)
         self.assertLessEqual(len(silent), AT_ONCE_OF_PLACE)
 
-    def test_a_look_that_is_over_when_the_server_has_moved(self) -> None:
+    def test_a_check_of_a_former_address_is_ignored(self) -> None:
         """It says nothing of where it is now."""
         looks: list[Deferred[Any]] = []
 
@@ -304,7 +304,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.advance(60.0)
         self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
 
-    def test_an_address_where_nobody_is_is_connected_to_once(self) -> None:
+    def test_an_unreachable_address_is_connected_once_per_window(self) -> None:
         self.there = False
         for number in range(100):
             self.post(server(number))
@@ -359,7 +359,7 @@ class ServerChecksTests(SynchronousTestCase):
             self.clock.advance(1.0)
         self.assertEqual(self.listed(), 1)
 
-    def test_what_is_postponed_does_not_take_all_rounds(self) -> None:
+    def test_postponed_checks_leave_room_for_others(self) -> None:
         """Entries for which there is no room come back, and the more of them there are the later."""
         delays = [self.looks._postpone() for _ in range(60_000)]
         self.assertGreater(sum(delays[-100:]) / 100, 150.0)
@@ -387,7 +387,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.looks._reach = reach
         return silent
 
-    def test_one_that_says_nothing_keeps_nobody_waiting(self) -> None:
+    def test_a_silent_server_does_not_delay_other_checks(self) -> None:
         def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
             return Deferred() if host == "8.8.8.8" else self.reach(host, port, opening)
 
@@ -413,7 +413,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.advance(CHECK_INTERVAL)
         self.assertEqual(self.reached, [("8.8.8.8", 1)])
 
-    def test_what_is_private_is_looked_at_for_who_is_there_too(self) -> None:
+    def test_private_addresses_are_checked_for_local_posters(self) -> None:
         self.post(server(1, "10.0.0.1:1"), place="10.0.0.7")
         self.post(server(2, "10.0.0.2:1"), place="1.1.1.1")
         self.post(server(3, "127.0.0.1:1"), place="10.0.0.7")
@@ -424,7 +424,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.advance(TTL * 3)
         self.assertEqual(self.listed(), 3)
 
-    def test_one_that_is_never_there_is_given_up(self) -> None:
+    def test_an_entry_that_was_never_reachable_is_abandoned(self) -> None:
         """Dead entries would take the time of those that live."""
         self.there = False
         self.post(server(1))

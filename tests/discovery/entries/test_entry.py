@@ -30,7 +30,7 @@ class VectorTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.vectors = vectors("disc")
 
-    def test_signing_json(self) -> None:
+    def test_signed_json_matches_the_vectors(self) -> None:
         for case in self.vectors["entries"]:
             body = bytes.fromhex(case["entry_json_hex"])
             entry = decode(body, Dialect.GO2019)
@@ -42,7 +42,7 @@ class VectorTests(SynchronousTestCase):
             entry.validate()
             entry.verify()
 
-    def test_invalid_entries(self) -> None:
+    def test_invalid_entries_are_refused_with_their_reason(self) -> None:
         for case in self.vectors["invalid_entries"]:
             entry = decode(case["entry"].encode(), Dialect.GO2019)
             result = "ok"
@@ -56,7 +56,7 @@ class VectorTests(SynchronousTestCase):
             else:
                 self.assertRaises(EntrySignatureError, entry.verify)
 
-    def test_iterations(self) -> None:
+    def test_sequences_follow_the_iteration_vectors(self) -> None:
         for case in self.vectors["iterations"]:
             head = Head(case["old_sequence"], time_order(case["old_timestamp"]))
             entry = Entry("0.0.1", case["new_sequence"], case["new_timestamp"], KEY.public.hex())
@@ -191,7 +191,7 @@ class MalformedTests(SynchronousTestCase):
             max_leaves=12,
         )
     )
-    def test_random_json(self, value: object) -> None:
+    def test_random_json_is_an_entry_or_an_error(self, value: object) -> None:
         import json
 
         body = json.dumps(value).encode()

@@ -84,7 +84,7 @@ class RuleTests(SynchronousTestCase):
         for decode in (decode_claim, decode_release):
             self.assertRaises((EntryDecodeError, EntryInvalid, EntrySignatureError), decode, body)
 
-    def test_claims(self) -> None:
+    def test_claims_follow_the_rules(self) -> None:
         self.assertEqual(decode_claim(json.dumps({"static": ONE.upper()}).encode()), ONE)
         for wrong in ({"static": "00" * 33}, {"static": "02" + "fg" * 32}, {}, {"static": 7}, {"static": None}):
             body = json.dumps(wrong).encode()
@@ -110,7 +110,7 @@ class RuleTests(SynchronousTestCase):
         st.integers(0, 4),
         st.lists(st.integers(1, 9), max_size=3),
     )
-    def test_any_claim_keeps_a_place_within_its_limit(
+    def test_claims_never_exceed_the_limit_of_a_block(
         self, known: StoredNameplate | None, held: int, most: int, free: list[int]
     ) -> None:
         """A place that keeps to its limit keeps within it, and no candidate is asked for in vain."""

@@ -117,7 +117,7 @@ class LookupTests(SynchronousTestCase):
         self.failureResultOf(lookup.entry(KEY.public), EntryNotFound)
         self.assertIn(GO_2019, str(self.failureResultOf(lookup.available_servers(), WrongDiscovery).value))
 
-    def test_one_that_says_it_in_other_words(self) -> None:
+    def test_a_discovery_with_other_error_texts_is_recognised(self) -> None:
         """It has the paths of the seed documents, and its 404 is no JSON: it is looked at once."""
         there = Elsewhere(discovery_available_servers=(200, b"[]"))
         lookup = self.lookup(there)
@@ -151,7 +151,7 @@ class LookupTests(SynchronousTestCase):
 class PostedTests(APICase):
     """Here."""
 
-    def test_a_server_of_today_is_told(self) -> None:
+    def test_current_servers_are_recognised(self) -> None:
         status, message = self.message("POST", "/dmsg-discovery/entry/", SERVER_OF_TODAY)
         self.assertEqual((status, message), (401, f"invalid signature: {POSTED_TODAY}"))
 

@@ -79,7 +79,7 @@ class LookupTests(APICase):
         self.patch(self.lookup, "_http", type("HTTP", (), {"request": staticmethod(request)})())
         return found
 
-    def test_who_posted_last_need_not_ask_first(self) -> None:
+    def test_the_last_poster_updates_without_a_query(self) -> None:
         asked = self.asked()
         for sequence in range(3):
             entry = self.successResultOf(self.lookup.update(KEY, self.with_client))
@@ -169,7 +169,7 @@ class LookupTests(APICase):
         self.assertIn("is the clock of this machine right?", said)
         self.assertIn("forgets the deletion after a day", said)
 
-    def test_what_does_not_verify_is_not_used(self) -> None:
+    def test_entries_that_do_not_verify_are_not_used(self) -> None:
         """A discovery that lies: another's entry, a changed one, no entry at all."""
         entry = self.client_entry()
         changed = entry.to_json().replace(b'"timestamp":1', b'"timestamp":2')
@@ -186,7 +186,7 @@ class LookupTests(APICase):
         self.store._db.execute("UPDATE entries SET json = ? WHERE static = ?", (changed, bad.static))
         self.assertEqual(self.successResultOf(self.lookup.available_servers()), [good])
 
-    def test_errors_name_what_is_wrong(self) -> None:
+    def test_errors_name_their_cause(self) -> None:
         forged = self.client_entry().to_json()
         error = self.failureResultOf(self.lookup.post(Entry("0.0.1", 5, 1, KEY.public.hex(), ClientMeta(())).sign(KEY)))
         self.assertEqual(error.value.status, 422)

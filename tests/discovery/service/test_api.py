@@ -157,7 +157,7 @@ class SeedPathTests(APICase):
         self.assertEqual(self.message("DELETE", path, deletion.to_json())[0], 404)
         self.assertEqual(self.message("POST", "/discovery/entries", entry.to_json())[0], 422)
 
-    def test_wrong_signatures(self) -> None:
+    def test_entries_with_wrong_signatures_are_refused(self) -> None:
         forged = self.client_entry().to_json().replace(b'"timestamp":1', b'"timestamp":2')
         self.assertEqual(self.message("POST", "/discovery/entries", forged), (401, "invalid signature"))
 
@@ -176,7 +176,7 @@ class SeedPathTests(APICase):
         deletion = Deletion(other.public.hex(), 0, 3).sign(other)
         self.assertEqual(self.message("DELETE", f"/discovery/entries/{KEY.public}", deletion.to_json())[0], 422)
 
-    def test_available_servers(self) -> None:
+    def test_available_servers_are_listed(self) -> None:
         self.assertEqual(self.message("GET", "/discovery/available_servers")[0], 404)
         entry = self.server_entry(b"s")
         self.request("POST", "/discovery/entries", entry.to_json())
@@ -254,7 +254,7 @@ class SeedPathTests(APICase):
             terms = self.posted("/discovery/entries", Entry("0.0.1", 0, 1, key.public.hex(), ClientMeta(())).sign(key))
             self.assertEqual((terms.place, terms.most, terms.checked), (place, most, True))
 
-    def test_servers_are_looked_at_before_they_are_listed(self) -> None:
+    def test_servers_are_checked_before_they_are_listed(self) -> None:
         told: list[None] = []
         api = DiscoveryAPI(
             self.clock,
@@ -289,7 +289,7 @@ class SeedPathTests(APICase):
         status, body = self.request("GET", "/dmsg-discovery/available_servers")
         self.assertEqual((status, body), (200, b"[" + entry.to_json() + b"]"))
 
-    def test_bad_input_is_4xx_and_stores_nothing(self) -> None:
+    def test_bad_input_is_4xx_and_not_stored(self) -> None:
         observer = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
         for body in MALFORMED:
             self.assertEqual(self.message("POST", "/discovery/entries", body)[0], 400, body[:60])
@@ -325,7 +325,7 @@ class SeedPathTests(APICase):
         self.assertIn('dmsg_discovery_refused_total{reason="undecodable"} 1.0', text)
         self.assertIn("dmsg_discovery_entries 1.0", text)
 
-    def test_who_has_an_entry_is_not_sent_it_again(self) -> None:
+    def test_unchanged_entries_are_not_sent_again(self) -> None:
         def ask(tag: str) -> tuple[int, bytes, str]:
             response = self.successResultOf(cast(Any, self.http).get(url, headers={"If-None-Match": tag}))
             return response.code, self.successResultOf(response.content()), response.headers.getRawHeaders("etag")[0]

@@ -49,7 +49,7 @@ class SweepTests(SynchronousTestCase):
         self.clock.advance(1)
         self.assertEqual((self.count(), self.dropped("ended")), (0, SLICE + 10))
 
-    def test_nothing_is_dropped_after_a_step_of_the_clock(self) -> None:
+    def test_entries_survive_a_step_of_the_clock(self) -> None:
         """All entries look old where the store's clock jumped; their owners post them again."""
         self.clock.advance(FIRST_SWEEP)
         self.post(1, Terms(lasts=10.0))
@@ -87,7 +87,7 @@ class SweepTests(SynchronousTestCase):
         self.clock.advance(SWEEP_INTERVAL)
         self.assertEqual(self.count(), 0)
 
-    def test_who_posts_too_much_is_named_once_a_minute(self) -> None:
+    def test_excessive_posters_are_logged_once_a_minute(self) -> None:
         log = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
 
         def lines() -> int:

@@ -53,7 +53,7 @@ class AnswerTests(APICase):
         self.assertIn("nobody waits", self.refused(find(self.lookups, nameplate.number), NoSuchNameplate))
         self.run_(nameplate.release())
 
-    def test_a_nameplate_lost_to_somebody_else_is_reported(self) -> None:
+    def test_a_nameplate_lost_to_another_key_is_reported(self) -> None:
         """Its discovery was away for longer than a nameplate lasts; somebody else has the number."""
         nameplate = self.run_(claim(self.lookups, KEY))
         self.now = 2 * LASTS
@@ -131,7 +131,7 @@ class AnswerTests(APICase):
         self.assertEqual(self.message("POST", PATH, self.body(b"one")), (503, "other processes changed it"))
         self.assertIn('dmsg_discovery_refused_total{reason="contended"} 1.0', self.metrics.render().decode())
 
-    def test_a_look_that_finds_nothing_costs(self) -> None:
+    def test_failed_lookups_count_against_the_rate(self) -> None:
         charged: list[float] = []
         self.api.charge = lambda request, requests: charged.append(requests)
         self.assertEqual(self.message("GET", f"{PATH}/77"), (404, "there is no such nameplate"))

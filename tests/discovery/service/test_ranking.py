@@ -108,7 +108,7 @@ class FileTests(SynchronousTestCase):
         for body, share in zip(bodies, (0.901, 0.090, 0.009), strict=True):
             self.assertLess(abs(first[body] / 3000 - share), 0.03)
 
-    def test_one_that_is_not_ranked_has_the_least_weight(self) -> None:
+    def test_unranked_servers_have_the_least_weight(self) -> None:
         """Anybody can have many of them."""
         self.write(sign_ranking(ranked(1), OPERATOR, NOW, NOW + 60))
         strangers = [json.dumps({"static": f"{number:066x}"}).encode() for number in range(500)]
@@ -123,7 +123,7 @@ class FileTests(SynchronousTestCase):
         drawn = Counter(key for _ in range(1000) for key in self.file.draw(2, NOW))
         self.assertLess(drawn[SERVERS[2]], 20)
 
-    def test_nobody_is_left_out_or_brought_in(self) -> None:
+    def test_ranking_neither_adds_nor_removes_servers(self) -> None:
         self.write(sign_ranking(ranked(1), OPERATOR, NOW, NOW + 60))
         bodies = [json.dumps({"static": key}).encode() for key in SERVERS[1:]]
         self.assertEqual(sorted(self.file.choose(bodies, 10, NOW)), sorted(bodies))

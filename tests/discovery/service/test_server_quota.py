@@ -41,7 +41,7 @@ class QuotaTests(SynchronousTestCase):
         self.assertEqual(taken[-1], "too many servers from 2a00:1450:4001::/48")
         self.assertIsNone(self.post(2000, "2a00:1450:4002::1"))
 
-    def test_what_the_store_does_not_take_changes_nothing(self) -> None:
+    def test_posts_refused_by_the_store_do_not_count(self) -> None:
         """Anybody can post somebody's public entry again."""
         for number in range(OF_POSTER):
             self.post(number)
@@ -58,7 +58,7 @@ class QuotaTests(SynchronousTestCase):
             for poster in ("127.0.0.1", "10.0.0.7", "fd00::1", ""):
                 self.assertIsNone(self.post(number, poster))
 
-    def test_those_that_are_gone_are_forgotten(self) -> None:
+    def test_removed_servers_no_longer_count(self) -> None:
         for number in range(OF_POSTER):
             self.post(number)
         self.assertIsNotNone(self.post(99, now=FORGOTTEN_AFTER - 1))

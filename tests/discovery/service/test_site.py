@@ -88,7 +88,7 @@ class GateTests(APICase):
         self.assertEqual(self.gate.delayed, 200)
         self.assertEqual(self.gate._waiting_size, 0)
 
-    def test_whatever_is_below_the_paths_of_2019_is_delayed(self) -> None:
+    def test_paths_below_those_of_2019_are_delayed(self) -> None:
         """Its service says 404 there, and a client that gets 429 does not know what that is."""
         for root in ("messaging-discovery", "dmsg-discovery"):
             request = f"GET /{root}/nothing HTTP/1.1\r\nHost: x\r\n\r\n".encode()
@@ -97,12 +97,12 @@ class GateTests(APICase):
             self.clock.advance(3.0)
             self.assertEqual(sum(b" 404 " in transport.value() for transport in transports), 3)
 
-    def test_who_waits_longer_than_clients_wait_is_refused(self) -> None:
+    def test_requests_delayed_beyond_client_timeouts_are_refused(self) -> None:
         request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
         transports = self.connections(30, request, rate=1.0, burst=1.0)
         self.assertEqual(sum(b" 429 " in transport.value() for transport in transports), 24)
 
-    def test_a_client_that_left_while_it_waited(self) -> None:
+    def test_a_client_that_leaves_during_the_delay_is_dropped(self) -> None:
         request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
         transports = self.connections(3, request, rate=1.0, burst=1.0)
         transports[1].protocol.connectionLost(Failure(ConnectionDone()))
@@ -129,7 +129,7 @@ class GateTests(APICase):
                 self.assertTrue(transport.value().startswith((b"HTTP/1.1 400", b"HTTP/1.1 429")), transport.value())
         self.assertEqual(self.flushLoggedErrors(), [])
 
-    def test_behind_a_proxy_the_poster_is_who_it_names(self) -> None:
+    def test_behind_a_proxy_the_poster_is_the_forwarded_address(self) -> None:
         """Else strangers could have this machine look at itself."""
         self.site(proxied=True)
         for header, client in ((b"203.0.113.9, 198.51.100.7", "198.51.100.7"), (None, "")):
@@ -174,7 +174,7 @@ class GateTests(APICase):
         self.assertNotEqual(block_of("2001:db8::1"), block_of("2001:db8:0:1::1"))
         self.assertEqual(block_of("::ffff:1.2.3.4"), "1.2.3.4")
 
-    def test_what_is_reserved_is_counted(self) -> None:
+    def test_reserved_memory_is_counted(self) -> None:
         limit = RateLimit(2.0, 2.0)
         self.assertEqual([limit.reserve("a", 0.0, 1.0) for _ in range(5)], [0.0, 0.0, 0.5, 1.0, None])
         self.assertEqual(limit.reserve("b", 0.0, 0.0), 0.0)

@@ -67,7 +67,7 @@ class StoreMixin:
         self.assertEqual(await self.store.count(), 1)
 
     @asynchronous
-    async def test_iteration_rules(self) -> None:
+    async def test_sequences_follow_the_iteration_rules(self) -> None:
         """disc.json's, from whatever sequence and time."""
         await self.refused(self.store.post(client_entry(1), 0.0), EntryInvalid, "non-zero")
         for number, case in enumerate(vectors("disc")["iterations"]):
@@ -93,7 +93,7 @@ class StoreMixin:
         self.assertEqual(results.count(False), 1)
 
     @asynchronous
-    async def test_a_deleted_entry_is_gone(self) -> None:
+    async def test_a_deleted_entry_is_not_found(self) -> None:
         entry = client_entry(0, 5)
         deletion = Deletion(entry.static, 0, 6).sign(KEY)
         await self.refused(self.store.delete(deletion, 0.0), EntryNotFound)
@@ -160,7 +160,7 @@ class StoreMixin:
         self.assertEqual(await self.store.count(), 1)
 
     @asynchronous
-    async def test_available_servers(self) -> None:
+    async def test_available_servers_are_random_live_and_limited(self) -> None:
         """Random, live, with free connections, at most so many."""
         for number in range(30):
             await self.store.post(server_entry(number), float(number))
@@ -189,7 +189,7 @@ class StoreMixin:
         self.assertEqual(await self.store.available(10, 0.0), [])
 
     @asynchronous
-    async def test_quiet_servers(self) -> None:
+    async def test_quiet_servers_exclude_refreshing_ones(self) -> None:
         """They are not among those that refresh."""
         await self.store.post(server_entry(0), 0.0)
         for number in range(1, 4):
@@ -228,7 +228,7 @@ class StoreMixin:
         self.assertEqual(len(await self.store.due(10, 1000.0, 2000.0)), 3)
 
     @asynchronous
-    async def test_a_server_is_listed_when_it_was_seen(self) -> None:
+    async def test_a_refreshing_server_is_listed_after_a_check(self) -> None:
         """One that refreshes stays listed while it posts from where it was seen, and has its next look when it was."""
         one = server_entry(1)
         await self.store.post(one, 10.0, UNCHECKED)
@@ -268,7 +268,7 @@ class StoreMixin:
         self.assertEqual(await self.store.due(10, 70.0, 100.0), [DueServer(moved.to_json(), "", True)])
 
     @asynchronous
-    async def test_a_quiet_server_is_listed_when_it_was_seen(self) -> None:
+    async def test_a_quiet_server_is_listed_after_a_check(self) -> None:
         one = server_entry(1)
         await self.store.post(one, 10.0, Terms(refreshes=False, checked=False))
         self.assertEqual(await self.store.quiet(10, 0.0), [])

@@ -61,7 +61,7 @@ class NameplatesMixin:
         self.assertEqual(await self.claim(THREE, 7), 7)
 
     @asynchronous
-    async def test_one_for_each_key_and_for_longer(self: Any) -> None:
+    async def test_a_key_has_a_single_nameplate_which_it_renews(self: Any) -> None:
         self.assertEqual(await self.claim(ONE, 7), 7)
         self.assertEqual(await self.claim(ONE, 3, 4, now=8.0), 7)
         self.assertEqual(await self.store.nameplates.find(7, 17.9), ONE)

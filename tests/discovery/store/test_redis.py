@@ -44,7 +44,7 @@ class RedisStoreTests(StoreMixin, TestCase):
         await self.store._redis.flushdb()
 
     @asynchronous
-    async def test_two_processes_share_it(self) -> None:
+    async def test_two_processes_share_a_store(self) -> None:
         other = await open_store(self.server.url, reactor)
         await self.store.post(client_entry(), 0.0)
         self.assertEqual(await other.post(client_entry(1, 2), 0.0), False)

@@ -179,7 +179,7 @@ class L_HandshakeTests(SynchronousTestCase):
             initiator = JSONHandshake(A, S.public, nonce=bytes.fromhex(first["nonce"]))
             self.refuses(initiator, encode({**second, **changes}))
 
-    def test_L6_initiator_drops_what_is_not_accepted(self) -> None:
+    def test_L6_the_initiator_drops_unaccepted_frames(self) -> None:
         for changes in (
             {"accepted": False},
             {"accepted": None},
@@ -217,7 +217,7 @@ class L_HandshakeTests(SynchronousTestCase):
             responder.receive_data(encode(json.loads(json.dumps(self.first(nonce=third["nonce"])))))
             self.refuses(responder, encode({**third, **changes}))
 
-    def test_L8_drops_what_is_no_first_frame(self) -> None:
+    def test_L8_malformed_first_frames_are_dropped(self) -> None:
         p = 2**256 - 2**32 - 977
         for data in (
             b"hello\n",
@@ -263,7 +263,7 @@ class L_HandshakeTests(SynchronousTestCase):
         # members that nobody asked for, within the limit, are passed over
         JSONHandshake(S).receive_data(encode(self.first(extra={"a": [1, {"b": "}]"}]})))
 
-    def test_L11_what_follows_the_json_is_kept(self) -> None:
+    def test_L11_bytes_behind_the_json_are_processed(self) -> None:
         initiator, responder = pair()
         responder.receive_data(b" \n" + json.dumps(json.loads(initiator.data_to_send()), indent=4).encode())
         initiator.receive_data(responder.data_to_send())
@@ -387,7 +387,7 @@ class L_LinkTests(SynchronousTestCase):
             self.assertEqual(transport.value(), b"")
         self.assertEqual(factory.relay.drops[DropReason.HANDSHAKE_FAILED], 3)
 
-    def test_L9_three_seconds_for_all_of_it(self) -> None:
+    def test_L9_a_handshake_times_out_after_three_seconds(self) -> None:
         clock = Clock()
         factory = ServerFactory(clock, S)
         initiator = JSONHandshake(A, S.public)
@@ -436,7 +436,7 @@ class L_LinkTests(SynchronousTestCase):
         answer.callback(True)
         self.assertEqual(factory.relay.drops[DropReason.NO_SUCH_TRANSPORT], 1)
 
-    def test_L12_a_silent_peer_delays_nobody(self) -> None:
+    def test_L12_a_silent_peer_does_not_delay_others(self) -> None:
         network = Network()
         self.connect(network.factory)
         self.connect(network.factory)

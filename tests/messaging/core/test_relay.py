@@ -135,7 +135,7 @@ class CornerTests(RelayCase):
                 reason = self.relay._destinations._refusal(one, other, self.relay.limits, 0.0)
                 self.assertIs(reason, DropReason.REFUSED if one is other else None)
 
-    def test_malformed_frames_are_counted_and_end_nothing(self) -> None:
+    def test_malformed_frames_are_counted_and_ignored(self) -> None:
         """Unknown types, bodies of no byte, a CloseChannel with two: each is counted, and nothing ends."""
         one, two = self.peer(0), self.peer(1)
         self.channel(one, two)
@@ -148,7 +148,7 @@ class CornerTests(RelayCase):
             with self.assertRaises(KeyFormatError):
                 decode_open((bytes((5,)) + two.key + bytes(50))[: OPEN_BODY_SIZE + size])
 
-    def test_strays_that_were_provoked_cost_nothing(self) -> None:
+    def test_provoked_stray_frames_are_not_charged(self) -> None:
         one = self.peer(0)
         self.relay.limits = Limits(open_rate=1.0)
         end: Any = object()
@@ -158,11 +158,11 @@ class CornerTests(RelayCase):
         allowed = [self.relay._allows_stray(one, there, 0.0) for there in (end, None, None, None)]
         self.assertEqual(allowed, [False, True, True, False])
 
-    def test_a_new_relay_has_counted_nothing(self) -> None:
+    def test_a_new_relay_has_zero_counters(self) -> None:
         peer = self.peer(0)
         self.assertEqual((self.relay.steps, peer.frames_in, peer.bytes_in), (0, 0, 0))
 
-    def test_nobody_opens_to_who_is_slow(self) -> None:
+    def test_channels_to_a_congested_client_are_refused(self) -> None:
         """Congested, and more than half of what may be queued is."""
         one, two = self.peer(0), self.peer(1)
         for congested in (False, True):
@@ -185,7 +185,7 @@ class CornerTests(RelayCase):
         self.relay.limits = Limits(max_per_pair=1)
         self.assertIs(self.relay._destinations._refusal(one, two, self.relay.limits, 0.0), DropReason.TOO_MANY_PER_PAIR)
 
-    def test_a_lost_link_takes_what_waits_for_it(self) -> None:
+    def test_a_lost_link_drops_its_pending_frames(self) -> None:
         one, two, three = self.peer(0), self.peer(1), self.peer(2)
         for source in (one, three):
             self.channel(source, two)
@@ -284,7 +284,7 @@ class SlowReaderTests(RelayCase):
         self.assertLessEqual(self.relay.congestion.total, HOLD_AT // 2)
         self.assertEqual(self.relay.drops, {})
 
-    def test_one_that_has_others_to_send_to_is_free_for_as_long_as_it_was_held(self) -> None:
+    def test_a_held_sender_with_other_receivers_is_released_in_turn(self) -> None:
         a, b, c = (self.peer(number) for number in range(3))
         self.channel(a, b, 0)
         self.channel(a, c, 1)
@@ -301,7 +301,7 @@ class SlowReaderTests(RelayCase):
         self.send(a, 0, 60_000)
         self.assertTrue(self.ports[a].paused)
 
-    def test_one_that_has_not_is_read_once_a_second(self) -> None:
+    def test_a_held_sender_with_a_single_receiver_is_read_once_a_second(self) -> None:
         a, b = self.peer(0), self.peer(1)
         self.channel(a, b, 0)
         self.stick(b)
@@ -333,7 +333,7 @@ class SlowReaderTests(RelayCase):
         self.assertLess(frames.index((SEND, other)), 4)
         self.assertEqual(frames[frames.index((SEND, other)) + 1], (CLOSE_CHANNEL, other))
 
-    def test_an_end_whose_other_end_is_over_gets_what_waits(self) -> None:
+    def test_pending_data_is_delivered_before_channel_closed(self) -> None:
         """ChannelClosed comes last, and the id is not used again before it."""
         a, b = self.peer(0), self.peer(1)
         at = self.channel(a, b, 0)
@@ -350,7 +350,7 @@ class SlowReaderTests(RelayCase):
         self.assertEqual((frames.count((SEND, at)), frames[-1]), (5, (CHANNEL_CLOSED, at)))
         self.assertEqual(b.draining, {})
 
-    def test_a_receiver_that_takes_nothing_loses_its_channels(self) -> None:
+    def test_a_receiver_that_does_not_read_loses_its_channels(self) -> None:
         a, b, c = (self.peer(number) for number in range(3))
         self.channel(a, b, 0)
         self.channel(a, c, 1)
@@ -548,7 +548,7 @@ class CountTests(RelayCase):
         self.assertEqual(self.relay.frames - before[0], len(frames))
         self.assertEqual(self.relay.frame_bytes - before[1], sum(map(len, frames)))
 
-    def test_who_left_hears_nothing(self) -> None:
+    def test_lost_clients_are_not_notified(self) -> None:
         a, b = self.peer(0), self.peer(1)
         there = self.channel(a, b)
         self.ports[b].take()
@@ -575,7 +575,7 @@ class CountTests(RelayCase):
         self.assertEqual((self.ports[a].take(), self.ports[b].take()), ([(CHANNEL_CLOSED, b"\5")], []))
         self.assertEqual(self.relay.drops[DropReason.DRAINING], 1)
 
-    def test_closing_what_is_not_there_costs_its_rate(self) -> None:
+    def test_closing_unknown_channels_counts_against_the_rate(self) -> None:
         """And is answered as long as it is within it; closing what is there is paid for."""
         a, b = self.peer(0), self.peer(1)
         self.relay.limits = Limits(open_rate=1)
@@ -617,7 +617,7 @@ class CountTests(RelayCase):
         self.say(a, (CHANNEL_CLOSED, b"\1"))
         self.assertEqual(asked, [])
 
-    def test_an_answer_that_is_too_late_says_which_dialect_it_is(self) -> None:
+    def test_a_late_answer_reveals_the_dialect(self) -> None:
         """One id or two: of a channel that is gone, by the id that its sender listens to."""
         self.profile = Profile.SKYWIRE
         self.setUp()
@@ -846,7 +846,7 @@ class RandomTests(SynchronousTestCase):
             network.settle()
             self.assertEqual(factory.built[-1].data, b"still there")
 
-    def test_what_comes_before_a_size_that_cannot_be(self) -> None:
+    def test_frames_before_an_invalid_size_are_processed(self) -> None:
         network = Network(Profile.SKYWIRE)
         factory = Accepting()
         a, b = network.client(KEYS["A"], Accepting()), network.client(KEYS["B"], factory)
@@ -881,7 +881,7 @@ class RandomTests(SynchronousTestCase):
         self.assertEqual(sources, {None, *State} - {State.CLOSED})
         self.assertEqual({what for _, what in TRANSITIONS}, set(Input))
 
-    def test_a_client_closed_is_told_to_both(self) -> None:
+    def test_closing_a_client_ends_its_channels_in_order(self) -> None:
         """Stopping a client ends its channels in order: what was written arrives."""
         network = Network()
         factory = Accepting()
@@ -925,7 +925,7 @@ class UnreadTests(SynchronousTestCase):
         self.network.advance(STALL_TIMEOUT)
         self.assertIsNone(self.stopped.lost)
 
-    def test_a_slow_one_keeps_its_channel(self) -> None:
+    def test_a_slow_reader_keeps_its_channel(self) -> None:
         self.network.advance(STALL_TIMEOUT - 1)
         while self.b.link.held:
             self.stopped.transport._deliver(self.stopped.transport._unread.popleft())
@@ -933,7 +933,7 @@ class UnreadTests(SynchronousTestCase):
         self.assertIsNone(self.stopped.lost)
         self.assertGreater(self.stopped.transport.unread, 500_000)
 
-    def test_one_that_takes_nothing_loses_it(self) -> None:
+    def test_a_stopped_reader_loses_its_channel(self) -> None:
         self.network.advance(STALL_TIMEOUT - 1)
         self.assertTrue(self.b.link.held)
         self.network.advance(2)
@@ -948,7 +948,7 @@ class UnreadTests(SynchronousTestCase):
         self.assertGreater(len(self.stopped.data), 1_000_000)
         self.assertIn("no data was read", str(self.stopped.lost.value))
 
-    def test_what_closed_channels_leave_has_a_limit(self) -> None:
+    def test_unread_data_of_closed_channels_is_limited(self) -> None:
         built = self.factory.built
         self.ends[0].transport.abortConnection()
         for _ in range(30):

@@ -172,7 +172,7 @@ def encode_short(profile: Profile) -> bytes:
 class KeyTests(SynchronousTestCase):
     """keys.json: Diffie-Hellman of DHLEN 33."""
 
-    def test_diffie_hellman(self) -> None:
+    def test_both_ends_derive_the_same_key(self) -> None:
         recorded = vectors("keys")["ecdh"]
         self.assertEqual((A.ecdh(B.public) + b"\0").hex(), recorded["DH(A,B)"])
         self.assertEqual((B.ecdh(A.public) + b"\0").hex(), recorded["DH(B,A)"])

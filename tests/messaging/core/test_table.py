@@ -79,7 +79,7 @@ class CoreCase(SynchronousTestCase):
 class DataTests(CoreCase):
     """Messages of one read."""
 
-    def test_a_new_connection_has_counted_nothing(self) -> None:
+    def test_a_new_connection_has_zero_counters(self) -> None:
         self.assertIs(self.core.left, False)
         self.assertIs(self.core.has_free_id, True)
         self.assertEqual(self.core.drops, {})
@@ -118,12 +118,12 @@ class DataTests(CoreCase):
             events = self.receive(b"".join(self.message(channel, bytes(size)) for size in sizes))
             self.assertEqual([len(event.data) for event in events if isinstance(event, DataReceived)], told)
 
-    def test_whole_ones_are_told_one_by_one(self) -> None:
+    def test_messages_are_reported_as_separate_events(self) -> None:
         channel = self.open(whole=True)
         events = self.receive(b"".join(self.message(channel, data) for data in (b"one", b"", b"two")))
         self.assertEqual([cast(Any, event).data for event in events], [b"one", b"", b"two"])
 
-    def test_what_is_for_nobody_hides_nothing(self) -> None:
+    def test_data_for_unknown_channels_does_not_hide_later_frames(self) -> None:
         channel = self.open()
         stray = send_head(self.profile, 77, 3) + bytes(3 + 16)
         good = self.message(channel, b"good"), self.message(channel, b"and more")
@@ -159,7 +159,7 @@ class ReadTests(CoreCase):
         self.assertEqual(told, [2, 2, 1])
         self.assertIs(self.core.left, False)
 
-    def test_joined_ones_begin_anew_behind_another_frame(self) -> None:
+    def test_joining_of_data_stops_at_another_frame(self) -> None:
         channel = self.open()
         half = JOIN_LIMIT // 2 - 16
         pieces = [self.message(channel, bytes(half)) for _ in range(4)]
@@ -179,7 +179,7 @@ class ReadTests(CoreCase):
                 self.assertEqual(self.sent()[-1], (CHANNEL_CLOSED, b"\3"))
                 self.assertEqual(self.core.drops, {DropReason.REFUSED: 1})
 
-    def test_what_is_behind_a_message_that_is_not_authentic(self) -> None:
+    def test_frames_behind_a_forged_message_are_processed(self) -> None:
         """Another channel's, in the same read; what came before it on its own is told first."""
         bad, good = self.open(), self.open()
         forged = bytearray(self.message(bad, b"forged"))
@@ -207,7 +207,7 @@ class ReadTests(CoreCase):
         self.receive(encode_close(self.profile, channel.id))
         self.assertEqual(self.core.drops - before, {DropReason.NO_SUCH_TRANSPORT: 1})
 
-    def test_a_close_with_a_lost_remote_behind_it_is_no_clean_end(self) -> None:
+    def test_a_close_followed_by_a_lost_remote_is_not_clean(self) -> None:
         """The server sends both at once when it has lost the remote; other channels are not concerned."""
         first, second = self.open(), self.open()
         close, closed = (encode(self.profile, second.id) for encode in (encode_close, encode_closed))
@@ -248,7 +248,7 @@ class IdTests(CoreCase):
             self.assertEqual(self.core.open(B.public).id, number)
         self.assertIs(self.core.has_free_id, False)
 
-    def test_one_that_was_left_in_doubt_is_used_last(self) -> None:
+    def test_ids_in_doubt_are_reused_last(self) -> None:
         """A ChannelClosed may still be on its way, and would be taken for an answer to the next channel."""
         channel = self.open()
         self.receive(encode_close(self.profile, channel.id))
@@ -257,13 +257,13 @@ class IdTests(CoreCase):
         ids = [self.core.open(B.public).id for _ in range(ID_COUNT)]
         self.assertEqual((ids[0], ids[-1]), (1, 0))
 
-    def test_giving_up_a_closed_channel_changes_nothing(self) -> None:
+    def test_abandoning_a_closed_channel_has_no_effect(self) -> None:
         channel = self.open()
         self.assertTrue(self.core.close(channel))
         self.assertIs(self.core.give_up(channel), True)
         self.assertIs(self.core.give_up(channel), False)
 
-    def test_giving_up_what_both_closed_at_once(self) -> None:
+    def test_a_channel_closed_by_both_ends_frees_its_id(self) -> None:
         """It is over, and its id may be used again."""
         channel = self.open()
         self.core.close(channel)
@@ -293,7 +293,7 @@ class TwoIdsTests(CoreCase):
         self.assertEqual(self.receive(self.asked_for(7)), [])
         self.assertEqual((self.core.drops[DropReason.REFUSED], len(self.core.channels)), (1, 1))
 
-    def test_closing_what_has_that_name(self) -> None:
+    def test_closing_an_unknown_id_is_answered(self) -> None:
         """An id that no channel has is answered, one by which an open channel is known is not."""
         self.open(name=7)
         self.sent()
@@ -307,7 +307,7 @@ class TwoIdsTests(CoreCase):
         """A ChannelOpened that nobody may be waiting for."""
         return encode_opened(self.profile, number, bytes(49), name)
 
-    def test_a_name_that_is_an_id_of_what_is_not_answered(self) -> None:
+    def test_a_name_equal_to_an_unanswered_id_is_ignored(self) -> None:
         """The server has not said by which name it wants to hear of that one."""
         own = self.core.open(B.public)
         self.assertIs(own.named, False)
@@ -315,7 +315,7 @@ class TwoIdsTests(CoreCase):
         assert isinstance(event, Requested)
         self.assertEqual((event.channel.name, own.state), (own.id, State.OPENING))
 
-    def test_an_answer_that_nobody_waits_for(self) -> None:
+    def test_an_unexpected_answer_closes_its_channel(self) -> None:
         """What the server believes to be open is closed, unless an open channel has that name."""
         self.open(name=7)
         self.sent()
@@ -325,7 +325,7 @@ class TwoIdsTests(CoreCase):
             self.receive(self.answered(200, name))
             self.assertEqual([(frame.type, frame.body) for frame in self.sent()], [(CLOSE_CHANNEL, bytes((name,)))])
 
-    def test_an_answer_to_what_was_given_up(self) -> None:
+    def test_an_answer_to_an_abandoned_channel_teaches_its_name(self) -> None:
         """It was closed by the only id that there was; by the name it is known from then on."""
         own = self.core.open(B.public)
         self.assertIs(self.core.close(own), True)
@@ -338,7 +338,7 @@ class TwoIdsTests(CoreCase):
         self.receive(encode_closed(self.profile, own.id))
         self.assertEqual((own.state, self.core.channels), (State.CLOSED, {}))
 
-    def test_an_answer_to_what_could_not_be_closed(self) -> None:
+    def test_a_channel_is_closed_when_its_name_becomes_known(self) -> None:
         """By its id the server would have taken another channel: it is closed when its name is known."""
         own = self.core.open(B.public)
         (event,) = self.receive(self.asked_for(own.id))

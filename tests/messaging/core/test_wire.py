@@ -118,7 +118,7 @@ class F_FrameTests(SynchronousTestCase):
         self.assertEqual(encode_header(Profile.SEED, SEND, 65535), b"\x04\xff\xff")
         self.assertRaises(LocalProtocolError, encode_header, Profile.SEED, SEND, 65536)
 
-    def test_F3_a_message_that_is_too_long_costs_nothing(self) -> None:
+    def test_F3_an_overlong_message_is_refused_before_encryption(self) -> None:
         """It is refused before it is encrypted: the channel goes on (the Go client's is dead then)."""
         for profile in Profile:
             one, two = (ClientConnection(KEYS[name], profile) for name in "AB")
@@ -139,7 +139,7 @@ class F_FrameTests(SynchronousTestCase):
             taken, (received,) = two.receive_frames(frame, len(frame))
             self.assertEqual((taken, cast(Any, received).data), (len(frame), bytes(limit)))
 
-    def test_F4_what_is_no_frame(self) -> None:
+    def test_F4_malformed_frames_are_ignored_and_counted(self) -> None:
         """Ignored and counted at both ends; a size that cannot be ends the link."""
         for profile in Profile:
             network = Network(profile)

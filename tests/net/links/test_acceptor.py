@@ -86,7 +86,7 @@ class PlacesTests(SynchronousTestCase):
         self.assertTrue(self.stays(self.come("9.9.9.9")))
         self.assertEqual([client.closed for client in crowd].count(True), 1)
 
-    def test_one_that_has_something_open_stays(self) -> None:
+    def test_a_connection_with_open_transports_is_not_evicted(self) -> None:
         crowd = self.fill("1.1.1.1", "2.2.2.2")
         asker, answerer = crowd[-1], crowd[-2]
         payload = bytes(asker.key.public + answerer.key.public)
@@ -106,7 +106,7 @@ class PlacesTests(SynchronousTestCase):
         self.assertTrue(self.stays(self.come("9.9.9.9")))
         self.assertTrue(crowd[-1].closed)
 
-    def test_newcomers_who_get_no_place_cost_no_search_each(self) -> None:
+    def test_refused_newcomers_do_not_repeat_the_ranking(self) -> None:
         """Five busy connections of one address had the server rank all its blocks for every newcomer."""
         self.patch(acceptor, "GREEDY_PART", 1)
         self.fill(*["1.1.1.1"] * (FEW_PLACES + 1), *[f"2.2.{number}.2" for number in range(15)])
@@ -126,7 +126,7 @@ class PlacesTests(SynchronousTestCase):
         self.come("9.9.10.9")
         self.assertEqual(len(ranked), 2)
 
-    def test_who_understands_it_is_told_to_go_elsewhere(self) -> None:
+    def test_clients_that_know_notices_are_redirected(self) -> None:
         crowd = self.fill("1.1.1.1")
         crowd[-1].send(encode_frame(PING, 0, b"12345678"))
         self.network.settle()
@@ -140,7 +140,7 @@ class PlacesTests(SynchronousTestCase):
         again = self.come("1.1.1.1")
         self.assertEqual(again.take(), [Frame(CLOSE, 0, bytes((CloseReason.FULL,)))])
 
-    def test_who_is_not_admitted_takes_nobodys_place(self) -> None:
+    def test_refused_clients_evict_no_connection(self) -> None:
         path = Path(self.mktemp())
         path.write_text(key(self.PLACES + 1).public.hex())
         self.factory.admission = Admission(deny=KeyList(str(path)))

@@ -84,7 +84,7 @@ class ChoiceTests(SynchronousTestCase):
         self.assertEqual(b"".join(received), expected)
         self.assertEqual((client._unwritten(), client._buffers, client._writing), (0, [], []))
 
-    def test_what_is_sent_while_something_is_written(self) -> None:
+    def test_data_sent_during_a_write_follows_in_order(self) -> None:
         """As by who is told that a link is congested: it has a buffer of its own."""
         clock = Clock()
         ends = [Frames(), Frames()]
@@ -175,7 +175,7 @@ class ClosingTests(SynchronousTestCase):
         self.clock.advance(CLOSE_TIMEOUT)
         self.assertTrue(self.transport.aborted)
 
-    def test_it_does_not_go_on_for_ever(self) -> None:
+    def test_closing_has_a_deadline(self) -> None:
         passed = 0.0
         while not self.transport.aborted:
             self.waiting -= 1
@@ -189,7 +189,7 @@ class HoldingTests(TestCase):
     """What a real transport keeps beside what it has not sent."""
 
     @asynchronous
-    async def test_what_is_sent_of_a_long_piece(self) -> None:
+    async def test_sent_parts_of_a_long_piece_are_released(self) -> None:
         """Twisted keeps a piece until nearly all of it is sent: that is counted, and let go of."""
         theirs: Deferred[Any] = Deferred()
 

@@ -64,7 +64,7 @@ class ReadTests(SocketCase):
         self.taken.append(bytes(view))
         self.views.append(view.obj)
 
-    def test_what_has_come_in_one_piece(self) -> None:
+    def test_reads_in_a_single_piece_are_not_copied(self) -> None:
         self.assertIs(self.transport.doRead(), None)
         self.assertEqual(self.taken, [])
         for size in (1, 100_000):

@@ -19,7 +19,7 @@ def drained(outbox: Outbox) -> list[bytes]:
 
 
 class OutboxTests(SynchronousTestCase):
-    def test_large_writes_leave_nothing_small_between_them(self) -> None:
+    def test_small_writes_between_large_ones_are_joined(self) -> None:
         outbox = Outbox()
         for number in range(4):
             outbox.add(bytes([number]) * 262_144, None)
@@ -27,7 +27,7 @@ class OutboxTests(SynchronousTestCase):
         self.assertEqual([len(one) for one in frames[:-1]], [FRAME] * 16)
         self.assertEqual(b"".join(frames), b"".join(bytes([number]) * 262_144 for number in range(4)))
 
-    def test_what_somebody_waits_for_is_not_mixed(self) -> None:
+    def test_writes_with_tickets_are_not_joined(self) -> None:
         """Neither before it nor behind it: who waits is told of his own bytes."""
         outbox = Outbox()
         outbox.add(b"a" * (FRAME + 10), None)
@@ -43,7 +43,7 @@ class OutboxTests(SynchronousTestCase):
         ),
         st.integers(0, 8),
     )
-    def test_nothing_is_lost_or_moved(self, sizes: list[int], again: int) -> None:
+    def test_all_bytes_stay_in_order(self, sizes: list[int], again: int) -> None:
         outbox = Outbox()
         expected = b""
         for number, size in enumerate(sizes):

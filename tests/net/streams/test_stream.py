@@ -140,7 +140,7 @@ class ReceivingTests(StreamCase):
         self.stream.resume_if_unpaused()
         self.assertEqual(self.program.data, b"abc")
 
-    def test_many_small_pieces_that_nobody_reads(self) -> None:
+    def test_many_unread_small_pieces_are_joined(self) -> None:
         """Are kept as few."""
         self.stream.pauseProducing()
         for _ in range(10_000):
@@ -185,7 +185,7 @@ class ReceivingTests(StreamCase):
         self.assertEqual(self.lost.close_reason, CloseReason.PEER_DISCONNECTED)
         self.assertNotIn(self.stream, UNREAD)
 
-    def test_a_program_that_aborts_what_it_has_not_read(self) -> None:
+    def test_aborting_with_unread_data_drops_it(self) -> None:
         self.stream.pauseProducing()
         self.stream.data_received(b"a")
         self.stream.carrier_closed(CloseReason.UNSPECIFIED)
@@ -288,7 +288,7 @@ class SendingTests(StreamCase):
         self.carrier.turn()
         self.assertEqual([frame for frame, _ in self.carrier.sent], [b"x" * 500 + b"yz"])
 
-    def test_what_somebody_waits_for_is_not_joined(self) -> None:
+    def test_data_with_a_ticket_is_not_joined(self) -> None:
         first = self.stream.send(b"a")
         self.stream.write(b"b")
         self.stream.write(b"c")
@@ -334,7 +334,7 @@ class SendingTests(StreamCase):
         self.stream.window_opened()
         self.assertEqual(self.carrier.scheduled, [])
 
-    def test_what_was_not_acknowledged_is_sent_again(self) -> None:
+    def test_unacknowledged_data_is_sent_again(self) -> None:
         """On another way, before everything else, and the ticket waits for it there."""
         self.carrier.window = 2
         sending = self.stream.send(b"a" * 1000 + b"b" * 1000 + b"c" * 1000)
@@ -392,14 +392,14 @@ class SendingTests(StreamCase):
         self.stream.probe()
         self.assertEqual(len(self.carrier.sent), 1)
 
-    def test_no_probe_behind_what_waits(self) -> None:
+    def test_no_probe_is_sent_behind_waiting_data(self) -> None:
         self.carrier.window = 0
         self.stream.write(b"x")
         self.stream.probe()
         self.assertEqual(len(self.stream._outbox.waiting), 1)
 
     @given(st.lists(st.tuples(st.sampled_from(["write", "send", "turn", "ack"]), st.integers(0, 3000)), max_size=40))
-    def test_whatever_is_written_arrives_in_order(self, steps: list[tuple[str, int]]) -> None:
+    def test_all_writes_arrive_in_order(self, steps: list[tuple[str, int]]) -> None:
         self.setUp()
         self.carrier.window = 3
         written = b""
@@ -430,7 +430,7 @@ class SendingTests(StreamCase):
 class EndTests(StreamCase):
     """loseConnection, LINGER, deadlines."""
 
-    def test_a_close_waits_for_what_was_written(self) -> None:
+    def test_a_close_waits_for_written_data(self) -> None:
         self.stream.write(bytes(1500))
         self.stream.loseConnection()
         self.stream.loseConnection()
@@ -444,7 +444,7 @@ class EndTests(StreamCase):
         self.assertIsInstance(self.lost, ConnectionDone)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_a_close_with_nothing_to_wait_for(self) -> None:
+    def test_a_close_without_pending_data_is_immediate(self) -> None:
         self.stream.stopProducing()
         self.carrier.turn()
         self.assertEqual(self.carrier.closed, [CloseReason.UNSPECIFIED])
@@ -464,7 +464,7 @@ class EndTests(StreamCase):
         # all was sent: a reader that holds ACKs back may have it
         self.assertEqual(self.carrier.closed, [CloseReason.UNSPECIFIED])
 
-    def test_an_ack_that_says_nothing_new_gives_none(self) -> None:
+    def test_a_repeated_ack_does_not_extend_the_linger_time(self) -> None:
         """A reader that stands still, and says so again and again, does not keep what it is sent here for ever."""
         self.carrier.window = 1
         self.stream.setIdleTimeout(3 * LINGER)
@@ -480,7 +480,7 @@ class EndTests(StreamCase):
         self.clock.advance(LINGER / 2)
         self.assertTrue(self.stream.over)
 
-    def test_what_could_not_be_sent_in_time(self) -> None:
+    def test_unsent_data_at_the_linger_timeout_is_an_unclean_end(self) -> None:
         self.carrier.window = 1
         sending = self.stream.send(bytes(3000))
         self.stream.loseConnection()
@@ -491,7 +491,7 @@ class EndTests(StreamCase):
         self.assertIn("not acknowledged for 10 s", str(self.lost))
         self.failureResultOf(sending, DmsgTimeout)
 
-    def test_a_close_while_it_has_no_way(self) -> None:
+    def test_the_linger_time_begins_with_the_next_transport(self) -> None:
         """LINGER begins when it has one again, and only then."""
         self.stream.write(b"x")
         self.carrier.turn()
@@ -510,7 +510,7 @@ class EndTests(StreamCase):
         self.assertEqual(other.closed, [CloseReason.UNSPECIFIED])
         self.assertIsInstance(self.lost, ConnectionDone)
 
-    def test_a_close_that_comes_while_it_has_no_way(self) -> None:
+    def test_a_remote_close_during_suspension_ends_the_stream(self) -> None:
         nowhere = self.another_carrier()
         nowhere.window = 0
         nowhere.waiting.append(None)
@@ -531,7 +531,7 @@ class EndTests(StreamCase):
         self.stream.carrier_closed(CloseReason.SHUTTING_DOWN)
         self.assertEqual(failed, list(range(50)))
 
-    def test_what_was_in_flight_when_the_other_end_closed(self) -> None:
+    def test_data_in_flight_at_a_remote_close_is_lost(self) -> None:
         self.carrier.window = 1
         sending = self.stream.send(bytes(2500))
         self.carrier.turn()
@@ -541,7 +541,7 @@ class EndTests(StreamCase):
         self.stream.carrier_closed(CloseReason.ABORTED)
         self.assertEqual(self.stream.unacknowledged, 1501)
 
-    def test_deadlines(self) -> None:
+    def test_read_and_write_deadlines(self) -> None:
         """Reading: in any case.  Writing: only with something written.  Each can be moved and taken back."""
         self.stream.setReadDeadline(5)
         self.clock.advance(4)
@@ -562,7 +562,7 @@ class EndTests(StreamCase):
         self.stream.setReadDeadline(5)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_what_is_unread_at_a_deadline_is_gone(self) -> None:
+    def test_unread_data_is_dropped_at_a_deadline(self) -> None:
         self.stream.pauseProducing()
         self.stream.data_received(b"unread")
         self.stream.setReadDeadline(5)
@@ -571,7 +571,7 @@ class EndTests(StreamCase):
         self.stream.resumeProducing()
         self.assertEqual((self.program.data, self.stream.held), (b"", 0))
 
-    def test_an_ack_that_says_nothing_new_is_no_traffic(self) -> None:
+    def test_a_repeated_ack_is_no_traffic(self) -> None:
         self.stream.setIdleTimeout(10)
         for _ in range(3):
             self.clock.advance(4)
@@ -597,7 +597,7 @@ class EndTests(StreamCase):
         self.clock.advance(0.5)
         self.assertEqual(str(self.lost), "idle deadline passed")
 
-    def test_addresses(self) -> None:
+    def test_streams_have_both_addresses(self) -> None:
         self.assertEqual((self.stream.getPeer(), self.stream.getHost()), (ADDRESS, ADDRESS))
         self.assertEqual(str(ADDRESS), f"dmsg:{ADDRESS.public_key}:7")
         self.assertEqual(str(DmsgAddress(ADDRESS.public_key)), f"dmsg:{ADDRESS.public_key}")

@@ -1072,7 +1072,7 @@ class KeepingTests(SynchronousTestCase):
 class FakeSocket:
     """A connection of a link."""
 
-    heard = False
+    has_received = False
 
     def __init__(self) -> None:
         self.pongs: list[bytes] = []

@@ -39,7 +39,7 @@ HERE, THERE = "here", "there"
 class Wire:
     """In place of a websocket: what was sent, and how it ended."""
 
-    heard = held = False
+    has_received = held = False
     share = None
     unsent = 0
 
@@ -657,7 +657,7 @@ class PeriodicChecksTests(SwitchCase):
         self.assertEqual(wire.pings, [])
         self.pass_time(1)
         self.assertEqual(wire.pings, [b""])
-        wire.heard = True
+        wire.has_received = True
         self.pass_time(SILENT_AFTER)
         self.assertIsNone(wire.ended)
         self.pass_time(1)
@@ -667,7 +667,7 @@ class PeriodicChecksTests(SwitchCase):
         session, wire = self.connect(A)
         cast(Any, wire).grew(SMALL + 1)
         self.assertEqual(self.switch.unfinished, SMALL + 1)
-        wire.heard = True
+        wire.has_received = True
         self.pass_time(UNFINISHED_FOR)
         self.assertIsNone(wire.ended)
         self.pass_time(1)
@@ -680,7 +680,7 @@ class PeriodicChecksTests(SwitchCase):
         _, wire = self.connect(A)
         for _ in range(2 * int(UNFINISHED_FOR)):
             cast(Any, wire).grew(10 * SMALL)
-            wire.heard = True
+            wire.has_received = True
             self.pass_time(1)
             cast(Any, wire).grew(SMALL + 1)  # one is whole, and some of the next is there
         self.assertIsNone(wire.ended)

@@ -29,7 +29,7 @@ SEED = "0x" + "ab" * 32
 
 
 class IdentityTests(SynchronousTestCase):
-    def test_compact_lengths(self) -> None:
+    def test_compact_lengths_are_encoded_and_decoded(self) -> None:
         """SCALE: two low bits say whether a length has 1, 2 or 4 bytes."""
         for number, encoded in (
             (0, "00"),
@@ -41,7 +41,7 @@ class IdentityTests(SynchronousTestCase):
         ):
             self.assertEqual(_compact(number).hex(), encoded)
 
-    def test_junctions(self) -> None:
+    def test_junctions_are_encoded_by_their_type(self) -> None:
         """Numbers below 2**64 are eight bytes; texts have their length before them, and are hashed beyond 32 bytes."""
         self.assertEqual(_chain_code("1"), b"\1" + bytes(31))
         self.assertEqual(_chain_code(str(2**64 - 1)), b"\xff" * 8 + bytes(24))
@@ -52,7 +52,7 @@ class IdentityTests(SynchronousTestCase):
             self.assertEqual(len(code), 32)
             self.assertNotIn(b"xx", code)
 
-    def test_seeds(self) -> None:
+    def test_seeds_derive_the_known_keys(self) -> None:
         self.assertEqual(hex_seed(SEED), b"\xab" * 32)
         for wrong in (SEED[2:], SEED + "ab", SEED[:-2], "0x" + "xy" * 32, "0x" + " " * 2 + "ab" * 31):
             self.assertRaises(IdentityError, hex_seed, wrong)
@@ -87,7 +87,7 @@ class IdentityTests(SynchronousTestCase):
 
 
 class TwinTests(SynchronousTestCase):
-    def test_relays(self) -> None:
+    def test_relays_of_twins_are_normalised(self) -> None:
         for good in ("relay.example.org", "http://127.0.0.1:8080", "https://relay.example.org"):
             self.assertEqual(check_relay(good), good)
         for wrong in (
@@ -100,7 +100,7 @@ class TwinTests(SynchronousTestCase):
         error = self.assertRaises(ValueError, check_relay, "_" * 81)
         self.assertIn(f"{'_' * 80!r} is not a relay", str(error))
 
-    def test_what_is_checked_before_the_signature(self) -> None:
+    def test_fields_are_checked_before_the_signature(self) -> None:
         identity = Identity(SEED)
 
         def twin(**changes: Any) -> Twin:
@@ -118,7 +118,7 @@ class TwinTests(SynchronousTestCase):
         ):
             self.assertRaises(RegistryRefused, twin(**wrong).check)
 
-    def test_strict(self) -> None:
+    def test_unknown_members_are_refused(self) -> None:
         twin = {"id": 7, "account": "ab" * 32, "relay": ""}
         self.assertEqual([Twin.from_dict({**twin, "strict": one}).strict for one in (False, True)], [False, True])
         self.assertRaises(RegistryRefused, Twin.from_dict, {**twin, "strict": 1})
@@ -128,7 +128,7 @@ class TwinTests(SynchronousTestCase):
             error = self.assertRaises(ValueError, relay_of_websocket, url)
             self.assertIn(f"{url[:80]!r} is not", str(error))
 
-    def test_numbers(self) -> None:
+    def test_numbers_of_twins_are_checked(self) -> None:
         twin = {"id": 7, "account": "ab" * 32, "relay": "", "pk": None}
         for value in (-1, 2**32, True, "7", None, 1.0):
             self.assertRaises(RegistryRefused, Twin.from_dict, {**twin, "id": value})

@@ -76,7 +76,7 @@ class ForgeryCase(HalfCase):
 class ForgedResumeTests(ForgeryCase):
     """The three ways in which an unconfirmed RESUME acted on a stream."""
 
-    def test_a_forged_resume_acknowledges_nothing(self) -> None:
+    def test_a_forged_resume_does_not_acknowledge_data(self) -> None:
         """The relay keeps back what B sends, and says in A's name that A has it: ``send`` does not fire."""
         one, two = self.open()
         held: list[bytes] = []
@@ -169,7 +169,7 @@ class ForgedResumeTests(ForgeryCase):
 class ManyResumesTests(ForgeryCase):
     """Several RESUMEs that wait for their confirmation at a time."""
 
-    def test_forged_ones_do_not_shut_out_the_real_one(self) -> None:
+    def test_forged_resumes_do_not_displace_the_real_resume(self) -> None:
         """So many wait, through one server; the real one is the newest, and confirms."""
         one, two = self.open()
         forger = self.forger()
@@ -189,7 +189,7 @@ class ManyResumesTests(ForgeryCase):
         self.assertFalse(two.transport.end.answers)
         self.assertEqual(self.b.transports, 1)
 
-    def test_through_another_server_they_do_not_count(self) -> None:
+    def test_forged_resumes_through_another_server_do_not_count(self) -> None:
         """The relay that forges has places of its own: it ends none that came over another connection."""
         one, two = self.open()
         forger = self.forger()
@@ -208,7 +208,7 @@ class ManyResumesTests(ForgeryCase):
         self.assertEqual((old.transports, new.transports), (1, 0))
         old.close()
 
-    def test_a_stream_that_ends_takes_them_with_it(self) -> None:
+    def test_an_ending_stream_removes_its_resumes(self) -> None:
         one, two = self.open()
         self.forge(self.forger(), self.position(one))
         two.transport.abortConnection()
@@ -216,7 +216,7 @@ class ManyResumesTests(ForgeryCase):
         self.assertEqual(self.b.transports, 0)
         self.assertFalse(two.transport.end.answers)
 
-    def test_a_connection_that_is_lost_takes_them_with_it(self) -> None:
+    def test_a_lost_connection_removes_its_resumes(self) -> None:
         one, two = self.open()
         self.forge(self.forger(), self.position(one))
         self.cut("B")
@@ -262,7 +262,7 @@ class LateTests(ForgeryCase):
             port.send(frame.encode())
         return one, two
 
-    def test_what_comes_after_the_answer(self) -> None:
+    def test_data_behind_the_answer_is_processed(self) -> None:
         one, two = self.ask_late()
         self.network.settle()
         self.assertGreater(two.transport.end._given, len(b"first."))
@@ -289,7 +289,7 @@ class LateTests(ForgeryCase):
         self.assertEqual((one.lost, two.lost, one.transport.end.generation), (None, None, 2))
         self.assertEqual(two.data, b"first." + b"second." * 10_000 + b"third.")
 
-    def test_ends_that_have_gone_apart_end_both(self) -> None:
+    def test_diverged_ends_end_the_stream_at_both(self) -> None:
         """The initiator's word is proved by its confirmation: then the comparison ends both at once."""
         one, two = self.open()
         two.transport.write(b"x")

@@ -35,7 +35,7 @@ class LimitTests(SynchronousTestCase):
         self.two.consume(self.two.received - self.two.consumed)
         self.one.open_ack(self.two.seal_ack())
 
-    def test_it_begins_small_and_grows_by_three_times_what_is_acknowledged(self) -> None:
+    def test_the_congestion_window_grows_by_three_times_the_acknowledged_bytes(self) -> None:
         self.assertEqual(fill(self.one, self.two), INITIAL_WINDOW)
         self.acknowledge()
         self.assertEqual(self.one.limit, 4 * INITIAL_WINDOW)
@@ -47,7 +47,7 @@ class LimitTests(SynchronousTestCase):
         self.acknowledge()
         self.assertEqual(self.one.limit, MAX_WINDOW)
 
-    def test_a_full_queue_halves_it_and_it_grows_slowly_from_then_on(self) -> None:
+    def test_a_full_queue_halves_the_congestion_window(self) -> None:
         fill(self.one, self.two)
         self.one.queue_was_full()
         self.assertEqual(self.one.limit, INITIAL_WINDOW // 2)
@@ -60,7 +60,7 @@ class LimitTests(SynchronousTestCase):
             self.assertEqual(self.one.limit, before + grows)
             before = self.one.limit
 
-    def test_there_is_a_least(self) -> None:
+    def test_the_congestion_window_has_a_minimum(self) -> None:
         self.one.seal_data(bytes(1000), None)
         self.one.queue_was_full()
         self.assertEqual(self.one.limit, MIN_LIMIT)
@@ -97,7 +97,7 @@ class ResumeTests(SynchronousTestCase):
             error = self.assertRaises(SecureError, self.one.resume, there)
             self.assertEqual(error.reason, CloseReason.HASH_MISMATCH)
 
-    def test_what_one_way_has_delivered(self) -> None:
+    def test_delivered_data_of_a_former_transport_is_not_resent(self) -> None:
         self.one.open_ack(self.two.seal_ack())
         self.assertEqual((self.one.delivered, self.two.delivered), ((30, 0), (0, 30)))
         self.one._before, self.two._before = (13, 0), (0, 9)
@@ -131,7 +131,7 @@ class CountTests(SynchronousTestCase):
         self.assertEqual((before.delivered, before.secure), ((100, 30), None))
         self.assertEqual((one.delivered, one.peer_window, one.told_window), ((0, 0), 77, 55))
 
-    def test_what_has_no_bytes_is_acknowledged_by_a_position(self) -> None:
+    def test_empty_frames_are_acknowledged_by_position(self) -> None:
         one, two = pair(token=bytes(16))
         two.open_data(one.seal_data(b"abc", "data"))
         one.seal_data(b"", "probe")
@@ -168,7 +168,7 @@ class GrowthTests(SynchronousTestCase):
         end.measure(NOW)
         return end
 
-    def test_it_is_four_times_as_large_at_first_and_then_twice(self) -> None:
+    def test_the_receive_window_grows_fourfold_and_then_twofold(self) -> None:
         for window, seconds, grows in (
             (INITIAL_WINDOW, 0.59, 4 * INITIAL_WINDOW),
             (INITIAL_WINDOW, 0.61, INITIAL_WINDOW),
@@ -183,13 +183,13 @@ class GrowthTests(SynchronousTestCase):
             end.measure(NOW + seconds)
             self.assertEqual((end.window, end.measure_at), (grows, 1000 + grows))
 
-    def test_without_a_round_trip_nothing_is_known(self) -> None:
+    def test_the_window_does_not_grow_without_a_round_trip(self) -> None:
         end = self.end(INITIAL_WINDOW)
         end.round_trip = None
         end.measure(NOW)
         self.assertEqual(end.window, INITIAL_WINDOW)
 
-    def test_who_has_much_already_gets_no_more_of_little(self) -> None:
+    def test_large_holders_get_no_more_of_a_small_budget(self) -> None:
         budget = Budget(1200)
         self.assertTrue(budget.take(b"greedy", 400))
         self.assertTrue(budget.take(b"greedy", 200))

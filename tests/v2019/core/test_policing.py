@@ -32,7 +32,7 @@ class PoliceTests(SynchronousTestCase):
         self.assertTrue(bucket.take(1, 5, 10, 0.2))
         self.assertFalse(bucket.take(11, 5, 10, 1000))
 
-    def test_over_the_rate_is_refused_and_far_over_it_is_the_end(self) -> None:
+    def test_excess_is_refused_and_gross_excess_ends_the_connection(self) -> None:
         limits = Limits(request_rate=10)
         for kind in (Kind.REQUEST, Kind.ACCEPT, Kind.CLOSE, Kind.PING):
             police = Policer()
@@ -45,7 +45,7 @@ class PoliceTests(SynchronousTestCase):
             self.assertEqual(caught.exception.reason, DropReason.FLOOD)
             self.assertTrue(Policer().allows(kind, limits, 0))
 
-    def test_what_is_on_its_way_when_a_remote_is_lost_is_no_flood(self) -> None:
+    def test_frames_in_flight_to_a_lost_remote_are_no_flood(self) -> None:
         police, limits = Policer(), Limits(request_rate=10)
         answers = [police.allows(Kind.STRAY, limits, 0) for _ in range(20_000)]
         self.assertLess(sum(answers), 100)
@@ -116,7 +116,7 @@ class RelayLimitTests(ServerCase):
             self.network.settle()
             self.network.clock.advance(1 / FLOOD_RATE)
 
-    def test_who_flooded_before_is_told(self) -> None:
+    def test_earlier_flooders_are_notified(self) -> None:
         for _ in range(int(FLOOD_BURST)):
             self.send(self.client("A"), *[Frame(PING, 0, b"")] * 2000)
         again, other = self.client("A"), self.client("B")
@@ -137,7 +137,7 @@ class RelayLimitTests(ServerCase):
         self.send(a, *[Frame(CLOSE, 40, b"\0")] * 85, Frame(CLOSE, 2, b"\0"))
         self.assertEqual(self.relay.route_count, 0)
 
-    def test_frames_for_a_lost_remote_end_nobody(self) -> None:
+    def test_frames_for_a_lost_remote_end_no_connection(self) -> None:
         a = self.client("A")
         answers = self.send(a, *[Frame(FWD, 2, b"\0\0x"), Frame(ACK, 2, b"\0\0")] * 5000)
         self.assertFalse(a.closed)
@@ -193,7 +193,7 @@ class AdmissionTests(ServerCase):
         self.assertEqual([Admission(None, deny).check(key) for key in (a, b, c)], [True, False, True])
         self.assertEqual([Admission().check(key) for key in (a, b, c)], [True, True, True])
 
-    def test_who_is_not_admitted_is_told(self) -> None:
+    def test_refused_clients_are_notified(self) -> None:
         self.admission.deny = KeyList(self.write("deny", KEYS["A"]))
         a = self.client("A")
         self.assertEqual(a.take(), [Frame(CLOSE, 0, bytes((CloseReason.NOT_ADMITTED,)))])
@@ -212,7 +212,7 @@ class AdmissionTests(ServerCase):
         self.assertEqual((a.closed, b.closed), (True, False))
         self.admission.stop()
 
-    def test_a_list_that_is_broken_changes_nothing(self) -> None:
+    def test_a_broken_list_leaves_the_rules_unchanged(self) -> None:
         path = self.write("deny", KEYS["A"])
         self.admission.deny = KeyList(path)
         for text in ("nonsense\n", "02ab\n", "\x00", "zz" * 33):
@@ -259,7 +259,7 @@ class AdmissionTests(ServerCase):
                 self.assertIsInstance(known, Deferred)
                 self.assertEqual(hook.unanswered, 2)
 
-    def test_who_is_asked_about_waits(self) -> None:
+    def test_clients_wait_for_the_admission_hook(self) -> None:
         answer: Deferred[bool] = Deferred()
         self.admission.hook = _Slow(answer)
         a = self.client("A")
@@ -309,7 +309,7 @@ class DrainTests(ServerCase):
 
     options: dict[str, Any] = {}
 
-    def test_only_those_are_told_who_understand(self) -> None:
+    def test_only_clients_that_know_notices_get_them(self) -> None:
         a, b = self.client("A"), self.client("B")
         self.send(a, Frame(PING, 0, b"x"))
         self.assertEqual(self.relay.announce_drain(8, [KEYS["C"].public]), 1)

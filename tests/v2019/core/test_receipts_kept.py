@@ -17,7 +17,7 @@ class KeptReceiptsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.kept = KeptReceipts()
 
-    def test_they_are_taken_once_in_their_order(self) -> None:
+    def test_receipts_are_taken_once_in_order(self) -> None:
         for data in (b"1", b"2"):
             self.kept.keep(ONE, data, 10)
         self.kept.keep(OTHER, b"3", 10)

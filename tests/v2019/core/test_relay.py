@@ -143,7 +143,7 @@ class RelayTests(RelayCase):
             self.assertEqual(route.wire, sum(len(frame.encode()) for frame in there))
             self.assertEqual(route.ack_wire, sum(len(frame.encode()) for frame in acks))
 
-    def test_unknown_types_end_the_connection_after_what_came_before(self) -> None:
+    def test_unknown_types_end_the_connection_after_earlier_frames(self) -> None:
         own_id = self.open(0, 1, 2)
         error = self.assertRaises(
             RemoteProtocolError, feed, self.relay, self.peers[0], Frame(FWD, 2, b"\0\1a"), Frame(0x7, 2, b"")
@@ -346,7 +346,7 @@ class CongestionTests(RelayCase):
                     self.fill(0, 2 * number, 60_000)
         self.assertLess(self.ports[1].waiting, PEER_QUEUE_MAXIMUM + 70_000)
 
-    def test_what_nobody_has_accepted_is_not_queued(self) -> None:
+    def test_data_of_unaccepted_requests_is_not_queued(self) -> None:
         """Forty requests and as many windows behind them: the receiver is slow, and loses nothing for it."""
         own = self.open(2, 1, 2)
         for number in range(40):
@@ -360,7 +360,7 @@ class CongestionTests(RelayCase):
         self.assertEqual((len(self.peers[0].routes), self.relay.drops[DropReason.QUEUE_FULL]), (0, 40))
         self.assertEqual((self.ports[1].closed, own in self.peers[1].routes), ([], True))
 
-    def test_the_other_end_cannot_accept_for_it(self) -> None:
+    def test_an_initiator_cannot_accept_its_own_request(self) -> None:
         feed(self.relay, self.peers[0], Frame(REQUEST, 2, bytes(KEYS[0] + KEYS[1])))
         feed(self.relay, self.peers[0], Frame(ACCEPT, 2, bytes(KEYS[0] + KEYS[1])))
         self.assertFalse(self.peers[0].routes[2].accepted)
@@ -388,7 +388,7 @@ class CongestionTests(RelayCase):
         feed(self.relay, self.peers[0], Frame(FWD, 99, b""))
         self.assertEqual(self.relay.drops[DropReason.SEND_BUFFER_FULL], 1)
 
-    def test_what_is_said_of_a_peer_again_or_too_late(self) -> None:
+    def test_repeated_or_late_congestion_reports_are_ignored(self) -> None:
         """Its counts begin once, and not for one that is gone."""
         self.open(0, 1, 2)
         self.congest(1)
@@ -490,14 +490,14 @@ RelayMachine.TestCase.settings = settings(stateful_step_count=40)
 class RelayMachineTests(SynchronousTestCase):
     """Runs the machine under trial."""
 
-    def test_any_order(self) -> None:
+    def test_frames_in_any_order_preserve_the_invariants(self) -> None:
         RelayMachine.TestCase("runTest").runTest()
 
 
 class FrameVectorTests(SynchronousTestCase):
     """frames.json."""
 
-    def test_frames(self) -> None:
+    def test_frames_match_the_vectors(self) -> None:
         for case in vectors("frames")["frames"]:
             if "frame" not in case:
                 continue
@@ -508,7 +508,7 @@ class FrameVectorTests(SynchronousTestCase):
             self.assertEqual((frame.type, frame.id, len(frame.payload)), (case["type"], case["id"], case["len_field"]))
             self.assertEqual(frame.encode(), data)
 
-    def test_cut_streams(self) -> None:
+    def test_cut_streams_match_the_vectors(self) -> None:
         for case in vectors("frames")["read_frame"]:
             frames = FrameBuffer().feed(bytes.fromhex(case["stream"]))
             if case["result"] == "ok":

@@ -69,7 +69,7 @@ def sent(core: ClientConnection) -> list[Frame]:
 class ClosedTests(SynchronousTestCase):
     """Whether another transport may be looked for."""
 
-    def test_whose_word_is_final(self) -> None:
+    def test_only_a_close_of_the_peer_is_final(self) -> None:
         final = {
             (by, refused, reason): Closed(cast(Any, None), reason, refused, by).final
             for by in EndedBy
@@ -122,7 +122,7 @@ class StateTests(ClientCase):
                     self.assertRaises(LocalProtocolError, self.core._move, transport, what)
                     self.assertIs(transport.state, state)
 
-    def test_nothing_leaves_closed(self) -> None:
+    def test_closed_is_a_final_state(self) -> None:
         self.assertFalse([pair for pair in TRANSITIONS if pair[0] is State.CLOSED])
 
     @given(
@@ -204,7 +204,7 @@ class SendTests(ClientCase):
     def test_too_long_for_one_frame(self) -> None:
         self.assertRaises(LocalProtocolError, self.core.send, self.transport, bytes(MAX_FWD_DATA + 1))
 
-    def test_sending_on_what_is_not_open(self) -> None:
+    def test_sending_on_an_unopened_transport_is_an_error(self) -> None:
         requested = self.core.request(REMOTE)
         self.assertRaises(LocalProtocolError, self.core.send, requested, b"x")
         self.core.close(self.transport)
@@ -260,7 +260,7 @@ class ReceiveTests(ClientCase):
                 return
         self.fail("unread frames of one byte have no limit")
 
-    def test_what_is_behind_a_transport_that_is_lost(self) -> None:
+    def test_frames_behind_a_lost_transport_are_processed(self) -> None:
         """In the same read: another transport's data, and what comes for the one that is over."""
         (event,) = feed(self.core, Frame(REQUEST, 3, bytes(REMOTE + LOCAL)))
         assert isinstance(event, Requested)
@@ -280,7 +280,7 @@ class ReceiveTests(ClientCase):
         taken, events = self.core.receive_frames(data, len(data), 6)
         self.assertEqual((taken, len(events), self.core.left), (len(data), 5, False))
 
-    def test_an_accept_has_to_be_of_its_request(self) -> None:
+    def test_an_accept_must_match_its_request(self) -> None:
         transport = self.core.request(REMOTE)
         request = sent(self.core)[-1]
         for payload in (bytes(REMOTE + LOCAL), request.payload + b"x", b"\xff" * len(request.payload)):
@@ -312,7 +312,7 @@ class ReceiveTests(ClientCase):
         self.assertEqual(sent(self.core), [Frame(ACK, 1, b"\0\7")])
 
     @given(st.lists(st.binary(max_size=300), max_size=20), st.lists(st.integers(1, 200), max_size=40))
-    def test_any_chunking(self, messages: list[bytes], cuts: list[int]) -> None:
+    def test_frames_accept_any_chunking(self, messages: list[bytes], cuts: list[int]) -> None:
         self.setUp()
         stream = b"".join(
             Frame(FWD, 1, number.to_bytes(2, "big") + message).encode() for number, message in enumerate(messages)
@@ -340,7 +340,7 @@ class ServerFrameTests(SynchronousTestCase):
         self.core.ping(b"payload")
         self.assertEqual(sent(self.core), [Frame(PING, 0, b"payload")])
 
-    def test_notices(self) -> None:
+    def test_notices_have_a_code_and_text(self) -> None:
         """The first byte says of what, the rest is text; those without a byte, and long ones, mean nothing."""
         self.assertEqual(feed(self.core, Frame(NOTICE, 0, b"\1early")), [])
         sent(self.core)
@@ -389,7 +389,7 @@ class SecureTests(SynchronousTestCase):
     def types(self, core: ClientConnection) -> list[int]:
         return [frame.type for frame in sent(core)]
 
-    def test_the_first_ack_shows_who_asked(self) -> None:
+    def test_the_first_ack_confirms_the_initiator(self) -> None:
         self.b.accept_secure(self.at_b, Hello(0, INITIAL_WINDOW))
         self.assertEqual([type(event) for event in self.to_a()], [Accepted])
         self.assertEqual(self.types(self.a), [ACK])
@@ -401,7 +401,7 @@ class SecureTests(SynchronousTestCase):
         self.a.send(self.at_a, bytes(MAX_SECURE_DATA))
         self.assertRaises(LocalProtocolError, self.a.send, self.at_a, bytes(MAX_SECURE_DATA + 1))
 
-    def test_a_window_that_changed_before_that_is_told(self) -> None:
+    def test_a_window_changed_before_the_first_ack_is_sent(self) -> None:
         """As where a stream goes on that is read meanwhile."""
         for more, answer in ((0, []), (1000, [ACK])):
             self.setUp()
@@ -411,7 +411,7 @@ class SecureTests(SynchronousTestCase):
             self.assertIsInstance(self.to_b()[0], Confirmed)
             self.assertEqual(self.types(self.b), answer)
 
-    def test_acks_of_what_came_and_of_what_was_read(self) -> None:
+    def test_acks_report_received_and_read_bytes(self) -> None:
         """One for all of a turn; then when a quarter of the window is free again, and not before."""
         self.open()
         for size in (1000, 1000, INITIAL_WINDOW // 4 - 2000):
@@ -424,7 +424,7 @@ class SecureTests(SynchronousTestCase):
         self.assertEqual(self.types(self.b), [ACK])
         self.assertEqual(self.types(self.b), [])
 
-    def test_what_is_read_piece_by_piece_is_told_once(self) -> None:
+    def test_small_reads_are_acknowledged_together(self) -> None:
         """However often the application reads before the ACK goes out."""
         self.open()
         for _ in range(3):
@@ -462,7 +462,7 @@ class SecureTests(SynchronousTestCase):
             end = self.b._new_end(self.at_b, result, INITIAL_WINDOW, None, one, two)
             self.assertIs(end.half_close, asks and answers)
 
-    def test_what_came_is_acknowledged_before_the_end_and_not_behind_it(self) -> None:
+    def test_data_is_acknowledged_before_the_end(self) -> None:
         self.open()
         self.a.send(self.at_a, b"data")
         self.to_b()
