@@ -32,6 +32,7 @@ from dmsg.cli.pipeline.maintenance import forget, install, optimize
 from dmsg.cli.pipeline.send import send
 from dmsg.cli.pipeline.show import name, rank, report, tables, top
 from dmsg.cli.pipeline.sql import sql
+from dmsg.cli.pipeline.statement import statement, verify_statement
 from dmsg.cli.pipeline.watch import attention, watch
 from dmsg.errors import DmsgError, WrongUse
 
@@ -362,5 +363,21 @@ def demo(directory: Path | None, seconds: float) -> None:
     run_reactor(network)
 
 
-for _command in (attention, watch, explain, report, top, sql, tables, rank, name, send, install, optimize, forget):
+for _command in (
+    attention,
+    watch,
+    explain,
+    report,
+    top,
+    sql,
+    tables,
+    rank,
+    statement,
+    verify_statement,
+    name,
+    send,
+    install,
+    optimize,
+    forget,
+):
     analytics.add_command(_command)

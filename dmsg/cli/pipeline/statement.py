@@ -1,0 +1,271 @@
+"""``dmsg analytics statement|verify-statement``: credits of a day by both ends' word, signed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dmsg.base.units import human_size
+from dmsg.cli import output
+from dmsg.cli.options import command
+from dmsg.cli.params import create_option
+from dmsg.cli.pipeline.common import errors_in_one_line, local_directory_option
+from dmsg.errors import DmsgError, WrongUse
+
+if TYPE_CHECKING:
+    from dmsg.keys import PubKey
+    from dmsg.telemetry.credits import Credits
+    from dmsg.telemetry.statements import Statement
+
+SHOWN = 20
+"""Maximum number of lines of each kind that are shown to people."""
+_COUNTS = ("transports", "credited", "difference", "one_sided", "conflict", "bytes_ab", "bytes_ba")
+
+
+@command()
+@click.argument("day", type=click.DateTime(["%Y-%m-%d"]))
+@local_directory_option(
+    "--inputs", "Directory with sealed files of receipts, with all its subdirectories.", exists=True
+)
+@click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key.")
+@create_option
+@click.option("--file", type=click.Path(dir_okay=False, path_type=Path), help="Default: statement-DAY.jsonl")
+@click.option(
+    "--days-before",
+    type=click.IntRange(0, 365),
+    help="Days before DAY whose receipts count as handed in before.  [default: 30]",
+)
+@errors_in_one_line
+def statement(
+    day: datetime, inputs: Path, key_file: str, create: bool, file: Path | None, days_before: int | None
+) -> None:
+    """Sign what each server delivered on DAY by the word of both ends; needs no Java.
+
+    Receipts of both ends prove each byte that is credited. Anybody with the same files of receipts makes the same
+    statement: dmsg analytics verify-statement.
+
+    \b
+    Example:
+      dmsg analytics statement 2026-01-31 --inputs /srv/spool -k operator.key
+    """
+    from dmsg.analytics.atomic_write import write_atomically
+    from dmsg.keys import load_or_create_key
+    from dmsg.telemetry.credits import DAYS_BEFORE
+    from dmsg.telemetry.statements import body_of, sign_statement
+
+    wanted = day.date()
+    if wanted >= datetime.now(UTC).date():
+        raise WrongUse(f"{wanted} is not over in UTC: a statement is of a whole day")
+    key = load_or_create_key(key_file, create=create)
+    try:
+        first = wanted - timedelta(DAYS_BEFORE if days_before is None else days_before)
+    except OverflowError:
+        raise WrongUse(f"{wanted} is too long ago") from None
+    found = _computed(inputs, wanted, first)
+    _warn(found)
+    if not found.servers:
+        raise DmsgError(f"there are no receipts of {wanted} in {inputs}")
+    target = file or Path(f"statement-{wanted}.jsonl")
+    write_atomically(target, sign_statement(body_of(found), key))
+    credited = sum(total.credited for total in found.servers.values())
+    output.tell(
+        f"wrote {target}: {len(found.servers):,} servers delivered {human_size(credited)} on {wanted} by the word of "
+        f"both ends, from {len(found.inputs):,} files; signed by {key.public.text}",
+        wrote=str(target),
+        day=str(wanted),
+        servers=len(found.servers),
+        pairs=len(found.pairs),
+        credited=credited,
+        inputs=len(found.inputs),
+        refused=found.refused.total(),
+        damaged=len(found.damaged),
+        operator=key.public.hex(),
+    )
+
+
+def _computed(
+    inputs: Path, day: date, first: date, about: PubKey | None = None, only: set[str] | None = None
+) -> Credits:
+    """Compute the credits from all files of receipts of a directory.
+
+    :param only: digests of the files to use; None for all.
+    """
+    from dmsg.telemetry.credits import compute_credits
+    from dmsg.telemetry.schema import RECEIPTS_PREFIX, SEGMENT_SUFFIX
+    from dmsg.telemetry.spool_listing import list_sealed
+
+    listing = list_sealed(inputs, [f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}"])
+    for reason, paths in listing.left.items():
+        output.notice(f"{len(paths):,} files or directories are left out, such as {min(paths)}: {reason}")
+    return compute_credits((Path(one.path) for one in listing.files), day, first, about, only)
+
+
+def _warn(found: Credits) -> None:
+    for path, reason in list(found.damaged.items())[:SHOWN]:
+        output.notice(f"{path} is left out: {reason}")
+    if len(found.damaged) > SHOWN:
+        output.notice(f"{len(found.damaged) - SHOWN:,} more files are left out")
+    for reason, count in found.refused.most_common(5):
+        output.notice(f"{count:,} receipts of {found.day} do not count: {reason}")
+
+
+@command("verify-statement")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--inputs",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Directory with files of receipts, from which the statement is made again.",
+)
+@click.option("--operator", metavar="KEY", help="Key of the operator who must have signed, or its address book name.")
+@click.option(
+    "--key",
+    "about",
+    metavar="KEY",
+    help="Show the lines of this server or client.  With --inputs, compare them with its own receipts only.",
+)
+@errors_in_one_line
+def verify_statement(file: Path, inputs: Path | None, operator: str | None, about: str | None) -> None:
+    """Check a signed statement, and with --inputs make it again; needs no Java.
+
+    Without --operator the command says who signed, and anybody may have. With --key, --inputs needs no files but
+    those of that server.
+
+    \b
+    Examples:
+      dmsg analytics verify-statement statement-2026-01-31.jsonl --operator akvy... --inputs /srv/spool
+      dmsg analytics verify-statement statement-2026-01-31.jsonl --key akvy... --inputs /var/lib/dmsg/telemetry
+    """
+    from dmsg.clients.address_book import AddressBook
+    from dmsg.telemetry.statements import MAX_SIZE, StatementError, read_statement
+
+    book = AddressBook()
+    with open(file, "rb") as opened:
+        found = read_statement(opened.read(MAX_SIZE + 1))
+    if operator is not None and (wanted := book.find(operator)) != found.operator:
+        raise StatementError(f"the statement is signed by {found.operator.text}, not by {wanted.text}")
+    if about is not None:
+        _verify_lines(found, book.find(about), inputs)
+        return
+    found.check_lines()
+    head = next(found.lines())
+    remade = None
+    if inputs is not None:
+        _remake(found, inputs)
+        remade = True
+    credited = sum(line["credited"] for line in found.lines() if line["kind"] == "server")
+    text = f"{found.day}: {head['servers']:,} servers delivered {human_size(credited)}, signed by {found.operator.text}"
+    text += "" if operator else "; check that this is the operator's key (--operator)"
+    text += "; made again from the receipts, it is the same" if remade else ""
+    fields: dict[str, Any] = {"day": str(found.day), "operator": found.operator.hex(), "credited": credited}
+    output.tell(text, **fields, servers=head["servers"], pairs=head["pairs"], inputs=head["inputs"], remade=remade)
+
+
+def _remake(found: Statement, inputs: Path) -> None:
+    """Make the statement again from the files that it names.
+
+    :raises DmsgError: files are missing, or the statement is another one.
+    """
+    from dmsg.telemetry.statements import StatementError, body_of
+
+    named = {line["sha256"] for line in found.lines() if line["kind"] == "input"}
+    again = _computed(inputs, found.day, found.first, only=named)
+    if missing := sorted(named - again.inputs.keys()):
+        raise DmsgError(
+            f"{len(missing):,} of the statement's {len(named):,} files of receipts are not in {inputs}, such as "
+            f"the one with the SHA-256 {missing[0]}"
+        )
+    if body_of(again) != found.body:
+        stated = {_name(line): line for line in found.lines() if line["kind"] in ("server", "pair")}
+        _tell_differences(stated, _lines_of(again))
+        raise StatementError("the receipts that the statement names do not give this statement")
+    everything = _computed(inputs, found.day, found.first)
+    if left := everything.inputs.keys() - named:
+        output.notice(
+            f"{len(left):,} files of receipts of these days are in {inputs} but not in the statement, such as "
+            f"{everything.inputs[min(left)]}"
+        )
+        _tell_differences(_lines_of(again), _lines_of(everything))
+
+
+def _lines_of(found: Credits) -> dict[str, Mapping[str, Any]]:
+    """Return the lines of servers and pairs that a statement would have, by their names."""
+    lines: dict[str, Mapping[str, Any]] = {}
+    for server, total in found.servers.items():
+        counts = {name: getattr(total, name) for name in _COUNTS if hasattr(total, name)}
+        lines[f"server {server.hex()}"] = {"kind": "server", "server": server.hex(), **counts}
+    for (server, initiator, responder), pair in found.pairs.items():
+        names = {"server": server.hex(), "initiator": initiator.hex(), "responder": responder.hex()}
+        counts = {name: getattr(pair, name) for name in _COUNTS if hasattr(pair, name)}
+        line = {"kind": "pair", **names, **counts}
+        lines[_name(line)] = line
+    return lines
+
+
+def _name(line: Mapping[str, Any]) -> str:
+    if line["kind"] == "server":
+        return f"server {line['server']}"
+    return f"{line['initiator']} to {line['responder']} over {line['server']}"
+
+
+def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str, Mapping[str, Any]]) -> int:
+    """Print in which lines the receipts differ from the statement; return the number of these lines."""
+    different = [name for name in sorted(stated.keys() | ours.keys()) if stated.get(name) != ours.get(name)]
+    for name in different[:SHOWN]:
+        one, other = stated.get(name, {}), ours.get(name, {})
+        counts = [key for key in _COUNTS if one.get(key, 0) != other.get(key, 0)]
+        texts = (f"{key} {one.get(key, 0):,}, by the receipts {other.get(key, 0):,}" for key in counts)
+        output.notice(f"{name}: {'; '.join(texts) or 'one of them has no such line'}")
+    if len(different) > SHOWN:
+        output.notice(f"{len(different) - SHOWN:,} more lines differ")
+    return len(different)
+
+
+def _verify_lines(found: Statement, about: PubKey, inputs: Path | None) -> None:
+    """Show the lines of one server or client, and compare them with its receipts."""
+    from dmsg.telemetry.statements import StatementError
+
+    stated = {_name(line): line for line in found.lines(about) if line["kind"] in ("server", "pair")}
+    if not output.state.json:
+        output.say(f"{found.day}, signed by {found.operator.text}")
+    for line in list(stated.values())[: None if output.state.json else SHOWN]:
+        output.tell(_said(line), **line)
+    if len(stated) > SHOWN and not output.state.json:
+        output.say(f"and {len(stated) - SHOWN:,} more (--json has all)")
+    if not stated:
+        output.notice(f"{about.text} has no line in the statement")
+    if inputs is None:
+        return
+    own = _computed(inputs, found.day, found.first, about)
+    _warn(own)
+    ours = {name: line for name, line in _lines_of(own).items() if about.hex() in name}
+    if len([one for one in stated if one.startswith("server ")]) == 0 and stated:
+        # A client's receipts say nothing of the whole sum of a server.
+        ours = {name: line for name, line in ours.items() if line["kind"] == "pair"}
+    named = {line["sha256"] for line in found.lines() if line["kind"] == "input"}
+    left = own.inputs.keys() - named
+    if left:
+        output.notice(f"{len(left):,} of these files are not in the statement, such as {own.inputs[min(left)]}")
+    if count := _tell_differences(stated, ours):
+        raise StatementError(f"{count:,} lines of the statement are not what the receipts in {inputs} give")
+    output.notice("the receipts give the same")
+
+
+def _said(line: Mapping[str, Any]) -> str:
+    if line["kind"] == "server":
+        text = f"credited {line['credited']:,} bytes of {line['transports']:,} transports"
+        for name, words in (
+            ("one_sided", "transports lack one end's receipt"),
+            ("conflict", "transports are claimed by several pairs"),
+            ("difference", "bytes are said by one end only"),
+        ):
+            text += f"; {line[name]:,} {words}" if line[name] else ""
+        return text
+    return (
+        f"{line['initiator'][:8]} to {line['responder'][:8]} over {line['server'][:8]}: {line['bytes_ab']:,} bytes "
+        f"forward, {line['bytes_ba']:,} back, {line['transports']:,} transports"
+    )
