@@ -173,12 +173,12 @@ def _read_line(line: bytes, number: int) -> Line:
     """
     place = f"line {number}" if number else "the last line"
     try:
-        found = json.loads(line)
+        found: dict[str, Any] = json.loads(line)
         fields = _FIELDS[found["kind"]]
         if found.keys() != fields.keys() | {"kind"} or _written(found) != line:
             raise ValueError
         for name, kind in fields.items():
-            value = found[name]
+            value: Any = found[name]
             if type(value) is not kind or (kind is int and value < 0):
                 raise ValueError
             if name in _KEY and not re.fullmatch("[0-9a-f]{66}", value):
