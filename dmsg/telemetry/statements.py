@@ -179,9 +179,9 @@ def _read_line(line: bytes, number: int) -> Line:
             raise ValueError
         for name, kind in fields.items():
             value: Any = found[name]
-            if type(value) is not kind or (kind is int and value < 0):
+            if type(value) is not kind or str(value).startswith("-"):
                 raise ValueError
-            if name in _KEY and not re.fullmatch("[0-9a-f]{66}", value):
+            if name in _KEY and not re.fullmatch("[0-9a-f]{66}", str(value)):
                 raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise StatementError(f"{place} of the statement is malformed") from None
