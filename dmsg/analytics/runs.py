@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -106,12 +106,23 @@ class _Row:
     def state(self, where: str) -> State:
         try:
             said = json.loads(self.said)
-            if said.pop("format") != FORMAT:
-                raise LakeError(f"{where} was written by another version of dmsg")
-            left = {reason: (count, first) for reason, (count, first) in said.pop("left", {}).items()}
-            return State(**said, left=left)
+            written = int(said["format"])
+            if written != FORMAT:
+                raise LakeError(_other_format(where, written))
+            # A later version may have added fields that this one does not know.
+            known = {one.name: said[one.name] for one in fields(State) if one.name in said}
+            left = {reason: (int(count), str(first)) for reason, (count, first) in known.pop("left", {}).items()}
+            return State(**known, left=left)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise LakeError(f"{where}/runs holds a row that is not a run: {self.said[:60]!r}") from None
+
+
+def _other_format(where: str, written: int) -> str:
+    """Return what to do with tables of another format."""
+    text = f"the tables in {where} are of format {written}, this version of dmsg has format {FORMAT}"
+    if written > FORMAT:
+        return f"{text}: update dmsg"
+    return f"{text}: move them away, and make them anew from the files of the spool with `dmsg analytics run`"
 
 
 def _this_process() -> str:

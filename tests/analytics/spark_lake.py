@@ -175,7 +175,7 @@ class RunsTests(SynchronousTestCase):
         table = self.runs._open()
         assert table is not None
         for said, text in (
-            ('{"format": 3}', "another version"),
+            ('{"format": 3}', "of format 3, this version of dmsg has format 2: update"),
             ("[]", "a row that is not a run"),
             ("{", "a row that is not a run"),
         ):

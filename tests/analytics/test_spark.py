@@ -22,6 +22,7 @@ MODULES = (
     "spark_attention",
     "spark_explain",
     "spark_oracle",
+    "spark_earlier",
     "spark_sql",
 )
 
