@@ -30,7 +30,7 @@ def data_directory() -> Path:
 
 
 def cache_directory() -> Path:
-    """Return the path of the directory of files that can be made again, whether it exists or not."""
+    """Return the path of the directory of files that can be created again, whether it exists or not."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dmsg"
 
 

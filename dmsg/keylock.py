@@ -122,8 +122,8 @@ def _hold_itself(real: str, share: bool, advice: str = KEY_ADVICE) -> KeyLock:
     return KeyLock(real, descriptor, None)
 
 
-def _in_use(real: str, who: str, advice: str) -> str:
-    words = who.strip().split(" ", 2)
+def _in_use(real: str, holder: str, advice: str) -> str:
+    words = holder.strip().split(" ", 2)
     by = f"{words[2]} (process {words[0]}, since {words[1]})" if len(words) == 3 else "another program"
     return f"{real} is in use by {printable(by)}: {advice}"
 

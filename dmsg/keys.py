@@ -48,16 +48,16 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def _from_hex(text: str, size: int, what: str) -> bytes:
+def _from_hex(text: str, size: int, name: str) -> bytes:
     if len(text) != size * 2:
-        raise KeyFormatError(f"{what} must be {size * 2} hexadecimal characters, not {len(text)}")
+        raise KeyFormatError(f"{name} must be {size * 2} hexadecimal characters, not {len(text)}")
     try:
         # The function bytes.fromhex() would accept a key with blanks in it.
         if not text.isalnum():
             raise ValueError
         return bytes.fromhex(text)
     except ValueError:
-        raise KeyFormatError(f"{what} is not hexadecimal") from None
+        raise KeyFormatError(f"{name} is not hexadecimal") from None
 
 
 @lru_cache(maxsize=POINTS)

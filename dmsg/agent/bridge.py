@@ -262,9 +262,9 @@ class Bridge(Protocol):
         if count and self._line is not None:
             self._line.write(encode_count(Kind.TAKEN, count))
 
-    def congested(self, so: bool) -> None:
+    def congested(self, is_congested: bool) -> None:
         """Note whether the program currently reads what the agent writes."""
-        self._congested = so
+        self._congested = is_congested
         self._tell()
 
     # --- from time to time ---

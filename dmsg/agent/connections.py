@@ -93,14 +93,14 @@ class LineConnection(Protocol):
 
     :ivar answered: Deferred that fires with the first line, or fails.
     :ivar ended: Deferred that fires when the connection is closed.
-    :param said: callback invoked with each further line.
+    :param on_line: callback invoked with each further line.
     """
 
-    def __init__(self, said: Callable[[LineConnection, Answer], None] = lambda lines, content: None) -> None:
+    def __init__(self, on_line: Callable[[LineConnection, Answer], None] = lambda lines, content: None) -> None:
         self._reader = Reader()
         self.answered: Deferred[Answer] = Deferred()
         self.ended: Deferred[None] = Deferred()
-        self._on_line = said
+        self._on_line = on_line
 
     def dataReceived(self, data: bytes) -> None:
         self._reader.feed(data)

@@ -19,11 +19,11 @@ from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.address import DmsgAddress
 
 FIRST_DELAY = 0.25
-"""Seconds until the first attempt to reach an agent that has gone."""
+"""Seconds until the first attempt to reach an agent that has ended."""
 MAX_TAKING = 64
 """Maximum number of streams that a program accepts at the same time; further ones wait."""
 MAX_AGENT_DELAY = 5.0
-"""Maximum seconds between two attempts to reach an agent that has gone."""
+"""Maximum seconds between two attempts to reach an agent that has ended."""
 
 _log = Logger()
 

@@ -141,7 +141,7 @@ class LocalCarrier:
         return self._closed
 
     def ended(self, reason: int) -> None:
-        """End the stream, because it is closed or the agent has gone."""
+        """End the stream, because it is closed or the agent has ended."""
         self._closed = True
         self._transport.loseConnection()
         self.stream.carrier_closed(reason)

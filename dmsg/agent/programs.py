@@ -47,7 +47,7 @@ END_TIME = 60.0
 REQUEST_TIME = 10.0
 """Seconds to wait for the request of a connection."""
 LAST_TIME = 2.0
-"""Seconds that a program may take to close its connection after it was told the reason for the end."""
+"""Seconds that a program may take to close its connection after it received the reason for the end."""
 TAKE_TIME = 10.0
 """Seconds that a program may take to accept a stream that a peer has opened."""
 MAX_TIMEOUT = 3600.0
@@ -131,9 +131,9 @@ class Service(Factory):
     noisy = False
 
     def __init__(
-        self, agent: ServingAgent, connection: ProgramConnection, port: int, told: ServiceOffer | None = None
+        self, agent: ServingAgent, connection: ProgramConnection, port: int, offer: ServiceOffer | None = None
     ) -> None:
-        self.offer = told or ServiceOffer()
+        self.offer = offer or ServiceOffer()
         self._agent = agent
         self._connection = connection
         self.port = port
@@ -195,7 +195,7 @@ class Service(Factory):
             bridge.transport.abort(reason)
 
     def stop(self) -> None:
-        """Refuse all waiting streams, because the program has gone."""
+        """Refuse all waiting streams, because the program has ended."""
         for number in list(self.waiting):
             self.refuse(number, CloseReason.REFUSED)
 
@@ -409,7 +409,9 @@ class ProgramConnection(Protocol):
 
         async def work() -> None:
             client = self._agent.client
-            await ping(self.reactor, client, key, port, count=count, interval=interval, timeout=timeout, told=self.say)
+            await ping(
+                self.reactor, client, key, port, count=count, interval=interval, timeout=timeout, on_event=self.say
+            )
 
         self._begin(work)
 

@@ -205,10 +205,10 @@ class _CountedConnection(ProgramConnection):
     """Connection that adds itself to a set while it is open."""
 
     def __init__(
-        self, agent: Agent, reactor: Reactor, numbers: Callable[[], int], known: set[_CountedConnection]
+        self, agent: Agent, reactor: Reactor, numbers: Callable[[], int], connections: set[_CountedConnection]
     ) -> None:
         super().__init__(agent, reactor, numbers)
-        self._connections = known
+        self._connections = connections
 
     def connectionMade(self) -> None:
         self._connections.add(self)
@@ -219,33 +219,33 @@ class _CountedConnection(ProgramConnection):
         super().connectionLost(reason)
 
 
-def _service(one: Service) -> dict[str, object]:
+def _service(service: Service) -> dict[str, object]:
     return {
-        "port": one.port,
-        "program": one.program,
-        "pid": one.pid,
-        "since": one.since,
-        "offers": one.offer.offers,
-        "anyone": one.offer.anyone,
-        "allow": list(one.offer.allowed_sample),
-        "allowed": one.offer.allowed,
-        "taken": one.stream_count,
-        "refused": one.refused,
+        "port": service.port,
+        "program": service.program,
+        "pid": service.pid,
+        "since": service.since,
+        "offers": service.offer.offers,
+        "anyone": service.offer.anyone,
+        "allow": list(service.offer.allowed_sample),
+        "allowed": service.offer.allowed,
+        "taken": service.stream_count,
+        "refused": service.refused,
     }
 
 
-def _stream(one: Bridge, now: float) -> dict[str, object]:
-    described = one.describe()
+def _stream(bridge: Bridge, now: float) -> dict[str, object]:
+    described = bridge.describe()
     return {
         "peer": described["peer"],
-        "port": described["port"] if one.incoming else described["peer_port"],
-        "incoming": one.incoming,
+        "port": described["port"] if bridge.incoming else described["peer_port"],
+        "incoming": bridge.incoming,
         "server": described["server"],
         "secure": described["secure"],
-        "seconds": now - one.since,
-        "bytes_in": one.bytes_in,
-        "bytes_out": one.bytes_out,
-        "rate_in": one.rate_in,
-        "rate_out": one.rate_out,
-        "away": one.away,
+        "seconds": now - bridge.since,
+        "bytes_in": bridge.bytes_in,
+        "bytes_out": bridge.bytes_out,
+        "rate_in": bridge.rate_in,
+        "rate_out": bridge.rate_out,
+        "away": bridge.away,
     }

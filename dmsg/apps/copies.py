@@ -127,13 +127,13 @@ def cut_error(reason: Failure) -> TransferError:
     return TransferError(f"{type(reason.value).__name__}: {reason.value}")
 
 
-def copy_error(failure: Failure, lost: Failure | None) -> BaseException:
+def copy_error(failure: Failure, loss: Failure | None) -> BaseException:
     """Return why a copy failed, from the failure of its parcel.
 
-    :param lost: why the connection was lost, or None.
+    :param loss: why the connection was lost, or None.
     """
-    if lost is not None and isinstance(failure.value, ParcelCut):
-        return cut_error(lost)
+    if loss is not None and isinstance(failure.value, ParcelCut):
+        return cut_error(loss)
     assert failure.value is not None
     return failure.value
 

@@ -139,20 +139,20 @@ def check_ours(status: os.stat_result, at: int, name: str) -> None:
         raise NotOurs(errno.EPERM, text, name)
 
 
-def open_ours(name: str, at: int, shown: str) -> int:
+def open_ours(name: str, at: int, display_name: str) -> int:
     """Open an existing regular file or directory, which gets mode 0600 or 0700 if this user cannot open it otherwise.
 
-    :param shown: name to use in errors.
+    :param display_name: name to use in errors.
     :returns: descriptor, for reading and writing if it is a file.
     :raises NotOurs: another user owns it; it is left untouched.
     :raises OSError: it is absent, a link, or of another kind.
     """
     status = os.stat(name, dir_fd=at, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.EINVAL, "is neither a file nor a directory", shown)
+        raise OSError(errno.EINVAL, "is neither a file nor a directory", display_name)
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     flags |= os.O_RDONLY | os.O_DIRECTORY if stat.S_ISDIR(status.st_mode) else os.O_RDWR
-    check_ours(status, at, shown)
+    check_ours(status, at, display_name)
     try:
         descriptor = os.open(name, flags, dir_fd=at)
     except PermissionError:
@@ -161,7 +161,7 @@ def open_ours(name: str, at: int, shown: str) -> int:
     try:
         now = os.fstat(descriptor)
         if not os.path.samestat(status, now):  # Somebody has replaced the file since it was checked.
-            check_ours(now, at, shown)
+            check_ours(now, at, display_name)
     except BaseException:
         os.close(descriptor)
         raise

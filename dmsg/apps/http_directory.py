@@ -60,31 +60,31 @@ class ListingThreads:
         """Whether no further request may wait."""
         return sum(map(len, self._waiting.values())) >= LISTINGS_WAITING
 
-    def run(self, what: Hashable, act: Callable[[], bytes], gone: Deferred[None]) -> Deferred[bytes]:
+    def run(self, key: Hashable, act: Callable[[], bytes], disconnected: Deferred[None]) -> Deferred[bytes]:
         """Call ``act`` in a thread when its turn comes.
 
-        :param what: value that is equal for listings with the same page.
-        :param gone: Deferred that fails when the client has disconnected.  A listing that nobody waits for is skipped,
-            but one that has begun must end before the next begins.
+        :param key: value that is equal for listings with the same page.
+        :param disconnected: Deferred that fails when the client has disconnected.  A listing that nobody waits for is
+            skipped, but one that has begun must end before the next begins.
         """
         made: Deferred[bytes] = Deferred()
-        if what in self._waiting:
-            self._waiting[what].append(made)
+        if key in self._waiting:
+            self._waiting[key].append(made)
         else:
-            self._waiting[what] = [made]
+            self._waiting[key] = [made]
             # The waiting requests have received the error.
-            self._places.run(self._make, what, act).addErrback(lambda _: None)
+            self._places.run(self._make, key, act).addErrback(lambda _: None)
 
         def left(_: object) -> None:
-            if made in self._waiting.get(what, ()):
-                self._waiting[what].remove(made)
+            if made in self._waiting.get(key, ()):
+                self._waiting[key].remove(made)
                 made.cancel()
 
-        gone.addErrback(left)
+        disconnected.addErrback(left)
         return made
 
-    def _make(self, what: Hashable, act: Callable[[], bytes]) -> Deferred[None] | None:
-        waiting = self._waiting.pop(what)
+    def _make(self, key: Hashable, act: Callable[[], bytes]) -> Deferred[None] | None:
+        waiting = self._waiting.pop(key)
         if not waiting:
             return None  # All clients have disconnected.
 

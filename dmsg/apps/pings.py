@@ -78,21 +78,21 @@ async def ping(
     count: int,
     interval: float,
     timeout: float,
-    told: Callable[[Event], None],
+    on_event: Callable[[Event], None],
 ) -> None:
     """Measure ``count`` round trips.
 
     :param interval: seconds between two round trips.
     :param timeout: seconds to wait for the connection, and for each answer.
-    :param told: callback invoked with each event.  The first is ``{"connected": KEY, "seconds": S}``.  One for each
+    :param on_event: callback invoked with each event.  The first is ``{"connected": KEY, "seconds": S}``.  One for each
         round trip follows, ``{"number": N, "seconds": S}`` or ``{"number": N, "error": TEXT}``.  ``{"notice": TEXT}``
         is for people.
     :returns: Deferred that fails as that of :meth:`dmsg.v2019.client.Client.connect` does.
     """
     started = reactor.seconds()
-    transport = await open_probe(client, key, port, timeout, lambda text: told({"notice": text}))
+    transport = await open_probe(client, key, port, timeout, lambda text: on_event({"notice": text}))
     try:
-        told(
+        on_event(
             {
                 "connected": str(cast(DmsgAddress, transport.getPeer()).public_key),
                 "seconds": reactor.seconds() - started,
@@ -103,9 +103,9 @@ async def ping(
             try:
                 await transport.send(b"", timeout)
             except DmsgTimeout as error:
-                told({"number": number, "error": str(error)})
+                on_event({"number": number, "error": str(error)})
             else:
-                told({"number": number, "seconds": reactor.seconds() - started})
+                on_event({"number": number, "seconds": reactor.seconds() - started})
             if number < count:
                 await deferLater(reactor, interval)
     finally:

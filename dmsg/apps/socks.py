@@ -112,9 +112,9 @@ class SocksProtocol(SplicedConnection):
         reactor: IReactorTime,
         dial: Callable[[str, int, SplicedConnection], Deferred[IProtocol]],
         code_of: Callable[[Failure], int],
-        lost: Callable[[], None],
+        on_lost: Callable[[], None],
     ) -> None:
-        super().__init__(None, lost)
+        super().__init__(None, on_lost)
         self._reactor = reactor
         self._dial = dial
         self._code_of = code_of

@@ -30,13 +30,13 @@ def changed_text(name: str) -> str:
     return f"{name} was written to while it was sent: what has arrived is what was read"
 
 
-def resized_error(name: str, now: int, then: int) -> SourceChanged:
+def resized_error(name: str, new_size: int, old_size: int) -> SourceChanged:
     """Return the error for a file whose size has changed since it was offered.
 
-    :param now: size in bytes now.
-    :param then: size in bytes when the file was offered.
+    :param new_size: size in bytes now.
+    :param old_size: size in bytes when the file was offered.
     """
-    return SourceChanged(f"{name} changed after it was offered: it has {now:,} bytes now, and had {then:,}")
+    return SourceChanged(f"{name} changed after it was offered: it has {new_size:,} bytes now, and had {old_size:,}")
 
 
 def gone_error(name: str, error: OSError) -> SourceChanged:

@@ -40,10 +40,10 @@ class SplicedConnection(Protocol):
     _writing_ended = False
 
     def __init__(
-        self, connected: Callable[[SplicedConnection], None] | None = None, lost: Callable[[], None] | None = None
+        self, connected: Callable[[SplicedConnection], None] | None = None, on_lost: Callable[[], None] | None = None
     ) -> None:
         self._connected = connected
-        self._on_lost = lost
+        self._on_lost = on_lost
         self.loss: Failure | None = None
 
     def connectionMade(self) -> None:
@@ -205,10 +205,10 @@ class SpliceFactory(Factory):
         transport_of(leaves).abortConnection()
         return True
 
-    def _incoming(self, one: SplicedConnection) -> None:
-        transport = transport_of(one)
+    def _incoming(self, connection: SplicedConnection) -> None:
+        transport = transport_of(connection)
         transport.pauseProducing()
-        dial(one, self._connect, self._failed)
+        dial(connection, self._connect, self._failed)
 
 
 def dial(

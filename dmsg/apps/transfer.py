@@ -56,17 +56,17 @@ def _message(value: dict[str, object]) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-def take_framed(buffer: bytearray, limit: int, what: str) -> bytes | None:
+def take_framed(buffer: bytearray, limit: int, name: str) -> bytes | None:
     """Remove and return a length-prefixed message from the start of the buffer; None while it is incomplete.
 
-    :param what: name of the protocol, for errors.
+    :param name: name of the protocol, for errors.
     :raises TransferError: the message is longer than ``limit``.
     """
     if len(buffer) < 4:
         return None
     size = int.from_bytes(buffer[:4], "big")
     if size > limit:
-        raise TransferError(f"the other side does not use dmsg's protocol for {what}")
+        raise TransferError(f"the other side does not use dmsg's protocol for {name}")
     if len(buffer) < 4 + size:
         return None
     body = bytes(buffer[4 : 4 + size])
@@ -75,13 +75,13 @@ def take_framed(buffer: bytearray, limit: int, what: str) -> bytes | None:
 
 
 def _take_message(
-    buffer: bytearray, limit: int = HEADER_LIMIT, what: str = "file transfer"
+    buffer: bytearray, limit: int = HEADER_LIMIT, name: str = "file transfer"
 ) -> dict[str, object] | None:
     """Remove and return the JSON object at the start of the buffer; None while it is incomplete.
 
     :raises TransferError: the bytes are no JSON object.
     """
-    body = take_framed(buffer, limit, what)
+    body = take_framed(buffer, limit, name)
     if body is None:
         return None
     try:
@@ -89,5 +89,5 @@ def _take_message(
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise TransferError(f"the other side does not use dmsg's protocol for {what}")
+        raise TransferError(f"the other side does not use dmsg's protocol for {name}")
     return value

@@ -93,12 +93,12 @@ class Memory:
         self.dropped: Counter[str] = Counter()
         self._sources: dict[Source, Callable[[Holding], None] | None] = {}
 
-    def add(self, source: Source, told: Callable[[Holding], None] | None = None) -> None:
+    def add(self, source: Source, on_drop: Callable[[Holding], None] | None = None) -> None:
         """Add a source.
 
-        :param told: callback invoked with each holding that is about to be dropped, whichever source has it.
+        :param on_drop: callback invoked with each holding that is about to be dropped, whichever source has it.
         """
-        self._sources[source] = told
+        self._sources[source] = on_drop
 
     def remove(self, source: Source) -> None:
         """Remove a source."""

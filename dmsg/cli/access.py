@@ -64,7 +64,7 @@ class AllowedType(click.ParamType[AllowOption]):
 class Access:
     """Predicate that decides whether a peer may reach a service; the service calls it with the peer's address.
 
-    :ivar keys: keys of the peers that may; None if all peers may.
+    :ivar keys: keys of the allowed peers; None if all peers are allowed.
     """
 
     def __init__(self, allow: tuple[AllowOption, ...]) -> None:
@@ -147,22 +147,22 @@ def accepting_options(command: Callable[..., object]) -> Callable[..., object]:
     return _allow("Accepting files needs --allow or --anyone.")(anyone_option(anything_option(command)))
 
 
-def check_takes(access: Access, *, anyone: bool, what: str) -> None:
+def check_takes(access: Access, *, anyone: bool, option: str) -> None:
     """Check that the user has said whose files are accepted.
 
-    :param what: name of the service, for the message.
+    :param option: name of the option, for the message.
     :raises click.UsageError: the user has not, or has given two options that exclude each other.
     """
     if access.keys is None and not anyone:
         raise click.UsageError(
-            f"{what} would accept files from anyone who knows the key: "
+            f"{option} would accept files from anyone who knows the key: "
             "restrict it with --allow NAME, or confirm with --anyone"
         )
     if access.keys is not None and anyone:
         raise click.UsageError("--allow and --anyone exclude each other")
 
 
-def check_offered(directory: Path, *, anything: bool) -> None:
+def check_offered(directory: Path, *, any_directory: bool) -> None:
     """Check a directory that peers may see or write to.
 
     :raises click.UsageError: the directory is dmsg's own, or probably contains more than the user wants to offer.
@@ -174,7 +174,7 @@ def check_offered(directory: Path, *, anything: bool) -> None:
         os.close(open_within(directory, directory))
     except OSError as error:
         raise click.UsageError(f"{directory}: {error.strerror}") from None
-    if not anything and is_home_or_above(directory):
+    if not any_directory and is_home_or_above(directory):
         raise click.UsageError(
             f"{directory} is a home directory or contains one: choose a directory inside it, or confirm with --anything"
         )

@@ -228,7 +228,7 @@ async def _time_there(reactor: Reactor, all_: Examination, url: str) -> None:
     _clock(all_, url, response, wall, took)
 
 
-def _clock(all_: Examination, url: str, response: IResponse, asked: float, took: float) -> None:
+def _clock(all_: Examination, url: str, response: IResponse, asked_at: float, took: float) -> None:
     said = response.headers.getRawHeaders("date", [None])[0]
     try:
         there = parsedate_to_datetime(said).timestamp()
@@ -236,7 +236,7 @@ def _clock(all_: Examination, url: str, response: IResponse, asked: float, took:
         all_.found(Verdict.NOTE, "clock", f"discovery {url} does not send its time, so the clock is not checked")
         return
     # The server read its clock at some time between request and answer, and reports whole seconds.
-    off = there + 0.5 - (asked + took / 2)
+    off = there + 0.5 - (asked_at + took / 2)
     if abs(off) <= CLOCK_OFF:
         all_.found(Verdict.OK, "clock", f"the clock agrees with that of {url}")
     else:

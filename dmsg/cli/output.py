@@ -108,7 +108,7 @@ def writing_output() -> Iterator[None]:
 
 
 def cannot_write() -> Exception:
-    """Return the error for standard output: its reader has gone if it is a pipe, else the disk is probably full."""
+    """Return the error for standard output: its reader has ended if it is a pipe, else the disk is probably full."""
     mode = os.fstat(1).st_mode
     is_pipe = not stat.S_ISREG(mode) and not stat.S_ISCHR(mode)
     return BrokenPipeError() if is_pipe else DmsgError("standard output: cannot be written")

@@ -13,7 +13,7 @@ from dmsg.cli.output import EXIT_PIPE, writing_output
 
 
 class Screen(Console):
-    """Console that ends the command if its output cannot be written or its reader has gone."""
+    """Console that ends the command if its output cannot be written or its reader has ended."""
 
     def print(self, *objects: object, **options: Any) -> None:
         """Print as rich's console does."""

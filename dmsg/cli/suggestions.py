@@ -62,18 +62,18 @@ BELOW = {
 """Names of subcommands by the names that other programs give them."""
 
 
-def instead_of(wanted: str, path: str, known: Iterable[str]) -> str | None:
+def instead_of(given: str, path: str, commands: Iterable[str]) -> str | None:
     """Return what to type in place of an unknown command, or None if nothing is similar.
 
     :param path: group in which the command was looked for, as in ``dmsg name``.
-    :param known: commands of that group.
+    :param commands: commands of that group.
     """
-    names = list(known)
-    if path == "dmsg" and wanted in COMMANDS:
-        return COMMANDS[wanted]
-    if BELOW.get(wanted) in names:
-        return f"{path} {BELOW[wanted]}"
-    near = get_close_matches(wanted, names, 1, 0.7)
+    names = list(commands)
+    if path == "dmsg" and given in COMMANDS:
+        return COMMANDS[given]
+    if BELOW.get(given) in names:
+        return f"{path} {BELOW[given]}"
+    near = get_close_matches(given, names, 1, 0.7)
     return f"{path} {near[0]}" if near else None
 
 

@@ -219,13 +219,13 @@ class DelegatedClient(Service, Generic[SessionT]):
         """
         return self._limit(self._publisher.when_published(), timeout, "no entry in discovery")
 
-    def _limit(self, waiting: Deferred[None], timeout: float | None, what: str) -> Deferred[None]:
+    def _limit(self, waiting: Deferred[None], timeout: float | None, name: str) -> Deferred[None]:
         if timeout is None:
             return waiting
 
         def too_late(result: object, seconds: float) -> None:
             why = f": {self.last_error}" if self.last_error else ""
-            raise DmsgTimeout(f"{what} within {seconds:g} s{why}")
+            raise DmsgTimeout(f"{name} within {seconds:g} s{why}")
 
         self._waiting.add(waiting)
 

@@ -86,10 +86,10 @@ class _ServiceEndpoint(Generic[SessionT]):
 
 
 class ServerLink(Generic[SessionT]):
-    """Connection to one server, which is made again when it is lost.
+    """Connection to one server, which is re-established when it is lost.
 
     :param changed: called when the session starts or ends.
-    :param away: called with the link and the number of failed tries in a row.
+    :param on_lost: called with the link and the number of failed tries in a row.
     :ivar session: current session, or None.
     """
 
@@ -101,7 +101,7 @@ class ServerLink(Generic[SessionT]):
         random: Random,
         *,
         changed: Callable[[ServerLink[SessionT]], None],
-        away: Callable[[ServerLink[SessionT], int], None],
+        on_lost: Callable[[ServerLink[SessionT], int], None],
     ) -> None:
         self.server = server
         self.session: SessionT | None = None
@@ -120,7 +120,7 @@ class ServerLink(Generic[SessionT]):
         self._reactor = reactor
         self._random = random
         self._changed = changed
-        self._on_lost = away
+        self._on_lost = on_lost
         self._service = ClientService(
             _ServiceEndpoint(self, endpoint),
             Factory.forProtocol(lambda: _SessionMarker(self.down)),

@@ -29,7 +29,7 @@ class Groups:
         self.path = self._names.path.with_name(f"{self._names.path.name}.groups")
 
     def all(self) -> dict[str, tuple[str, ...]]:
-        """Return the members of every group, as they were named.
+        """Return the members of every group, as written in the file: names or keys.
 
         :raises UnknownName: the file cannot be read, or one of its lines is malformed.
         """

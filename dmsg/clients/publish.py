@@ -159,13 +159,13 @@ class EntryPublisher:
         """
         return REFRESH_EVERY * self._random.uniform(1.0, 1.2) if self.published else None
 
-    def _make(self, entry: Entry, wanted: tuple[str, ...]) -> Entry:
+    def _make(self, entry: Entry, delegated: tuple[str, ...]) -> Entry:
         version = entry.version
         for feature, offered in self._features.items():
             version = with_feature(version, feature, offered)
-        return replace(entry, version=version, client=ClientMeta(wanted))
+        return replace(entry, version=version, client=ClientMeta(delegated))
 
-    async def _is_missing(self, wanted: tuple[str, ...]) -> bool:
+    async def _is_missing(self, delegated: tuple[str, ...]) -> bool:
         """Return whether to post again: discovery may have lost its store, or another program may have posted."""
         try:
             entry = await self._lookups.entry(self._key.public)
@@ -174,9 +174,9 @@ class EntryPublisher:
         except DiscoveryError:
             return False  # Discovery is away: nothing can be done now.
         is_said = all(entry.offers(feature) == offered for feature, offered in self._features.items())
-        if is_said and entry.client is not None and entry.client.delegated_servers == wanted:
+        if is_said and entry.client is not None and entry.client.delegated_servers == delegated:
             return bool(self._reactor.seconds() - self._posted_at >= REFRESH_EVERY)
-        if not self._lookups.is_posted_here(entry) and entry.client != ClientMeta(wanted):
+        if not self._lookups.is_posted_here(entry) and entry.client != ClientMeta(delegated):
             given_up = self._contest.lost()
             self._warned(
                 "another program with the same key has replaced its entry in discovery"

@@ -307,7 +307,7 @@ class ServerSet(Generic[SessionT]):
             self._avoid[entry.key] = self._reactor.seconds() + AVOID_FOR
             return False
         link = ServerLink(
-            self._reactor, entry.key, endpoint, self._random, changed=self._link_changed, away=self._link_away
+            self._reactor, entry.key, endpoint, self._random, changed=self._link_changed, on_lost=self._link_away
         )
         link.carries = self._uses.carries(entry)
         link.entry = entry

@@ -52,7 +52,7 @@ class SessionKeeper(Protocol):
     """Interface of the owner of a client's sessions, which reacts to announcements of their servers."""
 
     def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
-        """Seek another server: that of ``session`` leaves in ``seconds``, and suggests ``servers``."""
+        """Seek another server, because that of ``session`` leaves in ``seconds``. It suggests ``servers``."""
 
     def key_shared(self, address: str) -> None:
         """Warn: another program, at ``address``, is connected with the same key."""
@@ -65,7 +65,7 @@ class Session:
     :ivar core: core of the family.
     :ivar server: key of the server.
     :ivar lost: Deferred that fires with None when the connection is lost.
-    :ivar keeper: owner that is told the server's announcements, or None.
+    :ivar keeper: owner to which the server's announcements are passed, or None.
     :ivar connected: whether the session can be used.
     :ivar writable: whether the link accepts more data; False while it is congested.
     :ivar leaving: whether the server announced that it is leaving.
@@ -131,7 +131,7 @@ class Session:
         """
         raise NotImplementedError
 
-    def _forget_streams(self, gone: Failure) -> Callable[[], None]:
+    def _forget_streams(self, reason: Failure) -> Callable[[], None]:
         """Remove every stream from the core, because the link is lost.
 
         :returns: function that tells the streams; called after :attr:`lost` has fired.

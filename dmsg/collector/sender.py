@@ -46,7 +46,7 @@ from dmsg.v2019.client import Client
 KEY_FILE = SENDER_KEY_FILE
 """Name of the key file in the spool's directory."""
 CHECK_INTERVAL = 5.0
-"""Seconds between looks for sealed files."""
+"""Seconds between two searches for sealed files."""
 LATER_INTERVAL = 60.0
 """Seconds until the next try if the collector has no room, or if another process is sending this directory's files."""
 REFUSED_INTERVAL = 3600.0
@@ -359,7 +359,7 @@ class SpoolSender(Service):
                 answer = await stream.offer(offer, file)
         if answer.kind is Kind.KEPT and offer is not None:
             self.sent.delivered += 1
-            self.sent.kept_bytes += offer.size
+            self.sent.delivered_bytes += offer.size
             self.sent.waiting -= 1
             try:
                 path.unlink(missing_ok=True)

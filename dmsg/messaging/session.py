@@ -134,7 +134,7 @@ class ClientSession(Session):
         if not self.connected:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
         try:
-            channel = self.core.open(remote, ping=ping, whole=True)
+            channel = self.core.open(remote, ping=ping, report_messages=True)
         except LocalProtocolError:
             return fail()
 
@@ -185,7 +185,7 @@ class ClientSession(Session):
         if stream is not None:
             self._end_stream(stream, CloseReason.ABORTED)
 
-    def _forget_streams(self, gone: Failure) -> Callable[[], None]:
+    def _forget_streams(self, reason: Failure) -> Callable[[], None]:
         channels = list(self.core.channels.values())
         self.core.channels.clear()
         for timer in (*self._closing.values(), *self._holding.values()):
@@ -194,7 +194,7 @@ class ClientSession(Session):
         self._holding.clear()
 
         def tell() -> None:
-            self._opening.fail_all(gone)
+            self._opening.fail_all(reason)
             for channel in channels:
                 stream: ChannelStream | None = channel.user
                 if stream is not None:

@@ -41,17 +41,17 @@ class SteadyClock:
 class ClockWatch(Service):
     """Service that notices when the system's clock was set, and logs it.
 
-    :param told: called with the seconds by which it was set, negative when it was set back.
+    :param on_step: called with the seconds by which it was set, negative when it was set back.
     """
 
     def __init__(
         self,
         reactor: IReactorTime,
-        told: Callable[[float], object] | None = None,
+        on_step: Callable[[float], object] | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._reactor = reactor
-        self._on_step = told or name_step
+        self._on_step = on_step or name_step
         self._wall_clock = wall_clock
         self._offset = 0.0
         self._call: IDelayedCall | None = None

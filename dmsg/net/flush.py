@@ -18,9 +18,9 @@ class Flushable(Protocol):
         """Pass the queued data on; called at the end of the reactor turn."""
 
 
-def _flush_all(ones: list[Flushable]) -> None:
+def _flush_all(links: list[Flushable]) -> None:
     """Flush each object. An exception in one, from a producer or from this package, does not stop the others."""
-    for one in ones:
+    for one in links:
         try:
             one.flush()
         except Exception:

@@ -29,13 +29,13 @@ def dispatch(
     events: Iterable[_T],
     handlers: Mapping[type, Callable[..., object]],
     handler: object,
-    lost: Callable[[_T], object],
+    on_lost: Callable[[_T], object],
 ) -> None:
     """Call the handler of each event by its type. An exception in one does not prevent the next.
 
     :param handlers: methods of ``handler``'s class, by type of event.
-    :param lost: called with each event whose handler raised.
+    :param on_lost: called with each event whose handler raised.
     """
     for event in events:
         if not call_isolated(handlers[type(event)], handler, event):
-            call_isolated(lost, event)
+            call_isolated(on_lost, event)

@@ -166,19 +166,19 @@ class MemoryWatch(Generic[Holder]):
         self.now = self._reactor.seconds()
         self._before, self._marks = self._marks, {}
 
-    def age(self, holder: Holder, gone: int, come: int) -> float:
+    def age(self, holder: Holder, departed: int, arrived: int) -> float:
         """Return the age in seconds of the oldest byte held, as far as checks have seen it.
 
-        :param gone: number of bytes that have left so far.
-        :param come: number of bytes that have come so far.
+        :param departed: number of bytes that have left so far.
+        :param arrived: number of bytes that have come so far.
         """
-        if come == gone:
+        if arrived == departed:
             return 0.0
         # A list, because an empty deque takes 760 bytes and each holder has one.
         marks = self._before.get(holder, [])
-        if not marks or marks[-1][0] != come:
-            marks.append((come, self.now))
-        passed = sum(1 for _ in takewhile(lambda mark: mark[0] <= gone, marks))
+        if not marks or marks[-1][0] != arrived:
+            marks.append((arrived, self.now))
+        passed = sum(1 for _ in takewhile(lambda mark: mark[0] <= departed, marks))
         del marks[: max(passed, len(marks) - MARKS)]
         self._marks[holder] = marks
         return self.now - marks[0][1]

@@ -22,23 +22,23 @@ class PacedQueue:
         self._lines: OrderedDict[Hashable, deque[Deferred[None]]] = OrderedDict()
         self._call: IDelayedCall | None = None
 
-    def wait(self, who: Hashable) -> Deferred[None]:
-        """Return a Deferred that fires when it is the turn of ``who``. Cancelling it gives up the place."""
+    def wait(self, requester: Hashable) -> Deferred[None]:
+        """Return a Deferred that fires when it is the turn of ``requester``. Cancelling it gives up the place."""
         now = self._reactor.seconds()
         if not self._lines and self._next <= now:
             self._next = now + 1 / self._rate()
             return succeed(None)
-        place: Deferred[None] = Deferred(lambda place: self._leave(who, place))
-        self._lines.setdefault(who, deque()).append(place)
+        place: Deferred[None] = Deferred(lambda place: self._leave(requester, place))
+        self._lines.setdefault(requester, deque()).append(place)
         self._plan()
         return place
 
-    def _leave(self, who: Hashable, place: Deferred[None]) -> None:
-        line = self._lines.get(who)
+    def _leave(self, requester: Hashable, place: Deferred[None]) -> None:
+        line = self._lines.get(requester)
         if line is not None and place in line:
             line.remove(place)
             if not line:
-                del self._lines[who]
+                del self._lines[requester]
             if not self._lines and self._call is not None:
                 call, self._call = self._call, None
                 call.cancel()

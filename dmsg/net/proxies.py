@@ -145,9 +145,9 @@ class ProxyEndpoint:
         """Connect; the Deferred fails with :class:`ProxyError` or an error of the connection to the proxy."""
         return Deferred.fromCoroutine(self._connect(protocolFactory))
 
-    async def _connect(self, wanted: IProtocolFactory) -> IProtocol:
+    async def _connect(self, inner_factory: IProtocolFactory) -> IProtocol:
         kind = _Socks if self._proxy.scheme.startswith("socks") else _HTTPConnect
-        factory = Factory.forProtocol(lambda: kind(self._proxy, self._host, self._port, wanted))
+        factory = Factory.forProtocol(lambda: kind(self._proxy, self._host, self._port, inner_factory))
         factory.noisy = False
         protocol = await self._endpoint.connect(factory)
         assert isinstance(protocol, _Handshake)
@@ -169,11 +169,11 @@ class _Handshake(Protocol):
     :ivar opened: fires with that protocol.
     """
 
-    def __init__(self, proxy: Proxy, host: str, port: int, wanted: IProtocolFactory) -> None:
+    def __init__(self, proxy: Proxy, host: str, port: int, factory: IProtocolFactory) -> None:
         self._proxy = proxy
         self._host = host
         self._port = port
-        self._factory = wanted
+        self._factory = factory
         self._received = b""
         self._step: Callable[[], bool] = lambda: False
         self.opened: Deferred[IProtocol] = Deferred()
@@ -199,8 +199,8 @@ class _Handshake(Protocol):
         if self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
-    def _error(self, what: str) -> ProxyError:
-        return ProxyError(f"the proxy {self._proxy.shown} {what} (asked for {self._host}:{self._port})")
+    def _error(self, problem: str) -> ProxyError:
+        return ProxyError(f"the proxy {self._proxy.shown} {problem} (asked for {self._host}:{self._port})")
 
     def _take(self, size: int) -> bytes | None:
         """Take bytes from the front; None if they are not there yet."""

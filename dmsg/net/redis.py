@@ -185,7 +185,7 @@ def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> Conn
 
     While Redis is away, calls fail :data:`GRACE` seconds after the connection was lost.
 
-    :param reply_timeout: seconds to wait for a reply; None for commands that block as long as they like.
+    :param reply_timeout: seconds to wait for a reply; None for commands that may block forever.
     :raises RedisUnavailable: the URL is wrong, or txredisapi is not installed.
     """
     try:
@@ -242,8 +242,10 @@ def with_timeout(clock: IReactorTime, call: Deferred[_T], seconds: float) -> Def
     return result
 
 
-def subscribe(reactor: IReactorTime, url: str, channel: str, told: Callable[[bytes], None]) -> RedisFactory:
-    """Subscribe to a channel, and call ``told`` with each message. The connection is made again when it is lost.
+def subscribe(reactor: IReactorTime, url: str, channel: str, on_message: Callable[[bytes], None]) -> RedisFactory:
+    """Subscribe to a channel, and call ``on_message`` with each message.
+
+    The connection is re-established when it is lost.
 
     :returns: factory whose ``disconnect()`` returns a Deferred.
     """
@@ -252,7 +254,7 @@ def subscribe(reactor: IReactorTime, url: str, channel: str, told: Callable[[byt
     class Subscriber(SubscriberProtocol):  # type: ignore[misc]
         def messageReceived(self, pattern: object, channel: object, message: object) -> None:
             if isinstance(message, bytes):
-                told(message)
+                on_message(message)
 
     class Factory(_factory_classes()[1]):  # type: ignore[misc]
         protocol = Subscriber

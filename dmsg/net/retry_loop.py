@@ -18,7 +18,7 @@ class RetryLoop:
 
     :param work: returns the seconds until the next run; None to run only after :meth:`soon`.
     :param retry: returns the seconds until the next try, given the number of failures in a row.
-    :param what: the work in words for the log, as in "looking for servers".
+    :param task: the work in words for the log, as in "looking for servers".
     :ivar busy: whether the work is running.
     """
 
@@ -27,12 +27,12 @@ class RetryLoop:
         reactor: IReactorTime,
         work: Callable[[], Coroutine[Deferred[object], object, float | None]],
         retry: Callable[[int], float],
-        what: str,
+        task: str,
     ) -> None:
         self._reactor = reactor
         self._work = work
         self._retry = retry
-        self._task = what
+        self._task = task
         self._call: IDelayedCall | None = None
         self._next = math.inf
         self._raised = 0

@@ -87,12 +87,12 @@ class TurnShare:
                 around = self._days_around[name] = self._days_around.get(name, 0.0) + seconds
                 self._most_around = max(self._most_around, around)
 
-    def wait(self, one: TurnWaiter) -> None:
-        """Call ``one.proceed()`` in the next turn."""
+    def wait(self, waiter: TurnWaiter) -> None:
+        """Call ``waiter.proceed()`` in the next turn."""
         if not self._is_due:
             self._is_due = True
             self._reactor.callLater(0, self._run)
-        self._waiting.append(one)
+        self._waiting.append(waiter)
         self.waited += 1
 
     def _next(self, now: float) -> None:

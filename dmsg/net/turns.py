@@ -97,8 +97,8 @@ class TurnAccount(Protocol):
     def used(self, owner: Hashable, seconds: float) -> None:
         """Add ``seconds`` of work to the account of ``owner``."""
 
-    def wait(self, one: TurnTaker) -> None:
-        """Call ``one.proceed()`` in the next turn."""
+    def wait(self, taker: TurnTaker) -> None:
+        """Call ``taker.proceed()`` in the next turn."""
 
 
 class TurnTaker:

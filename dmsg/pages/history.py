@@ -89,7 +89,7 @@ def of_reason(name: str) -> str:
 
 
 class Growth(Generic[K]):
-    """Rates of growth of totals between two looks."""
+    """Rates of growth of totals between two samples."""
 
     def __init__(self) -> None:
         self._first = True
@@ -97,7 +97,7 @@ class Growth(Generic[K]):
         self._at = 0.0
 
     def since(self, now: float, totals: Mapping[K, float]) -> dict[K, float]:
-        """Return the growth per second since the last look; 0 at the first look."""
+        """Return the growth per second since the previous sample; 0 at the first."""
         seconds = now - self._at
         rates = {
             name: max(0.0, total - self._before.get(name, total if self._first else 0.0)) / seconds
@@ -116,7 +116,7 @@ def in_each(sums: list[float]) -> list[float]:
 
 
 class Quantiles:
-    """Percentiles of the samples that a histogram has counted since the last look.
+    """Percentiles of the values that a histogram has counted since the previous sample.
 
     :param borders: upper bounds of the buckets, rising; the last may be infinite.
     """
@@ -136,10 +136,10 @@ class Quantiles:
         total = sum(grown)
         return [self._at(grown, share * total) for share in shares] if total else []
 
-    def _at(self, grown: list[float], rank: float) -> float:
+    def _at(self, increases: list[float], rank: float) -> float:
         passed = 0.0
         finite = [border for border in self._borders if border != float("inf")]
-        for border, number in zip(self._borders, grown, strict=True):
+        for border, number in zip(self._borders, increases, strict=True):
             passed += number
             if passed >= rank:
                 return min(border, finite[-1])

@@ -32,13 +32,13 @@ class StatusPort:
         reactor: Reactor,
         where: str | None,
         token: bytes | None,
-        shown: StatusSource,
+        source: StatusSource,
         metrics: Rendered,
         health: Health,
     ) -> None:
         self._reactor = reactor
         self._where = where
-        self._sampling = Sampler(reactor, shown, time.time)
+        self._sampling = Sampler(reactor, source, time.time)
         self._pages = StatusPages(metrics, health, self._sampling, Access(token))
         self.port: IListeningPort | None = None
         self.refused = 0

@@ -24,7 +24,7 @@ Parts = dict[str, Tag]
 
 
 def parts(
-    shown: StatusSource,
+    source: StatusSource,
     samples: History,
     happenings: RecentEvents,
     tables: Iterable[Table],
@@ -35,18 +35,18 @@ def parts(
     :param wall: Unix time.
     """
     return {
-        "problems": _problems(shown.problems()),
-        "facts": _facts(worst_first(shown.facts())),
-        "charts": tags.div(*(draw(chart, samples) for chart in shown.charts), class_="charts"),
-        "reasons": _reasons(shown.reasons(), samples),
+        "problems": _problems(source.problems()),
+        "facts": _facts(worst_first(source.facts())),
+        "charts": tags.div(*(draw(chart, samples) for chart in source.charts), class_="charts"),
+        "reasons": _reasons(source.reasons(), samples),
         "tables": tags.div(*map(table, tables), class_="tables"),
         "events": _events(happenings, wall),
     }
 
 
-def whole_page(shown: StatusSource, found: Parts, searched: str = "", answer: Table | None = None) -> Tag:
+def whole_page(source: StatusSource, found: Parts, searched: str = "", answer: Table | None = None) -> Tag:
     """Return the whole page."""
-    title = f"{shown.kind} {shown.key[:8]}…" if shown.key else shown.kind
+    title = f"{source.kind} {source.key[:8]}…" if source.key else source.kind
     head = tags.head(
         tags.meta(charset="utf-8"),
         tags.meta(name="viewport", content="width=device-width, initial-scale=1"),
@@ -57,13 +57,13 @@ def whole_page(shown: StatusSource, found: Parts, searched: str = "", answer: Ta
         tags.script(src="page.js", defer="defer"),
     )
     header = tags.header(
-        tags.h1(shown.kind),
-        tags.code(shown.key) if shown.key else "",
+        tags.h1(source.kind),
+        tags.code(source.key) if source.key else "",
         tags.p("No connection: this page shows the last known state.", id="lost", hidden="hidden"),
     )
     body = tags.body(header, Tag("main")(*(tags.section(part, id=name) for name, part in found.items())))
-    if shown.search_key:
-        header(_search(shown.search_key, searched))
+    if source.search_key:
+        header(_search(source.search_key, searched))
         if answer is not None:
             header(tags.section(table(answer), id="answer"))
     return tags.html(head, body, lang="en")
@@ -105,9 +105,9 @@ def _is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
 
 
-def _search(asks: str, searched: str) -> Tag:
+def _search(search_key: str, searched: str) -> Tag:
     field = tags.input(
-        type="search", name="key", value=searched, maxlength="200", placeholder=asks, **{"aria-label": asks}
+        type="search", name="key", value=searched, maxlength="200", placeholder=search_key, **{"aria-label": search_key}
     )
     return tags.form(field, tags.button("Search"), method="get", action=".", role="search")
 

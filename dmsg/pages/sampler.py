@@ -69,8 +69,8 @@ class Sampler:
     :param wall: clock, in Unix time.
     """
 
-    def __init__(self, reactor: IReactorTime, shown: StatusSource, wall: Callable[[], float]) -> None:
-        self.source = shown
+    def __init__(self, reactor: IReactorTime, source: StatusSource, wall: Callable[[], float]) -> None:
+        self.source = source
         self._reactor = reactor
         self._wall = wall
         self.samples = History()
@@ -122,5 +122,5 @@ class Sampler:
         left: Deferred[None] = request.notifyFinish()
         left.addBoth(lambda _: self._forget(one))
 
-    def _forget(self, one: Watcher) -> None:
-        self._watchers.pop(one, None)
+    def _forget(self, watcher: Watcher) -> None:
+        self._watchers.pop(watcher, None)

@@ -123,7 +123,7 @@ class RmbClient(Service):
             wall_clock,
             random or Random(),
             drops=self.drops,
-            taken=self._deliver,
+            on_message=self._deliver,
             rejected=self._rejected,
         )
         self._handlers = Handlers(self._bus)

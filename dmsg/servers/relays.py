@@ -76,7 +76,7 @@ class ServedRelay(Protocol[PeerT, LimitsT]):
         """Serve a client."""
 
     def remove(self, peer: PeerT, most: int) -> bool:
-        """Close at most ``most`` transports of a client that is gone; return whether none is left."""
+        """Close at most ``most`` transports of a client that is lost; return whether none is left."""
 
     def receive_frames(self, peer: PeerT, buffer: bytearray, end: int, limit: int) -> int:
         """Process whole frames, at most ``limit`` of them one by one. Return the number of bytes processed."""

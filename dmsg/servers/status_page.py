@@ -215,9 +215,9 @@ class ServerStatus(StatusSource):
         return peer.port.queued()
 
 
-def _values(told: dict[str, tuple[str, float]]) -> dict[str, float]:
+def _values(counts: dict[str, tuple[str, float]]) -> dict[str, float]:
     """Return the values without their help texts."""
-    return {name: value for name, (_, value) in told.items()}
+    return {name: value for name, (_, value) in counts.items()}
 
 
 def _slow(peer: ServedPeer) -> str:

@@ -217,12 +217,12 @@ def _usage(row: Option) -> str:
     return f"{row.help} [default: {row.said_default}]" if row.said_default else row.help
 
 
-def _read(row: Option, said: GivenText) -> object:
+def _read(row: Option, given: GivenText) -> object:
     assert not isinstance(row.kind, Flag)
     try:
-        return row.kind.read(str(said))
+        return row.kind.read(str(given))
     except (DmsgError, ValueError, OSError) as error:
-        raise UsageError(f"{said.where}{row.name}: {error}") from None
+        raise UsageError(f"{given.where}{row.name}: {error}") from None
 
 
 def descriptors() -> int:
@@ -267,8 +267,8 @@ def set_log_format(value: str, *, debug: bool = False) -> None:
     """
     begin = globalLogBeginner.beginLoggingTo
 
-    def begin_otherwise(given: Iterable[ILogObserver], **options: bool) -> None:
-        observers = list(given)
+    def begin_otherwise(observer_list: Iterable[ILogObserver], **options: bool) -> None:
+        observers = list(observer_list)
         del globalLogBeginner.beginLoggingTo
         files = [file for one in observers if (file := log_file_of(one)) is not None]
         for file in files:

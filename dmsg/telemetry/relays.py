@@ -74,11 +74,11 @@ class RelayTelemetry:
     # --- called by the relay (Observer) ---
 
     def requested(
-        self, source: Peer, there: DirectionCounts, back: DirectionCounts, payload: bytes, target: bytes, secure: bool
+        self, source: Peer, forward: DirectionCounts, back: DirectionCounts, payload: bytes, target: bytes, secure: bool
     ) -> TransportRecord:
-        there.tick = back.tick = -1
-        there.seen = back.seen = -2
-        return TransportRecord(there, back, payload, source.key, target, secure, self._now())
+        forward.tick = back.tick = -1
+        forward.seen = back.seen = -2
+        return TransportRecord(forward, back, payload, source.key, target, secure, self._now())
 
     def accepted(self, carried: TransportRecord, payload: bytes) -> None:
         if carried.request is None:

@@ -121,14 +121,14 @@ class SentCounts:
     """Counts of files sent to a collector.
 
     :ivar delivered: number of files that the collector has confirmed.
-    :ivar kept_bytes: bytes of these files.
+    :ivar delivered_bytes: total size of the delivered files.
     :ivar refused: number of refusals; a file counts each time it is refused.
     :ivar failures: number of rounds that failed for another reason.
-    :ivar waiting: number of files waiting, as of the last look.
+    :ivar waiting: number of files waiting at the last round of sending.
     """
 
     delivered: int = 0
-    kept_bytes: int = 0
+    delivered_bytes: int = 0
     refused: int = 0
     failures: int = 0
     waiting: int = 0

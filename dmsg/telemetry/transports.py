@@ -1,7 +1,7 @@
 """Counts of a transport for telemetry, and the interface to the relay that carries it. No I/O, no clock.
 
 A relay of any family counts in each :class:`DirectionCounts`, with or without telemetry. An :class:`Observer`, if there
-is one, is told when a transport is requested, accepted, refused or over.
+is one, is called when a transport is requested, accepted, refused or closed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Observer(Protocol):
     """Interface through which a relay reports its transports."""
 
     def requested(
-        self, source: Peer, there: DirectionCounts, back: DirectionCounts, payload: bytes, target: bytes, secure: bool
+        self, source: Peer, forward: DirectionCounts, back: DirectionCounts, payload: bytes, target: bytes, secure: bool
     ) -> TransportRecord:
         """Record a client's request that was passed on.
 

@@ -1,6 +1,6 @@
 """Check of the promise that streams make.
 
-Every byte that an application was told to be acknowledged has arrived at the other end, exactly once and in order.
+Every byte whose acknowledgement was reported to an application has arrived at the other end, exactly once and in order.
 Nothing arrives that was not sent.
 """
 

@@ -88,15 +88,15 @@ class End:
         host: Machine,
         peer: Machine,
         path: Path,
-        here: IPv4Address,
-        there: IPv4Address,
-        lost: Callable[[Failure], None] | None = None,
+        own_address: IPv4Address,
+        peer_address: IPv4Address,
+        on_lost: Callable[[Failure], None] | None = None,
     ) -> None:
         self.host = host
         self._peer = peer
         self._path = path
-        self._addresses = (here, there)
-        self._lost = lost
+        self._addresses = (own_address, peer_address)
+        self._lost = on_lost
         self.protocol: IProtocol | None = None
         self.other: End
         self.dead = False

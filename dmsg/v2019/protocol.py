@@ -93,7 +93,7 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
             self._slow_down(taken)
         return taken
 
-    def _slow_down(self, taken: int) -> None:
+    def _slow_down(self, taken_bytes: int) -> None:
         """Pause reading from a client that exceeds its byte rate, so that its data wait at its own end."""
         factory = self._factory
         rate = factory.limits.byte_rate
@@ -101,7 +101,7 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         if self._bytes is None:
             self._bytes = Bucket(rate * BURST_SECONDS, now)
         self._bytes.fill(rate, rate * BURST_SECONDS, now)
-        self._bytes.level -= taken
+        self._bytes.level -= taken_bytes
         if self._bytes.level < 0 and self._slow is None and self.link is not None:
             factory.throttled += 1
             self.link.hold(HoldReason.THROTTLED)

@@ -81,15 +81,15 @@ class Server(RelayServer):
         await self.registration.withdraw()
         await self._hand_over(others)
 
-    async def _hand_over(self, others: list[PubKey]) -> None:
+    async def _hand_over(self, clients: list[PubKey]) -> None:
         """Send the clients to other servers, and wait until their streams have moved or the drain timeout is over."""
         relay = self.factory.relay
-        if not others or not relay.announce_drain(round(self.settings.drain_timeout), others):
+        if not clients or not relay.announce_drain(round(self.settings.drain_timeout), clients):
             return
         _log.info(
             "the server is leaving: it tells {count} clients about {others} other servers",
             count=len(relay.peers),
-            others=len(others),
+            others=len(clients),
         )
         started = self._reactor.seconds()
         while (passed := self._reactor.seconds() - started) < self.settings.drain_timeout:

@@ -203,8 +203,8 @@ class ClientSession(Session):
         self._check_loss()
         super().link_lost(reason)
 
-    def _forget_streams(self, gone: Failure) -> Callable[[], None]:
-        self.pings.stop(gone)
+    def _forget_streams(self, reason: Failure) -> Callable[[], None]:
+        self.pings.stop(reason)
         all_of_them = list(self.core.transports.values())
         open_ones = [one for one in all_of_them if one.state is State.OPEN]
         self._incoming.link_lost()
@@ -215,13 +215,13 @@ class ClientSession(Session):
             self._reading_requests = None
         self.core.is_lost = True
         if not self.established.called:
-            self.established.errback(gone)
+            self.established.errback(reason)
             # The caller may have given up, and then nobody else handles this failure.  A later caller checks
             # `connected` instead.
             self.established.addErrback(lambda _: None)
 
         def tell() -> None:
-            self._outgoing.opening.fail_all(gone)
+            self._outgoing.opening.fail_all(reason)
             for transport in open_ones:
                 call_isolated(self._link_gone, transport)
                 self._keep_receipt(transport)

@@ -36,12 +36,12 @@ class Unconfirmed(NamedTuple):
 class Confirmations:
     """Table of one session's unconfirmed transports.
 
-    :param late: callback invoked with a transport that was not confirmed in time.
+    :param on_timeout: callback invoked with a transport that was not confirmed in time.
     """
 
-    def __init__(self, reactor: IReactorTime, late: Callable[[ClientTransport], None]) -> None:
+    def __init__(self, reactor: IReactorTime, on_timeout: Callable[[ClientTransport], None]) -> None:
         self._reactor = reactor
-        self._on_timeout = late
+        self._on_timeout = on_timeout
         self._waiting: dict[ClientTransport, Unconfirmed] = {}
         self._of: dict[PubKey, dict[ClientTransport, None]] = {}
         self._counts: PriorityQueue[PubKey] = PriorityQueue()

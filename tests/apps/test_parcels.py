@@ -287,7 +287,7 @@ class FilesTests(ParcelCase):
     async def test_a_file_that_shrinks_fails_both_sides(self) -> None:
         file = self.here / "a"
         file.write_bytes(bytes(2_000_000))
-        sender = FilesSender(walk([file]), taken=lambda: os.truncate(file, 100))
+        sender = FilesSender(walk([file]), on_accepted=lambda: os.truncate(file, 100))
         said = await self.fails(sender)
         for text in said:
             self.assertEqual(text, "a changed after it was offered: it has 100 bytes now, and had 2,000,000")

@@ -101,7 +101,7 @@ class ParcelTests(ChangeCase):
     """Between a code and its receipt."""
 
     async def parcel(self, path: Path, change: Callable[[], object], *, old: bool = False) -> list[Any]:
-        sender = FilesSender(walk([path]), taken=change)
+        sender = FilesSender(walk([path]), on_accepted=change)
         receiver = ParcelReceiver(Destination(self.there), lambda offer: None)
         if old:
             say = receiver._say

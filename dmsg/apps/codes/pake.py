@@ -177,9 +177,9 @@ class Agreement:
         digits = f"{int.from_bytes(self._derive(b'verifier', VERIFIER_SIZE), 'big') % 10**12:012}"
         self.verifier = " ".join(digits[at : at + 4] for at in (0, 4, 8))
 
-    def _derive(self, what: bytes, size: int = MAC_SIZE) -> bytes:
+    def _derive(self, purpose: bytes, size: int = MAC_SIZE) -> bytes:
         assert self._key is not None
-        return HKDF(algorithm=SHA256(), length=size, salt=None, info=PROTOCOL + b" " + what).derive(self._key)
+        return HKDF(algorithm=SHA256(), length=size, salt=None, info=PROTOCOL + b" " + purpose).derive(self._key)
 
 
 def _message(kind: int, body: bytes) -> bytes:

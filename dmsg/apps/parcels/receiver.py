@@ -83,10 +83,10 @@ class ParcelReceiver(ParcelEnd):
     ``done`` fires with :class:`ReceivedParcel` or fails with :class:`~dmsg.apps.transfer.TransferError`.  ``closed``
     fires when the connection is closed and the last message has been sent.
 
-    :param asked: see :data:`Asked`.
+    :param decide_offer: see :data:`Asked`.
     :param progress: callback invoked with the number of bytes present so far.
     :param pipe: callback invoked with the bytes of a pipe.
-    :param most: maximum bytes of a pipe; for files, ``asked`` sees the size.
+    :param most: maximum bytes of a pipe; for files, ``decide_offer`` sees the size.
     :param name: name to give to the only item of the parcel instead of the offered one.
     :param refusal: text before the reason that the other side gives when it ends the transfer.
     """
@@ -94,7 +94,7 @@ class ParcelReceiver(ParcelEnd):
     def __init__(
         self,
         place: Destination,
-        asked: Asked,
+        decide_offer: Asked,
         *,
         progress: Callable[[int], object] = lambda done: None,
         pipe: Callable[[bytes], object] | None = None,
@@ -104,7 +104,7 @@ class ParcelReceiver(ParcelEnd):
     ) -> None:
         super().__init__(refusal)
         self._place = place
-        self._decide_offer = asked
+        self._decide_offer = decide_offer
         self._progress = progress
         self._pipe = pipe
         self._most = most
@@ -325,10 +325,10 @@ class ParcelReceiver(ParcelEnd):
         self._say(whole=True)
         self._step = self._take_offsets
 
-    def _check_room(self, here: int) -> None:
-        """Raise TransferError unless there is room for all bytes of the parcel but ``here``, which need none."""
+    def _check_room(self, existing: int) -> None:
+        """Raise TransferError unless there is room for all bytes of the parcel but ``existing``, which need none."""
         free = self._place.free()
-        needed = self._offer.size - here
+        needed = self._offer.size - existing
         if free is not None and needed > free:
             raise TransferError(
                 f"there is not enough room on the disk: {human_size(needed)} are needed, {human_size(free)} are free, "

@@ -82,7 +82,7 @@ class _FlowControl:
 class SenderOptions(TypedDict, total=False):
     """Arguments of :class:`ParcelSender`, for the constructors of the kinds of parcels."""
 
-    taken: Callable[[], object]
+    on_accepted: Callable[[], object]
     progress: Callable[[int], object]
     refusal: str
 
@@ -90,7 +90,7 @@ class SenderOptions(TypedDict, total=False):
 class ParcelSender(ParcelEnd):
     """Base of all senders of parcels; ``done`` fires with :class:`SentParcel`.
 
-    :param taken: callback invoked when the other side has accepted.
+    :param on_accepted: callback invoked when the other side has accepted.
     :param progress: callback invoked with the number of bytes that the other side has or was sent.
     :param refusal: text before the reason that the other side gives when it ends the transfer.
     """
@@ -103,12 +103,12 @@ class ParcelSender(ParcelEnd):
     def __init__(
         self,
         *,
-        taken: Callable[[], object] = lambda: None,
+        on_accepted: Callable[[], object] = lambda: None,
         progress: Callable[[int], object] = lambda done: None,
         refusal: str = GAVE_UP,
     ) -> None:
         super().__init__(refusal)
-        self._on_accepted = taken
+        self._on_accepted = on_accepted
         self._progress = progress
         self._next: Callable[[dict[str, object]], None] = self._on_answer
         self._flow: _FlowControl | None = None
@@ -238,7 +238,7 @@ class TextSender(ParcelSender):
 
 
 class PipeSender(ParcelSender):
-    """Sender of a pipe, whose size is unknown; ``source`` is told when to write, as a Twisted producer.
+    """Sender of a pipe, whose size is unknown; ``source`` is paused and resumed as a Twisted producer.
 
     :param source: called with this consumer, on which it calls ``registerProducer``, ``write`` and ``end()``.
     """
@@ -360,7 +360,7 @@ class FilesSender(ParcelSender):
                 yield from self._contents(index, offset, digests.get(index), there)
         self._said_all = True
 
-    def _contents(self, index: int, offset: int, digest: HASH | None, there: int) -> Iterator[None]:
+    def _contents(self, index: int, offset: int, digest: HASH | None, present: int) -> Iterator[None]:
         entry = self._entries[index]
         digest = digest or hashlib.sha256()
         left = entry.size - offset
@@ -374,7 +374,7 @@ class FilesSender(ParcelSender):
                 digest.update(data)
                 self._size += len(data)
                 self.transport.write(encode_chunk(data) if self._pieces else data)  # type: ignore[union-attr]
-                self._progress(there + self._size)
+                self._progress(present + self._size)
                 yield None
             changed = self._offered.has_changed(index, file)
         if changed and len(self._changed) < CHANGED_LIMIT:

@@ -22,14 +22,14 @@ SHORT = 8
 """Number of characters of a key that has no name."""
 
 
-def show(told: Answer) -> None:
+def show(answer: Answer) -> None:
     """Print the agent's answer to ``status`` as text."""
     names = AddressBook()
-    key = str(told["key"])
+    key = str(answer["key"])
     name, text = _name(names, key), PubKey.from_hex(key).text
     say(f"{name}  {text}" if len(name) + 2 + len(text) <= columns() else f"{name}\n{text}")
-    say(f"{told['state']}, process {told['pid']}, up for {_up(told)}")
-    servers = told["servers"]
+    say(f"{answer['state']}, process {answer['pid']}, up for {_up(answer)}")
+    servers = answer["servers"]
     say()
     _table(
         f"{len(servers)} server{'' if len(servers) == 1 else 's'}",
@@ -48,7 +48,7 @@ def show(told: Answer) -> None:
                 _open_to(names, one),
                 f"{one['taken']} taken" + (f", {one['refused']} refused" if one["refused"] else ""),
             )
-            for one in told["services"]
+            for one in answer["services"]
         ],
     )
     _table(
@@ -61,13 +61,13 @@ def show(told: Answer) -> None:
                 f"out {human_size(one['rate_out'])}/s",
                 f"{human_size(one['bytes_in'])} and {human_size(one['bytes_out'])} in {human_time(one['seconds'])}",
             )
-            for one in told["streams"]
+            for one in answer["streams"]
         ],
     )
-    more = told["streams_in_all"] - len(told["streams"])
+    more = answer["streams_in_all"] - len(answer["streams"])
     if more > 0:
         say(f"  and {more} more")
-    refused = {name: number for name, number in told["refused"].items() if number}
+    refused = {name: number for name, number in answer["refused"].items() if number}
     _table("refused to others", [(_reason(name), str(number)) for name, number in sorted(refused.items())])
 
 
@@ -124,6 +124,6 @@ def _name(names: AddressBook, key: str) -> str:
         return f"{key[:SHORT]}..."
 
 
-def _up(told: Answer) -> str:
+def _up(answer: Answer) -> str:
     """Return the text for the agent's uptime; an agent of an earlier version tells only its start time."""
-    return human_time(told.get("up_seconds", max(0.0, time.time() - told["since"])))
+    return human_time(answer.get("up_seconds", max(0.0, time.time() - answer["since"])))

@@ -99,9 +99,9 @@ def cp(
         raise click.UsageError("either SOURCE... TARGET or --listen DIRECTORY is needed")
     access = Access(allow)
     if directory is not None:
-        check_offered(directory, anything=anything)
+        check_offered(directory, any_directory=anything)
         if writable:
-            check_takes(access, anyone=anyone, what="--writable")
+            check_takes(access, anyone=anyone, option="--writable")
 
     async def main(reactor: Reactor) -> None:
         async def listen(client: Client) -> None:

@@ -187,14 +187,14 @@ def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: boo
     return CopyJob(peer, _putter(local, becomes, hidden)), becomes
 
 
-def check_name(shown: str, name: str, *, hidden: bool) -> None:
+def check_name(display_name: str, name: str, *, hidden: bool) -> None:
     """Check that no name in a path begins with a dot, unless the user asked for that.
 
-    :param shown: path as the user typed it.
+    :param display_name: path as the user typed it.
     :raises TransferError: a name begins with a dot.
     """
     if has_dot(name) and not hidden:
-        raise TransferError(f"{shown}: its name begins with a dot; use --hidden to copy it")
+        raise TransferError(f"{display_name}: its name begins with a dot; use --hidden to copy it")
 
 
 def _fetched(
@@ -305,10 +305,10 @@ async def copy_one(
 class _CopyProgress:
     """Display of a copy's progress, or for how long its peer has been away and until when attempts go on."""
 
-    def __init__(self, reactor: Reactor, progress: Progress, who: str, retry: float) -> None:
+    def __init__(self, reactor: Reactor, progress: Progress, peer_name: str, retry: float) -> None:
         self._reactor = reactor
         self._progress = progress
-        self._peer_name = who
+        self._peer_name = peer_name
         self._retry = retry
         self._bar: TaskID | None = None
         self._name = ""

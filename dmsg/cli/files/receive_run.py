@@ -118,9 +118,9 @@ class _Inbox(Factory):
 class _IncomingTransfer:
     """Transfer from one peer: its progress bar and its messages."""
 
-    def __init__(self, progress: Progress, whom: PubKey, max_size: int | None) -> None:
+    def __init__(self, progress: Progress, sender: PubKey, max_size: int | None) -> None:
         self._progress = progress
-        self._sender = whom
+        self._sender = sender
         self._max_size = max_size
         self._bar: TaskID | None = None
 

@@ -142,17 +142,17 @@ class ParcelFactory:
         """Remove the progress bar."""
         self._progress.stop()
 
-    def report(self, sent: SentParcel, whom: PubKey | None = None) -> None:
+    def report(self, sent: SentParcel, peer: PubKey | None = None) -> None:
         """Report that the parcel has arrived, after the progress bar is removed.
 
-        :param whom: key of the receiver, if it was sent to a key.
+        :param peer: key of the receiver, if it was sent to a key.
         """
-        if whom is not None and sent.sha256:
-            report("sent", self.fields["sent"][0], sent, whom)
+        if peer is not None and sent.sha256:
+            report("sent", self.fields["sent"][0], sent, peer)
             say_changed(sent.changed)
             return
-        fields = self.fields if whom is None else {**self.fields, "peer": str(whom)}
-        to = "" if whom is None else f" to {whom.text}"
+        fields = self.fields if peer is None else {**self.fields, "peer": str(peer)}
+        to = "" if peer is None else f" to {peer.text}"
         text = (
             f"sent {self.description}{to}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
         )
@@ -180,7 +180,9 @@ class FilesToSend(ParcelFactory):
         return self._sender(OldFileSender) if len(self._walked.checked.entries) == 1 else None
 
     def _sender(self, kind: type[FilesSender]) -> ParcelSender:
-        return kind(self._walked, taken=lambda: self._begin(self.description, self.size), progress=self._on_progress)
+        return kind(
+            self._walked, on_accepted=lambda: self._begin(self.description, self.size), progress=self._on_progress
+        )
 
 
 class TextToSend(ParcelFactory):
@@ -209,7 +211,7 @@ class InputToSend(ParcelFactory):
             self.description[:NAME_SHOWN],
             lambda pipe: _Input.read(self._reactor, pipe, self._descriptor),
             # At a terminal the progress bar would disturb the typing.
-            taken=lambda: None if os.isatty(self._descriptor) else self._begin(self.description, None),
+            on_accepted=lambda: None if os.isatty(self._descriptor) else self._begin(self.description, None),
             progress=self._on_progress,
         )
 
@@ -354,20 +356,22 @@ class _TransferDialogue:
                 await receiver.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
         return lambda: self._report(taken)
 
-    def _report(self, taken: ReceivedParcel) -> None:
-        offer = taken.offer
+    def _report(self, received: ReceivedParcel) -> None:
+        offer = received.offer
         if offer.kind == "text":
             return  # The text was shown when it arrived.
-        names = [str(path) for path in taken.paths]
+        names = [str(path) for path in received.paths]
         what = list_names(names) if names else printable(offer.text)
-        text = f"received {what}: {human_size(taken.size)} in {taken.seconds:.2f} s, {human_size(taken.rate)}/s"
-        text += _were_there(offer.size - taken.size if names else 0)
-        fields = {"bytes": taken.size, "files": offer.files, "seconds": taken.seconds}
+        text = (
+            f"received {what}: {human_size(received.size)} in {received.seconds:.2f} s, {human_size(received.rate)}/s"
+        )
+        text += _were_there(offer.size - received.size if names else 0)
+        fields = {"bytes": received.size, "files": offer.files, "seconds": received.seconds}
         if offer.kind == "pipe":
             notice(text)  # Standard output has the received data, so the report goes to standard error.
         else:
             tell(text, received=names, **fields)
-            say_changed(taken.changed)
+            say_changed(received.changed)
 
     def _on_offer(self, offer: Offer) -> Deferred[str | None]:
         if offer.kind == "text":
@@ -391,8 +395,8 @@ class _TransferDialogue:
             notice(f"{question} Standard input is not a terminal, so nobody can answer: use --yes to accept")
             return succeed("there is nobody who could be asked")
 
-        def answered(wanted: bool) -> str | None:
-            if not wanted:
+        def answered(accepted: bool) -> str | None:
+            if not accepted:
                 self._declined = True
                 return "the receiver does not want it"
             if offer.kind == "pipe":

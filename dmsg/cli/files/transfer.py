@@ -75,7 +75,7 @@ def send(  # noqa: C901
         check_can_ask()
     if "" in what:
         raise click.UsageError("a FILE argument is empty; perhaps a shell variable is not set")
-    key = _key_of(what, alone=text is not None)
+    key = _key_of(what, without_files=text is not None)
     if key is not None:
         what = what[:-1]
     missing = next((one for one in what if one != "-" and not os.path.lexists(one)), None)
@@ -123,15 +123,15 @@ def send(  # noqa: C901
     run(main)
 
 
-def _key_of(what: tuple[str, ...], *, alone: bool) -> PubKey | None:
+def _key_of(items: tuple[str, ...], *, without_files: bool) -> PubKey | None:
     """Return the key that stands after the files to send, or None if all arguments are files.
 
-    :param alone: whether an option says what to send, so that no files stand before the key.
+    :param without_files: whether an option says what to send, so that no files stand before the key.
     """
-    if len(what) < (1 if alone else 2):
+    if len(items) < (1 if without_files else 2):
         return None
-    last = what[-1]
-    if Path(last).exists() and not alone:
+    last = items[-1]
+    if Path(last).exists() and not without_files:
         return None
     try:
         return AddressBook().find(last.removeprefix("dmsg:"))
@@ -232,8 +232,8 @@ def receive(
         if code or yes or verify:
             raise click.UsageError("--listen receives at a key; it cannot be combined with CODE, --yes or --verify")
         access = Access(allow)
-        check_takes(access, anyone=anyone, what="--listen")
-        check_offered(directory, anything=anything)
+        check_takes(access, anyone=anyone, option="--listen")
+        check_offered(directory, any_directory=anything)
 
         from dmsg.cli.client_run import run, with_client
         from dmsg.cli.files.receive_run import receive_at_key

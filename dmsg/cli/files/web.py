@@ -54,7 +54,7 @@ def serve(
     from dmsg.cli.files.web_run import FileSite
     from dmsg.clients.address_book import AddressBook
 
-    check_offered(directory, anything=anything)
+    check_offered(directory, any_directory=anything)
     access = Access(allow)
 
     async def main(reactor: Reactor) -> None:

@@ -130,38 +130,38 @@ class FetchRequest:
         )
 
 
-async def fetch(reactor: Reactor, settings: ClientSettings, wanted: FetchRequest, timeout: float) -> None:
+async def fetch(reactor: Reactor, settings: ClientSettings, request: FetchRequest, timeout: float) -> None:
     """Send the request, and write the answer."""
 
     from dmsg.cli.client_run import with_client
     from dmsg.net.web.fetch import make_pool
 
-    target, producer = http_url(wanted.url), wanted.producer()
+    target, producer = http_url(request.url), request.producer()
     before = reactor.seconds()
 
     async def use(client: Client) -> None:
         agent: IAgent = Agent.usingEndpointFactory(
             reactor, DmsgEndpointFactory(client, timeout=timeout), make_pool(reactor, persistent=False)
         )
-        if wanted.follows:
+        if request.follows:
             agent = BrowserLikeRedirectAgent(agent)
-        response = await _requested(agent, wanted.verb, target, wanted.fields, producer)
-        if wanted.shows_head:
+        response = await _requested(agent, request.verb, target, request.fields, producer)
+        if request.shows_head:
             _show_head(response)
-        if wanted.start and response.code == 416:
-            notice(f"{wanted.output} is complete already")
+        if request.start and response.code == 416:
+            notice(f"{request.output} is complete already")
             return
-        if response.code >= 400 and wanted.fails:
-            if not wanted.silent:
-                say(f"dmsg: {without_userinfo(wanted.url)[:200]}: status {response.code}", err=True)
+        if response.code >= 400 and request.fails:
+            if not request.silent:
+                say(f"dmsg: {without_userinfo(request.url)[:200]}: status {response.code}", err=True)
             raise SystemExit(22)
-        append = bool(wanted.start) and response.code == 206
-        size = 0 if wanted.head else await _save(response, wanted.output, append=append)
-        if wanted.write_out is not None:
+        append = bool(request.start) and response.code == 206
+        size = 0 if request.head else await _save(response, request.output, append=append)
+        if request.write_out is not None:
             values = {"http_code": str(response.code), "size_download": str(size)}
             values["time_total"] = f"{reactor.seconds() - before:.6f}"
             with writing_output():
-                sys.stdout.write(_written_out(wanted.write_out, values))
+                sys.stdout.write(_written_out(request.write_out, values))
 
     await with_client(reactor, settings, use)
 

@@ -41,6 +41,6 @@ def top(urls: tuple[str, ...], every: float, once: bool, sort: str, wanted: str,
 
     async def main(reactor: Reactor) -> None:
         flat = list(dict.fromkeys(url.rstrip("/") for one in urls for url in one.split()))
-        await watch(reactor, flat, every=every, once=once, sort=sort, wanted=wanted, timeout=timeout)
+        await watch(reactor, flat, every=every, once=once, sort=sort, name_filter=wanted, timeout=timeout)
 
     run(main)

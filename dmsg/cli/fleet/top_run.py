@@ -106,7 +106,7 @@ def _why(error: Exception) -> str:
 
 
 async def watch(
-    reactor: Reactor, urls: list[str], *, every: float, once: bool, sort: str, wanted: str, timeout: float
+    reactor: Reactor, urls: list[str], *, every: float, once: bool, sort: str, name_filter: str, timeout: float
 ) -> None:
     """Show the table until Ctrl-C, or once."""
     fleet = Fleet(reactor, urls, timeout)
@@ -114,27 +114,27 @@ async def watch(
     rows = await fleet.poll()
     if once:
         await deferLater(reactor, min(every, 2.0))
-        rows = _chosen(await fleet.poll(), sort, wanted)
+        rows = _chosen(await fleet.poll(), sort, name_filter)
         _say(console, rows)
-        if wanted and not rows:
-            raise DmsgError(f"no watched entity has the column {wanted!r}")
+        if name_filter and not rows:
+            raise DmsgError(f"no watched entity has the column {name_filter!r}")
         if any(one.worse for one in rows):
             raise SystemExit(1)
         return
     if state.json or not console.is_terminal:
         while True:
-            _say(console, _chosen(rows, sort, wanted))
+            _say(console, _chosen(rows, sort, name_filter))
             await deferLater(reactor, every)
             rows = await fleet.poll()
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(draw_table(_chosen(rows, sort, wanted), console.width, console.height), refresh=True)
+            live.update(draw_table(_chosen(rows, sort, name_filter), console.width, console.height), refresh=True)
             await deferLater(reactor, every)
             rows = await fleet.poll()
 
 
-def _chosen(rows: list[Row], sort: str, wanted: str) -> list[Row]:
-    found = [one for one in rows if wanted.lower() in f"{one.name} {one.kind} {one.status} {one.why}".lower()]
+def _chosen(rows: list[Row], sort: str, name_filter: str) -> list[Row]:
+    found = [one for one in rows if name_filter.lower() in f"{one.name} {one.kind} {one.status} {one.why}".lower()]
     return sorted(found, key=ORDERS[sort])
 
 
@@ -182,5 +182,5 @@ def draw_table(rows: list[Row], width: int, height: int | None = None) -> Table:
     return table
 
 
-def _number(value: float | None, said: Callable[[float], str]) -> str:
-    return "-" if value is None else said(value)
+def _number(value: float | None, format_value: Callable[[float], str]) -> str:
+    return "-" if value is None else format_value(value)

@@ -25,7 +25,7 @@ _SERIOUS = re.compile(r"^\S+ \[[^\]]*#(warn|error|critical)\] ")
 
 
 class CannotStart(DmsgError):
-    """An entity ended before it could be used."""
+    """Error: an entity ended before it was ready."""
 
 
 class Supervised:

@@ -31,12 +31,12 @@ port_option = click.option(
 )
 
 
-def who_and_port(who: tuple[PubKey, int | None], port: int | None) -> tuple[PubKey, int | None]:
+def who_and_port(target: tuple[PubKey, int | None], port: int | None) -> tuple[PubKey, int | None]:
     """Combine ``KEY:PORT`` and ``--port``.
 
     :raises click.UsageError: they name two different ports.
     """
-    key, said = who
+    key, said = target
     if said is not None and port not in (None, said):
         raise click.UsageError(f"the address names port {said} and the argument names port {port}: give one of them")
     return key, port if said is None else said
@@ -121,7 +121,7 @@ def ping(
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             await measure(
-                reactor, client, key, at, count=count, interval=interval, timeout=timeout, told=shown.on_event
+                reactor, client, key, at, count=count, interval=interval, timeout=timeout, on_event=shown.on_event
             )
             shown.end()
 

@@ -43,7 +43,11 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
         sender = SpoolSender(reactor, spool, collector, lambda: split_urls(discovery), warned=notice)
         sent = await sender.send_once()
         if sent.delivered:
-            tell(f"{sent.delivered} files, {human_size(sent.kept_bytes)}", files=sent.delivered, bytes=sent.kept_bytes)
+            tell(
+                f"{sent.delivered} files, {human_size(sent.delivered_bytes)}",
+                files=sent.delivered,
+                bytes=sent.delivered_bytes,
+            )
         elif not sent.refused:
             tell("there is nothing to be sent", files=0, bytes=0)
         if sent.refused:

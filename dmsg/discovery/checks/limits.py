@@ -74,14 +74,14 @@ class Allowance:
         self._seconds = seconds
         self._windows: OrderedDict[str, _Window] = OrderedDict()
 
-    def take(self, number: str, port: int, place: str, *, known: bool, now: float) -> None:
+    def take(self, number: str, port: int, place: str, *, is_known: bool, now: float) -> None:
         """Take one check from the budget.
 
         :param place: address block of the poster.
-        :param known: whether the server has proved its key there before.
+        :param is_known: whether the server has proved its key there before.
         :raises CheckPostponed: the budget of this window is used up.
         """
-        if known:  # Their number is small, because OF_HOST limits it.
+        if is_known:  # Their number is small, because OF_HOST limits it.
             return
         windows = [(self._window(name, now), factor) for name, factor in blocks_of(number)]
         window, _ = windows[0]

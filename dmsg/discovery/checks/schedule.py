@@ -356,7 +356,7 @@ class ServerChecks:
             if said is None:
                 raise CheckPostponed("another check of the server ended without a result")
             return said
-        self._allowance.take(way.number, way.port, way.place, known=known, now=now)
+        self._allowance.take(way.number, way.port, way.place, is_known=known, now=now)
         self._pending[target] = []
         found: str | None = None
         try:

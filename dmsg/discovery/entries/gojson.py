@@ -53,7 +53,7 @@ def is_key_text(text: str) -> bool:
     return _KEY.fullmatch(text) is not None
 
 
-def string_of(value: object, what: str) -> str:
+def string_of(value: object, field: str) -> str:
     """Return a string; ``""`` for None.
 
     :raises EntryDecodeError: the value is no string.
@@ -61,7 +61,7 @@ def string_of(value: object, what: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise EntryDecodeError(f"{what} is not a string")
+        raise EntryDecodeError(f"{field} is not a string")
     # Go replaces a lone surrogate, as \ud800, by U+FFFD.
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -69,7 +69,7 @@ def string_of(value: object, what: str) -> str:
 class Reader:
     """Parser of posted JSON: ``STRICT`` or ``AS_GO``. This base class has what both have in common.
 
-    All methods raise :class:`EntryDecodeError` for values that they reject, with ``what`` in its text.
+    All methods raise :class:`EntryDecodeError` for values that they reject, with ``field`` in its text.
     """
 
     encoding_errors = "strict"
@@ -95,28 +95,28 @@ class Reader:
         """
         raise NotImplementedError
 
-    def members(self, value: object, known: frozenset[str], what: str) -> dict[str, object]:
+    def members(self, value: object, known: frozenset[str], field: str) -> dict[str, object]:
         """Return the members of an object by name."""
         raise NotImplementedError
 
-    def integer(self, value: object, low: int, high: int, what: str) -> int:
+    def integer(self, value: object, low: int, high: int, field: str) -> int:
         """Return an integer with ``low <= number < high``; 0 for None."""
         if value is None:
             return 0
         # In Python a bool is an int, but JSON's true is not a number.
         if isinstance(value, bool) or not isinstance(value, int):
-            raise EntryDecodeError(f"{what} is not an integer")
+            raise EntryDecodeError(f"{field} is not an integer")
         if not low <= value < high:
-            raise EntryDecodeError(f"{what} is out of range")
+            raise EntryDecodeError(f"{field} is out of range")
         return value
 
-    def key(self, value: object, what: str) -> str:
+    def key(self, value: object, field: str) -> str:
         """Return the 66 hexadecimal characters of a public key; zeros of any length are the null key, as in the
         reference."""
-        text = string_of(value, what)
-        return self.key_of_text(text, what) if text.strip("0") else NULL_KEY
+        text = string_of(value, field)
+        return self.key_of_text(text, field) if text.strip("0") else NULL_KEY
 
-    def key_of_text(self, text: str, what: str) -> str:
+    def key_of_text(self, text: str, field: str) -> str:
         """Return a key that is not null, in lower case."""
         raise NotImplementedError
 
@@ -128,26 +128,26 @@ class _Strict(Reader):
         if rest.strip(" \t\r\n"):
             raise ValueError("there is something after the JSON value")
 
-    def members(self, value: object, known: frozenset[str], what: str) -> dict[str, object]:
+    def members(self, value: object, known: frozenset[str], field: str) -> dict[str, object]:
         """Return all members, known or not."""
         members: dict[str, object] = {}
-        for name, member in _object(value, what):
+        for name, member in _object(value, field):
             if name in members:
-                raise EntryDecodeError(f"{what} has {name[:40]!r} twice")
+                raise EntryDecodeError(f"{field} has {name[:40]!r} twice")
             members[name] = member
         return members
 
-    def integer(self, value: object, low: int, high: int, what: str) -> int:
+    def integer(self, value: object, low: int, high: int, field: str) -> int:
         """Return an integer; ``1.0`` counts as one, as in JSON Schema."""
         # The number of digits is checked first: converting 1e999999999 to an integer would use up the memory.
         if isinstance(value, Decimal) and value.adjusted() < _DIGITS and value == int(value):
             value = int(value)
-        return super().integer(value, low, high, what)
+        return super().integer(value, low, high, field)
 
-    def key_of_text(self, text: str, what: str) -> str:
+    def key_of_text(self, text: str, field: str) -> str:
         """Return the key in lower case. The check of the signature also shows whether it is a point of the curve."""
         if not is_key_text(text):
-            raise EntryDecodeError(f"{what} is not 66 hexadecimal characters of a public key")
+            raise EntryDecodeError(f"{field} is not 66 hexadecimal characters of a public key")
         return text.lower()
 
 
@@ -159,28 +159,28 @@ class _AsGo(Reader):
     def check_rest(self, rest: str) -> None:
         pass
 
-    def members(self, value: object, known: frozenset[str], what: str) -> dict[str, object]:
+    def members(self, value: object, known: frozenset[str], field: str) -> dict[str, object]:
         """Return the known members. Go ignores the case of names, and the last of several duplicates wins."""
         members: dict[str, object] = {}
-        for given, member in _object(value, what):
+        for given, member in _object(value, field):
             # Names are matched as in Go: an exact match first, and otherwise one without regard to case.
             name = given if given in known else given.casefold()
             if name in known:
                 members[name] = member
         return members
 
-    def key_of_text(self, text: str, what: str) -> str:
+    def key_of_text(self, text: str, field: str) -> str:
         """Return the key in lower case. As in the reference, a text that is no point of the curve is an error at
         once."""
         try:
             return PubKey.from_hex(text).hex()
         except KeyFormatError as error:
-            raise EntryDecodeError(f"{what}: {error}") from None
+            raise EntryDecodeError(f"{field}: {error}") from None
 
 
-def _object(value: object, what: str) -> Members:
+def _object(value: object, field: str) -> Members:
     if not isinstance(value, Members):
-        raise EntryDecodeError(f"{what} is not an object")
+        raise EntryDecodeError(f"{field} is not an object")
     return value
 
 

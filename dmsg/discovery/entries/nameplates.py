@@ -93,14 +93,14 @@ def decide_claim(known: StoredNameplate | None, place: str, held: int, most: flo
     return next(iter(free), NONE_FREE) if known is None else known.number
 
 
-def check_stored(kept: StoredNameplate | None, now: float, static: str | None = None) -> StoredNameplate:
-    """Return ``kept`` if it has not expired, and leads to ``static`` if that is given.
+def check_stored(stored: StoredNameplate | None, now: float, static: str | None = None) -> StoredNameplate:
+    """Return ``stored`` if it has not expired, and leads to ``static`` if that is given.
 
     :raises EntryNotFound: the nameplate is missing, expired or of another key.
     """
-    if kept is None or kept.ends <= now or static not in (None, kept.static):
+    if stored is None or stored.ends <= now or static not in (None, stored.static):
         raise EntryNotFound
-    return kept
+    return stored
 
 
 def decode_claim(body: bytes) -> str:

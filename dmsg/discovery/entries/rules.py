@@ -72,7 +72,7 @@ class Head:
 class DeletedLater(EntryInvalid):
     """A first entry is not newer than the deletion of the previous one.
 
-    The error carries the deletion, because its owner cannot look up the time: the entry is gone.
+    The error carries the deletion, because its owner cannot look up the time: the entry no longer exists.
 
     :ivar deletion: JSON of the deletion, which the owner signed; None if it is no longer known.
     """

@@ -76,7 +76,7 @@ class Lookup:
     """Client of one discovery service.
 
     :param url: base URL, as ``http://127.0.0.1:9090``.
-    :param http: a treq client, for tests and for TLS settings of one's own.
+    :param http: a treq client, for tests and for custom TLS settings.
     :param timeout: seconds for one request.
     :param date: returns the date of new entries and deletions, in nanoseconds since 1970.
     """

@@ -12,7 +12,7 @@ from dmsg.keys import PubKey, SecKey
 
 PATH = "/discovery/nameplates"
 UNKNOWN = (404, 405, 501)
-"""Status codes of a discovery that has no nameplates, or not this one."""
+"""Status codes with which a discovery says that it has no nameplates, or not the requested one."""
 RENEWALS = 4
 """Claims per lifetime of a nameplate, so that one or two claims may fail."""
 

@@ -160,10 +160,10 @@ class RankingFile:
         self._say("")
         _log.info("the ranking was loaded: {count} servers", count=len(ranking.weights))
 
-    def _say(self, what: str) -> None:
-        if what and what != self._last_problem:
-            _log.warn("{what}", what=what)
-        self._last_problem = what
+    def _say(self, problem: str) -> None:
+        if problem and problem != self._last_problem:
+            _log.warn("{what}", what=problem)
+        self._last_problem = problem
 
     def current(self, now: float) -> Ranking | None:
         """Return the ranking if there is a valid one, else None.

@@ -91,16 +91,16 @@ class IEntryStore(Interface):
     def listed(statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
         """Return the JSON of those of ``statics`` that ``available`` could return."""
 
-    def due(most: int, now: float, next_look: float) -> Deferred[list[DueServer]]:
+    def due(most: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
         """Return at most ``most`` servers whose check is due, the longest overdue first.
 
-        Their next check is set to ``next_look``, so that a check that is lost is repeated then.
+        Their next check is set to ``next_check``, so that a check that is lost is repeated then.
         """
 
     def record_check(
-        static: str, target: str, at: float | None, next_look: float, lasts: float = ..., listed: bool = ...
+        static: str, target: str, at: float | None, next_check: float, lasts: float = ..., listed: bool = ...
     ) -> Deferred[None]:
-        """Record the result of a check, and plan the next one for ``next_look``.
+        """Record the result of a check, and plan the next one for ``next_check``.
 
         :param target: address that was checked; if the entry has another address by now, nothing is recorded.
         :param at: time at which the server was found; None if it was not.
@@ -112,7 +112,7 @@ class IEntryStore(Interface):
         """Correct times after the clock was set back to ``now``: entries posted or seen later count as posted or seen
         now.
 
-        Without this a server that has gone would stay listed, without checks, until the clock reaches the old time
+        Without this a server that has ended would stay listed, without checks, until the clock reaches the old time
         again.
         """
 

@@ -197,7 +197,7 @@ class RedisStore:
         since = max(since, -_UNKNOWN_LIMIT)
         return self._run(LISTED, ["servers", "entry:"], [repr(since), *statics], _whole)
 
-    def due(self, most: int, now: float, next_look: float) -> Deferred[list[DueServer]]:
+    def due(self, most: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
         def rows_of(found: list[bytes]) -> list[DueServer]:
             rows = zip(found[::4], found[1::4], found[2::4], found[3::4], strict=True)
             return [
@@ -205,14 +205,14 @@ class RedisStore:
                 for body, place, refreshes, listed in rows
             ]
 
-        return self._run(DUE, ["looks"], [repr(now), str(most), repr(next_look)], rows_of)
+        return self._run(DUE, ["looks"], [repr(now), str(most), repr(next_check)], rows_of)
 
     def record_check(
-        self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
+        self, static: str, target: str, at: float | None, next_check: float, lasts: float = 0.0, listed: bool = True
     ) -> Deferred[None]:
         arguments: list[str | bytes] = [
             "" if at is None else repr(at),
-            repr(next_look),
+            repr(next_check),
             repr(ends(at or 0.0, lasts)),
             "1" if listed else "0",
             target,

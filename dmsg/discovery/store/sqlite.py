@@ -319,7 +319,7 @@ class SQLiteStore:
         ).fetchall()
         return succeed([row[0] for row in rows])
 
-    def due(self, most: int, now: float, next_look: float) -> Deferred[list[DueServer]]:
+    def due(self, most: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
         try:
             with transaction(self._db):
                 rows = self._db.execute(
@@ -328,25 +328,25 @@ class SQLiteStore:
                     (now, most),
                 ).fetchall()
                 for static, *_ in rows:
-                    self._db.execute("UPDATE entries SET look_at = ? WHERE static = ?", (next_look, static))
+                    self._db.execute("UPDATE entries SET look_at = ? WHERE static = ?", (next_check, static))
         except sqlite3.Error:
             return fail()
         return succeed([DueServer(body, place, not quiet, bool(checked)) for _, body, place, quiet, checked in rows])
 
     def record_check(
-        self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
+        self, static: str, target: str, at: float | None, next_check: float, lasts: float = 0.0, listed: bool = True
     ) -> Deferred[None]:
         if at is None:
             self._db.execute(
                 "UPDATE entries SET look_at = ?, checked = checked AND ? WHERE static = ? AND listable AND target = ?",
-                (next_look, listed, static, target),
+                (next_check, listed, static, target),
             )
         else:
             self._db.execute(
                 "UPDATE entries SET seen = ?, look_at = ?, checked = 1, "
                 "posted = CASE WHEN quiet OR checked THEN posted ELSE ? END, "
                 "ends = CASE WHEN quiet THEN max(ends, ?) ELSE ends END WHERE static = ? AND listable AND target = ?",
-                (at, next_look, at, ends(at, lasts), static, target),
+                (at, next_check, at, ends(at, lasts), static, target),
             )
         return succeed(None)
 

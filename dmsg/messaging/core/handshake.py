@@ -247,9 +247,9 @@ class JSONHandshake:
                 raise HandshakeError(f"{name} is set too early")
 
     @staticmethod
-    def _same_signature(frame: dict[str, object], name: str, mine: Signature | None) -> None:
-        assert mine is not None
-        if _hex(frame, name, SIGNATURE_SIZE) != mine:
+    def _same_signature(frame: dict[str, object], name: str, own: Signature | None) -> None:
+        assert own is not None
+        if _hex(frame, name, SIGNATURE_SIZE) != own:
             raise HandshakeError(f"{name} differs from an earlier frame")
 
     @staticmethod

@@ -129,7 +129,7 @@ class Relay(ConnectionTable[RelayPeer]):
         self.connections.remove(peer)
         for end in list(peer.ends.values()):
             self.drops[DropReason.PEER_DISCONNECTED] += 1
-            self._close(end, tell=False)
+            self._close(end, notify=False)
         self.congestion.gone(peer)
         return True
 
@@ -322,7 +322,7 @@ class Relay(ConnectionTable[RelayPeer]):
             peer.doubtful[end.id] = None
             if len(peer.doubtful) > MAX_DOUBTFUL:
                 del peer.doubtful[next(iter(peer.doubtful))]
-        self._close(end, tell=False)
+        self._close(end, notify=False)
 
     def _of_no_channel(self, peer: RelayPeer, frame_type: int, body: bytes, allowed: bool) -> None:
         self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
@@ -381,11 +381,11 @@ class Relay(ConnectionTable[RelayPeer]):
         self.channels_opened += 1
         self._answer(remote, encode_open(self._profile, number, peer.key, message))
 
-    def _refuse(self, peer: RelayPeer, name: int, there: End | None, reason: DropReason, now: float) -> None:
+    def _refuse(self, peer: RelayPeer, name: int, target: End | None, reason: DropReason, now: float) -> None:
         self.drops[reason] += 1
-        if there is not None and not peer.two_ids:
+        if target is not None and not peer.two_ids:
             # The refusal ends whatever channel the client has under this id, so the server must end it, too.
-            self._close(there)
+            self._close(target)
         else:
             self._answer(peer, encode_closed(self._profile, name))
         if reason is DropReason.DESTINATION_RATE:
@@ -438,10 +438,10 @@ class Relay(ConnectionTable[RelayPeer]):
             end.closed = True
             self._say(end.other, encode_close(self._profile, end.other.name))
 
-    def _close(self, end: End, *, tell: bool = True) -> None:
+    def _close(self, end: End, *, notify: bool = True) -> None:
         """End a channel, and send ChannelClosed to its other end.
 
-        :param tell: whether to send ChannelClosed to ``end``, too.
+        :param notify: whether to send ChannelClosed to ``end``, too.
         """
         other = end.other
         now = self._now()
@@ -452,7 +452,7 @@ class Relay(ConnectionTable[RelayPeer]):
         del end.peer.ends[end.id]
         del other.peer.ends[other.id]
         self.channel_count -= 1
-        if tell and not end.nameless:
+        if notify and not end.nameless:
             self._answer(end.peer, self._last_words(other, end))
         if other.peer in self.peers and not other.nameless:
             self._say(other, self._last_words(end, other))

@@ -134,9 +134,9 @@ class ClientChannel:
         self.offer: Offer | None = None
         self.ciphers: ChannelCiphers | None = None
 
-    def moves(self, what: Input) -> bool:
+    def moves(self, event: Input) -> bool:
         """Apply an input to the state; return False, without a change, if the table does not have the pair."""
-        after = TRANSITIONS.get((self.state, what))
+        after = TRANSITIONS.get((self.state, event))
         if after is None:
             return False
         self.state = after

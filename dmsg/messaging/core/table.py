@@ -117,17 +117,17 @@ class ClientConnection:
         certain = next((number for number in free if number not in self._doubtful), None)
         return certain if certain is not None else next(number for number in self._doubtful if number in free)
 
-    def open(self, remote: PubKey, *, ping: bool = False, whole: bool = False) -> ClientChannel:
+    def open(self, remote: PubKey, *, ping: bool = False, report_messages: bool = False) -> ClientChannel:
         """Request a channel to ``remote``.
 
         :param ping: whether the remote's client is to answer itself, without its program.
-        :param whole: whether to report each message as an event of its own.
+        :param report_messages: whether to report each message as an event of its own.
         :raises LocalProtocolError: all 256 ids are used; nothing is sent.
         """
         channel = ClientChannel(self._free_id(), remote)
         ephemeral = self._key if ping else self._ephemeral()
         channel.proposal = Proposal(self._key, remote, self._profile, ephemeral=ephemeral)
-        channel.reports_messages = whole
+        channel.reports_messages = report_messages
         channel.named = not self._two_ids
         channel.moves(Input.SEND_OPEN)
         self._doubtful.pop(channel.id, None)

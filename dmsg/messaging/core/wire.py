@@ -189,9 +189,9 @@ def read_header(profile: Profile, buffer: bytes | bytearray | memoryview, positi
     return frame_type, size
 
 
-def wrong_profile(what: str) -> RemoteProtocolError:
+def wrong_profile(problem: str) -> RemoteProtocolError:
     """Return the error for a peer that seems to use the other profile."""
-    return RemoteProtocolError(DropReason.WRONG_PROFILE, f"{what}: the peer seems to use the other --profile")
+    return RemoteProtocolError(DropReason.WRONG_PROFILE, f"{problem}: the peer seems to use the other --profile")
 
 
 _LIKELY = {

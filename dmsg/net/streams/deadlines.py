@@ -12,15 +12,15 @@ READ, WRITE, IDLE = "read", "write", "idle"
 class Deadlines:
     """Timers of one stream, for its read, write and idle deadlines.
 
-    :param passed: called with the name of a deadline that has passed.
+    :param on_timeout: called with the name of a deadline that has passed.
     :ivar idle: maximum number of seconds without traffic; None for no limit.
     """
 
     __slots__ = ("_last_traffic", "_on_timeout", "_reactor", "_timers", "idle")
 
-    def __init__(self, reactor: IReactorTime, passed: Callable[[str], None]) -> None:
+    def __init__(self, reactor: IReactorTime, on_timeout: Callable[[str], None]) -> None:
         self._reactor = reactor
-        self._on_timeout = passed
+        self._on_timeout = on_timeout
         self._timers: dict[str, IDelayedCall] = {}
         self.idle: float | None = None
         self._last_traffic = 0.0

@@ -126,21 +126,21 @@ class Guard:
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, one: GuardedConnection) -> None:
+    def add(self, connection: GuardedConnection) -> None:
         """Add a connection, and close another one if there are too many."""
-        one.guard = self
-        one.since = self.clock.seconds()
+        connection.guard = self
+        connection.since = self.clock.seconds()
         if self._by_place:
-            one.block = blocks_of(str(getattr(one.transport.getPeer(), "host", "")))[0].name
-        crowded = self._of.crowded_block(one.block, self._most_of_block) if self._by_place else ""
-        self._open[one] = None
-        self._of.add(one.block)
+            connection.block = blocks_of(str(getattr(connection.transport.getPeer(), "host", "")))[0].name
+        crowded = self._of.crowded_block(connection.block, self._most_of_block) if self._by_place else ""
+        self._open[connection] = None
+        self._of.add(connection.block)
         if not crowded and len(self._open) > self._most:
             crowded = self._of.heaviest()
         if crowded or len(self._open) > self._most:
             # The victim comes from the address with most inside the block, because one address may have all of a wide
             # block.
-            victim = self._victim(self._of.heaviest(crowded) if crowded else one.block, one)
+            victim = self._victim(self._of.heaviest(crowded) if crowded else connection.block, connection)
             self.refused("too_many_connections")
             self.remove(victim)
             victim.drop()
@@ -163,11 +163,11 @@ class Guard:
         for one in list(self._open):
             one.drop()
 
-    def remove(self, one: GuardedConnection) -> None:
+    def remove(self, connection: GuardedConnection) -> None:
         """Remove a connection that has ended or is no longer the site's."""
-        if one in self._open:
-            del self._open[one]
-            self._of.remove(one.block)
+        if connection in self._open:
+            del self._open[connection]
+            self._of.remove(connection.block)
 
 
 class _GuardedProtocol(GuardedConnection, ProtocolWrapper):

@@ -43,37 +43,37 @@ class PendingRequests:
         self._of = BlockCounts()
         self._holders: dict[str, dict[MemoryHolder, int]] = {}
 
-    def book(self, one: MemoryHolder, size: int) -> None:
+    def book(self, holder: MemoryHolder, size: int) -> None:
         """Add ``size`` bytes to a connection's account; ``size`` may be negative."""
-        holders = self._holders.setdefault(one.block, {})
-        holders[one] = holders.get(one, 0) + size
+        holders = self._holders.setdefault(holder.block, {})
+        holders[holder] = holders.get(holder, 0) + size
         self.held += size
         if size > 0:
-            self._of.add(one.block, size)
+            self._of.add(holder.block, size)
             while self.held > self.most:
                 self._make_room()
         elif size < 0:
-            self._of.remove(one.block, -size)
+            self._of.remove(holder.block, -size)
 
-    def settle(self, one: MemoryHolder, size: int) -> None:
+    def settle(self, holder: MemoryHolder, size: int) -> None:
         """Set the number of bytes that a connection holds."""
-        before = self._holders.get(one.block, {}).get(one, 0)
+        before = self._holders.get(holder.block, {}).get(holder, 0)
         if size != before:
-            self.book(one, size - before)
+            self.book(holder, size - before)
         if not size:
-            self.remove(one)
+            self.remove(holder)
 
-    def remove(self, one: MemoryHolder) -> None:
+    def remove(self, holder: MemoryHolder) -> None:
         """Remove a connection from the account."""
-        holders = self._holders.get(one.block)
-        if holders is None or one not in holders:
+        holders = self._holders.get(holder.block)
+        if holders is None or holder not in holders:
             return
-        size = holders.pop(one)
+        size = holders.pop(holder)
         if not holders:
-            del self._holders[one.block]
+            del self._holders[holder.block]
         self.held -= size
         if size:
-            self._of.remove(one.block, size)
+            self._of.remove(holder.block, size)
 
     def _make_room(self) -> None:
         oldest = next(one for one, size in self._holders[self._of.heaviest()].items() if size)

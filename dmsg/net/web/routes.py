@@ -94,7 +94,7 @@ class QuickResource(KleinResource):
 def finish_with(body: bytes, request: Request) -> None:
     """Send a response to a request that was not answered at once; a HEAD gets only its length.
 
-    If the client has left, nothing is sent. A route may still return a body then, because it was told so.
+    If the client has left, nothing is sent, although the route may still return a body.
     """
     if request._disconnected:  # noqa: SLF001  # as Twisted's own requests ask
         return

@@ -34,14 +34,14 @@ IDLE_TIMEOUT = 30
 """Seconds of silence after which a connection is closed."""
 
 
-def answer(request: IRequest, status: int, message: str, more: bytes = b"") -> bytes:
+def answer(request: IRequest, status: int, message: str, extra_body: bytes = b"") -> bytes:
     """Set the status and return ``{"message": ..., "code": ...}``.
 
-    :param more: further members as JSON, beginning with a comma.
+    :param extra_body: further members as JSON, beginning with a comma.
     """
     request.setResponseCode(status)
     request.setHeader(b"content-type", b"application/json")
-    return b'{"message":%s,"code":%d%s}' % (json.dumps(message).encode(), status, more)
+    return b'{"message":%s,"code":%d%s}' % (json.dumps(message).encode(), status, extra_body)
 
 
 def answer_http_error(request: IRequest, failure: Failure) -> bytes:

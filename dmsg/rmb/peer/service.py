@@ -154,7 +154,7 @@ class RmbPeer(Service):
             self._now,
             self._random,
             drops=self.drops,
-            taken=self._deliver,
+            on_message=self._deliver,
             rejected=self._rejected,
         )
         files = FileUploads(self._reactor, settings.uploads, self._ask, store, self._now)

@@ -130,11 +130,11 @@ class PeerStore:
         now: Callable[[], float],
         new_uid: Callable[[], str],
         room: Callable[[], Deferred[int]],
-        taken: Callable[[str, float, bytes], None],
+        on_taken: Callable[[str, float, bytes], None],
     ) -> None:
-        """Call ``taken`` with (uid, time of taking, bytes) for each message in a list, oldest first, now and later.
+        """Call ``on_taken`` with (uid, time of taking, bytes) for each message in a list, oldest first, now and later.
 
-        After Redis was unavailable, ``taken`` may be called again with a uid that is under way.
+        After Redis was unavailable, ``on_taken`` may be called again with a uid that is under way.
 
         :param room: fires with the number of messages that may be taken, as soon as it is above 0.
         """
@@ -151,14 +151,14 @@ class PeerStore:
                         # Messages with a uid were taken by a killed process, or by a call whose answer was lost.
                         for uid, value in await self._all(outgoing):
                             at, _, raw = value.partition(b"\n")
-                            taken(uid, float(at), raw)
+                            on_taken(uid, float(at), raw)
                         loaded = True
                     most = min(BATCH, await room())
                     time = now()
                     uids = [new_uid() for _ in range(most)]
                     answer = await self._redis.eval(_TAKE, [held, name, outgoing], [repr(time), *uids])
                     for index in range(0, len(answer), 2):
-                        taken(answer[index].decode(), time, answer[index + 1])
+                        on_taken(answer[index].decode(), time, answer[index + 1])
                     if len(answer) < 2 * most:
                         await blocking.execute_command("BLMOVE", name, held, "RIGHT", "LEFT", BLOCK)
                 except CancelledError:

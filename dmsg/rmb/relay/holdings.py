@@ -23,7 +23,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
     held senders, and incomplete messages.
 
     Memory is freed by ending a session: unconfirmed messages to it go to its queue, and it sends its own unconfirmed
-    messages again. Messages to other relays are freed unless an attempt is under way, and their senders are told.
+    messages again. Messages to other relays are freed unless an attempt is under way, and their senders are notified.
     """
 
     holders = "sessions"

@@ -100,9 +100,9 @@ class LookupLines:
 
         ask()
 
-    def _finish(self, waiting: WaitingMail, said: Twin | Failure | None) -> None:
+    def _finish(self, waiting: WaitingMail, result: Twin | Failure | None) -> None:
         self._count(waiting.session, -len(waiting.mail.data))
-        self._answered(waiting, said)
+        self._answered(waiting, result)
 
     def lost(self, session: RelaySession) -> None:
         """Forget a session that has ended, so that it is not released later."""

@@ -52,7 +52,7 @@ class Header:
 
     @property
     def wants_answer(self) -> bool:
-        """Whether the sender is told of an error; only senders of requests are."""
+        """Whether the sender is notified of an error. Only senders of requests are."""
         return self.kind == "request"
 
     @property

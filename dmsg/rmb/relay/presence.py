@@ -15,7 +15,7 @@ from dmsg.rmb.twins.address import Session
 START_GRACE = 10.0
 """Seconds after the relay's start in which a missing session is given time to reconnect."""
 COME_BACK = 2.0
-"""Seconds for which one missing session is awaited."""
+"""Seconds to wait for a missing session to connect."""
 FEW_SESSIONS = 4
 """Number of a twin's sessions that are never ended to make room for other twins."""
 MAX_COMING_BACK = 10_000
@@ -82,7 +82,7 @@ class Presence:
         return before
 
     def remove(self, session: RelaySession) -> bool:
-        """Remove a session that is gone; return False when a newer connection has its name."""
+        """Remove a session that has ended; return False when a newer connection has its name."""
         # A newer connection of the same name has taken its place and must stay.
         if self.sessions.get(session.session) is not session:
             return False

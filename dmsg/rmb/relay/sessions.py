@@ -55,7 +55,7 @@ class SessionHost(Store[Delivery], Protocol):
         """Process one message of a session."""
 
     def lost(self, session: RelaySession) -> None:
-        """Note that a session's connection is gone."""
+        """Note that a session's connection is lost."""
 
     def fragmented(self, session: RelaySession, small: int) -> None:
         """Count the small fragments that a session sent."""
@@ -86,10 +86,10 @@ class RelaySession:
         "unfinished_since",
     )
 
-    def __init__(self, switch: SessionHost, session: Session, *, asks: bool = True) -> None:
+    def __init__(self, switch: SessionHost, session: Session, *, resends: bool = True) -> None:
         """Make a session whose socket is not open yet.
 
-        :param asks: whether the session pings behind its messages, and sends unconfirmed messages again.
+        :param resends: whether the session pings behind its messages, and sends unconfirmed messages again.
         """
         self.switch = switch
         self.session = session
@@ -105,7 +105,7 @@ class RelaySession:
             lambda: len(self.delivery) > 0,
         )
         self.ledger.holder = self.parking
-        self._asks(asks)
+        self._asks(resends)
         self.heard_at = 0.0
         self.unfinished = 0
         """Bytes of the incomplete message."""
@@ -151,9 +151,9 @@ class RelaySession:
         if not self.is_lost:
             self.switch.fragmented(self, small)
 
-    def _asks(self, asks: bool) -> None:
-        self.ledger.durable = self.switch.durable and not asks
-        self.delivery.lazy = not asks
+    def _asks(self, resends: bool) -> None:
+        self.ledger.durable = self.switch.durable and not resends
+        self.delivery.lazy = not resends
 
     @property
     def is_held(self) -> bool:

@@ -224,7 +224,7 @@ class RelaySite(Resource):
         if not self._has_place(parsed.session):
             self._connects.charge(address, -1.0, now)  # _authenticate counts this connection.
             return False
-        self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, asks=parsed.asks))
+        self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, resends=parsed.asks))
         return True
 
     # Each refusal returns.
@@ -251,7 +251,7 @@ class RelaySite(Resource):
         if not self._has_place(session):
             request.setHeader(b"retry-after", b"10")
             return self._refuse(request, Drop.TOO_MANY_SESSIONS, 503, "too many sessions")
-        return self._upgrade.upgrade(request, RelaySession(self._switch, session, asks=parsed.asks))
+        return self._upgrade.upgrade(request, RelaySession(self._switch, session, resends=parsed.asks))
 
     def _may_have_more(self, session: Session) -> bool:
         """Whether the session replaces an older connection, or its twin has fewer sessions than allowed."""
@@ -273,7 +273,7 @@ class RelaySite(Resource):
     # --- other relays ---
 
     def _intake(self, request: Request) -> bytes | int:
-        """Accept one message in the form of the reference."""
+        """Accept one message, posted as programs of the reference post it."""
         request.setHeader(batch.OFFER, b"1")
         address, body = self._address_of(request), self._body_from_relay(request)
         if body is None:

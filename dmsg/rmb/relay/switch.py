@@ -134,7 +134,7 @@ class Switch:
         session.delivery.start()
 
     def lost(self, session: RelaySession) -> None:
-        """Forget a session whose connection is gone; unconfirmed messages to it go to its queue."""
+        """Forget a session whose connection is lost; unconfirmed messages to it go to its queue."""
         if session.is_lost:
             return
         session.is_lost = True
@@ -275,7 +275,7 @@ class Switch:
     def _on_lookup(self, waiting: WaitingMail, result: Twin | Failure | None) -> None:
         """Route a message after the registry has answered or failed.
 
-        When the registry failed, the sender of a request is told; any other message counts as lost, so that it is sent
+        When the registry failed, the sender of a request gets an error; any other message counts as lost and is sent
         again.
         """
         session, mail = waiting
@@ -299,7 +299,7 @@ class Switch:
             self.rules.carried(mail.header, self.now())
         if decision.action is Action.QUEUE:
             self.count_in(mail)
-            self._enqueue(mail.destination, mail, others=decision.relays)
+            self._enqueue(mail.destination, mail, other_relays=decision.relays)
         elif decision.action is Action.FORWARD:
             self.federation.forward(mail, decision.relays, self._forwarded)
         elif decision.action is Action.PROBE:
@@ -393,12 +393,12 @@ class Switch:
     # --- queues ---
 
     def _enqueue(
-        self, session: Session, mail: Message, *, others: frozenset[str] = frozenset(), answers: bool = True
+        self, session: Session, mail: Message, *, other_relays: frozenset[str] = frozenset(), answers: bool = True
     ) -> None:
         """Put a message into the queue of a session.
 
-        :param others: relays to which the receiver may be connected.
-        :param answers: whether the sender is told of a failure; otherwise it has to send the message again.
+        :param other_relays: relays to which the receiver may be connected.
+        :param answers: whether the sender is notified of a failure; otherwise it has to send the message again.
         """
         # While this message is on its way into the queue, nothing may overtake it.
         connected = self.sessions.get(session)
@@ -416,21 +416,21 @@ class Switch:
                 connected.delivery.retry()
 
         keeping = self.queue.append(str(session), mail.data, mail.until, mail.sender)
-        keeping.addBoth(ended).addCallbacks(lambda number: self.kept(session, mail, number, others), failed)
+        keeping.addBoth(ended).addCallbacks(lambda number: self.kept(session, mail, number, other_relays), failed)
 
-    def kept(self, session: Session, mail: Message, number: QueueId, others: frozenset[str]) -> None:
+    def kept(self, session: Session, mail: Message, number: QueueId, other_relays: frozenset[str]) -> None:
         """Settle a message that is in the queue of ``session``.
 
         :param number: its id in the queue.
-        :param others: relays to which the receiver may be connected.
+        :param other_relays: relays to which the receiver may be connected.
         """
         mail.settle()
         receiver = self.sessions.get(session)
         if receiver is not None:
             # The receiver has connected meanwhile, or is slow.
             receiver.delivery.wake()
-        elif others:
-            self.federation.offers.add(str(session), QueuedMessage(number, mail.data), others, mail.until)
+        elif other_relays:
+            self.federation.offers.add(str(session), QueuedMessage(number, mail.data), other_relays, mail.until)
 
     def _not_kept(self, session: Session, mail: Message, failure: Failure, *, answers: bool) -> None:
         self.rules.drops[Drop.QUEUE_FAILED] += 1

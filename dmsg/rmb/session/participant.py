@@ -61,8 +61,8 @@ class Profile:
 class Participant:
     """Program of a twin: seals and sends messages, receives and opens them.
 
-    :param taken: coroutine function called with each valid message. A relay's ping behind the message is answered once
-        the coroutine has ended.
+    :param on_message: coroutine function called with each valid message. A relay's ping behind the message is answered
+        once the coroutine has ended.
     :param rejected: coroutine function called with each invalid message.
     :param drops: counter of drops by reason.
     :ivar twin: the registry entry; ``twin``, ``seal`` and ``uplink`` exist once ``is_open`` is true.
@@ -77,7 +77,7 @@ class Participant:
         random: Random,
         *,
         drops: Counter[Drop],
-        taken: Callable[[ReceivedMessage], Coroutine[Deferred[object], object, None]],
+        on_message: Callable[[ReceivedMessage], Coroutine[Deferred[object], object, None]],
         rejected: Callable[[MessageRejected], Coroutine[Deferred[object], object, None]],
     ) -> None:
         self._reactor = reactor
@@ -85,7 +85,7 @@ class Participant:
         self.registry = registry
         self.now = wall_clock
         self._random = random
-        self._on_message = taken
+        self._on_message = on_message
         self._rejected = rejected
         self._running: set[Deferred[None]] = set()
         self.drops = drops
@@ -193,7 +193,7 @@ class Participant:
     def received(self, data: bytes, done: Callable[[bool], None]) -> None:
         """Process a message that came from a relay.
 
-        :param done: called with True when the message is dealt with, or with False when the relay has to bring it
+        :param done: called with True when the message is handled, or with False when the relay has to bring it
             again.
         """
         self.run(dealt_with(self.take(data), done, self.drops))

@@ -2,7 +2,7 @@
 
 A message leaves the outbox when a relay has answered a ping sent behind it. When a connection is lost, its
 unconfirmed messages are sent again over the next one; receivers recognise repeated messages. In the other direction,
-a relay's ping is answered when everything before it was dealt with.
+a relay's ping is answered once all messages before it are handled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SILENT_AFTER = 40.0
 STEADY_AFTER = 10.0
 """Seconds that a connection has to last before the backoff starts anew."""
 MAX_UNHANDLED, MAX_UNHANDLED_SIZE = 1000, 64 * 1024 * 1024
-"""Number and bytes of received messages not yet dealt with, at which reading from the relay stops."""
+"""Number and bytes of received messages not yet handled, at which reading from the relay stops."""
 UNCONFIRMED_AFTER = 60.0
 """Seconds without a confirmation after which a connection is dropped, even if other data comes."""
 
@@ -202,8 +202,8 @@ class RelayLink:
             socket.hold(HoldReason.UNHANDLED)
             ledger.relaxed = lambda: socket.release(HoldReason.UNHANDLED)
 
-        def done(taken: bool) -> None:
-            if taken:
+        def done(is_accepted: bool) -> None:
+            if is_accepted:
                 message.settle()
             else:
                 message.lose()
@@ -306,7 +306,7 @@ class Uplink:
 
     :param urls: ``ws://`` or ``wss://``; the relay that worked last is used first.
     :param make_token: returns a new token for each attempt to connect.
-    :param received: called with each message and a function to call once the message is dealt with. The function's
+    :param received: called with each message and a function to call once the message is handled. The function's
         argument
         is True, or False to have the relay bring the message again.
     :param wall_clock: seconds since 1970.
@@ -363,7 +363,7 @@ class Uplink:
 
     @property
     def is_settled(self) -> bool:
-        """Whether relays have confirmed all that was sent to them, and all that they brought was dealt with."""
+        """Whether relays have confirmed all sent messages, and all received messages are handled."""
         return all(link.is_settled for link in self.links)
 
     def when_online(self, timeout: float) -> Deferred[None]:

@@ -29,12 +29,12 @@ class Message:
     is_answer = False
 
     def __init__(
-        self, data: bytes, until: float, owner: Ledger | None, kept: int | bytes | None = None, sender: int = 0
+        self, data: bytes, until: float, owner: Ledger | None, queue_id: int | bytes | None = None, sender: int = 0
     ) -> None:
         self.data = data
         self.until = until
         self.owner = owner
-        self.queue_id = kept
+        self.queue_id = queue_id
         self.sender = sender
         self.keeping = False
         self.handed = False

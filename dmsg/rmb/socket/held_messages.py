@@ -100,7 +100,7 @@ class HeldMessages(TurnTaker):
             self._hold()
 
     def clear(self) -> None:
-        """Drop everything, because the session is gone and sends again what was not confirmed."""
+        """Drop everything, because the session has ended; its client sends unconfirmed messages again."""
         self._waiting.clear()
         self._for.clear()
         self.size = 0

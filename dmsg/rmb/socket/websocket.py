@@ -71,7 +71,7 @@ class Receiver(Protocol):
         """Process the answer to a ping of this end."""
 
     def lost(self, why: str) -> None:
-        """Note that the connection is gone; called once, even when it never opened."""
+        """Note that the connection is lost; called once, even when it never opened."""
 
 
 class _Silence:

@@ -330,7 +330,7 @@ class ResumableEnd:
             rolling.update(_position(position))
         return rolling.digest()
 
-    def compare(self, there: Resume) -> Agreement:
+    def compare(self, remote: Resume) -> Agreement:
         """Compare the other end's position with what this end has sent, without changing anything.
 
         :raises SecureError: the position contradicts what was sent, so the two histories differ.
@@ -340,21 +340,21 @@ class ResumableEnd:
         # The other end may have received frames whose ACKs were lost, but it receives whole frames only.  A position
         # inside a frame therefore contradicts what was sent.
         for data, _, counted in self.in_flight:
-            if position >= there.received:
+            if position >= remote.received:
                 break
             rolling.update(counted)
             position += len(data)
             count += 1
-        if position != there.received or self._digest(rolling, position) != there.hash:
+        if position != remote.received or self._digest(rolling, position) != remote.hash:
             raise SecureError(CloseReason.HASH_MISMATCH)
         return Agreement(count, position, rolling)
 
-    def resume(self, there: Resume) -> Unsent:
+    def resume(self, remote: Resume) -> Unsent:
         """Continue from the other end's position.
 
         :raises SecureError: the position contradicts what was sent, so the two histories differ.
         """
-        return self._agree(self.compare(there))
+        return self._agree(self.compare(remote))
 
     def _agree(self, agreed: Agreement) -> Unsent:
         in_flight = self.in_flight
@@ -371,10 +371,10 @@ class ResumableEnd:
         self._before = (self.acknowledged, self.received)
         return tickets, unsent
 
-    def answer(self, result: HandshakeResult, there: Hello, told: Hello) -> Answer:
+    def answer(self, result: HandshakeResult, hello: Hello, reply: Hello) -> Answer:
         """Return the state needed to continue over another transport once the initiator confirms it."""
         self._need_hashes()
-        return Answer(self, result, there, told, self._received_hash.copy(), self.remote_ended)
+        return Answer(self, result, hello, reply, self._received_hash.copy(), self.remote_ended)
 
     def keep_answer(self, transport: Transport, answer: Answer) -> None:
         """Keep the answer given over ``transport`` until the initiator confirms it or the transport ends."""

@@ -78,7 +78,7 @@ class SecureTable(TransportTable):
         result: HandshakeResult,
         window: int,
         token: bytes | None,
-        asked: Hello,
+        request: Hello,
         answer: Hello,
     ) -> SecureEnd:
         return SecureEnd(
@@ -88,8 +88,8 @@ class SecureTable(TransportTable):
             token=token,
             budget=self._budget,
             peer=transport.remote,
-            tags=asked.tags and answer.tags,
-            half_close=asked.half_close and answer.half_close,
+            tags=request.tags and answer.tags,
+            half_close=request.half_close and answer.half_close,
         )
 
     # --- the responder answers ---

@@ -112,10 +112,10 @@ class TransportTable:
             answer.end.answers.pop(transport, None)
 
     @staticmethod
-    def _move(transport: ClientTransport, what: Input) -> None:
-        state = TRANSITIONS.get((transport.state, what))
+    def _move(transport: ClientTransport, event: Input) -> None:
+        state = TRANSITIONS.get((transport.state, event))
         if state is None:
-            raise LocalProtocolError(f"{what.name} in state {transport.state}")
+            raise LocalProtocolError(f"{event.name} in state {transport.state}")
         transport.state = state
 
     # --- frames to send ---

@@ -119,7 +119,7 @@ class DataTests(CoreCase):
             self.assertEqual([len(event.data) for event in events if isinstance(event, DataReceived)], told)
 
     def test_messages_are_reported_as_separate_events(self) -> None:
-        channel = self.open(whole=True)
+        channel = self.open(report_messages=True)
         events = self.receive(b"".join(self.message(channel, data) for data in (b"one", b"", b"two")))
         self.assertEqual([cast(Any, event).data for event in events], [b"one", b"", b"two"])
 
@@ -149,7 +149,7 @@ class ReadTests(CoreCase):
     """So many frames of a read."""
 
     def test_several_messages_of_one_read_arrive_in_order(self) -> None:
-        channel = self.open(whole=True)
+        channel = self.open(report_messages=True)
         data = bytearray(b"".join(self.message(channel, bytes((number,))) for number in range(5)))
         told = []
         while data:

@@ -324,7 +324,7 @@ class WayTests(SwitchCase):
         self.assertIs(self.successResultOf(here.comes_back(other)), False)
 
     def test_messages_are_not_written_down_before_delivery_by_default(self) -> None:
-        session, wire = RelaySession(self.switch, Session(A), asks=False), Wire()
+        session, wire = RelaySession(self.switch, Session(A), resends=False), Wire()
         session.opened(cast(Any, wire))
         self.connect(B)
         self.send(session, B)

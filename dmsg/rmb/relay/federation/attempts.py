@@ -91,20 +91,20 @@ class RelayRequests:
 
         return running.addBoth(done)
 
-    def offer(self, data: bytes, relays: Iterable[str], whose: int) -> Deferred[AttemptOutcome]:
+    def offer(self, data: bytes, relays: Iterable[str], twin: int) -> Deferred[AttemptOutcome]:
         """Ask each relay once, the best first, whether it has the session connected.
 
         An offer above the limit waits for ``OFFER_PATIENCE`` seconds; after that it fails as if no relay had answered.
 
-        :param whose: the twin whose share of the offers is used: the sender or the receiver of the message.
+        :param twin: the twin whose share of the offers is used: the sender or the receiver of the message.
         """
-        return self.run(self._offer(data, frozenset(relays), whose))
+        return self.run(self._offer(data, frozenset(relays), twin))
 
-    async def _offer(self, data: bytes, relays: frozenset[str], whose: int) -> AttemptOutcome:
+    async def _offer(self, data: bytes, relays: frozenset[str], twin: int) -> AttemptOutcome:
         # Relays that answer quickly have a limit of their own, which slow relays cannot use up.
         offering = self._offering[self._slots.is_quick(relays)]
         until = self._reactor.seconds() + OFFER_PATIENCE
-        while offering.total() >= MAX_OFFERS or offering[whose] >= MAX_OFFERS_OF_TWIN:
+        while offering.total() >= MAX_OFFERS or offering[twin] >= MAX_OFFERS_OF_TWIN:
             if self._reactor.seconds() >= until or self._waiting >= MAX_WAITING:
                 self.not_offered += 1
                 return AttemptOutcome.FAILED
@@ -113,7 +113,7 @@ class RelayRequests:
                 await deferLater(self._reactor, OFFER_RETRY)
             finally:
                 self._waiting -= 1
-        offering[whose] += 1
+        offering[twin] += 1
         try:
             began = self._reactor.seconds()
             outcome = await self.ask_all(data, relays, only_connected=True)
@@ -121,7 +121,7 @@ class RelayRequests:
             self._slots.learn(relays, None if failed else self._reactor.seconds() - began)
             return outcome
         finally:
-            decrement(offering, whose)
+            decrement(offering, twin)
 
     async def ask_all(
         self,

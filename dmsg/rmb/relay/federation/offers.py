@@ -44,7 +44,7 @@ class Offers:
         max_size: int,
         is_connected: Callable[[str], bool],
     ) -> None:
-        """:param max_size: bytes of the messages that are offered."""
+        """:param max_size: maximum total bytes of the messages on offer."""
         self._reactor = reactor
         self._asking = asking
         self._queue = queue

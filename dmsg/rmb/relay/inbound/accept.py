@@ -56,40 +56,40 @@ class InboundAcceptor:
             taken.errback(MessageRefused(decision.drop))
         return taken
 
-    def _find(self, mail: Mail, taken: Deferred[None]) -> None:
+    def _find(self, mail: Mail, accepted: Deferred[None]) -> None:
         """Look for a receiver that must be connected: in another process on the same queue, or here in a moment."""
         switch = self._switch
 
         def known(elsewhere: bool) -> None:
             if elsewhere:
-                self._keep(mail, frozenset(), taken)
+                self._keep(mail, frozenset(), accepted)
             else:
                 switch.presence.comes_back(mail.destination).addCallback(back)
 
         def back(is_back: bool) -> None:
             receiver = switch.sessions.get(mail.destination)
             if not is_back or receiver is None:
-                taken.errback(MessageRefused(Drop.OFFLINE))
+                accepted.errback(MessageRefused(Drop.OFFLINE))
             elif receiver.delivery.offer(mail):
                 switch.count_in(mail)
             else:
-                self._keep(mail, frozenset(), taken)
+                self._keep(mail, frozenset(), accepted)
 
         switch.queue.elsewhere(str(mail.destination)).addErrback(lambda _: False).addCallback(known)
 
-    def _keep(self, mail: Mail, others: frozenset[str], taken: Deferred[None]) -> None:
+    def _keep(self, mail: Mail, other_relays: frozenset[str], accepted: Deferred[None]) -> None:
         """Put a message into the queue.
 
-        :param others: relays to which the receiver may be connected.
+        :param other_relays: relays to which the receiver may be connected.
         """
         switch = self._switch
 
         def kept(number: QueueId) -> None:
-            switch.kept(mail.destination, mail, number, others)
+            switch.kept(mail.destination, mail, number, other_relays)
 
         def failed(failure: Failure) -> None:
             switch.rules.drops[Drop.QUEUE_FAILED] += 1
-            taken.errback(failure)
+            accepted.errback(failure)
 
         switch.count_in(mail)
         switch.queue.append(str(mail.destination), mail.data, mail.until, mail.sender).addCallbacks(kept, failed)

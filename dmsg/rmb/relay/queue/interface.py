@@ -129,7 +129,7 @@ class RelayQueue(Interface):
         """Take some messages for other relays that no process has taken yet."""
 
     def federation_again() -> None:
-        """Let messages that were taken and not finished be taken once more."""
+        """Make the messages that were taken but not finished available again."""
 
     def elsewhere(session: str) -> Deferred[bool]:
         """Whether the session is connected to another process on the same queue."""
