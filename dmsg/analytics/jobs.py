@@ -24,7 +24,7 @@ from dmsg.analytics.delta import File
 from dmsg.analytics.event_rules import LACKING
 from dmsg.analytics.intake import convert_files
 from dmsg.analytics.lake import Lake
-from dmsg.analytics.listing import AS_NAMED, Source, Unread, list_files, open_files
+from dmsg.analytics.listing import AS_NAMED, Source, Unread, list_files, open_files, unreadable
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow
 from dmsg.analytics.refine import MIDNIGHT_MS, Refinement
 from dmsg.analytics.runs import Claim, State, TablesBusy
@@ -297,6 +297,10 @@ class Pipeline:
                 self._step(f"bronze: {source.name}")
                 self._ingest(source, unread)
         return [file.uri for file in unread]
+
+    def note_unreadable(self, sources: list[Source]) -> None:
+        """Note what cannot be read in local sources. A run does so by itself; a stream calls this before it refines."""
+        self._left, self._lists = unreadable(sources), True
 
     def begin_small(self) -> None:
         """Use the settings for small jobs until the amount of work is known."""

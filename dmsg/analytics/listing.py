@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -93,6 +94,19 @@ def list_files(spark: SparkSession, sources: Iterable[Source], left: list[Mappin
         listing = files if listing is None else listing.unionByName(files)
     here = spark.createDataFrame(pa.Table.from_pylist(local, schema=_FILES))
     return here if listing is None else listing.unionByName(here)
+
+
+def unreadable(sources: Iterable[Source]) -> list[Mapping[Reason, set[str]]]:
+    """Return what cannot be read in each local source, which may be a source as a whole."""
+    patterns = [f"{prefix}*{SEGMENT_SUFFIX}" for prefix in (EVENTS_PREFIX, RECEIPTS_PREFIX)]
+
+    def left(directory: Path) -> Mapping[Reason, set[str]]:
+        try:
+            return list_sealed(directory, patterns).left
+        except DmsgError:
+            return {Reason.UNREADABLE: {str(directory)}}
+
+    return [left(directory) for one in sources if (directory := local_path(one.path)) is not None]
 
 
 def open_files(reader: DataFrameReader, paths: list[str]) -> DataFrame | None:

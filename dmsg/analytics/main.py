@@ -120,6 +120,7 @@ def stream(
             return
         with turns.measure():
             pipeline.now = datetime.now(UTC)
+            pipeline.note_unreadable(sources(spool, receipts))
             before = pipeline.lake.state()
             outcome = pipeline.refine(before, claim, [])
         if outcome.state.run != before.run:

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.analytics import bronze, listing, sealed_files
 from dmsg.analytics.attention import needs_attention
 from dmsg.analytics.jobs import READ_OPTIONS
-from dmsg.analytics.listing import AS_NAMED, Source, list_files, open_files, spool_source
+from dmsg.analytics.listing import AS_NAMED, Source, list_files, open_files, spool_source, unreadable
 from dmsg.analytics.parquet import Part
 from dmsg.analytics.schemas import EVENT, QUARANTINE, RAW
 from dmsg.analytics.sealed_files import Refused, Sealed, Target, convert, read
@@ -235,6 +235,13 @@ class ListingTests(LakeCase):
         self.assertEqual({row.file for row in rows.select("file").distinct().collect()}, {paths[0], paths[2]})
         self.assertIsNone(open_files(reader, paths[1:2]))
         self.assertIsNone(open_files(reader, []))
+
+    def test_a_stream_knows_what_it_cannot_read(self) -> None:
+        """Spark passes over it without a word."""
+        (self.spool / "receipts-1.jsonl.gz").symlink_to("nowhere")
+        left = unreadable([*self.sources(), spool_source("s3a://bucket/spool"), spool_source(str(self.root / "gone"))])
+        expected = [{Reason.DANGLING: {f"{self.spool}/receipts-1.jsonl.gz"}}, {}]
+        self.assertEqual(left, [*expected, {Reason.UNREADABLE: {f"{self.root}/gone"}}])
 
     def test_what_cannot_be_read_ends_no_run(self) -> None:
         """It is told until it can be read, and then it is read."""

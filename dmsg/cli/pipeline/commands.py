@@ -250,7 +250,13 @@ def stream(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
 
+        known: Left = {}
+
         def told(outcome: RunOutcome) -> None:
+            nonlocal known
+            if outcome.left != known:
+                known = outcome.left
+                _say_left(known)
             output.tell(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}", **_fields(outcome))
             if html is not None and outcome.state.days:
                 jobs.write_report(out, html)
