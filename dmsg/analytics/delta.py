@@ -10,12 +10,10 @@ transaction came between. No rows are lost, and none are written twice.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from threading import Lock
@@ -23,14 +21,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import Schema
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import RemoveAction
 from pyspark.sql.types import StructType
 
+from dmsg.analytics.data_files import Count, File, added, written
 from dmsg.analytics.parquet import Part, arrow_schema
 
 READER_VERSION = 1
@@ -53,6 +51,8 @@ UNUSABLE = r"[\[\]%\\^|]"
 """Regular expression of the characters in a path that delta-rs cannot write to."""
 SMALL_FILE = 32 * 1024 * 1024
 """Size in bytes below which a file may be merged with others."""
+MERGED_HERE = 256 * 1024 * 1024
+"""Bytes of small files of a table that this process merges; more of them are merged by Spark, if there is one."""
 SQL_TYPES = {
     "string": "VARCHAR",
     "int": "INT",
@@ -68,25 +68,6 @@ SQL_TYPES = {
 
 class LakeError(Exception):
     """The tables cannot be used; the text says why."""
-
-
-@dataclass(frozen=True)
-class File:
-    """Data file of a table.
-
-    :ivar path: path below the table's directory.
-    :ivar values: values of the partition columns.
-    :ivar rows: number of rows; None if the log does not tell it.
-    :ivar first: smallest ``ts``; None if the log does not tell it.
-    :ivar last: largest ``ts``.
-    """
-
-    path: str
-    size: int
-    values: Mapping[str, str]
-    rows: int | None = None
-    first: int | None = None
-    last: int | None = None
 
 
 def unusable_character(uri: str) -> str | None:
@@ -134,36 +115,6 @@ def condition(since: str | None, until: str | None, where: Mapping[str, str] | N
         if day is not None:
             wanted.append(f"dt {compare} DATE '{date.fromisoformat(day)}'")
     return " AND ".join(wanted) or "true"
-
-
-def _added(part: Part, at: int | None = None) -> AddAction:
-    """Return the action that adds a file to a table.
-
-    :param at: when the file was written, in ms since 1970; None is now.
-    """
-    stats: dict[str, object] = {"numRecords": part.rows}
-    if part.first is not None:
-        stats |= {"minValues": {"ts": part.first}, "maxValues": {"ts": part.last}}
-    return AddAction(
-        path=part.path,
-        size=part.size,
-        partition_values=dict(part.values),
-        modification_time=int(time.time() * 1000) if at is None else at,
-        data_change=True,
-        stats=json.dumps(stats),
-    )
-
-
-def _times(footer: pq.FileMetaData) -> tuple[int | None, int | None]:
-    """Return the smallest and the largest ``ts`` of a file, by its footer."""
-    names = footer.schema.to_arrow_schema().names
-    if "ts" not in names:
-        return None, None
-    place = next(index for index in range(footer.num_columns) if footer.schema.column(index).path == "ts")
-    found = [footer.row_group(index).column(place).statistics for index in range(footer.num_row_groups)]
-    if not found or any(one is None or not one.has_min_max for one in found):
-        return None, None
-    return min(one.min for one in found), max(one.max for one in found)
 
 
 class Delta:
@@ -319,6 +270,10 @@ class Delta:
         """Return the file system whose root is the table's directory."""
         return pafs.PyFileSystem(DeltaStorageHandler(self.uri))
 
+    def written(self, directory: str, count: Count | None = None) -> list[Part]:
+        """Return the Parquet files that Spark wrote to ``directory``, as :func:`~dmsg.analytics.data_files.written`."""
+        return written(self.storage(), directory, self.partitions, count)
+
     def location(self, file: File) -> str:
         """Return the URI at which Spark reads the file."""
         return f"{self.uri}/{file.path}"
@@ -337,6 +292,7 @@ class Delta:
         replaces: Mapping[str, Iterable[str]] | None = None,
         again: str = "",
         parts: Iterable[Part] = (),
+        count: Count | None = None,
     ) -> None:
         """Add the files that Spark wrote to a directory below the table, and those that Arrow wrote.
 
@@ -345,6 +301,7 @@ class Delta:
             mapping replaces the whole table. None appends, and removes only the files whose path begins with
             ``again``.
         :param parts: the files that Arrow wrote.
+        :param count: as for :meth:`written`.
         :param again: path prefix of the files that the same transaction wrote in an earlier run that was killed.
         :raises LakeError: another run has changed the table, or the number is too low.
         """
@@ -356,12 +313,12 @@ class Delta:
             raise self._overtaken()
         self._widen(table)
         filters = [(name, "in", sorted(values)) for name, values in (replaces or {}).items()]
-        added = [*(() if directory is None else self._written(directory)), *map(_added, parts)]
+        fresh = [added(part) for part in (*(() if directory is None else self.written(directory, count)), *parts)]
         removed = [*self._removed(again)] if again and replaces is None else []
         try:
             with self._transaction():
                 table.create_write_transaction(
-                    [*added, *removed],
+                    [*fresh, *removed],
                     "append" if replaces is None else "overwrite",
                     Schema.from_arrow(arrow_schema(self.schema)),
                     self.partitions,
@@ -411,45 +368,66 @@ class Delta:
         if fresh := [one for one in wanted if one.name not in there]:
             table.alter.add_columns(fresh, post_commithook_properties=QUIET)
 
-    def _written(self, directory: str) -> Iterable[AddAction]:
-        """Yield an add action for each Parquet file that Spark wrote to ``directory``."""
-        store = self.storage()
-        for found in store.get_file_info(pafs.FileSelector(directory, recursive=True, allow_not_found=True)):
-            if found.type is not pafs.FileType.File or not found.base_name.endswith(".parquet"):
-                continue
-            path = found.path.lstrip("/")
-            values = dict(part.split("=", 1) for part in path.split("/")[1:-1])
-            with store.open_input_file(path) as file:
-                footer = pq.read_metadata(file)
-            named = tuple((name, unquote(values[name])) for name in self.partitions)
-            part = Part(path, found.size, footer.num_rows, named, *_times(footer))
-            yield _added(part, int((found.mtime_ns or 0) / 1_000_000))
-
     # --- maintenance ---
 
-    def merge_small(self, least: int, may: Callable[[File], bool] = lambda file: True) -> int:
+    def merge_small(
+        self,
+        least: int,
+        may: Callable[[File], bool] = lambda file: True,
+        rewrite: Callable[[Sequence[File]], Iterable[Part]] | None = None,
+    ) -> int:
         """Compact the small files of each partition that has many.
 
         :param least: number of small files at which a partition is compacted.
         :param may: whether a file may be merged. A partition that holds a file which may not is left alone.
+        :param rewrite: writes the rows of small files to few files, in executors. Without it, or for less than
+            :data:`MERGED_HERE`, this process merges them.
         :returns: number of partitions compacted.
         """
         table = self.open()
         if table is None:
             return 0
-        small: dict[tuple[str, ...], int] = {}
+        small: dict[tuple[str, ...], list[File]] = {}
         held: set[tuple[str, ...]] = set()
         for file in self.files():
             key = tuple(file.values[name] for name in self.partitions)
-            small[key] = small.get(key, 0) + (file.size < SMALL_FILE)
+            if file.size < SMALL_FILE:
+                small.setdefault(key, []).append(file)
             if not may(file):
                 held.add(key)
-        wanted = sorted(key for key, count in small.items() if count >= least and key not in held)
+        wanted = sorted(key for key, files in small.items() if len(files) >= least and key not in held)
+        if rewrite is not None and sum(file.size for key in wanted for file in small[key]) > MERGED_HERE:
+            for key in wanted:
+                self._replace_files(small[key], rewrite(small[key]))
+            return len(wanted)
         for key in wanted:
             filters = [(name, "=", value) for name, value in zip(self.partitions, key, strict=True)]
             with self._transaction():
                 table.optimize.compact(filters or None, post_commithook_properties=QUIET)
         return len(wanted)
+
+    def _replace_files(self, files: Iterable[File], parts: Iterable[Part]) -> None:
+        """Replace files by others that hold the same rows.
+
+        :raises LakeError: another run has changed the table.
+        """
+        table = self.open()
+        assert table is not None
+        now = int(time.time() * 1000)
+        fresh = [added(part, moved=True) for part in parts]
+        removed = [RemoveAction(file.path, False, now, file.size, dict(file.values)) for file in files]
+        try:
+            with self._transaction():
+                table.create_write_transaction(
+                    [*fresh, *removed],
+                    "append",
+                    Schema.from_arrow(arrow_schema(self.schema)),
+                    self.partitions,
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                    post_commithook_properties=QUIET,
+                )
+        except CommitFailedError:
+            raise self._overtaken() from None
 
     def vacuum(self, keep: Sequence[int], *, left_behind: int | None = None) -> int:
         """Remove files that neither the newest version nor one to keep consists of, and shorten the log.

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from dmsg.analytics import bronze
-from dmsg.analytics.delta import File
+from dmsg.analytics.data_files import File
 from dmsg.analytics.event_rules import LACKING
 from dmsg.analytics.intake import convert_files
 from dmsg.analytics.lake import Lake

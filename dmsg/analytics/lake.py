@@ -7,15 +7,18 @@ with the transaction that names this directory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from secrets import token_hex
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.types import StructType
 
 from dmsg.analytics import silver
-from dmsg.analytics.delta import APPLICATION, Delta, File
+from dmsg.analytics.data_files import File, RowCount
+from dmsg.analytics.delta import APPLICATION, Delta
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow, read_part, write_part
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import BRONZE, QUARANTINE, REGISTER, write_options
@@ -31,6 +34,8 @@ _OF_EVENTS = {
 """Functions from events to the rows of each view."""
 assert _OF_EVENTS.keys() == VIEWS.keys()
 
+MERGED_FILE = 128 * 1024 * 1024
+"""Size in bytes that a file which Spark makes of small ones has at most, about."""
 _READ = {"__globPaths__": "false"}
 """Reader options that turn off glob patterns: a file name may contain any character, as ``*`` or ``[``."""
 
@@ -124,13 +129,47 @@ class Lake(Store):
         directory = None
         if rows is not None:
             directory = again + token_hex(4)
-            writer = with_types(rows, table.schema).write.options(**write_options(table.schema))
-            if table.partitions:
-                writer = writer.partitionBy(*table.partitions)
-            writer.parquet(f"{table.uri}/{directory}")
+            self._write(rows, table, directory)
         if self.held is not None:
             self.held.check()
-        table.commit(directory, number, application=application, replaces=replaces, again=again, parts=parts)
+        table.commit(
+            directory,
+            number,
+            application=application,
+            replaces=replaces,
+            again=again,
+            parts=parts,
+            count=partial(self._count, table),
+        )
+
+    @staticmethod
+    def _write(rows: DataFrame, table: Delta, directory: str) -> None:
+        writer = with_types(rows, table.schema).write.options(**write_options(table.schema))
+        if table.partitions:
+            writer = writer.partitionBy(*table.partitions)
+        writer.parquet(f"{table.uri}/{directory}")
+
+    def _count(self, table: Delta, directory: str) -> dict[str, RowCount]:
+        """Count the rows of files in a directory that Spark wrote, by their paths below the table."""
+        uri = f"{table.uri}/{directory}"
+        times = [F.min("ts"), F.max("ts")] if "ts" in table.schema.fieldNames() else [F.lit(None), F.lit(None)]
+        reader = self.spark.read.options(**_READ, basePath=uri).schema(table.schema)
+        found = reader.parquet(uri).groupBy("_metadata.file_path").agg(F.count(F.lit(1)), *times).collect()
+        return {directory + unquote(path).rpartition(directory)[2]: tuple(counts) for path, *counts in found}
+
+    def _merge_small(self, table: Delta, least: int, may: Callable[[File], bool]) -> None:
+        table.merge_small(least, may, partial(self._merged, table))
+
+    def _merged(self, table: Delta, files: Sequence[File]) -> list[Part]:
+        """Write the rows of small files to few files."""
+        if self.held is not None:
+            self.held.check()
+        chosen = {file.path for file in files}
+        # The name differs from that of a batch or a run, which would be replaced if it were done again.
+        directory = f"run=merged-{token_hex(4)}"
+        count = -(-sum(file.size for file in files) // MERGED_FILE)
+        self._write(self._rows(table, lambda file: file.path in chosen).coalesce(count), table, directory)
+        return table.written(directory, partial(self._count, table))
 
     def _rows(self, table: Delta, wanted: Callable[[File], bool], version: int | None = None) -> DataFrame:
         """Return the rows of those files of a table for which ``wanted`` is true."""

@@ -35,6 +35,7 @@ class Part:
     :ivar values: values of the partition columns, by name.
     :ivar first: smallest ``ts`` of its events, None if there are none.
     :ivar last: largest ``ts``.
+    :ivar at: when the file was written, in ms since 1970; None is just now.
     """
 
     path: str
@@ -43,6 +44,7 @@ class Part:
     values: tuple[tuple[str, str], ...]
     first: int | None = None
     last: int | None = None
+    at: int | None = None
 
 
 def arrow_type(kind: DataType) -> pa.DataType:

@@ -17,7 +17,8 @@ from typing import TypeVar
 
 import duckdb
 
-from dmsg.analytics.delta import SQL_TYPES, Delta, File, LakeError
+from dmsg.analytics.data_files import File
+from dmsg.analytics.delta import SQL_TYPES, Delta, LakeError
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import GOLD, SILVER
 from dmsg.analytics.store import BRONZE_KEY, INTERNAL, Store

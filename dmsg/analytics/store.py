@@ -24,7 +24,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from dmsg.analytics.delta import Delta, File, LakeError, condition, unusable_character
+from dmsg.analytics.data_files import File
+from dmsg.analytics.delta import Delta, LakeError, condition, unusable_character
 from dmsg.analytics.runs import Claim, Runs, State
 from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, SILVER, Table
 from dmsg.analytics.views import VIEWS
@@ -206,10 +207,10 @@ class Store:
         :param left_behind: see :meth:`~dmsg.analytics.delta.Delta.vacuum`.
         """
         own = f"run={claim.number}."
-        self.table("", "bronze").merge_small(least, lambda file: not unrefined(file, before.batches))
+        self._merge_small(self.table("", "bronze"), least, lambda file: not unrefined(file, before.batches))
         # The run still finds its own files by their path, so a partition that holds one of them is not merged. The same
         # prefix covers files of a killed run that had this number.
-        self.table("silver", FILES.name).merge_small(least, lambda file: not file.path.startswith(own))
+        self._merge_small(self.table("silver", FILES.name), least, lambda file: not file.path.startswith(own))
         kept = self.runs.states()
         removed = 0
         for layer, name in _PARTS:
@@ -220,6 +221,9 @@ class Store:
             if self.local:
                 _remove_empty(Path(table.uri))
         return removed
+
+    def _merge_small(self, table: Delta, least: int, may: Callable[[File], bool]) -> None:
+        table.merge_small(least, may)
 
     def forget(self, claim: Claim, before: str) -> State:
         """Delete all rows of the days before ``before``.

@@ -20,10 +20,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import delta
 from dmsg.analytics.bronze import UNCHECKED
-from dmsg.analytics.delta import File, LakeError
+from dmsg.analytics.data_files import File
+from dmsg.analytics.delta import LakeError
 from dmsg.analytics.jobs import MAX_LINE, Pipeline
 from dmsg.analytics.main import RefinementSchedule
 from dmsg.analytics.runs import Claim, State, TablesBusy
+from dmsg.analytics.store import batch_of, unrefined
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.spark_tables import Story
 from tests.analytics.support import DAY, NEXT, S1, Boot, LakeCase, Memory, write_file
@@ -104,13 +106,16 @@ class TakenUpTests(LakeCase):
         self.assertEqual(len(self.files(second.state)), 3)
         # what was there before can be read on
         self.assertEqual(len(self.files(first.state)), 2)
-        # three small files of a kind and day were made one of, and nothing was lost
+        # three small files of a kind and day are merged by Spark, and nothing is lost
         lake = self.pipeline().lake
+        self.patch(delta, "MERGED_HERE", 0)
         with lake.claim() as claim:
             lake.make_room(second.state, claim, 3)
-        files = lake.table("", "bronze").files()
-        self.assertEqual([file.path.startswith("run=") for file in files], [False])
+        (file,) = lake.table("", "bronze").files()
+        self.assertRegex(file.path, r"\Arun=merged-\w+/family=quarantine/dt=2026-03-13/part-")
+        self.assertEqual((file.rows, unrefined(file, {}), batch_of(file)), (3, [], []))
         self.assertEqual(self.lines(), ["hello 1", "hello 2", "hello 3"])
+        self.assertEqual(self.run_jobs().state, second.state)
 
 
 class DoubledTests(SynchronousTestCase):

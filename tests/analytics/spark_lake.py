@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import runs
+from dmsg.analytics import data_files, runs
 from dmsg.analytics.delta import APPLICATION, Delta, LakeError
 from dmsg.analytics.runs import DONE, Runs, State, TablesBusy
-from dmsg.analytics.schemas import SILVER, Table
+from dmsg.analytics.schemas import BRONZE, SILVER, Table
 from dmsg.analytics.store import Store
 from dmsg.analytics.views import VIEWS
 from tests.analytics.spark_tables import Story
@@ -330,6 +330,37 @@ class DeltaTests(SynchronousTestCase):
         self.delta.commit("run=2.a", 2)
         found = DeltaTable(str(self.place)).to_pyarrow_table().to_pylist()
         self.assertEqual(sorted(str(row["more"]) for row in found), ["None", "None", "x"])
+
+
+class CountTests(LakeCase):
+    """What the log says of files that Spark wrote."""
+
+    def test_executors_count_what_footers_tell(self) -> None:
+        lake = self.pipeline().lake
+        table = lake.table("", "bronze")
+        times = [5, 7, 9_000_000, 4, None]
+        rows = pa.table({"ts": pa.array(times, pa.int64()), "family": ["beat", "beat", "life", "life", "quarantine"]})
+        written = (
+            spark()
+            .createDataFrame(rows)
+            .selectExpr(
+                *[
+                    f"CAST({one.name if one.name in ('ts', 'family') else 'NULL'} AS {one.dataType.simpleString()})"
+                    f" AS {one.name}"
+                    for one in BRONZE.fields
+                    if one.name != "dt"
+                ],
+                "date'2026-03-10' AS dt",
+            )
+        )
+        lake._write(written.repartition(2), table, "run=a b.1.00")
+        here = table.written("run=a b.1.00")
+        self.patch(data_files, "FOOTERS", 0)
+        by_spark = table.written("run=a b.1.00", lambda directory: lake._count(table, directory))
+        self.assertEqual(by_spark, here)
+        self.assertEqual(sum(part.rows for part in here), 5)
+        spans = {(part.first, part.last) for part in here}
+        self.assertTrue({(None, None)} < spans, spans)
 
 
 class OthersTests(LakeCase):
