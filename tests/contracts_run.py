@@ -52,7 +52,7 @@ class ContractTests(SynchronousTestCase):
         ran = subprocess.run([program, "--no-cache"], cwd=root, capture_output=True, text=True, check=False)
         return ran.returncode, ran.stdout
 
-    def test_planted(self) -> None:
+    def test_planted_violations_break_the_contracts(self) -> None:
         root = Path(self.mktemp())
         shutil.copytree(ROOT / "dmsg", root / "dmsg", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / ".importlinter", root)

@@ -90,7 +90,7 @@ class DirectoryTests(SynchronousTestCase):
         log.symlink_to(mine)
         os.close(open_log(log))
 
-    def test_what_is_free(self) -> None:
+    def test_free_bytes_of_a_directory(self) -> None:
         self.assertGreater(free_bytes(self.root) or 0, 0)
         self.patch(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255)))
         self.assertIsNone(free_bytes(self.root))

@@ -71,7 +71,7 @@ class VectorTests(SynchronousTestCase):
             else:
                 self.assertRaises(KeyFormatError, PubKey.from_hex, case["text"])
 
-    def test_one_short_form_for_people_and_hosts(self) -> None:
+    def test_the_short_form_fits_people_and_hosts(self) -> None:
         """It fits into a label of DNS, and either form is read back, of either case."""
         for _ in range(50):
             key = SecKey.generate().public
@@ -97,7 +97,7 @@ class VectorTests(SynchronousTestCase):
             with self.assertRaisesRegex(KeyFormatError, why):
                 PubKey.from_text(text)
 
-    def test_signatures_verify(self) -> None:
+    def test_recorded_signatures_verify(self) -> None:
         for case in self.vectors["signatures"]["cases"]:
             signature = Signature.from_hex(case["sig"])
             payload = bytes.fromhex(case["payload"])

@@ -27,9 +27,9 @@ def decrement(counter: Counter[Key], key: Key, number: int = 1) -> None:
         del counter[key]
 
 
-def remember(known: OrderedDict[Key, Value], key: Key, value: Value, most: int) -> None:
-    """Insert an entry as the newest; evict the oldest beyond ``most``."""
+def remember(known: OrderedDict[Key, Value], key: Key, value: Value, limit: int) -> None:
+    """Insert an entry as the newest; evict the oldest beyond ``limit``."""
     known[key] = value
     known.move_to_end(key)
-    if len(known) > most:
+    if len(known) > limit:
         known.popitem(last=False)

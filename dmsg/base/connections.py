@@ -46,13 +46,13 @@ PeerT = TypeVar("PeerT", bound=ClosableConnection)
 class Connections(Generic[P]):
     """Table of all connections of one server.
 
-    :param most: maximum number of connections of one key.
+    :param limit: maximum number of connections of one key.
     :ivar all: connections in the order of their arrival.
     :ivar newest: newest connection of each key; only connections that are in the table.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._most = limit
         self.all: dict[P, None] = {}
         self.newest: dict[bytes, P] = {}
         self._of_key: dict[bytes, list[P]] = {}
@@ -116,14 +116,14 @@ class Connections(Generic[P]):
 class ConnectionTable(Generic[PeerT]):
     """Base of a relay's table of connections.
 
-    :param most: maximum number of connections of one key.
+    :param limit: maximum number of connections of one key.
     :ivar peers: all connections, in the order of their arrival.
     :ivar newest: newest connection of each key.
     :ivar drops: number of drops for each :class:`DropReason`.
     """
 
-    def __init__(self, most: int) -> None:
-        self.connections: Connections[PeerT] = Connections(most)
+    def __init__(self, limit: int) -> None:
+        self.connections: Connections[PeerT] = Connections(limit)
         self.newest, self.peers = self.connections.newest, self.connections.all
         self.drops: Counter[DropReason] = Counter()
 

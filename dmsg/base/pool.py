@@ -7,14 +7,14 @@ class BufferPool:
     """Pool of buffers of one size.
 
     :param size: bytes of each buffer.
-    :param most: maximum number of unused buffers to keep; further ones are freed.
+    :param limit: maximum number of unused buffers to keep; further ones are freed.
     """
 
     __slots__ = ("_free_buffers", "_most", "size")
 
-    def __init__(self, size: int, most: int) -> None:
+    def __init__(self, size: int, limit: int) -> None:
         self.size = size
-        self._most = most
+        self._most = limit
         self._free_buffers: list[bytearray] = []
 
     def take(self) -> bytearray:

@@ -28,13 +28,13 @@ def without_userinfo(text: str) -> str:
     return _USERINFO.sub("://***@", text) if "@" in text else text
 
 
-def shorten(text: str, most: int = MAX_ERROR) -> str:
-    """Return ``text`` as one line of at most ``most`` characters, cut between two words and ending with dots if cut."""
+def shorten(text: str, limit: int = MAX_ERROR) -> str:
+    """Return ``text`` as one line of at most ``limit`` characters; a longer text is cut between words."""
     line = " ".join(text.split())
-    if len(line) <= most:
+    if len(line) <= limit:
         return line
-    kept = line[: most - 3]
-    if not line[most - 3].isspace():
+    kept = line[: limit - 3]
+    if not line[limit - 3].isspace():
         # A single word of this length can only be cut inside.
         kept = kept.rpartition(" ")[0] or kept
     return kept.rstrip() + "..."

@@ -73,7 +73,7 @@ class Examination:
                 say(f"       {advice}")
 
 
-async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, most: int) -> bool:
+async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, limit: int) -> bool:
     """Do all checks, and return whether none has failed."""
     all_ = Examination()
     _versions(all_)
@@ -93,7 +93,7 @@ async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, m
     for url in urls:
         await _discovery(reactor, all_, url, servers)
     if servers:
-        await _network(reactor, all_, urls, list(servers.values())[:most])
+        await _network(reactor, all_, urls, list(servers.values())[:limit])
     if key is not None:
         await _entry(reactor, all_, urls, key)
     return all_.well

@@ -315,8 +315,8 @@ class ServerSet(Generic[SessionT]):
         link.start()
         return True
 
-    def _remove(self, link: ServerLink[SessionT], why: str) -> None:
-        _log.info("server {server} {why} and is replaced by another server", server=link.server.short, why=why)
+    def _remove(self, link: ServerLink[SessionT], reason: str) -> None:
+        _log.info("server {server} {why} and is replaced by another server", server=link.server.short, why=reason)
         del self.links[link.server]
         self._avoid[link.server] = self._reactor.seconds() + AVOID_FOR
         if link.slow:

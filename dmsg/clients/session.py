@@ -44,7 +44,7 @@ class SessionCore(Protocol):
     left: bool
     broken: RemoteProtocolError | None
 
-    def receive_frames(self, buffer: bytearray, end: int, most: int = ...) -> tuple[int, Sequence[object]]:
+    def receive_frames(self, buffer: bytearray, end: int, limit: int = ...) -> tuple[int, Sequence[object]]:
         """Process whole frames from the start of ``buffer``. Return the number of bytes processed, and the events."""
 
 

@@ -195,8 +195,8 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         if not self._is_over and self.transport is not None:
             self.sendLine(answer.line())  # type: ignore[no-untyped-call]
 
-    def _end(self, counted: str, why: str) -> None:
-        self._factory.count_refusal(self.origin, counted, why)
+    def _end(self, drop_reason: str, text: str) -> None:
+        self._factory.count_refusal(self.origin, drop_reason, text)
         self.close()
 
     def close(self) -> None:
@@ -306,7 +306,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         self.byte_count += offer.size
         self.newest[origin.hex()] = self.wall()
 
-    def count_refusal(self, origin: PubKey, reason: str, why: str) -> None:
+    def count_refusal(self, origin: PubKey, reason: str, text: str) -> None:
         """Count a refusal, and log it at most once every :data:`LOG_INTERVAL` seconds per sender and reason."""
         self.refusals[reason] += 1
         if (more := self._log_throttle.suffix((origin, reason))) is not None:
@@ -314,7 +314,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
                 "a file of {origin} was refused ({reason}): {why}{more}",
                 origin=origin.short,
                 reason=reason,
-                why=why,
+                why=text,
                 more=more,
             )
 

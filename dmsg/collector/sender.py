@@ -97,9 +97,9 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         return answered
 
     @staticmethod
-    def _failed(why: str) -> Deferred[Answer]:
+    def _failed(reason: str) -> Deferred[Answer]:
         failed: Deferred[Answer] = Deferred()
-        failed.errback(Failure(SendError(why)))
+        failed.errback(Failure(SendError(reason)))
         return failed
 
     def lineReceived(self, line: bytes) -> None:
@@ -373,11 +373,11 @@ class SpoolSender(Service):
             self._postpone(path, f"is refused by the collector and stays: {answer.why}")
         return answer
 
-    def _postpone(self, path: Path, why: str) -> None:
+    def _postpone(self, path: Path, reason: str) -> None:
         """Skip this file for :data:`REFUSED_INTERVAL` seconds; others are sent meanwhile."""
         self._refused[path.name] = self._reactor.seconds() + REFUSED_INTERVAL
-        if (more := self._log_throttle.suffix(why)) is not None:
-            self._warned(f"{path.name} {why}{more}")
+        if (more := self._log_throttle.suffix(reason)) is not None:
+            self._warned(f"{path.name} {reason}{more}")
 
 
 def _offer_of(path: Path, file: BufferedReader) -> Offer | None:

@@ -87,12 +87,12 @@ class ChannelStream(StreamTransport):
         """Number of received bytes that the application has not read, even after the channel's end."""
         return sum(map(len, self._unread))
 
-    def _end(self, why: Failure, reason: int) -> None:
+    def _end(self, failure: Failure, reason: int) -> None:
         if self.acks is not None:
             self.acks.stop()
         if self._half_closed:
             self._unread = NO_QUEUE  # An application that closes without reading wants no more data.
-        super()._end(why, reason)
+        super()._end(failure, reason)
 
     def _close_now(self) -> None:
         if self._loss is None and not self._half_closed:

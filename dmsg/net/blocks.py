@@ -124,14 +124,14 @@ class BlockCounts:
         """Return the load of ``host``: the largest count divided by its factor, over all blocks of ``host``."""
         return max(self._counts[name] / factor for name, factor in blocks_of(host))
 
-    def crowded_block(self, host: str, most: float, wide: float | None = None) -> str:
+    def crowded_block(self, host: str, limit: float, wide: float | None = None) -> str:
         """Return the narrowest block of ``host`` that has reached its limit, or an empty text.
 
-        :param most: limit of one address.
-        :param wide: limit of each block around it; by default ``most`` times its factor.
+        :param limit: limit of one address.
+        :param wide: limit of each block around it; by default ``limit`` times its factor.
         """
         for name, factor in blocks_of(host):
-            if self._counts[name] >= (most * factor if wide is None or factor == 1 else wide):
+            if self._counts[name] >= (limit * factor if wide is None or factor == 1 else wide):
                 return name
         return ""
 
@@ -146,11 +146,11 @@ class BlockCounts:
         inside = self._inside.get(first)
         return first if inside is None else inside.first() or first
 
-    def by_load(self, most: int) -> list[str]:
-        """Return at most ``most`` narrow blocks, the one with the largest load first."""
+    def by_load(self, limit: int) -> list[str]:
+        """Return at most ``limit`` narrow blocks, the one with the largest load first."""
         loads: dict[str, float] = dict(self.narrow_blocks())
         for wide, inside in self._inside.items():
             load = -self._ranks.rank(wide)
             for name in inside:
                 loads[name] = max(loads[name], load)
-        return nlargest(most, loads, key=lambda name: (loads[name], self._counts[name]))
+        return nlargest(limit, loads, key=lambda name: (loads[name], self._counts[name]))

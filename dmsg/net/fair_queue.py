@@ -24,7 +24,7 @@ class QueueCrowded(Exception):
 class FairQueue:
     """Queue of jobs by blocks of addresses.
 
-    :param most: maximum number of running jobs.
+    :param limit: maximum number of running jobs.
     :param most_of_one: maximum number of running jobs of one narrow block.
     :param most_of_wide: maximum number of running jobs of a block around it.
     :param waiting: maximum number of waiting jobs.
@@ -32,8 +32,8 @@ class FairQueue:
         their factor.
     """
 
-    def __init__(self, most: int, most_of_one: int, most_of_wide: int, waiting: int, waiting_of_one: int) -> None:
-        self._most = most
+    def __init__(self, limit: int, most_of_one: int, most_of_wide: int, waiting: int, waiting_of_one: int) -> None:
+        self._most = limit
         self._most_of_one, self._most_of_wide = most_of_one, most_of_wide
         self._most_waiting, self._waiting_of_one = waiting, waiting_of_one
         self._running = BlockCounts()

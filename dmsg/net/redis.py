@@ -121,11 +121,11 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
             timer, self._timer = self._timer, None
             cancel_call(timer)
 
-        def _give_up(self, why: str = "Redis is away") -> None:
+        def _give_up(self, reason: str = "Redis is away") -> None:
             self._timer = None
             waiting, self._waiting = self._waiting, {}
             for one in waiting:
-                one.errback(NotConnected(why))
+                one.errback(NotConnected(reason))
 
         def addConnection(self, conn: RedisProtocol) -> None:
             super().addConnection(conn)

@@ -69,16 +69,16 @@ class HeldReading:
         """Whether reading is stopped."""
         return bool(self.held_by)
 
-    def hold(self, why: HoldReason) -> None:
+    def hold(self, reason: HoldReason) -> None:
         """Stop reading until :meth:`release` with the same reason. A second call has no effect."""
         if not self.held_by:
             self._stop_reading()
-        self.held_by |= {why}
+        self.held_by |= {reason}
 
-    def release(self, why: HoldReason) -> None:
+    def release(self, reason: HoldReason) -> None:
         """Resume reading, unless another reason is left."""
-        if why in self.held_by:
-            self.held_by -= {why}
+        if reason in self.held_by:
+            self.held_by -= {reason}
             if not self.held_by:
                 self._read_on()
 

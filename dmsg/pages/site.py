@@ -178,5 +178,5 @@ def status_site(reactor: IReactorTime, pages: StatusPages, refused: Callable[[st
         independent=True,
     )
     return GuardedFactory(
-        site, reactor, most=STATUS_CONNECTIONS, most_of_block=STATUS_CONNECTIONS // 2, refused=refused
+        site, reactor, limit=STATUS_CONNECTIONS, most_of_block=STATUS_CONNECTIONS // 2, refused=refused
     )

@@ -75,8 +75,8 @@ class ServedRelay(Protocol[PeerT, LimitsT]):
     def add(self, key: PubKey, port: Link) -> PeerT:
         """Serve a client."""
 
-    def remove(self, peer: PeerT, most: int) -> bool:
-        """Close at most ``most`` transports of a client that is lost; return whether none is left."""
+    def remove(self, peer: PeerT, limit: int) -> bool:
+        """Close at most ``limit`` transports of a client that is lost; return whether none is left."""
 
     def receive_frames(self, peer: PeerT, buffer: bytearray, end: int, limit: int) -> int:
         """Process whole frames, at most ``limit`` of them one by one. Return the number of bytes processed."""

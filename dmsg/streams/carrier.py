@@ -53,8 +53,8 @@ class ClientStream(StreamTransport):
         # The carrier is not asked, because NoCarrier.in_flight counts one more to delay closing.
         return super()._unacknowledged() if self.end is None else self.end.in_flight_bytes
 
-    def _end(self, why: Failure, reason: int) -> None:
-        super()._end(why, reason)
+    def _end(self, failure: Failure, reason: int) -> None:
+        super()._end(failure, reason)
         if not isinstance(self._carrier, EndedCarrier):
             self._carrier = EndedCarrier(self._carrier)
 

@@ -96,7 +96,7 @@ class ProgramTests(AgentCase):
         self.assertFalse(self.path.exists())
 
     @asynchronous
-    async def test_one_direction_ends_before_the_other(self) -> None:
+    async def test_each_direction_can_end_on_its_own(self) -> None:
         """In both directions through the agent, for programs that listen too."""
         await self.up()
         accepting, taken = Accepting(Halves), Accepting(Halves)
@@ -191,7 +191,7 @@ class ProgramTests(AgentCase):
             await waiting
 
     @asynchronous
-    async def test_errors_are_those_of_a_client(self) -> None:
+    async def test_agent_errors_equal_those_of_a_client(self) -> None:
         await self.up()
         factory = Factory.forProtocol(Recorder)
         with self.assertRaisesRegex(ConnectFailed, "nobody listens at"):

@@ -132,7 +132,7 @@ class WordTests(SynchronousTestCase):
             error = self.assertRaises(CodeError, Code.parse, f"{number} guitar alpha juice")
             self.assertIn("begins with a number", str(error), number)
 
-    def test_messages_repeat_the_start_of_what_was_typed(self) -> None:
+    def test_error_messages_repeat_the_start_of_the_input(self) -> None:
         long = "x" * 81
         for text, shown in (
             (long, long[:80]),

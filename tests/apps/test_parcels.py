@@ -174,7 +174,7 @@ class FilesTests(ParcelCase):
     """Files and directories."""
 
     @asynchronous
-    async def test_a_tree_arrives_as_it_is(self) -> None:
+    async def test_a_directory_tree_arrives_unchanged(self) -> None:
         tree = planted(self.here)
         sent, taken = await self.send(FilesSender(walk([tree])))
         self.assertEqual(described(self.there), described(self.here))
@@ -520,7 +520,7 @@ class OtherTests(ParcelCase):
         def source(pipe: PipeSender) -> None:
             pipe.write(bytes(1_000_000))
 
-        said = await self.fails(PipeSender("stdin", source), pipe=got.append, most=600_000)
+        said = await self.fails(PipeSender("stdin", source), pipe=got.append, limit=600_000)
         self.assertIn("more than 600000 bytes", said[0])
         self.assertLessEqual(sum(map(len, got)), 600_000)
 

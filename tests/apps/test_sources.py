@@ -377,7 +377,7 @@ class NameTests(SynchronousTestCase):
         ):
             self.assertFalse(is_pipe(path), path)
 
-    def test_a_link_to_standard_input_opens_it(self) -> None:
+    def test_a_link_to_standard_input_is_opened(self) -> None:
         link = self.mktemp()
         os.symlink("/proc/self/fd/0", link)
         self.assertEqual(open_pipe(link), (0, "standard input"))

@@ -27,7 +27,7 @@ class TableTests(SynchronousTestCase):
             remember(known, key, number, 3)
         self.assertEqual(list(known.items()), [("c", 2), ("a", 3), ("d", 4)])
 
-    def test_a_dict_that_is_mostly_empty_gives_its_room_back(self) -> None:
+    def test_a_mostly_empty_dict_is_shrunk(self) -> None:
         table = dict.fromkeys(range(5000))
         self.assertIs(compact(table), table)
         for number in range(4000):

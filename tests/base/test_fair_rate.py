@@ -43,7 +43,7 @@ class FairRateTests(SynchronousTestCase):
         let_in = self.crowd(10, [("a",)])
         self.assertTrue(9 * RATE < let_in < 11 * RATE, let_in)
 
-    def test_a_new_source_has_its_part(self) -> None:
+    def test_a_new_source_gets_its_share(self) -> None:
         """However many others there are, as long as they are the same."""
         for count in (1, 20, 1000):
             self.setUp()
@@ -70,7 +70,7 @@ class FairRateTests(SynchronousTestCase):
             let_in += self.ask(10, other)  # 200 a second
         self.assertGreater(let_in, 0.8 * ASSIGNED**3 * RATE / 2 * 5)
 
-    def test_fresh_keys_at_one_address_gain_nothing(self) -> None:
+    def test_fresh_keys_at_an_address_gain_no_rate(self) -> None:
         for number in range(20_000):
             self.now += 0.001
             self.ask(1, ("here", "192.0.2.1", number))

@@ -19,7 +19,7 @@ class FingerprintTests(SynchronousTestCase):
                 self.assertTrue(all(each in marks for each in said[max(0, count - 100) : count]))
                 self.assertFalse(any(each in marks for each in said[: max(0, count - 200)]))
 
-    def test_an_empty_set_contains_nothing(self) -> None:
+    def test_an_empty_set_contains_no_fingerprint(self) -> None:
         marks = Fingerprints(4)
         self.assertNotIn(b"", marks)
         self.assertNotIn(None, marks)

@@ -16,6 +16,6 @@ class CheckTests(SynchronousTestCase):
                 error = self.assertRaises(ValueError, check_url, url)
                 self.assertTrue(str(error).isprintable())
 
-    def test_a_url_of_a_service_is_returned_as_it_is(self) -> None:
+    def test_a_url_of_a_service_is_returned_unchanged(self) -> None:
         for url in ("http://127.0.0.1:9090", "https://relay.example.org/dmsg", "http://[::1]:1", "http://ä.example/"):
             self.assertEqual(check_url(url), url)

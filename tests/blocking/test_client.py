@@ -52,7 +52,7 @@ with dmsg.blocking.listen(7, discovery=URL) as listener:
         self.assertEqual(out, "4000000 7\n")
 
     @asynchronous
-    async def test_a_stream_is_a_file_with_lines_and_its_calls_time_out(self) -> None:
+    async def test_a_stream_reads_lines_like_a_file_and_times_out(self) -> None:
         out = await self.output_of("""
 with dmsg.blocking.Client(URL) as bob, dmsg.blocking.Client(URL) as alice, bob.listen() as listener:
     serve(listener)

@@ -105,7 +105,7 @@ class UpTests(AgentCase):
     """An agent's life."""
 
     @asynchronous
-    async def test_the_agent_starts_shows_its_status_and_stops(self) -> None:
+    async def test_the_agent_starts_prints_status_and_stops(self) -> None:
         await self.network()
         status, _, err = await self.run_command("status", **self.environment)
         self.assertEqual((status, err), (3, "dmsg: no agent is up; start it with: dmsg up\n"))

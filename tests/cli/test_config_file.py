@@ -18,7 +18,7 @@ class ConfigTests(CodeCase):
         return await self.run_command("config", *arguments, **environment)
 
     @asynchronous
-    async def test_a_setting_is_set_shown_and_unset(self) -> None:
+    async def test_a_setting_is_set_printed_and_unset(self) -> None:
         file = self.directory / "config.toml"
         self.assertEqual(await self.config("path"), (0, "config.toml\n", ""))
         status, _, err = await self.config()

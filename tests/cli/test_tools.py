@@ -178,7 +178,7 @@ class ForwardTests(ToolCase):
         await self.said(exposing, f"dmsg: cannot connect to 127.0.0.1:{port}: ")
 
     @asynchronous
-    async def test_one_direction_ends_before_the_other(self) -> None:
+    async def test_each_direction_of_a_forward_can_end_on_its_own(self) -> None:
         """Request, end of data, answer; and a service that ends first and reads on."""
         await self.network()
         built: list[Any] = []
@@ -429,7 +429,7 @@ class TreeTests(ToolCase):
             self.assertEqual(list((self.directory / "shared").iterdir()), [])
 
     @asynchronous
-    async def test_an_older_listener_is_reported_and_nothing_hangs(self) -> None:
+    async def test_an_older_listener_is_reported_without_a_hang(self) -> None:
         """It says that it does not know that, and nothing hangs."""
         await self.network()
         (self.directory / "shared").mkdir()

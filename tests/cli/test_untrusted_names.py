@@ -73,7 +73,7 @@ class ServedTests(SynchronousTestCase):
     def test_without_the_option(self) -> None:
         self.assertEqual(self.there(hidden=False), {"plain", "below", "below/plain", "link"})
 
-    def test_with_it(self) -> None:
+    def test_served_names_with_control_characters(self) -> None:
         everything = {"plain", ".secret", f"film{PART_SUFFIX}", ".git", ".git/config", "below", "below/plain"}
         self.assertEqual(self.there(hidden=True), everything | {"below/.env", "innocent", "link"})
 
@@ -93,7 +93,7 @@ class ServedTests(SynchronousTestCase):
             self.addCleanup(file.close)
             self.assertIsInstance(child.makeProducer(request, file), expected)
 
-    def test_by_request(self) -> None:
+    def test_requested_names_with_control_characters(self) -> None:
         for hidden in (False, True):
             site: Any = file_site(self.root, hidden=hidden)
             for path in ([b".secret"], [b".git"], [b"innocent"], [f"film{PART_SUFFIX}".encode()]):

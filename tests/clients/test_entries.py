@@ -43,7 +43,7 @@ class SharedQueryTests(SynchronousTestCase):
     def ask(self) -> Deferred[Entry]:
         return Deferred.fromCoroutine(self.entries.get(KEY.public))
 
-    def test_one_query_answers_all_callers(self) -> None:
+    def test_a_single_query_answers_all_callers(self) -> None:
         callers = [self.ask() for _ in range(400)]
         self.assertEqual(len(self.lookup.questions), 1)
         self.lookup.questions[0].callback(self.signed)

@@ -114,7 +114,7 @@ class ExchangeTests(SynchronousTestCase):
         stream.pump.flush()
         return bool(stream.server.disconnecting or stream.server.disconnected)
 
-    def test_a_stream_that_ends_in_a_file_leaves_nothing(self) -> None:
+    def test_a_stream_that_ends_within_a_file_leaves_no_part(self) -> None:
         stream = Stream(self.clock, self.factory)
         data = packed()
         answered = stream.sending.offer(offer_of(spool_name(1), data), io.BytesIO(data[:-5]))

@@ -46,7 +46,7 @@ def simple_commands(text: str) -> list[list[str]]:
 class BlockTests(SynchronousTestCase):
     """Marks, names of commands, options, extras."""
 
-    def test_there_are_blocks(self) -> None:
+    def test_documentation_has_command_blocks(self) -> None:
         self.assertGreater(len(blocks()), 40)
 
     def test_marks_are_known(self) -> None:

@@ -235,7 +235,7 @@ class O_OpeningTests(ChannelCase):
         self.assertIn("rejected", str(error.value))
         self.assertEqual((self.ids(self.a), self.ids(nobody), self.network.relay.channel_count), ([], [], 0))
 
-    def test_O3_a_factory_that_builds_nothing_or_fails(self) -> None:
+    def test_O3_factories_that_decline_or_fail(self) -> None:
         for fault in (lambda: None, lambda: 1 / 0):
             c = self.network.client(X, Accepting(fault))
             opening = self.a.open(X.public, Accepting())
@@ -370,7 +370,7 @@ class K_ClosingTests(ChannelCase):
         self.assertEqual(raw.take(), [(CLOSE_CHANNEL, b"\xff"), (CHANNEL_CLOSED, b"\xff")])
         self.assertEqual((self.ids(self.a), self.network.relay.channel_count), ([], 0))
 
-    def test_K4_end_after_what_is_queued(self) -> None:
+    def test_K4_the_end_follows_queued_data(self) -> None:
         mine, theirs = self.pair()
         theirs.transport.pauseProducing()
         mine.transport.write(b"before the end")

@@ -69,7 +69,7 @@ class MonotonicReactorTests(SynchronousTestCase):
         use_monotonic_clock(self.reactor)
         self.assertEqual(call.getTime(), 130.0)
 
-    def test_a_test_clock_is_left_as_it_is(self) -> None:
+    def test_a_test_clock_is_unchanged(self) -> None:
         """It stands for the reactor's clock; who needs a date is given ``clock.seconds`` as well."""
         clock = Clock()
         use_monotonic_clock(clock)

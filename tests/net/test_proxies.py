@@ -100,7 +100,7 @@ class HandshakeCase(SynchronousTestCase):
 class HTTPTests(HandshakeCase):
     """HTTP CONNECT."""
 
-    def test_what_follows_the_answer_reaches_the_protocol_that_wanted_the_connection(self) -> None:
+    def test_data_behind_the_proxys_answer_reaches_the_protocol(self) -> None:
         self.begin("http://proxy:3128")
         self.assertEqual(self.said(), b"CONNECT relay.example:8080 HTTP/1.1\r\nHost: relay.example:8080\r\n\r\n")
         for one in (b"HTTP/1.1 200 Connection est", b"ablished\r\nVia: x\r\n\r", b"\nfirst"):
@@ -154,7 +154,7 @@ class SocksTests(HandshakeCase):
             self.answer(b"\x05\x00")
             self.assertEqual(self.said(), b"\x05\x01\x00" + b"\x05\x01\x00" + sent + b"\x1f\x90")
 
-    def test_user_and_password_are_sent_if_the_proxy_wants_them(self) -> None:
+    def test_user_and_password_are_sent_on_demand(self) -> None:
         self.begin("socks5://alice:secret@proxy")
         self.assertEqual(self.said(), b"\x05\x02\x00\x02")
         self.answer(b"\x05\x02")

@@ -93,7 +93,7 @@ class ResumeTests(EntityCase):
         return one, accepting.built[0]
 
     @asynchronous
-    async def test_a_rolling_restart_loses_nothing(self) -> None:
+    async def test_a_rolling_restart_loses_no_data(self) -> None:
         """Each of two servers leaves in turn under load; a new one stands for it first."""
         url = await self.start_discovery()
         children = await self.start_children(url, 2)

@@ -151,7 +151,7 @@ class LinkTests(SynchronousTestCase):
         self.assertGreater(factory.share.waited, 10_000 // STEPS - 1)
 
     @given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(1, 4000), max_size=4), st.booleans())
-    def test_nothing_is_lost_at_the_end_of_a_turn(self, kinds: list[int], cuts: list[int], bad: bool) -> None:
+    def test_frames_before_the_end_of_a_turn_are_delivered(self, kinds: list[int], cuts: list[int], bad: bool) -> None:
         """Whatever is cut and whatever ends it, what was whole before the end is delivered, in order."""
         self.setUp()
         one, two, theirs = self.pair()

@@ -155,7 +155,7 @@ class LinkTests(SynchronousTestCase):
         end = ciphers(server)[1].open_into(bytes(ciphers(client)[0].seal(b"hello")), buffer, 0)
         self.assertEqual(bytes(buffer[:end]), b"hello")
 
-    def test_bytes_after_the_last_message_are_kept(self) -> None:
+    def test_bytes_after_the_last_message_are_returned(self) -> None:
         client, server = XKHandshake(CLIENT_KEY, SERVER_KEY.public), XKHandshake(SERVER_KEY)
         server.receive_data(client.data_to_send())
         client.receive_data(server.data_to_send())

@@ -42,7 +42,7 @@ class OracleTests(SynchronousTestCase):
     """With the same keys both say the same, to each other and of each other."""
 
     @given(st.sampled_from(Pattern), st.lists(keys, min_size=4, max_size=4), st.binary(max_size=40), payloads)
-    def test_messages_equal_those_of_the_library(
+    def test_messages_equal_the_librarys(
         self, pattern: Pattern, chosen: list[SecKey], prologue: bytes, carried: list[bytes]
     ) -> None:
         own, library = (sides(kind, pattern, chosen, prologue) for kind in (Handshake, LibraryHandshake))
@@ -65,7 +65,7 @@ class OracleTests(SynchronousTestCase):
             st.integers(0, 120),
         ),
     )
-    def test_refusals_equal_those_of_the_library(
+    def test_refusals_equal_the_librarys(
         self, pattern: Pattern, which: int, damage: bytes | tuple[int, int] | int
     ) -> None:
         """Other bytes, one byte changed, or cut short: both refuse, or neither does, in the same words."""

@@ -295,14 +295,14 @@ def _fail(error: Exception) -> Any:
 class SeenTests(MemoryCase):
     def test_the_replay_window_is_bounded_per_twin(self) -> None:
         """A twin whose share is used up is told so; others are heard; what has expired makes room."""
-        seen = ReplayWindow(most=10, of_twin=3)
+        seen = ReplayWindow(limit=10, of_twin=3)
         self.assertEqual([True] * 3 + [None], [seen.add(1, str(n), "request", 100, 0) for n in range(4)])
         self.assertTrue(seen.add(2, "0", "request", 100, 0))
         self.assertIs(False, seen.add(1, "0", "request", 100, 0))
         self.assertTrue(seen.add(1, "9", "request", 300, 100))
         self.assertTrue(seen.add(1, "0", "request", 300, 101))
         self.assertEqual(3, len(seen))
-        full = ReplayWindow(most=3, of_twin=9)
+        full = ReplayWindow(limit=3, of_twin=9)
         self.assertEqual([True, True, True], [full.add(1, str(n), "request", 100 + n, 0) for n in range(3)])
         # the twin with most loses the one that ends first; it itself gets no more
         self.assertTrue(full.add(2, "u", "request", 100, 0))

@@ -175,7 +175,7 @@ class ExchangeTests(PeerCase):
         self.assertTrue(all(one["err"] is None and b64decode(one["dat"]).decode() == one["ref"] for one in got))
 
     @asynchronous
-    async def test_E1_ed25519(self) -> None:
+    async def test_E1_messages_with_ed25519(self) -> None:
         """1 + 200 + 1000 messages through the lists and back."""
         relay = await self.named_relay()
         self.twin("A", None), self.twin("B", None)
@@ -187,7 +187,7 @@ class ExchangeTests(PeerCase):
         self.assertEqual(0, b.redis.hlen(RESPONSES))
 
     @asynchronous
-    async def test_E2_sr25519(self) -> None:
+    async def test_E2_messages_with_sr25519(self) -> None:
         """The same with the other scheme."""
         self.identities = {name: Identity(secret, "sr25519") for name, secret in SECRETS.items()}
         relay = await self.named_relay()
@@ -240,7 +240,7 @@ class ExchangeTests(PeerCase):
         self.assertFalse(b.redis.exists("msgbus.cmd"))
 
     @asynchronous
-    async def test_E6_unauthorized(self) -> None:
+    async def test_E6_unauthorized_keys_are_answered_with_104(self) -> None:
         """Another key than the registry's: code 104, signed, to the one that it says it is of."""
         relay = await self.named_relay()
         self.twin("A", relay.domain), self.twin("B", None)
@@ -269,7 +269,7 @@ class ExchangeTests(PeerCase):
         self.assertEqual({"code": 0, "message": "upload is not enabled"}, got["err"])
 
     @asynchronous
-    async def test_E8_upload(self) -> None:
+    async def test_E8_an_uploaded_file_reaches_the_command(self) -> None:
         """A file of several writes; the command of the other side gets its path, and its answer comes back."""
         relay = await self.named_relay()
         self.twin("A", None), self.twin("B", None)
@@ -380,7 +380,7 @@ class DistrustTests(PeerCase):
         self.assertFalse(self.b.redis.exists("msgbus.cmd"))
 
     @asynchronous
-    async def test_A14_replays(self) -> None:
+    async def test_A14_replayed_messages_reach_no_service(self) -> None:
         """Weakness 4: the same message within its life reaches no service again, also after a restart of the peer."""
         await self.pair()
         data = self.signed(self.a, self.a.envelope(self.to))
@@ -712,7 +712,7 @@ class LocalSideTests(PeerCase):
             await b.drop()
 
     @asynchronous
-    async def test_A17_as_upstreams_tester_does_it(self) -> None:
+    async def test_A17_traffic_of_upstreams_tester(self) -> None:
         """Pipelined copies of one message, an empty ref, float-free now, BLPOP on both sides."""
         relay = await self.named_relay()
         self.twin("A", None), self.twin("B", None)

@@ -246,7 +246,7 @@ class HTTPTests(Behaviour, TestCase):
         self.assertIn("refused", str(error))
 
     @asynchronous
-    async def test_random_bytes(self) -> None:
+    async def test_random_bytes_are_never_a_5xx(self) -> None:
         """As statements, and in paths: never a 5xx."""
         import random
 
@@ -282,7 +282,7 @@ class CacheTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.behind = Counting()
-        self.cache = CachedRegistry(cast(Any, self.behind), self.clock, most=3)
+        self.cache = CachedRegistry(cast(Any, self.behind), self.clock, limit=3)
 
     def known(self, number: int = 1) -> Twin:
         twin = replace(statement(), id=number)

@@ -82,7 +82,7 @@ class MessageTests(PairCase):
         self.assertEqual([1, 1, 1], [len(raw.raw) for raw in sessions])
 
     @asynchronous
-    async def test_A6_pong(self) -> None:
+    async def test_A6_pings_are_answered(self) -> None:
         """A ping of any destination comes back to its sender, signature and times as sent."""
         a, b = await self.pair()
         for to in (Session(0), b.session):
@@ -97,7 +97,7 @@ class MessageTests(PairCase):
         self.assertEqual([], b.raw)
 
     @asynchronous
-    async def test_A7_texts(self) -> None:
+    async def test_A7_errors_have_the_texts_of_the_reference(self) -> None:
         """Wrong source, missing destination, unknown twin, no relay; only requests are answered."""
         a, b = await self.pair()
         self.twin("C", None)
@@ -132,7 +132,7 @@ class MessageTests(PairCase):
         self.assertEqual(0, len(self.one.switch.queue))
 
     @asynchronous
-    async def test_A8_limits(self) -> None:
+    async def test_A8_twins_are_rate_limited(self) -> None:
         """Per twin over its sessions, pings counted; the connection stays; a fresh minute is a fresh start."""
         self.offset = 60 - self.now() % 60  # a window begins
         a, b = await self.pair(limit=(3, 10_000))
@@ -324,7 +324,7 @@ class DurableTests(PairCase):
 
 class SessionTests(PairCase):
     @asynchronous
-    async def test_A1_replaced(self) -> None:
+    async def test_A1_a_newer_connection_replaces_the_older(self) -> None:
         """Weakness 7: the old one is dropped, the new one stays and has what the old one did not confirm."""
         a, b = await self.pair()
         b.answers_pings = False
@@ -386,7 +386,7 @@ class SessionTests(PairCase):
         self.assertEqual([(str(n), bytes([n]) * 7000) for n in range(40)], [(one.uid, one.plain) for one in got])
 
     @asynchronous
-    async def test_A4_overflow(self) -> None:
+    async def test_A4_the_oldest_stored_messages_are_dropped(self) -> None:
         """The oldest go, and are counted."""
         a, _ = await self.pair(queue_limits=QueueLimits(messages=10))
         c = Session(self.twin("C", self.one.domain))
@@ -946,7 +946,7 @@ class HTTPTests(SocketPairCase):
         self.assertEqual(413, await deferToThread(post))
 
     @asynchronous
-    async def test_random_bytes(self) -> None:
+    async def test_random_bytes_leave_the_relay_running(self) -> None:
         """On the port, after the upgrade, as frames: the relay goes on."""
         import random
 

@@ -51,7 +51,7 @@ class TypeScriptTests(PeerCase):
     timeout = 300
 
     @asynchronous
-    async def test_A16(self) -> None:
+    async def test_A16_the_typescript_client_interoperates(self) -> None:
         """Connects, calls encrypted, gets an error of a service, pings."""
         where = await deferToThread(modules)
         service = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", RegistrySettings(rate=0))

@@ -167,7 +167,7 @@ class AccountTests(SecureCase):
         self.assertLess(memory.total, memory.limit)
         self.assertGreater(len(theirs.data), 300_000)
 
-    def test_one_token_for_many_streams(self) -> None:
+    def test_streams_may_share_a_token(self) -> None:
         """The opener chooses it: no stream is lost sight of for one that comes later with the same."""
         first, _ = self.open()
         second, _ = self.open()

@@ -82,7 +82,7 @@ class NetworkTests(SynchronousTestCase):
         self.network.run(1)
         self.assertEqual(len(there.data), 3 * BUFFER)
 
-    def test_partition_and_its_end(self) -> None:
+    def test_a_partition_can_be_healed(self) -> None:
         here, there = self.connect()
         path = self.network.path(self.one, self.two)
         for seconds, lives in ((USER_TIMEOUT - 5, True), (USER_TIMEOUT + 5, False)):
@@ -409,7 +409,7 @@ class PolicyTests(SynchronousTestCase):
             with self.assertRaises(EncryptionUnavailable):
                 self.connect(one, two, port=7)
 
-    def test_an_old_entry_shown_again_is_no_downgrade(self) -> None:
+    def test_a_replayed_old_entry_is_no_downgrade(self) -> None:
         prefer, require = self.clients["prefer"], self.clients["require"]
         self.connect("prefer", "require")
         entry = self.successResultOf(prefer.entry(require.public_key))

@@ -157,7 +157,7 @@ class WaitingTests(ResumeCase):
         self.find()
         self.assertEqual([len(one.data) for one, _ in pairs[2:]], [40_000] * 2)
 
-    def test_the_only_stream_of_a_peer_that_sleeps_waits_for_the_whole_time_however_large_its_window(self) -> None:
+    def test_the_only_stream_of_a_sleeping_peer_waits_for_the_whole_time(self) -> None:
         self.patch(streams_module, "CROWD_BYTES", 10_000)
         self.patch(streams_module, "CROWD_TIME", 10.0)
         one, two = self.open()

@@ -188,7 +188,7 @@ class EndTests(NetworkCase):
         self.assertEqual(len(two.data), 200_000)
         self.assertTrue(two.lost.check(ConnectionDone))
 
-    def test_a_send_of_more_than_a_window_waits_for_all_of_it(self) -> None:
+    def test_a_send_of_more_than_a_window_waits_for_all_acks(self) -> None:
         """Also when everything that fits the window was acknowledged before the rest was sent."""
         one, two = self.open()
         sending = one.transport.send(bytes(3 * WINDOW_BYTES))

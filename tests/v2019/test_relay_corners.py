@@ -60,7 +60,7 @@ class RequestTests(RelayCase):
 class CountTests(RelayCase):
     """What is counted, and limits at their borders."""
 
-    def test_frames_that_go_elsewhere_than_those_before(self) -> None:
+    def test_frames_of_changing_routes_are_counted(self) -> None:
         for target in (1, 2):
             self.open(0, target, 2 * target)
         frames = [Frame(FWD, own_id, b"\0\0x") for own_id in (2, 4, 2, 2, 2, 4)]

@@ -266,7 +266,7 @@ class EndTests(SynchronousTestCase):
             self.assert_error(CloseReason.HASH_MISMATCH, one.open_ack, two.seal_ack())
         self.assertEqual(greater, {True, False})
 
-    def test_gaps_repeats_and_changes_are_told_apart(self) -> None:
+    def test_gaps_repeats_and_changes_are_distinguished(self) -> None:
         one, two = pair()
         frames = [one.seal_data(b"%d" % number, None) for number in range(5)]
         two.open_data(frames[0])
@@ -321,13 +321,13 @@ class EndTests(SynchronousTestCase):
         self.assertEqual(encode_close(1, 256), encode_close(1, CloseReason.ABORTED))
 
     @given(st.binary(max_size=200))
-    def test_random_frames(self, data: bytes) -> None:
+    def test_random_frames_raise_only_named_errors(self, data: bytes) -> None:
         one, two = pair()
         self.assertRaises(SecureError, two.open_data, data)
         self.assertRaises(SecureError, two.open_ack, data)
         self.assertIsNone(two.open_close(data))
 
-    def test_the_window_closes_opens_and_is_named_only_when_it_changed(self) -> None:
+    def test_window_changes_are_announced_once(self) -> None:
         one, two = pair(100_000)
         while one.may_send:
             two.open_data(one.seal_data(bytes(10_000), None))

@@ -122,7 +122,7 @@ class ResumeTests(ResumeCase):
         self.network.settle()
         self.assertTrue(one.lost.check(StreamTimeout) and two.lost.check(StreamTimeout, StreamLost))
 
-    def test_a_send_after_the_end_says_why_it_ended(self) -> None:
+    def test_a_send_after_the_end_fails_with_its_reason(self) -> None:
         one, _ = self.open()
         one.transport.setReadDeadline(1)
         self.network.clock.advance(1)
@@ -400,7 +400,7 @@ class WalkTests(ResumeCase):
     """Any order of writes, pauses and losses: every byte arrives once, in order."""
 
     @given(st.integers(0, 2**32))
-    def test_random_walk(self, seed: int) -> None:
+    def test_random_walk_of_stream_losses(self, seed: int) -> None:
         self.setUp()
         draw = Random(seed)
         one, two = self.open()

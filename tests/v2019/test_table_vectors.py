@@ -146,7 +146,7 @@ class ClientRuleTests(SynchronousTestCase):
             ((_, frames),) = self._frames(name, "S->A")
             self.assertRaises(RemoteProtocolError, _Client("A").feed, *frames)
 
-    def test_refused_requests(self) -> None:
+    def test_refused_requests_match_the_recording(self) -> None:
         """As recorded, and a null initiator key, which the reference accepts, is refused too."""
         client = _Client("A")
         client.feed(Frame(0, 0, b""))
@@ -198,7 +198,7 @@ class ClientRuleTests(SynchronousTestCase):
         self.assertEqual(frames[-1].type, REQUEST)
         self.assertRaises(RemoteProtocolError, client.feed, frames[-1])
 
-    def test_local_close(self) -> None:
+    def test_local_closes_match_the_recording(self) -> None:
         client, transport = self._open()
         client.core.close(transport)
         self.assertEqual(client.sent(), [Frame(CLOSE, 0x2001, b"\0")])

@@ -178,7 +178,7 @@ class WhoMayTests(OldServerCase):
         (frame,) = self.request().take()
         self.assertEqual((frame.type, frame.payload), (CLOSE, bytes((CloseReason.ENCRYPTION_REQUIRED,))))
 
-    def test_an_initiator_of_2019_with_a_stale_entry_reads_nothing(self) -> None:
+    def test_an_initiator_of_2019_with_a_stale_entry_gets_no_data(self) -> None:
         """It sees a transport that opens and is closed; each frame is one that it acknowledges and gives to nobody."""
         client = self.request()
         accept, *frames = client.take()
@@ -332,7 +332,7 @@ APART = {
     "test_only_the_peer_can_resume_a_stream",
     "test_a_resumption_that_is_never_confirmed_can_be_repeated",
     "test_data_behind_the_answer_is_processed",
-    "test_the_answer_without_its_confirmation",
+    "test_an_unconfirmed_answer_leaves_the_old_state",
     "test_random_walk",
 }
 

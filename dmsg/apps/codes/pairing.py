@@ -105,11 +105,11 @@ class Pairing(Protocol):
         self._say(ok=True)
         self._read_state()
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Refuse the other side's key."""
         cancel_call(self._timer)
         self._given_up = True
-        self._say(error=why)
+        self._say(error=reason)
         self.transport.loseConnection()  # type: ignore[union-attr]
 
     def _read_state(self) -> None:
@@ -125,17 +125,17 @@ class Pairing(Protocol):
     def _on_timeout(self) -> None:
         self._fail(f"the other side did not answer within {PAIR_TIMEOUT:g} s")
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         cancel_call(self._timer)
         self.transport.loseConnection()  # type: ignore[union-attr]
-        self._lost(why)
+        self._lost(reason)
 
-    def _lost(self, why: str) -> None:
+    def _lost(self, reason: str) -> None:
         """Fail the Deferred of the key or, if the key has come, the Deferred of the end."""
         waiting: Deferred[None] | Deferred[PubKey] = self.done if self.key.called else self.key
         if not waiting.called and not self._given_up:
             self._given_up = True
-            waiting.errback(Failure(PairingError(why)))
+            waiting.errback(Failure(PairingError(reason)))
 
     def _give_up(self) -> None:
         self._given_up = True

@@ -86,7 +86,7 @@ class ParcelReceiver(ParcelEnd):
     :param decide_offer: see :data:`Asked`.
     :param progress: callback invoked with the number of bytes present so far.
     :param pipe: callback invoked with the bytes of a pipe.
-    :param most: maximum bytes of a pipe; for files, ``decide_offer`` sees the size.
+    :param limit: maximum bytes of a pipe; for files, ``decide_offer`` sees the size.
     :param name: name to give to the only item of the parcel instead of the offered one.
     :param refusal: text before the reason that the other side gives when it ends the transfer.
     """
@@ -98,7 +98,7 @@ class ParcelReceiver(ParcelEnd):
         *,
         progress: Callable[[int], object] = lambda done: None,
         pipe: Callable[[bytes], object] | None = None,
-        most: int | None = None,
+        limit: int | None = None,
         name: str | None = None,
         refusal: str = GAVE_UP,
     ) -> None:
@@ -107,7 +107,7 @@ class ParcelReceiver(ParcelEnd):
         self._decide_offer = decide_offer
         self._progress = progress
         self._pipe = pipe
-        self._most = most
+        self._most = limit
         self._name = name
         self._step: Callable[[], bool] = self._take_offer
         self._waits = False
@@ -196,12 +196,12 @@ class ParcelReceiver(ParcelEnd):
         if self._offer.kind == "files":
             self._place.check([(name, kind) for name, kind, *_ in self._offer.things])
 
-        def answered(why: str | None) -> None:
-            if why is not None and self._offer.of_0_1:
-                raise TransferError(why)
-            if why is not None:
-                self._say(take=False, why=why)
-                self._end(TransferError(why))
+        def answered(reason: str | None) -> None:
+            if reason is not None and self._offer.of_0_1:
+                raise TransferError(reason)
+            if reason is not None:
+                self._say(take=False, why=reason)
+                self._end(TransferError(reason))
                 return
             self._began = time.monotonic()
             if self._offer.kind == "text":
@@ -442,10 +442,10 @@ class ParcelReceiver(ParcelEnd):
             changed = tuple(self._changed)
             self.done.callback(ReceivedParcel(self._offer, self._size, paths, seconds, changed, self._sha256))
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Give up because of a problem on this side, and tell the other side; the caller ends ``done``."""
         self._given_up = True
-        self._say(error=why)
+        self._say(error=reason)
         self._stop()
         transport = transport_of(self)
         transport.loseConnection()

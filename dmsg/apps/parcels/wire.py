@@ -122,10 +122,10 @@ class Messages:
         """See :meth:`~dmsg.apps.chunks.ChunkReader.take`."""
         return reader.take(self._buffer, left)
 
-    def take_some(self, most: int) -> bytes:
+    def take_some(self, limit: int) -> bytes:
         """Take at most this many bytes from the buffer."""
-        data = bytes(self._buffer[:most])
-        del self._buffer[:most]
+        data = bytes(self._buffer[:limit])
+        del self._buffer[:limit]
         return data
 
     def exactly(self, size: int) -> bytes | None:

@@ -109,7 +109,7 @@ class _Inbox(Factory):
             Destination(self._directory, overwrite=self._overwrite, hidden=self._hidden),
             one.asked,
             progress=one.on_progress,
-            most=self._max_size,
+            limit=self._max_size,
         )
         incoming.done.addBoth(one.finish).addBoth(self._ended)
         return incoming

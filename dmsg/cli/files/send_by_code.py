@@ -332,7 +332,7 @@ class _TransferDialogue:
             self._on_offer,
             progress=self._on_progress,
             pipe=self._write,
-            most=self._max_size,
+            limit=self._max_size,
         )
         self._receiver = receiver
         agreed.proceed(receiver)

@@ -80,9 +80,9 @@ class Fleet:
         except ValueError as error:
             return Snapshot(at, error=f"answers, but not as an entity of dmsg: {error}")
 
-    async def _get(self, url: str, most: int) -> str:
+    async def _get(self, url: str, limit: int) -> str:
         response = await self._client.request("GET", url, timeout=self._timeout, reactor=self._reactor)
-        body = await read_body(response, most)
+        body = await read_body(response, limit)
         # An unhealthy entity answers /health with 503 and the reason.
         if response.code not in (200, 503):
             raise DmsgError(f"status {response.code}")

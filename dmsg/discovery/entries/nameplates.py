@@ -79,15 +79,15 @@ class StoredNameplate:
     ends: float
 
 
-def decide_claim(known: StoredNameplate | None, place: str, held: int, most: float, free: Iterable[int]) -> int:
+def decide_claim(known: StoredNameplate | None, place: str, held: int, limit: float, free: Iterable[int]) -> int:
     """Return the number that a key gets: the one it has, or else the first free one; or ``TOO_MANY``, ``NONE_FREE``.
 
     :param known: the key's nameplate, unless it has ended.
-    :param place: address block of the claim, which has ``held`` nameplates and may have ``most``.
+    :param place: address block of the claim, which has ``held`` nameplates and may have ``limit``.
     :param free: candidates that no key has, read only as far as needed.
     """
     # A new claim of a key from the same block only extends its nameplate, so the limit does not apply.
-    if (known is None or known.place != place) and held >= most:
+    if (known is None or known.place != place) and held >= limit:
         return TOO_MANY
     # The candidates are read lazily, because a store has to look up each of them.
     return next(iter(free), NONE_FREE) if known is None else known.number

@@ -404,20 +404,20 @@ class DiscoveryAPI:
         """
         return await self._store.ask(self._entries.counts), await self._store.ask(self._entries.size)
 
-    async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Return entries of three kinds of servers, at most ``most`` of each.
+    async def some_servers(self, limit: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Return entries of three kinds of servers, at most ``limit`` of each.
 
         The kinds are listed servers, quiet servers that were seen, and servers that stopped posting within the last
         hour.
         """
         since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
-        listed = await self._store.ask(self._entries.available, most, since)
-        before = await self._store.ask(self._entries.available, most, since - MISSED_FOR)
+        listed = await self._store.ask(self._entries.available, limit, since)
+        before = await self._store.ask(self._entries.available, limit, since - MISSED_FOR)
         keys = [str(json.loads(body)["static"]) for body in before]
         still = await self._store.ask(self._entries.listed, keys, since)
         alive = set(still)
         silent = [body for body in before if body not in alive]
-        return listed, await self._store.ask(self._entries.quiet, most, since), silent
+        return listed, await self._store.ask(self._entries.quiet, limit, since), silent
 
     async def entry_of(self, static: str) -> bytes:
         """Return the JSON of a key's entry.

@@ -184,25 +184,25 @@ class RankingFile:
             key = self._keys[body] = str(json.loads(body).get("static", ""))
         return key
 
-    def choose(self, servers: Sequence[bytes], most: int, now: float) -> list[bytes]:
-        """Draw ``most`` of the servers at random by their weights, in the order drawn.
+    def choose(self, servers: Sequence[bytes], limit: int, now: float) -> list[bytes]:
+        """Draw ``limit`` of the servers at random by their weights, in the order drawn.
 
         Each server gets the key ``u ** (1 / weight)`` (Efraimidis and Spirakis): a server of twice the weight comes
         first twice as often. Unranked servers get the lowest weight, because anybody can create many of them.
         """
         ranking = self.current(now)
         weights = {} if ranking is None else ranking.weights
-        return self._draw([(weights.get(self._key_of(body), LEAST_WEIGHT), body) for body in servers], most)
+        return self._draw([(weights.get(self._key_of(body), LEAST_WEIGHT), body) for body in servers], limit)
 
-    def draw(self, most: int, now: float) -> list[str]:
-        """Draw at most ``most`` keys of servers in the ranking, by their weights."""
+    def draw(self, limit: int, now: float) -> list[str]:
+        """Draw at most ``limit`` keys of servers in the ranking, by their weights."""
         ranking = self.current(now)
         if ranking is None:
             return []
-        if len(ranking.weights) <= most:
+        if len(ranking.weights) <= limit:
             return list(ranking.weights)
-        return self._draw([(weight, static) for static, weight in ranking.weights.items()], most)
+        return self._draw([(weight, static) for static, weight in ranking.weights.items()], limit)
 
-    def _draw(self, weighted: Sequence[tuple[float, _Drawn]], most: int) -> list[_Drawn]:
+    def _draw(self, weighted: Sequence[tuple[float, _Drawn]], limit: int) -> list[_Drawn]:
         lucky = sorted(weighted, key=lambda one: math.log(1.0 - self._random.random()) / one[0], reverse=True)
-        return [one for _, one in lucky[:most]]
+        return [one for _, one in lucky[:limit]]

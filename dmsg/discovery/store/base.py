@@ -82,17 +82,17 @@ class IEntryStore(Interface):
     def delete(deletion: Deletion, now: float) -> Deferred[None]:
         """Carry out a verified deletion. Fails with EntryNotFound or EntryInvalid."""
 
-    def available(most: int, since: float) -> Deferred[list[bytes]]:
-        """Return the JSON of at most ``most`` random checked servers with free connections, posted since ``since``."""
+    def available(limit: int, since: float) -> Deferred[list[bytes]]:
+        """Return the JSON of at most ``limit`` random checked servers with free connections, posted since ``since``."""
 
-    def quiet(most: int, since: float) -> Deferred[list[bytes]]:
-        """Return the JSON of at most ``most`` random quiet servers that were seen since ``since``."""
+    def quiet(limit: int, since: float) -> Deferred[list[bytes]]:
+        """Return the JSON of at most ``limit`` random quiet servers that were seen since ``since``."""
 
     def listed(statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
         """Return the JSON of those of ``statics`` that ``available`` could return."""
 
-    def due(most: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
-        """Return at most ``most`` servers whose check is due, the longest overdue first.
+    def due(limit: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
+        """Return at most ``limit`` servers whose check is due, the longest overdue first.
 
         Their next check is set to ``next_check``, so that a check that is lost is repeated then.
         """
@@ -116,8 +116,8 @@ class IEntryStore(Interface):
         again.
         """
 
-    def sweep(now: float, most: int) -> Deferred[int]:
-        """Drop at most ``most`` expired entries; fires with their number."""
+    def sweep(now: float, limit: int) -> Deferred[int]:
+        """Drop at most ``limit`` expired entries; fires with their number."""
 
     def count() -> Deferred[int]:
         """Return the number of entries."""
@@ -168,12 +168,12 @@ class INameplates(Interface):
     def is_full(error: BaseException | None) -> bool:
         """Whether ``claim`` fails with this error because nothing can be written, while reading still works."""
 
-    def claim(static: str, numbers: Sequence[int], place: str, most: float, now: float, ends: float) -> Deferred[int]:
+    def claim(static: str, numbers: Sequence[int], place: str, limit: float, now: float, ends: float) -> Deferred[int]:
         """Give a key the first free one of ``numbers``, until ``ends``; a key that has a number keeps that one.
 
         The number counts for the place of the latest claim.
 
-        :param place: address block of the client, which may have ``most`` numbers at a time.
+        :param place: address block of the client, which may have ``limit`` numbers at a time.
 
         Fires with the number, ``NONE_FREE`` or ``TOO_MANY``.
         """

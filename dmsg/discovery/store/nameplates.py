@@ -35,21 +35,21 @@ class SQLiteNameplates:
         return isinstance(error, sqlite3.Error)
 
     def claim(
-        self, static: str, numbers: Sequence[int], place: str, most: float, now: float, ends: float
+        self, static: str, numbers: Sequence[int], place: str, limit: float, now: float, ends: float
     ) -> Deferred[int]:
         try:
             with transaction(self._db):
-                number = self._claim(static, numbers, place, most, now, ends)
+                number = self._claim(static, numbers, place, limit, now, ends)
         except sqlite3.Error:
             return fail()
         return succeed(number)
 
-    def _claim(self, static: str, numbers: Sequence[int], place: str, most: float, now: float, ends: float) -> int:
+    def _claim(self, static: str, numbers: Sequence[int], place: str, limit: float, now: float, ends: float) -> int:
         db = self._db
         db.execute("DELETE FROM nameplates WHERE ends <= ?", (now,))
         held = db.execute("SELECT count(*) FROM nameplates WHERE place = ?", (place,)).fetchone()[0]
         free = (one for one in numbers if self._kept("number", one) is None)
-        number = decide_claim(self._kept("static", static), place, held, most, free)
+        number = decide_claim(self._kept("static", static), place, held, limit, free)
         if number not in (TOO_MANY, NONE_FREE):
             db.execute("INSERT OR REPLACE INTO nameplates VALUES (?, ?, ?, ?)", (number, static, place, ends))
         return number
@@ -151,13 +151,13 @@ class RedisNameplates:
         return False
 
     def claim(
-        self, static: str, numbers: Sequence[int], place: str, most: float, now: float, ends: float
+        self, static: str, numbers: Sequence[int], place: str, limit: float, now: float, ends: float
     ) -> Deferred[int]:
         async def change() -> int | None:
             asked = [static, place, repr(now), str(SWEPT), *map(str, numbers)]
             known, kept, held, used = await self._redis.eval(_READ, self._keys, asked)
             free = (one for one, key in zip(numbers, used, strict=True) if key is None)
-            number = decide_claim(self._kept(known, kept, ends), place, int(held), most, free)
+            number = decide_claim(self._kept(known, kept, ends), place, int(held), limit, free)
             if number in (TOO_MANY, NONE_FREE):
                 return number
             read = [known or b"", kept or b"", held]

@@ -183,21 +183,21 @@ class RedisStore:
             deleted,
         )
 
-    def available(self, most: int, since: float) -> Deferred[list[bytes]]:
-        return self._draw("servers", most, since)
+    def available(self, limit: int, since: float) -> Deferred[list[bytes]]:
+        return self._draw("servers", limit, since)
 
-    def quiet(self, most: int, since: float) -> Deferred[list[bytes]]:
-        return self._draw("quiet", most, since)
+    def quiet(self, limit: int, since: float) -> Deferred[list[bytes]]:
+        return self._draw("quiet", limit, since)
 
-    def _draw(self, key: str, most: int, since: float) -> Deferred[list[bytes]]:
+    def _draw(self, key: str, limit: int, since: float) -> Deferred[list[bytes]]:
         seed = str(self._random.getrandbits(31))
-        return self._run(AVAILABLE, [key], [repr(since), str(most), seed], _whole)
+        return self._run(AVAILABLE, [key], [repr(since), str(limit), seed], _whole)
 
     def listed(self, statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
         since = max(since, -_UNKNOWN_LIMIT)
         return self._run(LISTED, ["servers", "entry:"], [repr(since), *statics], _whole)
 
-    def due(self, most: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
+    def due(self, limit: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
         def rows_of(found: list[bytes]) -> list[DueServer]:
             rows = zip(found[::4], found[1::4], found[2::4], found[3::4], strict=True)
             return [
@@ -205,7 +205,7 @@ class RedisStore:
                 for body, place, refreshes, listed in rows
             ]
 
-        return self._run(DUE, ["looks"], [repr(now), str(most), repr(next_check)], rows_of)
+        return self._run(DUE, ["looks"], [repr(now), str(limit), repr(next_check)], rows_of)
 
     def record_check(
         self, static: str, target: str, at: float | None, next_check: float, lasts: float = 0.0, listed: bool = True
@@ -223,13 +223,13 @@ class RedisStore:
         times: list[str | bytes] = [repr(now), repr(now + LATEST_CHECK), repr(NEVER)]
         return self._run(SET_BACK, ["servers", "quiet", "looks"], times, _nothing)
 
-    def sweep(self, now: float, most: int) -> Deferred[int]:
+    def sweep(self, now: float, limit: int) -> Deferred[int]:
         def swept(answer: tuple[int, list[bytes]]) -> int:
             number, dropped = answer
             self._tell(dropped)
             return int(number)
 
-        return self._run(SWEEP, ["entry:", *_KEYS], [repr(now), str(most), repr(self._limit)], swept)
+        return self._run(SWEEP, ["entry:", *_KEYS], [repr(now), str(limit), repr(self._limit)], swept)
 
     def counts(self) -> Deferred[dict[str, int]]:
         def counted(found: dict[bytes, bytes]) -> dict[str, int]:

@@ -295,19 +295,19 @@ class SQLiteStore:
             return fail()
         return succeed(None)
 
-    def available(self, most: int, since: float) -> Deferred[list[bytes]]:
+    def available(self, limit: int, since: float) -> Deferred[list[bytes]]:
         rows = self._db.execute(
             "SELECT json FROM entries WHERE static IN (SELECT static FROM entries "
             "WHERE listable AND NOT quiet AND checked AND posted >= ? ORDER BY random() LIMIT ?)",
-            (since, most),
+            (since, limit),
         ).fetchall()
         return succeed([row[0] for row in rows])
 
-    def quiet(self, most: int, since: float) -> Deferred[list[bytes]]:
+    def quiet(self, limit: int, since: float) -> Deferred[list[bytes]]:
         rows = self._db.execute(
             "SELECT json FROM entries WHERE static IN (SELECT static FROM entries "
             "WHERE listable AND quiet AND checked AND seen >= ? ORDER BY random() LIMIT ?)",
-            (since, most),
+            (since, limit),
         ).fetchall()
         return succeed([row[0] for row in rows])
 
@@ -319,13 +319,13 @@ class SQLiteStore:
         ).fetchall()
         return succeed([row[0] for row in rows])
 
-    def due(self, most: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
+    def due(self, limit: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
         try:
             with transaction(self._db):
                 rows = self._db.execute(
                     "SELECT static, json, place, quiet, checked FROM entries WHERE listable AND look_at <= ? "
                     "ORDER BY look_at LIMIT ?",
-                    (now, most),
+                    (now, limit),
                 ).fetchall()
                 for static, *_ in rows:
                     self._db.execute("UPDATE entries SET look_at = ? WHERE static = ?", (next_check, static))
@@ -363,11 +363,12 @@ class SQLiteStore:
             return fail()
         return succeed(None)
 
-    def sweep(self, now: float, most: int) -> Deferred[int]:
+    def sweep(self, now: float, limit: int) -> Deferred[int]:
         try:
             with transaction(self._db):
                 rows = self._db.execute(
-                    "SELECT static, place, json IS NULL FROM entries WHERE ends <= ? ORDER BY ends LIMIT ?", (now, most)
+                    "SELECT static, place, json IS NULL FROM entries WHERE ends <= ? ORDER BY ends LIMIT ?",
+                    (now, limit),
                 ).fetchall()
                 self._db.executemany("DELETE FROM entries WHERE static = ?", [(static,) for static, _, _ in rows])
                 dropped = self._make_room()

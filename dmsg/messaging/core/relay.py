@@ -119,7 +119,7 @@ class Relay(ConnectionTable[RelayPeer]):
         self._add_peer(peer)
         return peer
 
-    def remove(self, peer: RelayPeer, most: int = ID_COUNT) -> bool:
+    def remove(self, peer: RelayPeer, limit: int = ID_COUNT) -> bool:
         """Remove a link that has ended, and close its channels at their other ends.
 
         :returns: True, because the at most 256 channels are always closed at once.

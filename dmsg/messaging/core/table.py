@@ -215,10 +215,10 @@ class ClientConnection:
     # This loop sees every frame of the client.  It is one function because a call per frame would cost more than the
     # rest of the work.  Consecutive messages of one channel are joined into one event, which is delivered before any
     # event of another channel or of a control frame.
-    def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
+    def receive_frames(self, buffer: bytearray, end: int, limit: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
         """Process the whole frames at the start of ``buffer``.
 
-        :param most: maximum number of frames to process.  If it is reached, :attr:`left` is True and the caller passes
+        :param limit: maximum number of frames to process.  If it is reached, :attr:`left` is True and the caller passes
             the rest again.
         :returns: number of bytes processed, and the events; see also :attr:`broken`.
         """
@@ -238,8 +238,8 @@ class ClientConnection:
                 self.drops[error.reason] += 1
                 self.broken = error
                 return 0, events
-        while position + HEADER_SIZE <= end and most:
-            most -= 1
+        while position + HEADER_SIZE <= end and limit:
+            limit -= 1
             try:
                 frame_type, size = read_header(profile, buffer, position)
             except RemoteProtocolError as error:
@@ -294,12 +294,12 @@ class ClientConnection:
             # An OpenChannel costs a Diffie-Hellman and so counts as many frames.  Otherwise one read full of them would
             # keep the reactor from all other work.
             if self._handshake_cost:
-                most = max(0, most - self._handshake_cost)
+                limit = max(0, limit - self._handshake_cost)
                 self._handshake_cost = 0
         if joined:
             assert channel is not None
             events.append(DataReceived(channel, b"".join(joined)))
-        self.left = not most
+        self.left = not limit
         return position, events
 
     def _control(self, frame_type: int, body: bytes, events: list[Event]) -> None:

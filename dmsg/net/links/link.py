@@ -289,8 +289,8 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         if not self._is_lost and self.ended_for is None and not self._closing and self.transport is not None:
             self.transport.resumeProducing()  # type: ignore[attr-defined]
 
-    def release(self, why: HoldReason) -> None:
-        super().release(why)
+    def release(self, reason: HoldReason) -> None:
+        super().release(reason)
         # Kept data are handled in the next turn, not here: the caller may be in the middle of another link's read.
         if (self._held or self._left) and self.held_by == {HoldReason.TURN}:
             self._next_turn()

@@ -27,22 +27,22 @@ _AGAIN = (EAGAIN, EWOULDBLOCK, EINTR)
 _buffer: list[memoryview] = []
 
 
-def read_kept(transport: object, received: Callable[[memoryview], None], most: Callable[[], int]) -> bool:
+def read_kept(transport: object, received: Callable[[memoryview], None], limit: Callable[[], int]) -> bool:
     """Make ``transport`` read into the shared buffer of this process.
 
     :param received: called with the data, which are valid until it returns.
-    :param most: returns the maximum size of the next read in bytes, up to ``READ_SIZE``.
+    :param limit: returns the maximum size of the next read in bytes, up to ``READ_SIZE``.
     :returns: whether the transport does so; otherwise it calls ``dataReceived`` as usual.
     """
     # Subclasses that read in another way, such as TLS, are left alone.
     if not isinstance(transport, Connection) or transport.TLS or type(transport).doRead is not Connection.doRead:
         return False
-    transport.doRead = partial(_do_read, transport, received, most)  # type: ignore[method-assign]
+    transport.doRead = partial(_do_read, transport, received, limit)  # type: ignore[method-assign]
     return True
 
 
 def _do_read(
-    transport: Connection, received: Callable[[memoryview], None], most: Callable[[], int]
+    transport: Connection, received: Callable[[memoryview], None], limit: Callable[[], int]
 ) -> ConnectionDone | ConnectionLost | None:
     """Read once, in place of ``Connection.doRead``. A returned error ends the connection."""
     if transport.TLS:  # TLS was started since read_kept.
@@ -51,7 +51,7 @@ def _do_read(
     view = _buffer.pop() if _buffer else memoryview(bytearray(READ_SIZE))
     try:
         try:
-            size = transport.socket.recv_into(view, most())
+            size = transport.socket.recv_into(view, limit())
         except OSError as error:
             return None if error.errno in _AGAIN else CONNECTION_LOST
         if not size:

@@ -440,10 +440,10 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._unread = NO_QUEUE
         self._end(Failure(self._reason_of_close() or ConnectionDone()), CloseReason.UNSPECIFIED)
 
-    def _end(self, why: Failure, reason: int) -> None:
+    def _end(self, failure: Failure, reason: int) -> None:
         if self._loss is not None:
             return
-        self._loss = why
+        self._loss = failure
         self._reason = reason
         self.disconnecting = True
         cancel_call(self._linger)
@@ -459,7 +459,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             UNREAD.add(self)
         for ticket in tickets:
             late = reason == CloseReason.TIMEOUT
-            ticket.fire(Failure(DmsgTimeout(str(why.value)) if late else TransportClosed(reason)))
+            ticket.fire(Failure(DmsgTimeout(str(failure.value)) if late else TransportClosed(reason)))
         if producer is not None:
             try:
                 producer.stopProducing()

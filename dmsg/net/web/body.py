@@ -17,8 +17,8 @@ class AnswerTooLong(DmsgError):
 
 
 class _Collector(Protocol):
-    def __init__(self, most: int, finished: Deferred[bytes]) -> None:
-        self._most = most
+    def __init__(self, limit: int, finished: Deferred[bytes]) -> None:
+        self._most = limit
         self._finished = finished
         self._parts: list[bytes] = []
         self._size = 0
@@ -51,16 +51,16 @@ def drop(transport: object) -> None:
             return
 
 
-def read_body(response: IResponse, most: int) -> Deferred[bytes]:
+def read_body(response: IResponse, limit: int) -> Deferred[bytes]:
     """Return the body of a response of :class:`twisted.web.client.Agent`.
 
-    Fails with :class:`AnswerTooLong` if the body exceeds ``most`` bytes, and with any error that ends a connection.
+    Fails with :class:`AnswerTooLong` if the body exceeds ``limit`` bytes, and with any error that ends a connection.
     """
 
     def cancelled(_: Deferred[bytes]) -> None:
         drop(collector.transport)
 
     finished: Deferred[bytes] = Deferred(cancelled)
-    collector = _Collector(most, finished)
+    collector = _Collector(limit, finished)
     response.deliverBody(collector)
     return finished

@@ -182,13 +182,13 @@ class _Pool(HTTPConnectionPool):
             super()._putConnection(key, connection)  # type: ignore[no-untyped-call]
 
 
-def make_pool(reactor: IReactorTime, *, persistent: bool = True, most: int = 2) -> HTTPConnectionPool:
+def make_pool(reactor: IReactorTime, *, persistent: bool = True, limit: int = 2) -> HTTPConnectionPool:
     """Return a pool of connections whose responses have limited headers.
 
-    :param most: number of connections kept for one host.
+    :param limit: number of connections kept for one host.
     """
     pool = _Pool(reactor, persistent)  # type: ignore[no-untyped-call]
-    pool.maxPersistentPerHost = most
+    pool.maxPersistentPerHost = limit
     pool.cachedConnectionTimeout = KEPT
     pool._factory = BoundedFactory  # noqa: SLF001  # Twisted has no other place for it
     return pool

@@ -92,7 +92,7 @@ class GuardedConnection:
 class GuardOptions(TypedDict, total=False):
     """Optional arguments of :class:`Guard`."""
 
-    most: int | None
+    limit: int | None
     most_of_block: int
     by_place: bool
     refused: Callable[[str], None]
@@ -101,7 +101,7 @@ class GuardOptions(TypedDict, total=False):
 class Guard:
     """Set of the open connections of one site.
 
-    :param most: limit of connections in all; None to use the limit of descriptors.
+    :param limit: limit of connections in all; None to use the limit of descriptors.
     :param by_place: whether to count by address. Not behind a proxy, from which all connections come.
     :param refused: called with ``too_many_connections``, ``slow_request`` or ``unreadable_request``.
     """
@@ -110,14 +110,14 @@ class Guard:
         self,
         clock: IReactorTime,
         *,
-        most: int | None = None,
+        limit: int | None = None,
         most_of_block: int = MAX_OF_BLOCK,
         by_place: bool = True,
         refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.clock = clock
         self.refused = refused
-        self._most = _possible() if most is None else most
+        self._most = _possible() if limit is None else limit
         self._most_of_block = most_of_block
         self._by_place = by_place
         self._open: dict[GuardedConnection, None] = {}

@@ -31,13 +31,13 @@ class PendingRequests:
     When the limit is exceeded, the block of addresses with most for its width loses the connection that has held
     memory for longest.
 
-    :param most: limit in bytes.
+    :param limit: limit in bytes.
     :param refused: called with ``busy`` for each connection that is closed.
     :ivar held: bytes held now.
     """
 
-    def __init__(self, most: int = MAX_HELD, refused: Callable[[str], None] = lambda reason: None) -> None:
-        self.most = most
+    def __init__(self, limit: int = MAX_HELD, refused: Callable[[str], None] = lambda reason: None) -> None:
+        self.most = limit
         self.refused = refused
         self.held = 0
         self._of = BlockCounts()

@@ -314,7 +314,7 @@ class FileUploads:
         else:
             incoming.timer = self._reactor.callLater(IDLE, self._give_up, key)
 
-    def _give_up(self, key: tuple[int, str], why: str = "bytes of the file are missing") -> None:
+    def _give_up(self, key: tuple[int, str], reason: str = "bytes of the file are missing") -> None:
         incoming = self._incoming.pop(key, None)
         if incoming is None:
             return
@@ -323,7 +323,7 @@ class FileUploads:
             incoming.part.unlink(missing_ok=True)
         close, incoming.close = incoming.close, None
         if close is not None:
-            close[1](b"", (ERROR, why))
+            close[1](b"", (ERROR, reason))
 
     def _release(self, incoming: _Incoming) -> None:
         cancel_call(incoming.timer)

@@ -145,7 +145,7 @@ class RmbPeer(Service):
         settings = self.settings
         store = PeerStore(self._reactor, settings.redis)
         registry = CachedRegistry(
-            self._given_registry or open_registry(settings.registry, self._reactor), self._reactor, most=CACHE_TWINS
+            self._given_registry or open_registry(settings.registry, self._reactor), self._reactor, limit=CACHE_TWINS
         )
         bus = Participant(
             self._reactor,

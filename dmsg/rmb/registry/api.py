@@ -85,11 +85,11 @@ class RegistryAPI:
         request.setHeader(b"content-type", b"application/json")
         return json.dumps(content, separators=(",", ":")).encode()
 
-    def _number(self, request: IRequest, name: str, default: int, most: int) -> int:
+    def _number(self, request: IRequest, name: str, default: int, limit: int) -> int:
         text = request.args.get(name.encode(), [str(default).encode()])[0]
         if not text.isdigit() or len(text) > 19:
             raise ValueError(f"{name} is not a number")
-        return min(int(text), most)
+        return min(int(text), limit)
 
     @_app.route("/twins/<int:twin>", methods=["GET"])
     def one(self, request: IRequest, twin: int) -> Deferred[bytes]:

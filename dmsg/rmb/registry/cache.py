@@ -50,11 +50,11 @@ class CachedRegistry:
         *,
         ttl: float = TTL,
         negative_ttl: float = NEGATIVE_TTL,
-        most: int = MAX_TWINS,
+        limit: int = MAX_TWINS,
     ) -> None:
         self.registry = registry
         self._clock = clock
-        self._ttl, self._negative_ttl, self._most = ttl, negative_ttl, most
+        self._ttl, self._negative_ttl, self._most = ttl, negative_ttl, limit
         self._known: OrderedDict[int, tuple[float, Twin]] = OrderedDict()
         # Unknown ids have a table of their own, so that asking for many of them evicts no entry.
         self._none: OrderedDict[int, float] = OrderedDict()
@@ -159,8 +159,8 @@ class CachedRegistry:
 
         return self.registry.put(statement).addCallback(stored)
 
-    def twins(self, after: int, most: int) -> Deferred[list[Twin]]:
-        return self.registry.twins(after, most)
+    def twins(self, after: int, limit: int) -> Deferred[list[Twin]]:
+        return self.registry.twins(after, limit)
 
     def watch(self, changed: Callable[[Twin], None]) -> None:
         self.registry.watch(changed)

@@ -59,20 +59,20 @@ class HTTPRegistry:
         self.shown_url = without_userinfo(self.url)
         self._reactor = reactor
         self._random = random or Random()
-        self._pool = make_pool(reactor, most=CONNECTIONS)
+        self._pool = make_pool(reactor, limit=CONNECTIONS)
         self._http = WebClient(reactor, self._pool, TIMEOUT)
         self._watchers: list[Callable[[Twin], None]] = []
         self._following: Deferred[None] | None = None
         self._closed = False
 
     async def _ask(
-        self, method: str, path: str, body: bytes | None = None, timeout: float = TIMEOUT, most: int = MAX_TWIN_ANSWER
+        self, method: str, path: str, body: bytes | None = None, timeout: float = TIMEOUT, limit: int = MAX_TWIN_ANSWER
     ) -> dict[str, object]:
         headers = Headers({"content-type": ["application/json"]} if body is not None else {})
         try:
             request = self._http.request(method, f"{self.url}{path}", data=body, headers=headers)
             response = await cancellable(request.addTimeout(timeout, self._reactor))
-            answer = await cancellable(read_body(response, most).addTimeout(timeout, self._reactor))
+            answer = await cancellable(read_body(response, limit).addTimeout(timeout, self._reactor))
             content = parse_json(answer)
         except CancelledError:
             raise
@@ -131,13 +131,13 @@ class HTTPRegistry:
     def put(self, statement: Twin) -> Deferred[Twin]:
         return Deferred.fromCoroutine(self._put(statement))
 
-    async def _page(self, after: int, most: int) -> list[Twin]:
-        query = urlencode({"after": after, "most": min(most, PAGE)})
-        content = await self._ask("GET", f"/twins?{query}", most=MAX_ANSWER)
+    async def _page(self, after: int, limit: int) -> list[Twin]:
+        query = urlencode({"after": after, "most": min(limit, PAGE)})
+        content = await self._ask("GET", f"/twins?{query}", limit=MAX_ANSWER)
         return [self._checked(one) for one in _list(content)]
 
-    def twins(self, after: int, most: int) -> Deferred[list[Twin]]:
-        return Deferred.fromCoroutine(self._page(after, most))
+    def twins(self, after: int, limit: int) -> Deferred[list[Twin]]:
+        return Deferred.fromCoroutine(self._page(after, limit))
 
     # --- the change feed ---
 
@@ -157,7 +157,7 @@ class HTTPRegistry:
         while not self._closed:
             try:
                 query = "" if since is None else f"?{urlencode({'since': since, 'wait': WAIT})}"
-                content = await self._ask("GET", f"/changes{query}", timeout=WAIT + TIMEOUT, most=MAX_ANSWER)
+                content = await self._ask("GET", f"/changes{query}", timeout=WAIT + TIMEOUT, limit=MAX_ANSWER)
                 following = content.get("next")
                 if isinstance(following, bool) or not isinstance(following, int):
                     raise RegistryUnavailable(f"{self.shown_url}: its list of changes has no number")

@@ -139,13 +139,13 @@ class FileRegistry:
             self._load()
         return stored
 
-    def twins(self, after: int, most: int) -> Deferred[list[Twin]]:
+    def twins(self, after: int, limit: int) -> Deferred[list[Twin]]:
         try:
             self._load()
         except RegistryUnavailable:
             return fail()
         ids = sorted(number for number in self._twins if number > after)
-        return succeed([self._twins[number] for number in ids[: min(most, PAGE)]])
+        return succeed([self._twins[number] for number in ids[: min(limit, PAGE)]])
 
     def watch(self, changed: Callable[[Twin], None]) -> None:
         self._watchers.append(changed)

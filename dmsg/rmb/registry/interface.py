@@ -34,8 +34,8 @@ class TwinRegistry(Interface):
         The id of the statement is 0 or the twin's own. Fires with the twin as it is afterwards.
         """
 
-    def twins(after: int, most: int) -> Deferred[list[Twin]]:
-        """Return at most ``most`` twins with ids above ``after``, in the order of their ids."""
+    def twins(after: int, limit: int) -> Deferred[list[Twin]]:
+        """Return at most ``limit`` twins with ids above ``after``, in the order of their ids."""
 
     def watch(changed: Callable[[Twin], None]) -> None:
         """Call ``changed`` with every twin that is created or changed from now on."""

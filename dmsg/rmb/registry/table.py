@@ -108,10 +108,10 @@ class TableRegistry:
             raise
         return replace(statement, id=number)
 
-    def twins(self, after: int, most: int) -> Deferred[list[Twin]]:
+    def twins(self, after: int, limit: int) -> Deferred[list[Twin]]:
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM twins WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
-            (after, min(most, PAGE)),
+            (after, min(limit, PAGE)),
         )
         return succeed([_twin(row) for row in rows])
 

@@ -199,17 +199,17 @@ class TfchainRegistry:
     def put(self, statement: Twin) -> Deferred[Twin]:
         return fail(RegistryRefused("twins of tfchain are changed with its own tools; run peers with --no-update"))
 
-    async def _page(self, after: int, most: int) -> list[Twin]:
+    async def _page(self, after: int, limit: int) -> list[Twin]:
         twins: list[Twin] = []
-        for number in range(after + 1, after + 1 + min(most, 50)):
+        for number in range(after + 1, after + 1 + min(limit, 50)):
             try:
                 twins.append(await self._get(number))
             except TwinNotFound:
                 break
         return twins
 
-    def twins(self, after: int, most: int) -> Deferred[list[Twin]]:
-        return Deferred.fromCoroutine(self._page(after, most))
+    def twins(self, after: int, limit: int) -> Deferred[list[Twin]]:
+        return Deferred.fromCoroutine(self._page(after, limit))
 
     def watch(self, changed: Callable[[Twin], None]) -> None:
         """Ignore ``changed``: tfchain has no change feed, and the cache in front asks again."""

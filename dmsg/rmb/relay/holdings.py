@@ -68,5 +68,5 @@ class SessionHoldings(MemoryWatch[RelaySession]):
         self._switch.lookups.forget(session)
 
     @staticmethod
-    def _end_of(session: RelaySession, why: Drop = Drop.MEMORY) -> Callable[[], None]:
-        return partial(session.end, why, TRY_LATER, "this relay holds too much for it")
+    def _end_of(session: RelaySession, drop: Drop = Drop.MEMORY) -> Callable[[], None]:
+        return partial(session.end, drop, TRY_LATER, "this relay holds too much for it")

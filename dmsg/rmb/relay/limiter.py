@@ -32,11 +32,11 @@ class FixedWindow:
     :param size: bytes allowed in a window, and in a single message.
     """
 
-    def __init__(self, count: int, size: int, *, window: int = WINDOW, most: int = MAX_TWINS) -> None:
+    def __init__(self, count: int, size: int, *, window: int = WINDOW, limit: int = MAX_TWINS) -> None:
         self.count = count
         self.size = size
         self._window = window
-        self._most = most
+        self._most = limit
         self._twins: OrderedDict[int, _Window] = OrderedDict()
 
     def __len__(self) -> int:

@@ -160,13 +160,13 @@ class RelaySession:
         """Whether the relay holds the session because of receivers of its messages."""
         return self.parking.closed
 
-    def _hold(self, why: HoldReason) -> None:
+    def _hold(self, reason: HoldReason) -> None:
         if self.socket is not None:
-            self.socket.hold(why)
+            self.socket.hold(reason)
 
-    def _release(self, why: HoldReason) -> None:
+    def _release(self, reason: HoldReason) -> None:
         if self.socket is not None:
-            self.socket.release(why)
+            self.socket.release(reason)
 
     def received(self, data: bytes) -> None:
         if self.parking.closed:
@@ -204,7 +204,7 @@ class RelaySession:
         except ValueError:
             self.end(Drop.BAD_FRAME, BAD_DATA, "the session confirms a message that was not sent")
 
-    def lost(self, why: str) -> None:
+    def lost(self, reason: str) -> None:
         self.switch.lost(self)
 
     def _resume(self) -> None:
@@ -220,14 +220,14 @@ class RelaySession:
         if self.socket is not None:
             self.socket.pong(payload)
 
-    def end(self, drop: Drop, code: int, why: str) -> None:
+    def end(self, drop: Drop, code: int, reason: str) -> None:
         """End the session for a reason that is counted."""
         self.switch.rules.drops[drop] += 1
         if self.socket is not None:
             self.socket.flush()  # Messages that are flushed need not be put into the queue as well.
         self.switch.lost(self)
         if self.socket is not None:
-            self.socket.close(code, why)
+            self.socket.close(code, reason)
             if drop in (Drop.UNFINISHED, Drop.FRAGMENTS):
                 self.socket.forget()
 

@@ -94,8 +94,8 @@ class RelaySite(Resource):
         def refused(reason: str) -> None:
             self._switch.rules.drops[Drop.INTAKE_RATE if reason == "busy" else Drop.INTAKE_TOO_LARGE] += 1
 
-        def unguarded(why: str) -> None:
-            self._switch.rules.drops[Drop(why)] += 1
+        def unguarded(reason: str) -> None:
+            self._switch.rules.drops[Drop(reason)] += 1
 
         site = BoundedSite(self, **bounded_arguments(self._reactor, MAX_MESSAGE, refused, IDLE_TIMEOUT))
         site.displayTracebacks = False

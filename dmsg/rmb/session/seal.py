@@ -99,8 +99,8 @@ class ReplayWindow:
     twin that fills the window only makes its own messages repeatable.
     """
 
-    def __init__(self, most: int = MAX_SEEN, of_twin: int = MAX_SEEN_OF_TWIN) -> None:
-        self._most, self._of_twin = most, of_twin
+    def __init__(self, limit: int = MAX_SEEN, of_twin: int = MAX_SEEN_OF_TWIN) -> None:
+        self._most, self._of_twin = limit, of_twin
         self._twins: dict[int, tuple[dict[tuple[str, str], float], list[tuple[float, str, str]]]] = {}
         self._total = 0
 

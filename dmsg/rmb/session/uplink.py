@@ -157,13 +157,13 @@ class RelayLink:
 
         self._connecting.addBoth(done)
 
-    def _reconnect(self, why: str) -> None:
+    def _reconnect(self, reason: str) -> None:
         if self._stopped:
             return
         self._failures += 1
-        if self._failures == 1 or why != self.error:
-            _log.warn("cannot connect to the relay {url}; retrying: {why}", url=self.shown_url, why=why)
-        self.error = why
+        if self._failures == 1 or reason != self.error:
+            _log.warn("cannot connect to the relay {url}; retrying: {why}", url=self.shown_url, why=reason)
+        self.error = reason
         self._call = self._reactor.callLater(retry_delay(self._failures, self._random), self._connect)
 
     # --- the socket ---
@@ -183,7 +183,7 @@ class RelayLink:
         _log.info("connected to the relay {url}", url=self.shown_url)
         self._uplink.link_up(self)
 
-    def lost(self, why: str) -> None:
+    def lost(self, reason: str) -> None:
         self._half = None
         if self._socket is not None:
             self._socket = None
@@ -191,7 +191,7 @@ class RelayLink:
                 self._failures = 0
             left, self._window = self._window, deque()
             self._uplink.link_down(self, left)
-        self._reconnect(why)
+        self._reconnect(reason)
 
     def received(self, data: bytes) -> None:
         message = Message(data, 0.0, self._ledger)

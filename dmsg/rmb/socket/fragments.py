@@ -24,14 +24,14 @@ class FragmentError(DmsgError):
 class Fragments:
     """Incomplete message of one connection.
 
-    :param most: bytes of a message.
+    :param limit: bytes of a message.
     :ivar small: number of small fragments since the reader of this number last set it to zero.
     """
 
     __slots__ = ("_count", "_most", "_pieces", "small")
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._most = limit
         self._pieces = PieceBuffer()
         self._count = 0
         self.small = 0

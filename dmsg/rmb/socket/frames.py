@@ -96,14 +96,14 @@ class Frames:
     """Parser that cuts a stream into frames.
 
     :param masked: whether the frames are masked, as those of clients are.
-    :param most: bytes of a frame's payload.
+    :param limit: bytes of a frame's payload.
     """
 
     __slots__ = ("_masked", "_most", "_pieces", "_want")
 
-    def __init__(self, masked: bool, most: int) -> None:
+    def __init__(self, masked: bool, limit: int) -> None:
         self._masked = 0x80 if masked else 0
-        self._most = most
+        self._most = limit
         self._pieces = PieceBuffer()
         self._want = 0
 

@@ -70,7 +70,7 @@ class Receiver(Protocol):
     def pong_received(self, payload: bytes) -> None:
         """Process the answer to a ping of this end."""
 
-    def lost(self, why: str) -> None:
+    def lost(self, reason: str) -> None:
         """Note that the connection is lost; called once, even when it never opened."""
 
 
@@ -209,9 +209,9 @@ class Socket(HeldReading, TurnTaker):
                 self._feeding = None
                 self._unread.clear()
 
-    def _give_up(self, code: int, why: str) -> None:
+    def _give_up(self, code: int, reason: str) -> None:
         """Close because of the other end's mistake, and ignore what follows it."""
-        self.close(code, why)
+        self.close(code, reason)
         self.forget()
 
     def _turn_is_over(self) -> None:
@@ -370,13 +370,13 @@ class Socket(HeldReading, TurnTaker):
             return
         self._write(frames.PONG, payload)
 
-    def close(self, code: int = NORMAL, why: str = "") -> None:
+    def close(self, code: int = NORMAL, reason: str = "") -> None:
         """Send what is queued, then start the closing handshake."""
         if self._opened and self.state == WebSocketServerProtocol.STATE_OPEN:
             self._wake()
             self.flush()
             self._give_up_after(CLOSE_TIMEOUT)
-            self.sendCloseFrame(code, why.encode()[:100], False)  # type: ignore[attr-defined]
+            self.sendCloseFrame(code, reason.encode()[:100], False)  # type: ignore[attr-defined]
         elif self.state != WebSocketServerProtocol.STATE_CLOSED:
             self.abort()
 

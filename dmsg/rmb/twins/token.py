@@ -46,18 +46,18 @@ class Token:
     signature: bytes
     asks: bool = False
 
-    def check_times(self, now: int, most: int | None = MAX_TTL) -> None:
+    def check_times(self, now: int, limit: int | None = MAX_TTL) -> None:
         """Check that the token is valid now.
 
-        :param most: longest remaining validity in seconds; None accepts any.
+        :param limit: longest remaining validity in seconds; None accepts any.
         :raises TokenError: the token has expired, is not issued yet, or is valid for too long.
         """
         if now > self.expires:
             raise TokenError("jwt has expired")
         if self.issued > now + MAX_AGE_AHEAD:
             raise TokenError("jwt: was issued in the future")
-        if most is not None and self.expires > now + most:
-            raise TokenError(f"jwt: is good for more than {most} seconds")
+        if limit is not None and self.expires > now + limit:
+            raise TokenError(f"jwt: is good for more than {limit} seconds")
 
     def check_signature(self, account: bytes) -> None:
         """Check that ``account`` signed the token.
@@ -127,9 +127,9 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _number(claims: dict[str, object], name: str, most: int) -> int:
+def _number(claims: dict[str, object], name: str, limit: int) -> int:
     value = claims.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
         raise TokenError(f"jwt: {name} is missing or not a number")
     return value
 
@@ -174,11 +174,11 @@ class UsedTokens:
     Above the limit, the twin with most tokens loses the one that it used first. So no twin can make tokens of others
     usable a second time.
 
-    :param most: number of tokens that are remembered.
+    :param limit: number of tokens that are remembered.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._most = limit
         self._count = 0
         self._of: dict[int, OrderedDict[bytes, int]] = {}
         self._greediest: PriorityQueue[int] = PriorityQueue()

@@ -171,10 +171,10 @@ class Twin:
         if not isinstance(content, dict):
             raise RegistryRefused("not a JSON object")
 
-        def number(name: str, most: int) -> int:
+        def number(name: str, limit: int) -> int:
             value = content.get(name, 0)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-                raise RegistryRefused(f"{name} is not a number from 0 to {most}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
+                raise RegistryRefused(f"{name} is not a number from 0 to {limit}")
             return value
 
         def data(name: str) -> bytes | None:

@@ -76,16 +76,16 @@ class RouteTable(ConnectionTable[RelayPeer]):
         self._add_peer(peer)
         return peer
 
-    def remove(self, peer: RelayPeer, most: int = sys.maxsize) -> bool:
+    def remove(self, peer: RelayPeer, limit: int = sys.maxsize) -> bool:
         """Remove a connection that has ended, and close its transports at their other ends.
 
-        :param most: maximum number of transports to close in this call.
+        :param limit: maximum number of transports to close in this call.
         :returns: whether all transports are closed; if not, call again in a later reactor turn.
         """
         if peer in self.peers:
             self._forget(peer)
         # A connection may have thousands of transports. Closing them all at once would delay every other client.
-        for own_id in list(itertools.islice(peer.routes, most)):
+        for own_id in list(itertools.islice(peer.routes, limit)):
             route = peer.routes.get(own_id)
             if route is not None:  # A client's transport to itself has both its ids in this table.
                 self._drop_route(peer, own_id, route, CloseReason.PEER_DISCONNECTED)

@@ -227,11 +227,11 @@ class ClientConnection(SecureTable):
 
     # This loop sees every frame of the client.  It handles data and ACKs of open transports itself, because a call per
     # frame would cost more than the rest of the work.
-    def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
+    def receive_frames(self, buffer: bytearray, end: int, limit: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
         """Process the whole frames at the start of ``buffer``.
 
         :param end: length of the plaintext in ``buffer``.
-        :param most: maximum number of frames to take.  Once it is reached, :attr:`left` is set, and the caller offers
+        :param limit: maximum number of frames to take.  Once it is reached, :attr:`left` is set, and the caller offers
             the rest again.
         :returns: number of bytes taken and the events; see :attr:`broken`, too.
         """
@@ -241,8 +241,8 @@ class ClientConnection(SecureTable):
         view = memoryview(buffer)
         position = 0
         self._answered.clear()
-        while end - position >= HEADER_SIZE and self.broken is None and most:
-            most -= 1
+        while end - position >= HEADER_SIZE and self.broken is None and limit:
+            limit -= 1
             frame_type, transport_id, size = unpack_header(buffer, position)
             start = position + HEADER_SIZE
             following = start + size
@@ -288,9 +288,9 @@ class ClientConnection(SecureTable):
             # A handshake takes as long as many frames, so it counts as many.  Otherwise a read full of REQUESTs would
             # keep the reactor from all other work.
             if self._handshake_cost:
-                most = max(0, most - self._handshake_cost)
+                limit = max(0, limit - self._handshake_cost)
                 self._handshake_cost = 0
-        self.left = not most
+        self.left = not limit
         if self.unread_requests:
             events += self.read_requests()
         return position, events

@@ -34,7 +34,7 @@ class URLTests(SynchronousTestCase):
             )
 
     @given(st.text(st.characters(exclude_characters="/?#%\\", exclude_categories=["Cc", "Cs"]), min_size=1))
-    def test_any_name_arrives_as_its_bytes(self, name: str) -> None:
+    def test_any_file_name_arrives_with_the_same_bytes(self, name: str) -> None:
         """No form of an umlaut becomes another one."""
         path = urlsplit(http_url(f"dmsg://{KEY}/x{name}x")).path
         self.assertTrue(path.isascii())

@@ -94,7 +94,7 @@ class NumbersTests(SynchronousTestCase):
     def test_control_characters_in_names_are_escaped(self) -> None:
         self.assertNotIn("\x1b", seen(0, {"status": "\x1b[2Jok"}).status)
 
-    def test_a_discovery_without_servers_is_shown_as_a_problem(self) -> None:
+    def test_a_discovery_without_servers_is_a_problem(self) -> None:
         told = 'dmsg_discovery_entries_by_kind{{kind="client"}} 5\ndmsg_discovery_entries_by_kind{{kind="{}"}} {}\n'
         for kind, number, why in (("server", 0, "no server has an entry"), ("both", 1, "")):
             one = row("a", read(0, told.format(kind, number), '{"status": "ok"}'), None)

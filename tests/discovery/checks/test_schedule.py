@@ -155,7 +155,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.listed(), 0)
         self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
 
-    def test_a_refreshing_server_is_checked_when_it_comes_and_moves(self) -> None:
+    def test_a_refreshing_server_is_checked_on_arrival_and_move(self) -> None:
         """It is looked at when it comes, and when it moves; it stays listed through two looks in vain."""
         self.post(server(1, version="0.0.1+relay1"), refreshes=True)
         self.clock.advance(0.1)
@@ -214,7 +214,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.advance(5.0)
         self.assertLessEqual(self.reached.count(("8.8.8.8", 7777)), OWN_CHECKS + PROOFS_OF_PLACE)
 
-    def test_ports_that_others_name_at_its_host_take_no_check_from_a_listed_server(self) -> None:
+    def test_ports_named_by_others_take_no_checks_from_a_listed_server(self) -> None:
         """The checks of a listed server do not count towards the allowance of its address, also after a restart."""
 
         def reach(host: str, port: int, opening: Opening | None) -> Deferred[Any]:

@@ -159,7 +159,7 @@ class MalformedTests(SynchronousTestCase):
             self.assertRaises(EntryInvalid, decode_verified, entry.to_json())
 
     @given(st.binary(max_size=200))
-    def test_random_bytes(self, body: bytes) -> None:
+    def test_random_bytes_are_an_entry_or_an_error(self, body: bytes) -> None:
         for act in (decode_verified, decode_deletion, lambda body: decode_verified(body, Dialect.GO2019)):
             self.assertRaises(EntryError, act, body)
 

@@ -54,7 +54,7 @@ def present(sequence: int = 0, timestamp: int = 1, address: str = "h:1", checked
 class SignedTests(SynchronousTestCase):
     """An entry that can be read in several ways is the one that its signature covers."""
 
-    def test_a_signed_entry_is_the_one_that_its_signature_covers(self) -> None:
+    def test_a_signature_covers_the_whole_entry(self) -> None:
         key = SecKey.from_seed(b"ways")
         plain = [Entry("0.0.1", number, 9, key.public.hex(), ClientMeta(())) for number in range(3)]
         for signed in range(3):

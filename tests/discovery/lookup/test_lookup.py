@@ -128,7 +128,7 @@ class LookupTests(APICase):
         self.assertTrue(self.successResultOf(lookup.withdraw(KEY, half)))
         return posted.timestamp - now
 
-    def test_a_clock_that_was_ahead_locks_nobody_out(self) -> None:
+    def test_a_clock_that_was_ahead_does_not_lock_out_an_owner(self) -> None:
         """After a clean stop, whatever the clock was: a day, a year, and a server's as a client's."""
         log = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
         for half in ("client", "server"):

@@ -85,7 +85,7 @@ class APICase(SynchronousTestCase):
 class GoVectorTests(APICase):
     """What the 2019 service answered its client, code and body."""
 
-    def test_answers_match_those_of_the_2019_service(self) -> None:
+    def test_answers_match_the_2019_service(self) -> None:
         replayed = 0
         for case in vectors("disc")["http"]:
             status = case.get("status")
@@ -161,7 +161,7 @@ class SeedPathTests(APICase):
         forged = self.client_entry().to_json().replace(b'"timestamp":1', b'"timestamp":2')
         self.assertEqual(self.message("POST", "/discovery/entries", forged), (401, "invalid signature"))
 
-    def test_an_entry_cannot_be_replayed_to_delete_it(self) -> None:
+    def test_replaying_an_entry_does_not_delete_the_entry(self) -> None:
         """W1 of today's Go service."""
         entry = self.client_entry()
         self.request("POST", "/discovery/entries", entry.to_json())
@@ -187,7 +187,7 @@ class SeedPathTests(APICase):
         self.assertEqual(self.message("GET", "/discovery/available_servers")[0], 404)
         self.assertEqual(self.request("GET", f"/discovery/entries/{entry.static}")[0], 200)
 
-    def test_a_server_of_2019_stays_on_the_list_as_long_as_it_is_there(self) -> None:
+    def test_a_reachable_server_of_2019_stays_listed(self) -> None:
         """It posts once.  An old mark in its entry, left by another program, does not count."""
         for name, version in ((b"old", "0.0.1"), (b"marked", "0.0.1+relay1")):
             key = SecKey.from_seed(name)

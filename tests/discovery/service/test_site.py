@@ -88,7 +88,7 @@ class GateTests(APICase):
         self.assertEqual(self.gate.delayed, 200)
         self.assertEqual(self.gate._waiting_size, 0)
 
-    def test_paths_below_those_of_2019_are_delayed(self) -> None:
+    def test_paths_below_the_2019_paths_are_delayed(self) -> None:
         """Its service says 404 there, and a client that gets 429 does not know what that is."""
         for root in ("messaging-discovery", "dmsg-discovery"):
             request = f"GET /{root}/nothing HTTP/1.1\r\nHost: x\r\n\r\n".encode()
@@ -156,7 +156,7 @@ class GateTests(APICase):
         fat = Entry("0.0.1", 0, 1, key.public.hex(), server=ServerMeta("<" * 5000 + ":1", 1)).sign(key)
         self.assertEqual(self.message("POST", "/discovery/entries", fat.to_json()), (422, TOO_LONG))
 
-    def test_forged_entries_use_up_what_the_address_may_ask(self) -> None:
+    def test_forged_entries_use_up_the_rate_of_their_address(self) -> None:
         """Verifying is what costs; entries that are signed have a limit of their own."""
         forged = self.client_entry().to_json().replace(b'"timestamp":1', b'"timestamp":2')
 

@@ -82,7 +82,7 @@ class StoreMixin:
                 await self.refused(second, EntryInvalid, case["result"].removeprefix("error: "))
 
     @asynchronous
-    async def test_one_of_many_concurrent_posts_wins(self) -> None:
+    async def test_exactly_a_single_concurrent_post_wins(self) -> None:
         """Compare and set in one step."""
         await self.store.post(client_entry(), 0.0)
         posts = [

@@ -36,8 +36,8 @@ class NameplatesMixin:
 
     store: Any
 
-    def claim(self, static: str, *numbers: int, place: str = "p", most: float = math.inf, now: float = 0.0) -> Any:
-        return self.store.nameplates.claim(static, numbers, place, most, now, now + 10.0)
+    def claim(self, static: str, *numbers: int, place: str = "p", limit: float = math.inf, now: float = 0.0) -> Any:
+        return self.store.nameplates.claim(static, numbers, place, limit, now, now + 10.0)
 
     async def missing(self, asked: Deferred[Any]) -> None:
         try:
@@ -78,24 +78,24 @@ class NameplatesMixin:
 
     @asynchronous
     async def test_as_many_as_a_place_may_have(self: Any) -> None:
-        await self.claim(ONE, 1, most=1)
-        self.assertEqual(await self.claim(TWO, 2, most=1), TOO_MANY)
-        self.assertEqual(await self.claim(ONE, 2, most=1), 1)
-        self.assertEqual(await self.claim(TWO, 2, place="q", most=1), 2)
+        await self.claim(ONE, 1, limit=1)
+        self.assertEqual(await self.claim(TWO, 2, limit=1), TOO_MANY)
+        self.assertEqual(await self.claim(ONE, 2, limit=1), 1)
+        self.assertEqual(await self.claim(TWO, 2, place="q", limit=1), 2)
         await self.store.nameplates.release(1, ONE, 1.0)
-        self.assertEqual(await self.claim(THREE, 3, most=1), 3)
-        self.assertEqual(await self.claim(ONE, 4, most=1, now=10.0), 4)
-        self.assertEqual(await self.claim(TWO, 5, most=1, now=10.0), TOO_MANY)
+        self.assertEqual(await self.claim(THREE, 3, limit=1), 3)
+        self.assertEqual(await self.claim(ONE, 4, limit=1, now=10.0), 4)
+        self.assertEqual(await self.claim(TWO, 5, limit=1, now=10.0), TOO_MANY)
 
     @asynchronous
     async def test_a_place_that_renews_nameplates_of_others_owns_them(self: Any) -> None:
         """They are his from then on, as many as he may have."""
         await self.claim(ONE, 1, place="a")
         await self.claim(TWO, 2, place="b")
-        self.assertEqual(await self.claim(ONE, 9, place="c", most=1), 1)
-        self.assertEqual(await self.claim(TWO, 9, place="c", most=1), TOO_MANY)
-        self.assertEqual(await self.claim(THREE, 3, place="a", most=1), 3)
-        self.assertEqual(await self.claim(ONE, 9, place="c", most=1, now=5.0), 1)
+        self.assertEqual(await self.claim(ONE, 9, place="c", limit=1), 1)
+        self.assertEqual(await self.claim(TWO, 9, place="c", limit=1), TOO_MANY)
+        self.assertEqual(await self.claim(THREE, 3, place="a", limit=1), 3)
+        self.assertEqual(await self.claim(ONE, 9, place="c", limit=1, now=5.0), 1)
 
 
 class MemoryTests(NameplatesMixin, TestCase):

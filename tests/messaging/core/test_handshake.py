@@ -71,7 +71,7 @@ class L_HandshakeTests(SynchronousTestCase):
         self.assertEqual((frame["initiator"], frame["responder"]), (A.public.hex(), S.public.hex()))
         self.assertEqual(len(bytes.fromhex(frame["nonce"])), 16)
 
-    def test_a_line_feed_in_a_piece_of_its_own(self) -> None:
+    def test_a_line_feed_may_arrive_separately(self) -> None:
         """One follows a frame, and belongs to no other; a second one is white space."""
         for feeds in (b"", b"\n", b"\n\n"):
             initiator, responder = pair()

@@ -161,7 +161,7 @@ class ClosingTests(SynchronousTestCase):
     def abort(self) -> None:
         self.transport.aborted = True
 
-    def test_a_closed_link_whose_peer_reads_nothing_ends(self) -> None:
+    def test_a_closed_link_ends_although_the_peer_does_not_read(self) -> None:
         self.clock.advance(CLOSE_TIMEOUT - 0.1)
         self.assertFalse(self.transport.aborted)
         self.clock.advance(0.2)

@@ -140,7 +140,7 @@ class ChannelTests(SynchronousTestCase):
         self.assertEqual(case.answers(), expected)
         self.assertTrue(case.reading)
 
-    def test_nothing_is_read_while_requests_wait(self) -> None:
+    def test_reading_stops_while_requests_wait(self) -> None:
         case = Case()
         many = request("/later", b"x") * 2000
         case.channel.dataReceived(many[:65536])

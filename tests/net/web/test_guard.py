@@ -75,7 +75,7 @@ class GuardTests(SynchronousTestCase):
 
     def test_many_blocks_of_one_site(self) -> None:
         """Who has a /48 fills its limit and no more, and the address that says least in it goes."""
-        factory = self.guard(most_of_block=4, most=100)
+        factory = self.guard(most_of_block=4, limit=100)
         honest = self.connect(factory, "2600:2::1")
         crowd = [self.connect(factory, f"2600:1:0:{number:x}::1") for number in range(60)]
         self.assertEqual(sum(not one.gone for one in crowd), 16)
@@ -94,7 +94,7 @@ class GuardTests(SynchronousTestCase):
         self.assertTrue(connection.gone)
         self.assertEqual((self.refused, len(factory)), (["slow_request"], 0))
 
-    def test_one_request_after_the_other(self) -> None:
+    def test_requests_of_a_connection_are_answered_in_order(self) -> None:
         connection = self.connect(self.guard())
         for _ in range(5):
             connection.protocol.dataReceived(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -112,7 +112,7 @@ class GuardTests(SynchronousTestCase):
 
     def test_the_largest_block_of_addresses_loses_a_connection(self) -> None:
         """1,100 connections of a stranger that do not end their requests: somebody else gets in, and is answered."""
-        factory = self.guard(most=1000, most_of_block=5000)
+        factory = self.guard(limit=1000, most_of_block=5000)
         theirs = [self.connect(factory, said=b"GET / HTTP/1.1\r\nHo") for _ in range(1100)]
         self.assertEqual(len(factory), 1000)
         mine = self.connect(factory, "198.51.100.7", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -131,7 +131,7 @@ class GuardTests(SynchronousTestCase):
 
     def test_waiting_does_not_shut_others_out(self) -> None:
         """Behind a proxy all are of one place: who waits there for an answer goes, not who has just come."""
-        factory = self.guard(most=50, by_place=False)
+        factory = self.guard(limit=50, by_place=False)
         waiting = [self.connect(factory, said=b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(50)]
         for _ in range(5):
             mine = self.connect(factory)

@@ -462,7 +462,7 @@ class SemanticsTests(SynchronousTestCase):
             self.assertEqual(row["ok"], [limiter.measure(1, size, 100.0) for size in row["messages"]])
             if row.get("after_window_sleep"):
                 self.assertTrue(limiter.measure(1, 1, 105.0))
-        limiter = FixedWindow(2, 10, most=2)
+        limiter = FixedWindow(2, 10, limit=2)
         self.assertFalse(limiter.measure(1, 11, 0.0))
         self.assertEqual([True, True, False], [limiter.measure(1, 1, 0.0) for _ in range(3)])
         self.assertTrue(limiter.measure(2, 1, 0.0) and limiter.measure(3, 1, 0.0))

@@ -65,7 +65,7 @@ class LayoutTests(SynchronousTestCase):
                     self.assertRaises(ScaleError, decode_twin, wrong)
 
     @given(st.binary(max_size=120))
-    def test_random_bytes(self, data: bytes) -> None:
+    def test_random_bytes_are_a_twin_or_an_error(self, data: bytes) -> None:
         """A twin, or ScaleError."""
         try:
             decode_twin(data)

@@ -726,7 +726,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertFalse(self.current.offer(self.message()))
         self.assertEqual((self.current._queued_count, held), (2, ["held"]))
 
-    def test_senders_to_a_session_that_confirms_nothing(self) -> None:
+    def test_senders_to_an_unconfirming_session_are_held(self) -> None:
         """They are held as long as so much waits; but not for answers, for which the session itself has asked."""
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         held = self.hold()
@@ -1035,7 +1035,7 @@ class KeepingTests(SynchronousTestCase):
             self.current.offer(self.message())
             self.assertIs(self.current.has_few_unconfirmed, number < delivery.FEW_IN_WINDOW, number)
 
-    def test_senders_go_on_below_half_of_what_holds_them(self) -> None:
+    def test_senders_resume_below_half_of_the_limit(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         current = Delivery(Session(1), self.session, self.store, 12)
         current.start()
@@ -1084,7 +1084,7 @@ class FakeSocket:
 class LinkTests(SynchronousTestCase):
     """A session's connection to a relay."""
 
-    def test_a_late_answer_is_of_its_own_connection(self) -> None:
+    def test_a_late_pong_confirms_only_its_own_connection(self) -> None:
         """What was taken before the connection was lost confirms nothing on the next one, which counts anew."""
         clock = Clock()
         done: list[Any] = []

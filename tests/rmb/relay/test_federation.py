@@ -74,7 +74,7 @@ class MemoryFederationCase(FederationCase, MemoryCase):
 
 class ForwardTests(MemoryFederationCase):
     @asynchronous
-    async def test_A9_across(self) -> None:
+    async def test_A9_messages_cross_relays(self) -> None:
         """A message and its answer, the bytes as they were; nothing stays in any queue (A11)."""
         # on a busy machine fifty posts take longer than that, and are kept meanwhile: then the ping is answered before
         self.patch(federation, "SPILL_AFTER", 30.0)
@@ -123,7 +123,7 @@ class ForwardTests(MemoryFederationCase):
         await self.until(lambda: not len(self.first.switch.queue))
 
     @asynchronous
-    async def test_A10_later(self) -> None:
+    async def test_A10_messages_are_stored_and_handed_over(self) -> None:
         """Kept at the first while it is away from both, and handed over when it comes to the second."""
         self.patch(federation, "RETRY_FIRST", 0.1)
         await self.two()

@@ -11,7 +11,7 @@ from tests.support import asynchronous
 
 
 class FixedWindowTests(SynchronousTestCase):
-    def test_small_fragments_cost_what_a_message_costs(self) -> None:
+    def test_small_fragments_count_like_a_message(self) -> None:
         window = FixedWindow(10, 1000)
         window.charge(1, 9, 0.0)
         self.assertTrue(window.measure(1, 1, 0.0))

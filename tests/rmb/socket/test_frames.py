@@ -38,7 +38,7 @@ class FramesTests(SynchronousTestCase):
         self.assertEqual(expected, got)
 
     @given(st.binary(max_size=200))
-    def test_random_bytes(self, data: bytes) -> None:
+    def test_random_bytes_are_frames_or_too_large(self, data: bytes) -> None:
         """Frames, or FrameTooLarge; what it holds is bounded by what a frame may have."""
         reader = Frames(True, 100)
         try:

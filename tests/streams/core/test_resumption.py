@@ -272,7 +272,7 @@ class LateTests(ForgeryCase):
         self.assertEqual((one.lost, two.lost, one.transport.end.generation), (None, None, 1))
         self.assertEqual(one.transport.end.acknowledged, len(two.data))
 
-    def test_the_answer_without_its_confirmation(self) -> None:
+    def test_an_unconfirmed_answer_leaves_the_old_state(self) -> None:
         """A has the answer, and what it sent then never arrives: B stands where the old transport left it."""
         one, two = self.ask_late()
         while one.transport.end.unproven is None:
@@ -306,7 +306,7 @@ class ManyConnectionsTests(ForgeryCase):
 
     @settings(max_examples=30, deadline=None)
     @given(st.integers(0, 2**32))
-    def test_random_walk(self, seed: int) -> None:
+    def test_random_walk_of_resumptions(self, seed: int) -> None:
         self.walk(seed)
 
     def walk(self, seed: int) -> None:

@@ -335,7 +335,7 @@ class CongestionTests(RelayCase):
             there.queued, there.mark = queued - 10, self.peers[1].sent
             self.assertIs(self.relay.congestion.takes(there, 10), queued * 16 <= PEER_QUEUE_LIMIT)
 
-    def test_the_queue_of_a_peer_is_bounded_whatever_comes(self) -> None:
+    def test_the_queue_of_a_peer_is_always_bounded(self) -> None:
         for number in range(40):
             self.open(0, 1, 2 * number)
         self.open(0, 2, 1000)
@@ -365,7 +365,7 @@ class CongestionTests(RelayCase):
         feed(self.relay, self.peers[0], Frame(ACCEPT, 2, bytes(KEYS[0] + KEYS[1])))
         self.assertFalse(self.peers[0].routes[2].accepted)
 
-    def test_a_slow_receiver_with_a_modest_sender_loses_nothing(self) -> None:
+    def test_a_slow_receiver_with_a_modest_sender_loses_no_data(self) -> None:
         """What drains is not counted against the route for ever."""
         self.open(0, 1, 2)
         self.open(0, 2, 4)

@@ -100,7 +100,7 @@ class Poster:
     def __init__(self, reactor: IReactorTime, *, plain: bool) -> None:
         self._reactor = reactor
         self._plain = plain
-        self._pool = make_pool(reactor, most=MAX_POSTS)
+        self._pool = make_pool(reactor, limit=MAX_POSTS)
         self._pool.cachedConnectionTimeout = 50
         self._agent = Agent(reactor, connectTimeout=CONNECT_TIMEOUT, pool=self._pool)
         self._take_batches: OrderedDict[str, None] = OrderedDict()

@@ -204,9 +204,9 @@ class Slots(Generic[Item]):
             lines = self._blocked[key] = _Lines()
         lines.put(item, relays, sender)
 
-    def _unblock(self, key: Hashable, most: int) -> None:
+    def _unblock(self, key: Hashable, limit: int) -> None:
         lines = self._blocked.get(key)
-        for _ in range(most):
+        for _ in range(limit):
             if not lines:
                 break
             self.add(*lines.take())

@@ -162,10 +162,10 @@ class SQLiteQueue:
 
     # --- a file that cannot be written ---
 
-    def _in_trouble(self, why: str) -> None:
+    def _in_trouble(self, reason: str) -> None:
         if self.trouble is None:
-            _log.error("the queue cannot be written to; messages are refused until it can: {error}", error=why)
-        self.trouble = why
+            _log.error("the queue cannot be written to; messages are refused until it can: {error}", error=reason)
+        self.trouble = reason
         if self._retrying is None:
             self._retrying = self._clock.callLater(RETRY_EVERY, self._retry)
 

@@ -54,7 +54,7 @@ class QueueTests(RedisCase):
         return queue
 
     @asynchronous
-    async def test_message_serialization(self) -> None:
+    async def test_messages_are_serialised_as_by_the_reference(self) -> None:
         """The reference's stream: one entry, the field _, the bytes; EXPIRE 3600."""
         queue = await self.queue()
         number = await queue.append("0", b"\0body\xff", 1e12)

@@ -257,7 +257,7 @@ class TroubleTests(SynchronousTestCase):
             self.assertIsNone(self.queue.trouble)
             self.assertEqual(self.kept(1), [self.queue._db.execute("SELECT max(id) FROM messages").fetchone()[0]])
 
-    def test_an_append_that_fails_alone_leaves_the_others_of_its_turn(self) -> None:
+    def test_a_failing_append_does_not_affect_its_turn(self) -> None:
         first = self.append()
         self.disk.full = ("INSERT",)
         self.failureResultOf(self.append(), QueueUnavailable)
