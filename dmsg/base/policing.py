@@ -78,14 +78,14 @@ class ClientLimits:
 
     max_connections: int = option(
         10_000,
-        "Number of clients that may be connected at the same time",
+        "Maximum number of clients that are connected at the same time",
         Number(1, 10**6, "clients"),
         reloads=True,
         group=LIMITS,
     )
     max_per_address: int = option(
         1024,
-        "Number of connections from one address; 0 disables the limit",
+        "Maximum number of connections from one address; 0 disables the limit",
         Number(0, 10**6, "connections"),
         reloads=True,
         group=LIMITS,

@@ -50,7 +50,9 @@ async def _compared(reactor: Reactor, agreed: CodeAgreement, verify: bool) -> Co
     if verify:
         say(f"verify: {agreed.verifier}", err=True)
         if not await ask(reactor, "Does the other side show the same?", default=False):
-            raise CodeUsedUp("the other side shows a different number")
+            raise CodeUsedUp(
+                "the other side shows a different number, so it may be somebody else: begin again with a new code"
+            )
     return agreed
 
 

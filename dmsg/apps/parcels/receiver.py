@@ -419,7 +419,7 @@ class ParcelReceiver(ParcelEnd):
         if digest != self._hash.digest():
             # The file must not be resumed, because nobody knows which of its bytes are wrong.
             self._file.truncate(0)
-            raise TransferError(f"the SHA-256 of {self._item.path} differs from the sender's")
+            raise TransferError(f"the SHA-256 of {self._item.path} differs from the sender's: send it again")
         if len(self._checked.entries) == 1:
             self._sha256 = digest.hex()
         file, self._file = self._file, None

@@ -194,7 +194,7 @@ def _one_stream(out: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DmsgError(f"another stream writes to {out}") from None
+            raise DmsgError(f"another stream writes to {out}: stop it first, or name another directory") from None
         yield
 
 

@@ -28,7 +28,11 @@ class Limits(ClientLimits):
     """Limits of one client, which an operator can also change while the server runs."""
 
     max_per_pair: int = option(
-        ID_COUNT, "Number of channels between two clients", Number(1, ID_COUNT, "channels"), reloads=True, group=LIMITS
+        ID_COUNT,
+        "Maximum number of channels between two clients",
+        Number(1, ID_COUNT, "channels"),
+        reloads=True,
+        group=LIMITS,
     )
     open_rate: float = option(
         500.0,

@@ -46,14 +46,14 @@ class Limits(ClientLimits):
 
     max_transports: int = option(
         8192,
-        "Number of transports of one connection",
+        "Maximum number of transports of one connection",
         Number(1, IDS_PER_SIDE, "transports"),
         reloads=True,
         group=LIMITS,
     )
     max_per_pair: int = option(
         1024,
-        "Number of transports between two connections",
+        "Maximum number of transports between two connections",
         Number(1, IDS_PER_SIDE, "transports"),
         reloads=True,
         group=LIMITS,
