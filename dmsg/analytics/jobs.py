@@ -24,7 +24,7 @@ from dmsg.analytics.data_files import File
 from dmsg.analytics.event_rules import LACKING
 from dmsg.analytics.intake import convert_files
 from dmsg.analytics.lake import Lake
-from dmsg.analytics.listing import AS_NAMED, Source, Unread, list_files, open_files, unreadable
+from dmsg.analytics.listing import AS_NAMED, DirectoriesRead, Source, Unread, list_files, open_files, unreadable
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow
 from dmsg.analytics.refine import MIDNIGHT_MS, Refinement
 from dmsg.analytics.runs import Claim, State, TablesBusy
@@ -129,6 +129,7 @@ class Pipeline:
         self._progress = progress
         self._left: list[Mapping[Reason, set[str]]] = [left or {}]
         self._lists = False
+        self._directories: DirectoriesRead | None = None
         self._done = 0
         self._tuning = Tuning(spark, may=tune)
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
@@ -277,7 +278,10 @@ class Pipeline:
 
     def _run(self, sources: list[Source], claim: Claim) -> RunOutcome:
         before = self.lake.state()
-        return self.refine(before, claim, self.read(sources, before))
+        outcome = self.refine(before, claim, self.read(sources, before))
+        if self._directories is not None:
+            self._directories.save(outcome.state.run)
+        return outcome
 
     def read(self, sources: list[Source], before: State) -> list[str]:
         """Write the lines of unread files to bronze.
@@ -287,7 +291,8 @@ class Pipeline:
         """
         self._step("listing files")
         self._lists = True
-        files = list_files(self.spark, sources, self._left)
+        self._directories = DirectoriesRead(local_path(self.lake.root), before.run)
+        files = list_files(self.spark, sources, self._left, self._directories)
         rows = files.join(self._known(before), "file", "left_anti").collect()
         unread = [Unread(row.file, row.path, row.length) for row in rows]
         # Lines that a killed run or stream wrote to bronze are refined as well, even if no file is unread.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,12 +14,19 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession, functions as F
 
 from dmsg.analytics import bronze
+from dmsg.analytics.atomic_write import write_atomically
 from dmsg.analytics.delta import LakeError
 from dmsg.analytics.store import local_path
 from dmsg.errors import DmsgError
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 from dmsg.telemetry.spool_listing import Reason, file_uri, list_sealed
 
+DIRECTORIES = ".directories-read.json"
+"""Name of the file with the local directories that need not be listed again, in the directory of the tables."""
+DIRECTORIES_LIMIT = 200_000
+"""Maximum number of directories of a source in that file."""
+FULL_LISTING = 86_400
+"""Seconds after which everything is listed again."""
 AS_NAMED = {"__globPaths__": "false", "recursiveFileLookup": "true"}
 """Reader options that treat names literally: no glob patterns and no partition directories. Spark's own reader of a
 stream uses the internal option ``__globPaths__`` for this purpose; there is no public one.
@@ -65,10 +75,16 @@ class Unread:
 _FILES = pa.schema([pa.field("file", pa.string()), pa.field("path", pa.string()), pa.field("length", pa.int64())])
 
 
-def list_files(spark: SparkSession, sources: Iterable[Source], left: list[Mapping[Reason, set[str]]]) -> DataFrame:
+def list_files(
+    spark: SparkSession,
+    sources: Iterable[Source],
+    left: list[Mapping[Reason, set[str]]],
+    directories: DirectoriesRead | None = None,
+) -> DataFrame:
     """Return all files of the sources: name as a URI, path as Spark reads it, and length in bytes.
 
     :param left: list that gets what cannot be read in each local source.
+    :param directories: local directories all of whose files are known; they are passed over.
     :raises LakeError: a source is no directory that can be read.
     """
     listing = None
@@ -76,9 +92,11 @@ def list_files(spark: SparkSession, sources: Iterable[Source], left: list[Mappin
     for source in sources:
         if (directory := local_path(source.path)) is not None:
             try:
-                found = list_sealed(directory, [source.pattern])
+                found = list_sealed(directory, [source.pattern], {} if directories is None else directories.of(source))
             except DmsgError as error:
                 raise LakeError(str(error)) from None
+            if directories is not None:
+                directories.add(source, found.quiet)
             left.append(found.left)
             local += [
                 {"file": file_uri(one.path), "path": f"file:{one.path}", "length": one.size} for one in found.files
@@ -107,6 +125,56 @@ def unreadable(sources: Iterable[Source]) -> list[Mapping[Reason, set[str]]]:
             return {Reason.UNREADABLE: {str(directory)}}
 
     return [left(directory) for one in sources if (directory := local_path(one.path)) is not None]
+
+
+class DirectoriesRead:
+    """Local directories all of whose files the tables know, in a file beside the tables.
+
+    The file belongs to the run that wrote it: tables that were put back to an earlier run do not know its files. Once
+    in :data:`FULL_LISTING` everything is listed, in case a file system does not keep the times of directories.
+
+    :param out: directory of the tables; None if they are not local.
+    :param run: number of the run that the tables are of.
+    """
+
+    def __init__(self, out: Path | None, run: int, clock: Callable[[], float] = time.time) -> None:
+        self._path = None if out is None else out / DIRECTORIES
+        self._known: dict[str, dict[str, int]] = {}
+        self._now: dict[str, dict[str, int]] = {}
+        self._listed_at = clock()
+        try:
+            read = json.loads(self._path.read_bytes()) if self._path is not None else {}
+            if read and read["run"] <= run and 0 <= clock() - read["at"] < FULL_LISTING:
+                self._known, self._listed_at = read["directories"], read["at"]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # Without the file, or with a damaged one, everything is listed.
+
+    def of(self, source: Source) -> dict[str, int]:
+        """Return the directories of a source, as ``list_sealed`` takes them."""
+        return self._known.get(_key(source), {})
+
+    def add(self, source: Source, quiet: Mapping[str, int]) -> None:
+        """Note the directories of a source that need not be listed again."""
+        self._now[_key(source)] = dict(islice(quiet.items(), DIRECTORIES_LIMIT))
+
+    def save(self, run: int) -> None:
+        """Write the file, once a run has recorded all files that were listed.
+
+        :param run: number of that run.
+        """
+        if self._path is not None and self._path.parent.is_dir():
+            said = {"run": run, "at": self._listed_at, "directories": self._now}
+            write_atomically(self._path, json.dumps(said).encode())
+
+
+def _key(source: Source) -> str:
+    return f"{source.pattern} {source.path}"
+
+
+def recent_bytes(source: Source, directories: DirectoriesRead) -> int | None:
+    """Return the size of the files of a source that may be unread; None if the source is not local."""
+    directory = local_path(source.path)
+    return None if directory is None else list_sealed(directory, [source.pattern], directories.of(source)).size
 
 
 def open_files(reader: DataFrameReader, paths: list[str]) -> DataFrame | None:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 from dmsg.errors import DmsgError
 
+QUIET_SECONDS = 3600
+"""Seconds without a change after which a directory may be passed over until it changes."""
 SHOWN = 100
 """Maximum number of characters of a path in a message."""
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-!.~'()*:@&=+$,;/")
@@ -56,10 +60,12 @@ class Listing:
 
     :ivar files: sealed files, ordered by path.
     :ivar left: path of everything that was left out, by reason.
+    :ivar quiet: directories that need not be listed again while their time of change, in ns since 1970, stays the same.
     """
 
     files: list[SealedFile] = field(default_factory=list)
     left: dict[Reason, set[str]] = field(default_factory=lambda: defaultdict(set))
+    quiet: dict[str, int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -67,13 +73,17 @@ class Listing:
         return sum(file.size for file in self.files)
 
 
-def list_sealed(root: str | os.PathLike[str], patterns: Iterable[str]) -> Listing:
+def list_sealed(
+    root: str | os.PathLike[str], patterns: Iterable[str], known: Mapping[str, int] = MappingProxyType({})
+) -> Listing:
     """Return the sealed files below a directory.
 
     As Spark does, leave out names that begin with a dot, and those that begin with ``_`` and have no ``=``. List each
     directory once, even if several links lead to it: links may form a loop.
 
     :param patterns: glob patterns of the names of files.
+    :param known: :attr:`Listing.quiet` of an earlier listing with the same patterns; the files of these directories are
+        not listed if the directory has not changed.
     :raises DmsgError: ``root`` is no directory that can be read.
     """
     found = Listing()
@@ -92,6 +102,9 @@ def list_sealed(root: str | os.PathLike[str], patterns: Iterable[str]) -> Listin
             if (status.st_dev, status.st_ino) in seen:
                 continue
             seen.add((status.st_dev, status.st_ino))
+            if known.get(directory) == status.st_mtime_ns:
+                found.quiet[directory] = status.st_mtime_ns
+                continue
             with os.scandir(directory) as entries:
                 ordered = sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
@@ -99,17 +112,24 @@ def list_sealed(root: str | os.PathLike[str], patterns: Iterable[str]) -> Listin
                 raise DmsgError(f"{shown(top)} cannot be read: {error.strerror}") from None
             found.left[reason_of(error)].add(directory)
             continue
+        plain = True
         for entry in ordered:
             fits = any(fnmatchcase(entry.name, pattern) for pattern in wanted)
             try:
                 kind = _kind_of(entry, fits=fits)
             except _Left as left:
                 found.left[left.reason].add(entry.path)
+                plain = False
                 continue
+            plain = plain and kind is not _Kind.DIRECTORY and not entry.is_symlink()
             if kind is _Kind.DIRECTORY:
                 (links if entry.is_symlink() else directories).append(entry.path)
             elif kind is _Kind.FILE:
                 found.files.append(SealedFile(entry.path, entry.stat().st_size))
+        # A directory in which only files are, and none was left out, has another time once a file is added. One that
+        # changed just now may change again within the resolution of that time, or by another machine's clock.
+        if plain and time.time() - status.st_mtime > QUIET_SECONDS:
+            found.quiet[directory] = status.st_mtime_ns
     found.files.sort(key=lambda file: file.path)
     return found
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +25,7 @@ from dmsg.analytics.bronze import UNCHECKED
 from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import LakeError
 from dmsg.analytics.jobs import MAX_LINE, Pipeline
+from dmsg.analytics.listing import FULL_LISTING, DirectoriesRead, recent_bytes, spool_source
 from dmsg.analytics.main import RefinementSchedule
 from dmsg.analytics.runs import Claim, State, TablesBusy
 from dmsg.analytics.store import batch_of, unrefined
@@ -86,8 +89,12 @@ class TakenUpTests(LakeCase):
         self.assertEqual((first.events, first.quarantined, first.torn_files), (0, 2, 2))
         self.assertEqual(self.lines(), ["hello 1", "hello 2"])
         self.assertEqual(self.files(first.state), {"events-1.jsonl.gz", "events-2.jsonl.gz"})
-        # nothing new changes nothing
+        # nothing new changes nothing; a directory that was quiet for a while is passed over until it changes
+        os.utime(self.spool, (1, 1))
         self.assertEqual(self.run_jobs().state, first.state)
+        read = DirectoriesRead(self.out, first.state.run)
+        self.assertEqual(read.of(self.sources()[0]), {str(self.spool): 1_000_000_000})
+        self.assertEqual(recent_bytes(self.sources()[0], read), 0)
         self.spoil(3)
         opened: Counter[str] = Counter()
 
@@ -345,6 +352,32 @@ class RoomTests(LakeCase):
         self.assertIn("was removed", self.command("attention"))
         shutil.rmtree(f"{lake.root}/runs")
         self.assertRaisesRegex(LakeError, "runs, the list of valid tables, is missing", self.run_jobs)
+
+
+class DirectoriesTests(SynchronousTestCase):
+    """The file of directories that need not be listed."""
+
+    def test_it_belongs_to_a_run_and_a_day(self) -> None:
+        out = Path(self.mktemp())
+        out.mkdir()
+        now = [1000.0]
+        source = spool_source("/spool")
+        first = DirectoriesRead(out, 0, lambda: now[0])
+        first.add(source, {"/spool/a": 5})
+        first.save(7)
+        self.assertEqual(DirectoriesRead(out, 7, lambda: now[0]).of(source), {"/spool/a": 5})
+        # tables of before that run, and everything once a day
+        self.assertEqual(DirectoriesRead(out, 6, lambda: now[0]).of(source), {})
+        now[0] += FULL_LISTING - 1
+        again = DirectoriesRead(out, 8, lambda: now[0])
+        again.add(source, again.of(source))
+        again.save(8)
+        now[0] += 1
+        self.assertEqual(DirectoriesRead(out, 8, lambda: now[0]).of(source), {})
+        for text in ("", "{", "[]", '{"run": 1}', '{"run": "x", "at": 0, "directories": {}}'):
+            (out / ".directories-read.json").write_text(text)
+            self.assertEqual(DirectoriesRead(out, 8, lambda: now[0]).of(source), {})
+        DirectoriesRead(None, 8).save(8)
 
 
 class TurnsTests(SynchronousTestCase):

@@ -6,6 +6,7 @@ import gzip
 import os
 import socket
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
 from unittest.mock import patch
@@ -172,6 +173,51 @@ class ListingTests(SynchronousTestCase):
                 "not read, because the link leads to nothing: /a and 3 more",
             ],
         )
+
+
+class QuietTests(SynchronousTestCase):
+    """Directories that need not be listed again."""
+
+    def setUp(self) -> None:
+        self.spool = Path(self.mktemp()).absolute()
+        for name in ("a/2026-03-10", "a/2026-03-11"):
+            (self.spool / name).mkdir(parents=True)
+            (self.spool / name / "events-1.jsonl.gz").touch()
+        self.settle()
+
+    def settle(self) -> None:
+        """Make all directories a day older than they are."""
+        for directory in [self.spool, *(path for path in self.spool.rglob("*") if path.is_dir())]:
+            os.utime(directory, (directory.stat().st_mtime - 86_400,) * 2)
+
+    def listed(self, known: Mapping[str, int]) -> tuple[list[str], Mapping[str, int]]:
+        found = list_sealed(self.spool, ["events-*"], known)
+        return [str(Path(file.path).relative_to(self.spool)) for file in found.files], found.quiet
+
+    def test_only_what_has_changed_is_listed(self) -> None:
+        files, quiet = self.listed({})
+        self.assertEqual(files, ["a/2026-03-10/events-1.jsonl.gz", "a/2026-03-11/events-1.jsonl.gz"])
+        self.assertEqual({Path(path).name for path in quiet}, {"2026-03-10", "2026-03-11"})
+        self.assertEqual(self.listed(quiet), ([], quiet))
+        # a late file, a new directory
+        (self.spool / "a/2026-03-10/events-0.jsonl.gz").touch()
+        (self.spool / "b/2026-03-12").mkdir(parents=True)
+        (self.spool / "b/2026-03-12/events-3.jsonl.gz").touch()
+        files, after = self.listed(quiet)
+        self.assertEqual(
+            files,
+            ["a/2026-03-10/events-0.jsonl.gz", "a/2026-03-10/events-1.jsonl.gz", "b/2026-03-12/events-3.jsonl.gz"],
+        )
+        # they changed just now, so that they are listed again
+        self.assertEqual({Path(path).name for path in after}, {"2026-03-11"})
+        self.settle()
+        self.assertEqual(len(self.listed(after)[1]), 3)
+
+    def test_links_and_what_cannot_be_read_are_listed_again(self) -> None:
+        (self.spool / "a/2026-03-10/events-2.jsonl.gz").symlink_to("nowhere")
+        (self.spool / "a/2026-03-11/more").symlink_to(self.spool / "a/2026-03-10")
+        self.settle()
+        self.assertEqual(self.listed({})[1], {})
 
 
 class VerifyTests(SynchronousTestCase):

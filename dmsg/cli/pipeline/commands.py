@@ -56,13 +56,16 @@ if TYPE_CHECKING:
     from dmsg.telemetry.verify import Verification
 
 
-def _load_of(spool: str) -> Load:
+def _load_of(spool: str, receipts: str | None, out: str) -> Load:
+    """Return the load of a run, by the files that it may have to read."""
+    from dmsg.analytics.listing import DirectoriesRead, recent_bytes
+    from dmsg.analytics.main import sources
     from dmsg.analytics.session import Load
-    from dmsg.telemetry.schema import SEGMENT_SUFFIX
-    from dmsg.telemetry.spool_listing import list_sealed
+    from dmsg.analytics.store import Store
 
-    directory = local_directory(spool)
-    return Load.of_files(None if directory is None else list_sealed(directory, [f"*{SEGMENT_SUFFIX}"]).size)
+    read = DirectoriesRead(local_directory(out), Store(out).state().run)
+    sizes = [recent_bytes(source, read) for source in sources(spool, receipts)]
+    return Load.of_files(None if None in sizes else sum(filter(None, sizes)))
 
 
 def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Verification]:
@@ -134,7 +137,7 @@ def run(
         if receipts is None:
             receipts, checked = _check_receipts(spool, out, clear=clear_keys)
         tell("starting Spark", 0, None)
-        with session(master, memory, conf, _load_of(spool)) as spark:
+        with session(master, memory, conf, _load_of(spool, receipts, out)) as spark:
             outcome = jobs.run(spark, spool, receipts, out, tell, checked.left)
     _say_left(outcome.left)
     if checked.refused:
@@ -245,7 +248,7 @@ def stream(
 
     if receipts is None:
         receipts, _ = _check_receipts(spool, out, clear=clear_keys)
-    with _one_stream(out), session(master, memory, conf, _load_of(spool)) as spark:
+    with _one_stream(out), session(master, memory, conf, _load_of(spool, receipts, out)) as spark:
         # Spark sets handlers of its own at its start, so these come after it.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
