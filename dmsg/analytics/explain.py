@@ -15,6 +15,7 @@ from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLO
 from dmsg.analytics.gold.settlement import INFLATION_LIMIT, MOST, SIDED_LIMIT, WITNESS_LIMIT
 from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST, SILENCE_SECONDS
 from dmsg.analytics.runs import State
+from dmsg.analytics.self_dealing import TooManyPairs, find_dealings, lines_of
 from dmsg.analytics.store import Row, Store
 
 WEEK = 7
@@ -56,6 +57,7 @@ def explain(store: Store, state: State, server: str, day: date) -> list[Section]
         for section in (
             _uptime(read, day),
             _settlement(read),
+            _self_dealing(store, state, server, day),
             _latency(read, day),
             _room(read),
             _ends(read),
@@ -265,6 +267,19 @@ def _conflict(row: Row, read: Reader) -> Iterator[str]:
             f"  receipt of the {end} {str(receipt['signer'])[:8]}: sent {receipt['delivered_out']:,}, "
             f"received {receipt['delivered_in']:,}"
         )
+
+
+# --- self-dealing ---
+
+
+def _self_dealing(store: Store, state: State, server: str, day: date) -> Section | None:
+    try:
+        found = next((one for one in find_dealings(store, state, day) if one.server == server), None)
+    except TooManyPairs as error:
+        return Section("Self-dealing", "not judged", [str(error)])
+    if found is None:
+        return None
+    return Section("Self-dealing", ", ".join(found.flags) or "no sign of it", lines_of(found))
 
 
 # --- latency, capacity, ends of transports ---

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 
 from dmsg.analytics.attention import RECENT_DAYS, Finding, Urgency, needs_attention
+from dmsg.analytics.self_dealing import find_dealings
 from dmsg.analytics.simulate import TRUTH, Network, Simulation
 from dmsg.analytics.simulate.ground_truth import LOSER, server_key
 from tests.analytics.comparison import compare
@@ -31,6 +32,10 @@ KINDS = {
 """What in a line of those that need attention tells of which kind of thing that is planted."""
 
 
+FLAGS = {"closed group": "self-dealing", "burst": "burst"}
+SERVERS = 13
+
+
 def kind_of(finding: Finding) -> str:
     """What a line accuses somebody of."""
     return next((kind for words, kind in KINDS.items() if words in finding.text), finding.text)
@@ -42,20 +47,33 @@ class PlantedCase(LakeCase):
     def check(self, seed: int) -> None:
         """One seed: all that is planted is found, and nobody else is accused."""
         last = NOW.date() - timedelta(1)  # a whole one
-        simulation = Simulation(spark(), Network(3500, 10, 60, 4, seed, last, fleet=True))
+        simulation = Simulation(spark(), Network(4500, SERVERS, 60, 4, seed, last, fleet=True))
         simulation.write(Path(self.root))
         self.run_jobs()
         found = compare(self.pipeline().lake, self.spool, self.checked, NOW.date())
         self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
         truth = [json.loads(line) for line in (Path(self.root) / TRUTH).read_text().splitlines()]
-        self.assertEqual({one["kind"] for one in truth}, set(KINDS.values()))
+        self.assertEqual({one["kind"] for one in truth}, {*KINDS.values(), *FLAGS.values()})
         lake = self.pipeline().lake
         shown = needs_attention(lake, lake.computed(), now=datetime.combine(NOW.date(), time(0, 1), UTC))
         since = last - timedelta(RECENT_DAYS - 1)
         wanted = {(one["kind"], one["about"]) for one in truth if date.fromisoformat(one["day"]) >= since}
+        wanted = {one for one in wanted if one[0] not in FLAGS.values()}
         accused = {(kind_of(one), one.about) for one in shown if one.urgency is not Urgency.NOTE}
         self.assertEqual(accused, wanted)
+        self.who_deals_with_himself(truth, last)
         self.what_tables_say(truth, last)
+
+    def who_deals_with_himself(self, truth: list[dict[str, str]], last: date) -> None:
+        """On all days: the servers that are planted, and none else."""
+        lake = self.pipeline().lake
+        days = [last - timedelta(back) for back in range(4)]
+        dealings = [(one, str(day)) for day in days for one in find_dealings(lake, lake.computed(), day)]
+        self.assertEqual(len({one.server for one, _ in dealings}), SERVERS)
+        self.assertEqual(
+            {(FLAGS[flag], one.server, day) for one, day in dealings for flag in one.flags},
+            {(one["kind"], one["about"], one["day"]) for one in truth if one["kind"] in FLAGS.values()},
+        )
 
     def what_tables_say(self, truth: list[dict[str, str]], last: date) -> None:
         """What the tables say of all days."""
@@ -82,11 +100,11 @@ class PlantedCase(LakeCase):
         of_kind = {kind: [row for row in actors if row["kind"] == kind] for kind in ("scan", "flood", "handshakes")}
         self.assertEqual([len(rows) for rows in of_kind.values()], [3, 1, 4])
         for rows in of_kind.values():
-            self.assertEqual({row["servers"] for row in rows}, {10})
+            self.assertEqual({row["servers"] for row in rows}, {SERVERS})
             self.assertTrue(all(row["names"] for row in rows))
         self.assertEqual([row["days"] for row in of_kind["flood"]], [4])
         (flood,) = [row for row in self.table("refusal_day") if row["reason"] == "rate_limited"][-1:]
-        self.assertEqual((flood["who"], flood["producers"]), (10, 10))
+        self.assertEqual((flood["who"], flood["producers"]), (SERVERS, SERVERS))
 
 
 class SeedTests(PlantedCase):

@@ -136,6 +136,15 @@ class TablesTests(LakeCase):
         total = sum(one["transports"] for one in Story.lines["close_day"] if one["server"] == S1 and one["dt"] == DAY)
         self.assertEqual(found["Ends of transports"].verdict, str(total))
 
+    def test_the_explanation_gives_the_limits_of_self_dealing(self) -> None:
+        found = self.sections(S1)["Self-dealing"]
+        self.assertEqual(found.verdict, "no sign of it")
+        text = "\n".join(found.lines)
+        self.assertIn(
+            "2 of 2 clients deal with nobody else: 15,000 of 15,000 credited bytes, 100.0 % (limit 25 %", text
+        )
+        self.assertIn("2 servers have credit (at least 3)", text)
+
     def missing(self, server: str) -> list[int]:
         rows = Story.lines["quality_day"]
         return [one["missing"] for one in rows if one["producer"] == server and one["dt"] == DAY and one["missing"]]

@@ -24,6 +24,7 @@ MODULES = (
     "spark_oracle",
     "spark_earlier",
     "spark_sql",
+    "spark_self_dealing",
 )
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from hashlib import md5
 
-SLOW, LIAR, FULL, COLLUDER, SLOW_READERS, SKEWED, LOSER, SILENT, CRASHED = range(1, 10)
+SLOW, LIAR, FULL, COLLUDER, SLOW_READERS, SKEWED, LOSER, SILENT, CRASHED, RING, OWN_KEYS, BURST = range(1, 13)
 """Rank of the server that: answers slowly; claims more than it delivered; is full; claims more, together with the
 initiators of its transports; has receivers that are too slow; has a wrong clock; has lost a file of events; fell
-silent; crashed on the day before, as others do by chance.
+silent; crashed on the day before, as others do by chance; carries the traffic of a ring of keys that deal with nobody
+else; that of two such keys; carries most of its day within half an hour.
 """
-QUIET = frozenset({SLOW, FULL, SKEWED, LOSER, SILENT})
+QUIET = frozenset({SLOW, FULL, SKEWED, LOSER, SILENT, RING, OWN_KEYS, BURST})
 """Servers that do not also go away or crash by chance."""
 LIE = 1.03
 SCANNERS = 3
@@ -30,6 +31,10 @@ LOST_FROM, LOST_MINUTES = 11 * 60, 120
 lost.
 """
 SLOW_READER_ONE_IN = 3
+OWN_TIMES = 2
+"""Number of transports of self-dealing for each honest one of the same server."""
+RING_KEYS = 5
+BURST_FROM, BURST_MINUTES = 4 * 60 + 10, 30
 
 
 def server_key(server: int) -> str:
@@ -46,8 +51,8 @@ def tag(*words: object) -> str:
 class PlantedAnomaly:
     """Planted anomaly.
 
-    :ivar kind: crash, slow, lie, collusion, full, slow readers, clock, lost file, silence, scan, flood, handshakes,
-        entries or lookups.
+    :ivar kind: crash, slow, lie, collusion, full, slow readers, clock, lost file, silence, self-dealing, burst, scan,
+        flood, handshakes, entries or lookups.
     :ivar about: key of a server, or name of an actor.
     :ivar day: day on which the anomaly is visible.
     """
@@ -68,6 +73,9 @@ def befalls_servers(servers: int, last_day: date, days: int) -> list[PlantedAnom
         SKEWED: "clock",
         LOSER: "lost file",
         SILENT: "silence",
+        RING: "self-dealing",
+        OWN_KEYS: "self-dealing",
+        BURST: "burst",
     }
     there = [(server, kind) for server, kind in kinds.items() if server < servers]
     # Slow means slower than on the days before, so there have to be some.

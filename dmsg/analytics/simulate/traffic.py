@@ -5,12 +5,19 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.simulate.ground_truth import (
+    BURST,
+    BURST_FROM,
+    BURST_MINUTES,
     COLLUDER,
     LIAR,
     LIE,
     LOSER,
     LOST_FROM,
     LOST_MINUTES,
+    OWN_KEYS,
+    OWN_TIMES,
+    RING,
+    RING_KEYS,
     SLOW,
     SLOW_READER_ONE_IN,
     SLOW_READERS,
@@ -27,20 +34,35 @@ _KEY = ("server", "day", "i")
 
 def _transports(stage: Scenario) -> DataFrame:
     seed = stage.network.seed
-    rows = stage.plan().withColumn("i", F.explode(F.sequence(F.lit(0), F.col("n") - 1)))
-    part = (F.col("i") + draw_uniform(seed, 1, *_KEY)) / F.col("n")
+    plan = stage.plan()
+    dealt = stage.on_last_day(RING) | stage.on_last_day(OWN_KEYS) | stage.on_last_day(BURST)
+    last = F.col("n") * (1 + F.when(dealt, OWN_TIMES).otherwise(0)) - 1
+    rows = plan.withColumn("i", F.explode(F.sequence(F.lit(0), last.cast("int"))))
+    more = F.col("i") >= F.col("n")
+    among = (F.col("i") - F.when(more, F.col("n")).otherwise(0)) / F.when(more, OWN_TIMES).otherwise(1)
+    part = (among + draw_uniform(seed, 1, *_KEY)) / (F.col("n") + F.when(more, 1).otherwise(0))
+    keys = F.when(F.col("server") == RING, RING_KEYS).otherwise(2)
+    # The numbers of own keys follow those of all clients.
+    own = more & F.col("server").isin(RING, OWN_KEYS)
+
+    def own_key(number: Column) -> Column:
+        return stage.network.clients + 1 + F.col("server") * RING_KEYS + number % keys
 
     def lognormal(median: float, sigma: float, draw: int) -> Column:
         return median * F.exp(sigma * draw_normal(seed, draw, *_KEY))
 
     clients = stage.network.clients
-    start = stage.until * (part + F.sin(TURN * part) / 10)
+    # What is sent for its own sake has one size, which is about the mean of all others.
+    out = F.when(more, lognormal(400_000.0, 0.2, 10)).otherwise(lognormal(30_000.0, 2.0, 10))
+    in_burst = MINUTE_MS * (BURST_FROM + BURST_MINUTES * part)
+    spread = stage.until * (part + F.sin(TURN * part) / 10)
+    start = F.when(more & (F.col("server") == BURST), in_burst).otherwise(spread)
     slow = F.when(stage.on_last_day(SLOW), SLOW_TIMES).otherwise(1.0)
     lasted = F.least(F.lit(3_600_000), lognormal(20_000.0, 1.5, 6))
     return (
         rows.withColumn("start", start.cast("long"))
-        .withColumn("a", stage.client(2))
-        .withColumn("b0", stage.client(3))
+        .withColumn("a", F.when(own, own_key(F.col("i"))).otherwise(stage.client(2)))
+        .withColumn("b0", F.when(own, own_key(F.col("i") + 1)).otherwise(stage.client(3)))
         .withColumn("b", F.when(F.col("b0") == F.col("a"), (F.col("b0") + 1) % (clients + 1)).otherwise(F.col("b0")))
         .withColumn("transport", F.md5(F.concat_ws("/", F.lit(seed), *_KEY)))
         # Chosen by number, not at random, so that the numbers of openings and receipts have no gaps either.
@@ -49,7 +71,7 @@ def _transports(stage: Scenario) -> DataFrame:
         .withColumn("lasted", F.least(lasted, stage.until - 1 - F.col("start")).cast("long"))
         .withColumn("open_us", F.least(F.lit(9_000_000), lognormal(12_000.0, 0.8, 8)).cast("long"))
         .withColumn("open_ms", F.round(F.col("open_us") / 1000).cast("long"))
-        .withColumn("out", F.least(F.lit(10**10), lognormal(30_000.0, 2.0, 10)).cast("long"))
+        .withColumn("out", F.least(F.lit(10**10), out).cast("long"))
         .withColumn("back", F.least(F.lit(10**10), lognormal(8_000.0, 2.0, 12)).cast("long"))
         .withColumn("median", (5 + 75 * draw_uniform(seed, 14, "server")) * slow)
         .withColumn("samples", F.floor(4 * draw_uniform(seed, 15, *_KEY)).cast("int"))

@@ -29,6 +29,7 @@ from dmsg.cli.pipeline.common import (
 )
 from dmsg.cli.pipeline.explain import explain
 from dmsg.cli.pipeline.maintenance import forget, install, optimize
+from dmsg.cli.pipeline.self_dealing import self_dealing
 from dmsg.cli.pipeline.send import send
 from dmsg.cli.pipeline.show import name, rank, report, tables, top
 from dmsg.cli.pipeline.sql import sql
@@ -383,6 +384,7 @@ for _command in (
     rank,
     statement,
     verify_statement,
+    self_dealing,
     name,
     send,
     install,

@@ -27,13 +27,15 @@ _COUNTS = ("transports", "credited", "difference", "one_sided", "conflict", "byt
 
 
 @command()
-@click.argument("day", type=click.DateTime(["%Y-%m-%d"]))
+@click.argument("day", metavar="DAY", type=click.DateTime(["%Y-%m-%d"]))
 @local_directory_option(
     "--inputs", "Directory with sealed files of receipts, with all its subdirectories.", exists=True
 )
 @click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key.")
 @create_option
-@click.option("--file", type=click.Path(dir_okay=False, path_type=Path), help="Default: statement-DAY.jsonl")
+@click.option(
+    "--file", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  Default: statement-DAY.jsonl"
+)
 @click.option(
     "--days-before",
     type=click.IntRange(0, 365),

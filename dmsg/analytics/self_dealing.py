@@ -1,0 +1,272 @@
+"""Self-dealing: signs that a server's operator also owns the clients that its credit comes from.
+
+Keys cost nothing, so nothing proves that two keys have one owner, and nothing here changes a credit or a weight.
+Whoever pays servers should look at a server with a flag, and may ask who the clients are. The rules use the receipts of
+both ends alone, as credits do; only the hour of a transport and the heartbeats are the server's word.
+
+Two signs are looked for on a day:
+
+*Closed groups*
+    A client is apart if it used one server and had few partners, but for a small share of its bytes. A group of
+    clients is closed if all of them and all their partners are apart: own keys that talk to each other, pairs and
+    rings. Clients of a real network have partners that also talk to others.
+
+*Bursts*
+    Most of a server's transports and bytes came in one hour, at which the other servers were not busy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from statistics import median_low
+
+from dmsg.analytics.delta import LakeError
+from dmsg.analytics.runs import State
+from dmsg.analytics.store import Row, Store
+
+CLOSED, BURST = "closed group", "burst"
+"""Flags."""
+MOST_PARTNERS = 10
+"""Maximum number of partners of a client that is apart."""
+MARGIN = 0.05
+"""Share of a client's bytes that is disregarded: so little traffic with others, or over other servers, costs an
+operator too little to mean anything.
+"""
+CLOSED_SHARE = 0.25
+"""Lowest share of a server's credited bytes from closed groups that is a flag."""
+CLOSED_TIMES = 3.0
+"""Factor by which this share must exceed the median share of the other servers: many people connect only their own two
+machines.
+"""
+CLOSED_LEAST = 30
+"""Minimum number of transports in closed groups; fewer may be chance."""
+NETWORK_SERVERS = 3
+"""Minimum number of servers with credit on the day. In a smaller network, clients have no choice of servers."""
+CLOSED_CLIENTS = 0.5
+"""Share of the network's clients in closed groups above which no group is a flag: the network is then small, or its
+clients are private groups.
+"""
+BURST_SHARE = 0.5
+"""Lowest share of a server's transports, and of its bytes, in one hour that is a flag."""
+BURST_LEAST = 50
+"""Minimum number of transports in that hour."""
+OTHERS_SHARE = 0.2
+"""Share of the transports of all other servers in that hour above which the hour was busy everywhere."""
+AWAKE_HOURS = 12
+"""Minimum number of hours with heartbeats on the day; a server that was up for less has few hours to choose from."""
+NAMES = 10
+"""Maximum number of clients of a server that are named."""
+
+MAX_PAIRS = 1_000_000
+"""Maximum number of pairs of clients of a day; they are held in memory."""
+_CREDITED = """WITH ends AS (
+    SELECT server, transport, initiator, min(hour) AS hour, min(signer) AS signer, min(partner) AS partner,
+           min(delivered_out) AS sent, min(delivered_in) AS received
+    FROM ({receipts}) AS r GROUP BY server, transport, initiator),
+credited AS (
+    SELECT one.server, one.signer AS a, one.partner AS b, least(one.hour, other.hour) AS hour,
+           least(one.sent, other.received) + least(other.sent, one.received) AS bytes
+    FROM ends AS one JOIN ends AS other ON one.server = other.server AND one.transport = other.transport
+    WHERE one.initiator AND NOT other.initiator AND one.signer = other.partner AND one.partner = other.signer)
+"""
+"""Query of the credited transports of a day."""
+# Sums of whole numbers could overflow: own keys may state any number up to 2^50 for each transport.
+_SUMS = "count(*) AS transports, sum(CAST(bytes AS DOUBLE)) AS bytes FROM credited"
+_PAIRS = f"SELECT server, a, b, {_SUMS} GROUP BY server, a, b"
+_HOURS = f"SELECT server, hour, {_SUMS} GROUP BY server, hour"
+_RECEIPTS = (
+    "SELECT server, transport, signer, partner, initiator, delivered_out, delivered_in, {hour} AS hour FROM it WHERE "
+)
+_FROM_BRONZE = _RECEIPTS.format(hour="CAST(floor(ts % 86400000 / 3600000.0) AS INT)") + (
+    "family = 'receipt' AND dt = '{day}' AND reason IS NULL AND transport IS NOT NULL AND signer IS NOT NULL"
+)
+_FROM_SILVER = _RECEIPTS.format(hour="CAST(date_part('hour', at) AS INT)") + "dt = DATE '{day}'"
+
+
+class TooManyPairs(LakeError):
+    """A day has too many pairs of clients to be judged."""
+
+
+@dataclass
+class Dealing:
+    """A server's day.
+
+    :ivar credited: bytes for which both ends signed.
+    :ivar clients: number of its clients.
+    :ivar closed_bytes: those credited bytes that are of closed groups.
+    :ivar others_closed_share: median of the other servers' shares; the lower one of two.
+    :ivar names: some of the clients in closed groups.
+    :ivar peak_hour: hour with most transports.
+    :ivar others_share: share of the transports of all other servers that was in that hour.
+    :ivar awake_hours: number of hours with heartbeats.
+    :ivar network: numbers of servers, clients, and clients in closed groups of the whole network.
+    """
+
+    server: str
+    transports: int
+    credited: int
+    clients: int
+    closed_transports: int
+    closed_bytes: int
+    closed_clients: int
+    others_closed_share: float
+    peak_hour: int
+    peak_transports: int
+    peak_bytes: int
+    others_share: float
+    awake_hours: int
+    network: tuple[int, int, int]
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def closed_share(self) -> float:
+        """Share of the credited bytes that is of closed groups."""
+        return self.closed_bytes / self.credited if self.credited else 0.0
+
+    @property
+    def flags(self) -> list[str]:
+        """Flags of this day."""
+        found = []
+        servers, clients, closed = self.network
+        if (
+            self.closed_transports >= CLOSED_LEAST
+            and self.closed_share >= max(CLOSED_SHARE, CLOSED_TIMES * self.others_closed_share)
+            and servers >= NETWORK_SERVERS
+            and closed <= CLOSED_CLIENTS * clients
+        ):
+            found.append(CLOSED)
+        if (
+            self.peak_transports >= max(BURST_LEAST, BURST_SHARE * self.transports)
+            and self.peak_bytes >= BURST_SHARE * self.credited
+            and self.others_share <= OTHERS_SHARE
+            and servers >= NETWORK_SERVERS
+            and self.awake_hours >= AWAKE_HOURS
+        ):
+            found.append(BURST)
+        return found
+
+
+def find_dealings(store: Store, state: State, day: date) -> list[Dealing]:
+    """Return a row for each server with credit on a day; servers with a flag come first.
+
+    :raises LakeError: the tables cannot be read.
+    :raises TooManyPairs: more than :data:`MAX_PAIRS` pairs have credit.
+    """
+    stored = str(day) in store.stored_days("receipts", state)
+    receipts = (_FROM_SILVER if stored else _FROM_BRONZE).format(day=day)
+    layer, name = ("silver", "receipts") if stored else ("", "bronze")
+    credited = _CREDITED.format(receipts=receipts)
+    pairs = store.ask(layer, name, state, f"{credited}{_PAIRS} LIMIT {MAX_PAIRS + 1}")
+    if len(pairs) > MAX_PAIRS:
+        raise TooManyPairs(f"more than {MAX_PAIRS:,} pairs of clients have credit on {day}: too many to judge")
+    awake: Counter[str] = Counter()
+    for row in store.rows("gold", "server_hour", state, str(day)):
+        awake[row["server"]] += bool(row["alive_minutes"])
+    return judge(pairs, store.ask(layer, name, state, credited + _HOURS), awake)
+
+
+def judge(pairs: Sequence[Row], hours: Sequence[Row], awake: Mapping[str, int]) -> list[Dealing]:
+    """Return a row for each server with credit on a day.
+
+    :param pairs: credited ``transports`` and ``bytes`` by ``server`` and clients ``a`` and ``b``.
+    :param hours: the same by ``server`` and ``hour``.
+    :param awake: number of hours with heartbeats by server.
+    """
+    closed = _closed_clients(pairs)
+    clients: dict[str, set[str]] = defaultdict(set)
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in pairs:
+        server, a, b = row["server"], row["a"], row["b"]
+        clients[server] |= {a, b}
+        names = ["", "closed_"] if closed.get(a) == closed.get(b) == server else [""]
+        for name in names:
+            sums[server].update({f"{name}transports": row["transports"], f"{name}bytes": int(row["bytes"])})
+    network = len(sums), len(set().union(*clients.values())), len(closed)
+    shares = {server: total["closed_bytes"] / max(1, total["bytes"]) for server, total in sums.items()}
+    found = []
+    for server, total in sums.items():
+        peak = max((one for one in hours if one["server"] == server), key=lambda one: (one["transports"], one["hour"]))
+        own = sorted(client for client in clients[server] if closed.get(client) == server)
+        dealing = Dealing(
+            server=server,
+            transports=total["transports"],
+            credited=total["bytes"],
+            clients=len(clients[server]),
+            closed_transports=total["closed_transports"],
+            closed_bytes=total["closed_bytes"],
+            closed_clients=len(own),
+            others_closed_share=_median_of_others(shares, server),
+            peak_hour=peak["hour"],
+            peak_transports=peak["transports"],
+            peak_bytes=int(peak["bytes"]),
+            others_share=_share_of_others(hours, server, peak["hour"]),
+            awake_hours=awake.get(server, 0),
+            network=network,
+        )
+        if CLOSED in dealing.flags:
+            dealing.names = own[:NAMES]
+        found.append(dealing)
+    return sorted(found, key=lambda one: (not one.flags, -one.closed_share, one.server))
+
+
+def _closed_clients(pairs: Iterable[Row]) -> dict[str, str]:
+    """Return the clients in closed groups, with the server that each uses."""
+    of_servers: dict[str, Counter[str]] = defaultdict(Counter)
+    of_partners: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in pairs:
+        for client, other in ((row["a"], row["b"]), (row["b"], row["a"])):
+            of_servers[client][row["server"]] += row["bytes"]
+            of_partners[client][other] += row["bytes"]
+    apart = {}
+    for client, servers in of_servers.items():
+        (server, most), *_ = sorted(servers.items(), key=lambda one: (-one[1], one[0]))
+        few = sum(count for _, count in of_partners[client].most_common(MOST_PARTNERS))
+        if min(most, few) >= (1 - MARGIN) * servers.total():
+            apart[client] = server
+    return {
+        client: server
+        for client, server in apart.items()
+        if all(
+            other in apart
+            for other, count in of_partners[client].items()
+            if count >= MARGIN * of_servers[client].total()
+        )
+    }
+
+
+def _median_of_others(shares: Mapping[str, float], server: str) -> float:
+    others = [share for name, share in shares.items() if name != server]
+    return median_low(others) if others else 0.0
+
+
+def _share_of_others(hours: Iterable[Row], server: str, hour: int) -> float:
+    there = whole = 0
+    for row in hours:
+        if row["server"] != server:
+            whole += row["transports"]
+            there += row["transports"] if row["hour"] == hour else 0
+    return there / whole if whole else 0.0
+
+
+def lines_of(dealing: Dealing) -> list[str]:
+    """Return the evidence for people: each number beside its limit."""
+    servers, clients, closed = dealing.network
+    lines = [
+        f"{dealing.closed_clients:,} of {dealing.clients:,} clients deal with nobody else: {dealing.closed_bytes:,} of "
+        f"{dealing.credited:,} credited bytes, {dealing.closed_share * 100:.1f} % (limit {CLOSED_SHARE * 100:g} %, and "
+        f"{CLOSED_LEAST} transports), in {dealing.closed_transports:,} transports; the median of others is "
+        f"{dealing.others_closed_share * 100:.1f} % (at most 1/{CLOSED_TIMES:g} of this for a flag)",
+        f"in the whole network {closed:,} of {clients:,} clients deal with nobody else (at most "
+        f"{CLOSED_CLIENTS * 100:g} % for a flag), and {servers:,} servers have credit (at least {NETWORK_SERVERS})",
+        f"{dealing.peak_transports:,} of {dealing.transports:,} transports and {dealing.peak_bytes:,} bytes came in "
+        f"the hour from {dealing.peak_hour:02d}h (limit {BURST_SHARE * 100:g} % of both, and {BURST_LEAST} "
+        f"transports); at other servers {dealing.others_share * 100:.1f} % (at most {OTHERS_SHARE * 100:g} % for a "
+        f"flag); heartbeats in {dealing.awake_hours} hours (at least {AWAKE_HOURS})",
+    ]
+    if dealing.names:
+        more = dealing.closed_clients - len(dealing.names)
+        lines.append(f"these clients: {', '.join(dealing.names)}" + (f" and {more:,} more" if more > 0 else ""))
+    return lines
