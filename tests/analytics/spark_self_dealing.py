@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from datetime import date, timedelta
 from typing import Any
 
 import duckdb
@@ -11,10 +12,27 @@ import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import self_dealing
+from dmsg.analytics.schemas import DAY_MS
 from dmsg.analytics.self_dealing import AWAKE_HOURS, Dealing, judge, lines_of
+from dmsg.analytics.simulate import Network, Simulation
+from dmsg.analytics.simulate.ground_truth import befalls_servers
+from dmsg.analytics.simulate.traffic import receipt_lines
 from tests.analytics.spark_sql import PROGRAM
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import DAY, S1, S2, S3
+from tests.analytics.support import DAY, S1, S2, S3, spark
+
+
+def judged(receipts: pa.Table, awake: int = 24) -> list[Dealing]:
+    """The dealings of a day by the pipeline's queries, which DuckDB runs."""
+    with duckdb.connect() as base:
+        base.register("it", receipts)
+
+        def ask(sql: str) -> list[dict[str, Any]]:
+            credited = self_dealing._CREDITED.format(receipts="SELECT * FROM it")
+            return base.sql(credited + sql).to_arrow_table().to_pylist()
+
+        pairs, hours = ask(self_dealing._PAIRS), ask(self_dealing._HOURS)
+    return judge(pairs, hours, dict.fromkeys((row["server"] for row in pairs), awake))
 
 
 class RuleTests(SynchronousTestCase):
@@ -39,16 +57,7 @@ class RuleTests(SynchronousTestCase):
                 )
 
     def dealings(self, awake: int = 24) -> dict[str, Dealing]:
-        base = duckdb.connect()
-        base.register("it", pa.Table.from_pylist(self.rows))
-
-        def ask(sql: str) -> list[dict[str, Any]]:
-            credited = self_dealing._CREDITED.format(receipts="SELECT * FROM it")
-            return base.sql(credited + sql).to_arrow_table().to_pylist()
-
-        found = judge(ask(self_dealing._PAIRS), ask(self_dealing._HOURS), dict.fromkeys((S1, S2, S3), awake))
-        base.close()
-        return {one.server: one for one in found}
+        return {one.server: one for one in judged(pa.Table.from_pylist(self.rows), awake)}
 
     def flags(self, **options: int) -> dict[str, list[str]]:
         return {server: one.flags for server, one in self.dealings(**options).items() if one.flags}
@@ -134,6 +143,39 @@ class RuleTests(SynchronousTestCase):
 
     def test_a_day_without_receipts(self) -> None:
         self.assertEqual(judge([], [], {}), [])
+
+
+FLAGS = {"closed group": "self-dealing", "burst": "burst"}
+
+
+class PlantedTests(SynchronousTestCase):
+    """Simulated networks; ``long_simulated`` asks the same of tables that were computed."""
+
+    def check(self, seed: int) -> None:
+        last = date(2026, 3, 10)
+        simulation = Simulation(spark(), Network(3000, 13, 60, 2, seed, last))
+        planted = befalls_servers(13, last, 2)
+        wanted = {(one.kind, one.about, one.day) for one in planted if one.kind in FLAGS.values()}
+        self.assertEqual(len(wanted), 3)
+        lines = receipt_lines(simulation.stage).toArrow()["value"].to_pylist()
+        rows = [row | {"hour": row["ts"] // 3_600_000 % 24} for row in map(json.loads, lines)]
+        found = set()
+        for back in range(2):
+            day = last - timedelta(back)
+            of_day = [row for row in rows if row["ts"] // DAY_MS == (day - date(1970, 1, 1)).days]
+            dealings = judged(pa.Table.from_pylist(of_day))
+            self.assertEqual(len(dealings), 13)
+            found |= {(FLAGS[flag], one.server, day) for one in dealings for flag in one.flags}
+        self.assertEqual(found, wanted)
+
+    def test_seed_1_flags_what_is_planted_and_nobody_else(self) -> None:
+        self.check(1)
+
+    def test_seed_2_flags_what_is_planted_and_nobody_else(self) -> None:
+        self.check(2)
+
+    def test_seed_3_flags_what_is_planted_and_nobody_else(self) -> None:
+        self.check(3)
 
 
 class CommandTests(SynchronousTestCase):
