@@ -137,11 +137,11 @@ class TablesTests(LakeCase):
         self.assertEqual(found["Ends of transports"].verdict, str(total))
 
     def test_the_explanation_gives_the_limits_of_self_dealing(self) -> None:
-        found = self.sections(S1)["Self-dealing"]
+        found = self.sections(S2)["Self-dealing"]
         self.assertEqual(found.verdict, "no sign of it")
         text = "\n".join(found.lines)
         self.assertIn(
-            "2 of 2 clients deal with nobody else: 15,000 of 15,000 credited bytes, 100.0 % (limit 25 %", text
+            "2 of 2 clients deal with nobody else: 2,000,000 of 2,000,000 credited bytes, 100.0 % (limit 25 %", text
         )
         self.assertIn("2 servers have credit (at least 3)", text)
 
