@@ -25,7 +25,7 @@ from dmsg.analytics import jobs
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.listing import spool_source
 from dmsg.analytics.runs import Claim
-from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.schemas import GOLD, REGISTER
 from dmsg.analytics.session import SHUFFLE_PARTITIONS, find_java
 from tests.analytics.comparison import compare
 from tests.analytics.support import DAY, S1, Boot, LakeCase, spark, write_file
@@ -385,7 +385,7 @@ class TurnTests(LakeCase):
             query.stop()
 
         def events() -> tuple[int, int]:
-            rows = self.pipeline().lake.bronze()
+            rows = self.pipeline().lake.bronze().where(f"family <> '{REGISTER}'")
             return rows.count(), rows.where("type = 'heartbeat'").count()
 
         write_file(self.spool / "events-1.jsonl.gz", first)
