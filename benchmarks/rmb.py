@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.bare import bare_connects
 from benchmarks.machine import Entity, away, cores
+from dmsg.net.websocket import frames
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
-from dmsg.rmb.socket import frames
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity

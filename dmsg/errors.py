@@ -121,7 +121,9 @@ class DropReason(Enum):
     HANDSHAKE_FAILED = "handshake_failed"
     HANDSHAKE_EVICTED = "handshake_evicted"
     HANDSHAKE_ABANDONED = "handshake_abandoned"
+    HTTP_REQUEST = "http_request"
     # These end an established connection.
+    BAD_WEBSOCKET = "bad_websocket"
     BAD_RECORD = "bad_record"
     REPLAYED_RECORD = "replayed_record"
     NONCES_USED_UP = "nonces_used_up"

@@ -15,8 +15,8 @@ from dmsg.messaging.core.events import Opened as MessagingOpened, Requested as M
 from dmsg.messaging.core.relay import Relay as MessagingRelay
 from dmsg.messaging.core.table import ClientConnection as MessagingConnection
 from dmsg.messaging.core.wire import Profile, encode_frame as messaging_frame
+from dmsg.net.websocket import frames as websocket
 from dmsg.noise.records import RecordOpener, RecordSealer
-from dmsg.rmb.socket import frames as websocket
 from dmsg.v2019.core.events import DataReceived, Requested
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.table import ClientConnection

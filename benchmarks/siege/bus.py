@@ -10,7 +10,7 @@ from itertools import count
 from benchmarks.machine import Entity, away
 from benchmarks.rmb import KEY, Twins, WebSocket
 from benchmarks.siege.scene import ENEMY, Attack, Scene, again, silent, until
-from dmsg.rmb.socket import frames
+from dmsg.net.websocket import frames
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity

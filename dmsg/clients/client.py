@@ -29,6 +29,7 @@ from dmsg.discovery.lookup.nameplates import Nameplate, claim, find
 from dmsg.errors import CloseReason, ConnectFailed, ConnectTimeout, DiscoveryError, DmsgTimeout, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.flush import TurnFlush
+from dmsg.net.links.race import CarrierMemory
 from dmsg.net.reactor import Reactor
 from dmsg.net.retry import retry_delay
 from dmsg.net.streams.address import DmsgAddress
@@ -83,6 +84,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         )
         self._random: Random = random or SystemRandom()
         self._turn = TurnFlush(reactor)
+        self._carriers = CarrierMemory()
         self.factories: dict[int, IProtocolFactory] = {}
         """Factories that accept streams, by port."""
         self._entries = Entries(reactor, self._lookups)

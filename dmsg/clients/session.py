@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import CloseReason, DmsgTimeout, DropReason, RemoteProtocolError, TransportClosed
 from dmsg.keys import PubKey
+from dmsg.net.carriers.names import PLAIN, Carrier
 from dmsg.net.flush import TurnFlush
 from dmsg.net.isolate import call_isolated, dispatch
 from dmsg.net.links.link import Link
@@ -70,6 +71,8 @@ class Session:
     :ivar writable: whether the link accepts more data; False while it is congested.
     :ivar leaving: whether the server announced that it is leaving.
     :ivar why_lost: reason why the connection was lost.
+    :ivar carrier: carrier by which the server was reached.
+    :ivar carriers_failed: error messages of the carriers that did not work.
     :ivar refused_extension: whether the server ended the connection at an extension that its entry offers.
     """
 
@@ -94,6 +97,8 @@ class Session:
         self.refused_extension = False
         self.lost: Deferred[None] = Deferred()
         self.keeper: SessionKeeper | None = None
+        self.carrier = PLAIN
+        self.carriers_failed: Mapping[Carrier, str] = {}
 
     # --- hooks of a family ---
 

@@ -22,6 +22,8 @@ from dmsg.messaging.core.dialect import Acks, dialect_of
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.dial import SessionEndpoint
 from dmsg.messaging.session import ClientSession
+from dmsg.net.addresses import parse_address
+from dmsg.net.carriers.names import carriers_of
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 
@@ -162,4 +164,6 @@ class Client(DelegatedClient[ClientSession]):
             self.dialect,
             lambda: self.factories.get(0),
             doorman=self._doorman,
+            carriers=carriers_of(features(entry.version), parse_address(entry.server.address)[1]),
+            memory=self._carriers,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory, IReactorTime
@@ -13,11 +13,12 @@ from dmsg.messaging.core.dialect import Dialect
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
 from dmsg.messaging.session import ClientSession
+from dmsg.net.carriers.endpoint import carrier_endpoint
+from dmsg.net.carriers.names import PLAIN, Carrier
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.connect import LinkClientEndpoint
 from dmsg.net.links.link import MakeUser, OnFailure
 from dmsg.net.links.plain import PlainLink
-from dmsg.net.outgoing import tcp_endpoint
+from dmsg.net.links.race import CarrierMemory, CarrierRace
 
 HANDSHAKE_ROUND_TRIPS = 3
 """Number of round trips that TCP and the four handshake frames take, from which one round trip is estimated."""
@@ -38,8 +39,13 @@ class SessionEndpoint:
         *,
         doorman: HandshakeLimits | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
+        carriers: Sequence[Carrier] = (PLAIN,),
+        memory: CarrierMemory | None = None,
     ) -> None:
         """:param address: the server's ``host:port``.
+
+        :param carriers: ways to reach the server.
+        :param memory: remembers which way worked.
 
         :param doorman: rate limits; see :class:`~dmsg.messaging.session.ClientSession`.
         :param timeout: seconds for TCP, and again for the handshake.
@@ -53,7 +59,12 @@ class SessionEndpoint:
         self._accept = accept
         self._doorman = doorman
         self._timeout = timeout
-        self._endpoint = tcp_endpoint(reactor, address, timeout)
+        self._memory = memory or CarrierMemory()
+        # Frames of channels are not encrypted on the link, so a websocket has to mask them.
+        self._endpoints = {
+            carrier: carrier_endpoint(reactor, address, carrier, encrypted=False, timeout=timeout)
+            for carrier in carriers
+        }
 
     def open(self) -> Deferred[ClientSession]:
         """Connect; fires with a session once the server has proved its key and accepted the client's."""
@@ -82,4 +93,13 @@ class SessionEndpoint:
             session.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
             return session
 
-        return LinkClientEndpoint(self._reactor, self._endpoint, make_link).connect(make_session)
+        carriers = self._memory.order(self._server, list(self._endpoints))
+        race = CarrierRace(self._reactor, carriers, self._endpoints.__getitem__, make_link)
+
+        def connected(session: ClientSession) -> ClientSession:
+            assert race.used is not None
+            session.carrier, session.carriers_failed = race.used, race.failed
+            self._memory.worked(self._server, race.used)
+            return session
+
+        return race.connect(make_session).addCallback(connected)

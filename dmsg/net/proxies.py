@@ -26,6 +26,7 @@ from zope.interface import implementer
 
 from dmsg.base.printable import shorten
 from dmsg.errors import DmsgError
+from dmsg.net.protocols import change_protocol
 
 VARIABLES = ("DMSG_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 """Variables that name a proxy; the first one that is set counts."""
@@ -217,7 +218,7 @@ class _Handshake(Protocol):
         if protocol is None:
             raise self._error("connected, but nobody wants the connection any more")
         # From here on the transport belongs to the protocol that wanted it, as if it had connected itself.
-        transport.protocol = protocol  # type: ignore[attr-defined]
+        change_protocol(transport, protocol)
         protocol.makeConnection(transport)
         rest, self._received = self._received, b""
         self.opened.callback(protocol)

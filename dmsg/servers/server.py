@@ -13,9 +13,11 @@ from twisted.python.failure import Failure
 
 from dmsg.base.memory import Memory
 from dmsg.base.policing import ClientLimits
+from dmsg.discovery.entries.entry import features, with_feature
 from dmsg.errors import DropReason
 from dmsg.keys import SecKey
 from dmsg.net.addresses import parse_address
+from dmsg.net.carriers.names import WEBSOCKET_HERE, carriers_of
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
@@ -74,10 +76,11 @@ class RelayServer(ListeningService):
             key,
             settings.discovery,
             settings.random or SystemRandom(),
-            mark=mark,
+            mark=lambda version: self._with_carriers(mark(version)),
             available=lambda: self.factory.places,
         )
         self.registration.address = public_address
+        factory.trusted_proxies = tuple(settings.trusted_proxies)
         self._looking: Deferred[None] | None = None
         self.reachable: bool | None = None
         """Whether the server reached itself at its public address; None before the check."""
@@ -105,6 +108,15 @@ class RelayServer(ListeningService):
             "shared_with": self.registration.shared_with,
             "connections": len(self.factory.sessions),
         }
+
+    def _with_carriers(self, version: str) -> str:
+        """Name the carriers of this server in the version of its entry, instead of those of its last entry."""
+        here = {WEBSOCKET_HERE, *self.settings.carriers}
+        for carrier in carriers_of(features(version)):
+            version = with_feature(version, carrier.feature, carrier in here)
+        for carrier in here:
+            version = with_feature(version, carrier.feature)
+        return version
 
     # --- service ---
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from random import Random
 
 from dmsg.base.options import LIMITS, NETWORK, SECONDS, Number, Text, checked_by, option
 from dmsg.base.urls import URL
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.net.addresses import parse_address
+from dmsg.net.carriers.names import Carrier, parse_carrier
 from dmsg.pages.settings import PageSettings
 from dmsg.servers.admission import Admission
 
@@ -30,6 +32,22 @@ class ServerSettings(PageSettings):
         None,
         "HOST:PORT at which clients reach this server",
         Text("HOST:PORT", checked_by(parse_address)),
+        group=NETWORK,
+    )
+    carriers: Sequence[Carrier] = option(
+        (),
+        "Other way to reach this server at the host of --public-address: wss:PORT or tls:PORT; repeatable",
+        Text("wss:PORT or tls:PORT", parse_carrier),
+        name="carrier",
+        repeated=True,
+        group=NETWORK,
+    )
+    trusted_proxies: Sequence[IPv4Network | IPv6Network] = option(
+        (),
+        "Address or network of a reverse proxy that names clients in X-Forwarded-For; repeatable",
+        Text("ADDRESS[/BITS]", ip_network),
+        name="trusted-proxy",
+        repeated=True,
         group=NETWORK,
     )
     discovery: Sequence[str] | Lookups = option(

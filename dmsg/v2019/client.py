@@ -20,7 +20,7 @@ from dmsg.base.bounded_tables import remember
 from dmsg.base.memory import CLIENTS, Memory
 from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening, log_warning
 from dmsg.clients.server_choice import ANY, ServerChoice, ServerChoiceOptions
-from dmsg.discovery.entries.entry import Entry
+from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import (
     CloseReason,
@@ -31,6 +31,8 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.addresses import parse_address
+from dmsg.net.carriers.names import carriers_of
 from dmsg.net.pacing import PacedQueue
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
@@ -277,6 +279,8 @@ class Client(DelegatedClient[ClientSession]):
             pings=lambda: self._carries_secure(entry),
             no_pings=lambda: self._is_plain(entry),
             receipts=self.streams.receipts and entry.offers(RECEIPT_FEATURE),
+            carriers=carriers_of(features(entry.version), parse_address(entry.server.address)[1]),
+            memory=self._carriers,
         )
 
     def _is_plain(self, entry: Entry) -> None:
@@ -353,15 +357,15 @@ class Client(DelegatedClient[ClientSession]):
 
         :raises DmsgError: the look-up failed, and no earlier entry is known.
         """
-        features = (FEATURE, UPGRADE_FEATURE)
+        decisive = (FEATURE, UPGRADE_FEATURE)
         try:
             entry = await self._entries.get(remote)
         except DmsgError:
-            known = frozenset(feature for feature in features if (remote, feature) in self._seen)
+            known = frozenset(feature for feature in decisive if (remote, feature) in self._seen)
             if not known:
                 raise  # An attacker who blocks the look-up must not get a plain transport.
             return known
-        return frozenset(feature for feature in features if self._offers(remote, entry, feature))
+        return frozenset(feature for feature in decisive if self._offers(remote, entry, feature))
 
     # --- resuming ---
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.carriers.endpoint import carrier_endpoint
+from dmsg.net.carriers.names import PLAIN, Carrier
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.link import HANDSHAKE_TIMEOUT
-from dmsg.net.links.records import RecordClientEndpoint
-from dmsg.net.outgoing import tcp_endpoint
+from dmsg.net.links.link import HANDSHAKE_TIMEOUT, MakeUser, OnFailure
+from dmsg.net.links.race import CarrierMemory, CarrierRace
+from dmsg.net.links.records import RecordLink
+from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams
 
@@ -37,8 +40,12 @@ class SessionEndpoint:
         pings: Callable[[], bool] = lambda: False,
         no_pings: Callable[[], None] = lambda: None,
         receipts: bool = False,
+        carriers: Sequence[Carrier] = (PLAIN,),
+        memory: CarrierMemory | None = None,
     ) -> None:
         """:param address: ``host:port``.
+        :param carriers: ways to reach the server.
+        :param memory: remembers which way worked.
         :param pings: returns whether the server is known to support PING and secure transports.
         :param no_pings: callback invoked when a connection shows that the server supports neither.
         :param receipts: whether the server gets receipts.
@@ -49,12 +56,20 @@ class SessionEndpoint:
         self._turn = turn
         self._key = key
         self._server = server
-        self._endpoint = tcp_endpoint(reactor, address, timeout)
+        self._memory = memory or CarrierMemory()
+        self._endpoints = {
+            carrier: carrier_endpoint(reactor, address, carrier, encrypted=True, timeout=timeout)
+            for carrier in carriers
+        }
         self._streams = streams
         self._pings = pings
         self._no_pings = no_pings
         self._receipts = receipts
         self._timeout = timeout
+
+    def _make_link(self, make_user: MakeUser, failed: OnFailure) -> RecordLink:
+        handshake = XKHandshake(self._key, self._server)
+        return RecordLink(self._reactor, self._turn, handshake, make_user, failed=failed, timeout=self._timeout)
 
     def open(self) -> Deferred[ClientSession]:
         """Connect; the Deferred fires with a session that the server has confirmed."""
@@ -62,10 +77,9 @@ class SessionEndpoint:
 
     async def _open(self) -> ClientSession:
         started = self._reactor.seconds()
-        noise = RecordClientEndpoint(
-            self._reactor, self._endpoint, self._turn, self._key, self._server, timeout=self._timeout
-        )
-        session = await noise.connect(
+        carriers = self._memory.order(self._server, list(self._endpoints))
+        race = CarrierRace(self._reactor, carriers, self._endpoints.__getitem__, self._make_link)
+        session = await race.connect(
             lambda remote: ClientSession(
                 self._reactor,
                 self._turn,
@@ -88,6 +102,9 @@ class SessionEndpoint:
             raise
         if not session.connected:  # The connection was lost before this coroutine waited for it.
             raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
+        assert race.used is not None
+        session.carrier, session.carriers_failed = race.used, race.failed
+        self._memory.worked(self._server, race.used)
         session.pings.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
         if self._pings():
             session.lost.addCallback(lambda _: self._no_pings() if session.refused_extension else None)

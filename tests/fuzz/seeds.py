@@ -8,9 +8,9 @@ from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
 from dmsg.discovery.entries.rules import Deletion
 from dmsg.messaging.core.agreement import Proposal
 from dmsg.messaging.core.wire import Profile, encode_close, encode_closed, encode_open, send_head
+from dmsg.net.websocket import frames
 from dmsg.noise.records import RecordSealer
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
-from dmsg.rmb.socket import frames
 from dmsg.streams.core.agreement import Hello, Proposal as SecureProposal, Resume
 from dmsg.telemetry.receipts import RECEIPT_SIZE
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, PING, REQUEST, Frame

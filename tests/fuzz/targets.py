@@ -23,11 +23,11 @@ from dmsg.messaging.core.relay import Relay as MessagingRelay
 from dmsg.messaging.core.table import ClientConnection as MessagingClient
 from dmsg.messaging.core.wire import Profile
 from dmsg.net.addresses import block_of, forwarded_client, literal, parse_address
+from dmsg.net.websocket import frames
+from dmsg.net.websocket.upgrade import plain_upgrade
 from dmsg.noise.records import MAX_RECORD, RecordOpener, RecordSealer
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import EnvelopeError, TokenError
-from dmsg.rmb.socket import frames
-from dmsg.rmb.socket.plain_upgrade import plain_upgrade
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.twin import Twin
 from dmsg.streams.core.agreement import Hello

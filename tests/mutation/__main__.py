@@ -26,7 +26,13 @@ FAMILIES: dict[str, tuple[list[str], list[str]]] = {
     "streams": (["streams/core/*"], ["tests.streams", "tests.v2019"]),
     "messaging": (["messaging/core/*"], ["tests.messaging"]),
     "rmb": (
-        ["rmb/envelope/[!e]*", "rmb/twins/*", "rmb/socket/f*", *(f"rmb/relay/{name}" for name in _RMB_RELAY)],
+        [
+            "rmb/envelope/[!e]*",
+            "rmb/twins/*",
+            "rmb/socket/fragments",
+            "net/websocket/frames",
+            *(f"rmb/relay/{name}" for name in _RMB_RELAY),
+        ],
         ["tests.rmb", "tests.test_keys", "tests.test_signed"],
     ),
     "noise": (["noise/*"], ["tests.noise", "tests.messaging.core.test_secure", "tests.v2019.test_vectors"]),

@@ -6,6 +6,7 @@ _CODES = "dmsg/apps/codes"
 _MESSAGING = "dmsg/messaging/core"
 _NOISE = "dmsg/noise"
 _RMB = "dmsg/rmb"
+_NET = "dmsg/net"
 _STREAMS = "dmsg/streams/core"
 _V2019 = "dmsg/v2019/core"
 
@@ -160,9 +161,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "after = batch[- 0].id",
     ): "the rest of the batch is read again, and left out again",
     (f"{_RMB}/relay/rules.py", "if len(others) == len(relays):", "if len(others) >= len(relays):"): _AT_MOST,
-    (f"{_RMB}/socket/frames.py", "self._want = 0", ANY): _SET_BEFORE,
-    (f"{_RMB}/socket/frames.py", "elif length == 127:", "elif length >= 127:"): _AT_MOST,
-    (f"{_RMB}/socket/frames.py", "if head > 2:", "if head > 3:"): "a head has 2, 4 or 10 bytes",
+    (f"{_NET}/websocket/frames.py", "self._want = 0", ANY): _SET_BEFORE,
+    (f"{_NET}/websocket/frames.py", "elif length == 127:", "elif length >= 127:"): _AT_MOST,
+    (f"{_NET}/websocket/frames.py", "if head > 2:", "if head > 3:"): "a head has 2, 4 or 10 bytes",
     (
         f"{_RMB}/twins/identity.py",
         'data = int(junction).to_bytes(8, "little")',

@@ -14,12 +14,12 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from dmsg.net.turn_share import STEPS
+from dmsg.net.websocket import frames
 from dmsg.rmb.errors import Drop, IdentityError, RegistryUnavailable
 from dmsg.rmb.registry.client import HTTPRegistry
 from dmsg.rmb.relay import periodic, sessions, site
 from dmsg.rmb.relay.queue.interface import BATCH_BYTES, QueueLimits
 from dmsg.rmb.relay.server import open_queue
-from dmsg.rmb.socket import frames
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import parse_account

@@ -14,12 +14,12 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.threads import deferToThread
 
 from dmsg.net.socketopts import held_bytes, queued_bytes
+from dmsg.net.websocket import frames
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
 from dmsg.rmb.relay import delivery, lookups, periodic, site, switch
 from dmsg.rmb.relay.metrics import RelayMetrics
 from dmsg.rmb.relay.queue.interface import QueueLimits
-from dmsg.rmb.socket import frames
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from tests.rmb.network import MemoryCase, RawTwin, RmbCase, queue_of

@@ -12,12 +12,14 @@ from typing import Protocol, cast
 from twisted.internet import protocol
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
-from twisted.internet.interfaces import IAddress, IReactorTime, ITCPTransport
+from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEndpoint, ITCPTransport
 from twisted.python.failure import Failure
 
 from dmsg.discovery.entries.entry import Entry, features
 from dmsg.errors import HandshakeError
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.carriers.endpoint import over_carrier
+from dmsg.net.carriers.names import PLAIN, Carrier
 from dmsg.noise.xk import XKHandshake
 
 CONNECT_TIMEOUT = 3.0
@@ -110,14 +112,21 @@ class _Factory(protocol.Factory):
         return _Prover(self._opening)
 
 
-async def reach(reactor: IReactorTime, host: str, port: int, opening: Opening | None) -> None:
+async def reach(
+    reactor: IReactorTime, host: str, port: int, opening: Opening | None, carrier: Carrier = PLAIN, name: str = ""
+) -> None:
     """Return once the server has proved its key, or, without an opening, once a connection is made.
 
     :param host: IP address, not a name.
+    :param carrier: carrier at the port.
+    :param name: host of the server's address, as TLS and HTTP name it.
     :raises HandshakeError: the server does not have the key.
     :raises Exception: Twisted's connection errors, and TimeoutError.
     """
     kind = TCP6ClientEndpoint if ":" in host else TCP4ClientEndpoint
-    prover = await kind(reactor, host, port, timeout=CONNECT_TIMEOUT).connect(_Factory(opening))
+    endpoint: IStreamClientEndpoint = kind(reactor, host, port, timeout=CONNECT_TIMEOUT)
+    if opening is not None and carrier != PLAIN:
+        endpoint = over_carrier(reactor, endpoint, name, port, carrier, encrypted=True, timeout=CONNECT_TIMEOUT)
+    prover = await endpoint.connect(_Factory(opening))
     assert isinstance(prover, _Prover)
     await prover.done.addTimeout(PROOF_TIMEOUT, reactor)

@@ -35,12 +35,13 @@ from dmsg.discovery.checks import proof
 from dmsg.discovery.checks.limits import Allowance, CheckPostponed, NameResolver, ProvedHosts
 from dmsg.discovery.checks.proof import OPENINGS, Opening, Openings, openings_of
 from dmsg.discovery.entries.dialects import decode
-from dmsg.discovery.entries.entry import Entry
+from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.entries.rules import NEVER
 from dmsg.discovery.store.base import DueServer, IEntryStore
 from dmsg.errors import DmsgError, EntryError, HandshakeError
 from dmsg.net.addresses import Address, block_of, kind_of, literal, parse_address
 from dmsg.net.blocks import blocks_of
+from dmsg.net.carriers.names import PLAIN, Carrier, carriers_of
 from dmsg.net.fair_queue import FairQueue, QueueCrowded
 from dmsg.net.retry_loop import RetryLoop
 
@@ -132,13 +133,21 @@ def _read(address: str) -> tuple[Address | None, str, int] | None:
 
 
 class _CheckedAddress(NamedTuple):
-    """Target of a check: an address as a number, a port, the poster's address block, and whether the server is
-    listed."""
+    """Target of a check.
+
+    :ivar number: address as a number.
+    :ivar place: address block of the poster.
+    :ivar listed: whether the server is listed.
+    :ivar carrier: carrier at the port, as the entry says.
+    :ivar name: host of the server's address.
+    """
 
     number: str
     port: int
     place: str
     listed: bool
+    carrier: Carrier
+    name: str
 
 
 _Target = tuple[str, int, str]
@@ -155,8 +164,8 @@ class ServerChecks:
     :param openings: handshakes by which servers can prove their keys.
     :param anywhere: check private addresses whoever posted them.
     :param checked_at: address at which a server is checked instead of that of its entry, by its key in hexadecimal.
-    :param reach: connects to a host and a port, with an opening or None. Its deferred fires if the server is right, and
-        fails otherwise.
+    :param reach: connects to a host and a port, with an opening or None, by a carrier, for which the last argument is
+        the host's name. Its deferred fires if the server is right, and fails otherwise.
     :ivar looked: number of connections attempted.
     """
 
@@ -171,7 +180,7 @@ class ServerChecks:
         openings: Openings = OPENINGS,
         anywhere: bool = False,
         checked_at: Mapping[str, str] = MappingProxyType({}),
-        reach: Callable[[str, int, Opening | None], Awaitable[object]] | None = None,
+        reach: Callable[[str, int, Opening | None, Carrier, str], Awaitable[object]] | None = None,
         random: Random | None = None,
     ) -> None:
         self._random = random or Random()
@@ -309,9 +318,10 @@ class ServerChecks:
         numbers = [one for one in candidates if kind_of(one) in kinds]
         if not numbers:
             return "its address is not one that is looked at for who posted it" if candidates else "no such host"
+        carrier = PLAIN if override else carriers_of(features(entry.version), port)[0]
         why = ""
         for one in numbers[:2]:
-            why = await self._ask(_CheckedAddress(str(one), port, place, listed), entry, refreshes)
+            why = await self._ask(_CheckedAddress(str(one), port, place, listed, carrier, host), entry, refreshes)
             if not why:
                 if number is None:
                     self._names.led_to_a_server(host, [one])
@@ -413,7 +423,7 @@ class ServerChecks:
         self.looked += 1
         self._results.pop((number, port, ""), None)
         try:
-            reaching: Deferred[object] = maybeDeferred(self._reach, number, port, opening)
+            reaching: Deferred[object] = maybeDeferred(self._reach, number, port, opening, way.carrier, way.name)
             await reaching.addTimeout(SHORT_PATIENCE if self._is_short(way) else PATIENCE, self._reactor)
         except CancelledError:
             if self._stopped:

@@ -8,6 +8,8 @@ from a few addresses.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from ipaddress import IPv4Network, IPv6Network
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
@@ -19,8 +21,11 @@ from twisted.python.failure import Failure
 from dmsg.base.buckets import RateLimit
 from dmsg.base.policing import ClientLimits
 from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.net.addresses import Address, literal
 from dmsg.net.blocks import BlockCounts, blocks_of
+from dmsg.net.carriers.requests import is_http
 from dmsg.net.isolate import call_isolated
+from dmsg.net.links.http_first import HTTPFirst
 from dmsg.net.links.link import Link
 from dmsg.net.links.refusal_log import RefusalLog
 from dmsg.net.turn_share import TurnShare
@@ -59,7 +64,14 @@ SEARCH_AGAIN = 1.0
 """Seconds for which the list of blocks with most clients is reused to find an idle client. Making the list takes
 milliseconds, and a newcomer could cause this work again and again for nearly nothing.
 """
-_SILENT = frozenset({DropReason.HANDSHAKE_ABANDONED, DropReason.DRAINING, DropReason.TOO_MANY_CONNECTIONS})
+_SILENT = frozenset(
+    {
+        DropReason.HANDSHAKE_ABANDONED,
+        DropReason.HTTP_REQUEST,
+        DropReason.DRAINING,
+        DropReason.TOO_MANY_CONNECTIONS,
+    }
+)
 """Reasons that are not logged each time: a port scan is not worth a line."""
 
 _log = Logger()
@@ -127,6 +139,8 @@ class Acceptor(Factory):
         self.connections_opened = 0
         self.tuned = False
         """Whether accepted sockets inherit the options of the listening ones."""
+        self.trusted_proxies: Sequence[IPv4Network | IPv6Network] = ()
+        """Addresses of reverse proxies that name the client's address in X-Forwarded-For."""
         self._drained: Deferred[None] | None = None
 
     # --- hooks of a family ---
@@ -297,7 +311,8 @@ class Acceptor(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> Link | None:
         host = getattr(addr, "host", None)
-        block = None if host is None else blocks_of(host)[0].name
+        # The address of a trusted proxy says nothing about the client, which is counted when the proxy has named it.
+        block = None if host is None or self._is_trusted(host) else blocks_of(host)[0].name
         refusal = self._refusal(block)
         if refusal is not None:
             self._refused(refusal, host)
@@ -311,18 +326,51 @@ class Acceptor(Factory):
         link.is_server_side = True
         link.share = self.share
         link.active_links = self.active_links
+        link.first_bytes = self._first_bytes
+        self._handshakes[link] = None
+        if refusal is not None:
+            self._refused_links[link] = refusal
+        self._count(link, block)
+        return link
+
+    def _count(self, link: Link, block: str | None) -> None:
+        """Count a link at its block of addresses."""
         # Behind a proxy all come from one address, so each connection is an owner of its own.
         link.owner = block if block is not None and self._by_block else id(link)
         blocks = blocks_of(block) if block is not None and self._by_block else ()
         link.places = tuple(one.name for one in reversed(blocks)) or (id(link),)
-        self._handshakes[link] = None
-        if refusal is not None:
-            self._refused_links[link] = refusal
         if block is not None:
             self._of_address.add(block)
             self._addresses[link] = block
             self._shaking_of.add(block)
-        return link
+
+    # --- websockets ---
+
+    def _first_bytes(self, link: Link, data: bytes) -> bool:
+        if not is_http(data):
+            return False
+        link.first_bytes = HTTPFirst(self._reactor, self._client_named).received
+        return link.first_bytes(link, data)
+
+    def _client_named(self, link: Link, host: str) -> DropReason | None:
+        """Count a link at the address that a proxy names, and return why it is refused, or None.
+
+        :param host: address, empty if the proxy names none.
+        """
+        if not self._is_trusted(link.address) or link in self._addresses or literal(host) is None:
+            return None
+        block = blocks_of(host)[0].name
+        refusal = self._refusal(block)
+        if refusal is None:
+            link.address = host
+            self._count(link, block)
+        return refusal
+
+    def _is_trusted(self, host: str) -> bool:
+        if not self.trusted_proxies:
+            return False
+        address: Address | None = literal(host)
+        return address is not None and any(address in network for network in self.trusted_proxies)
 
     def _make_room(self) -> None:
         """Evict one handshake, so that silent connections cannot keep honest clients out.

@@ -20,6 +20,7 @@ from zope.interface import implementer
 
 from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey
+from dmsg.net.carriers.transport import IUnpacks, WebSocketTransport, tcp_of
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.interfaces import LinkHandshake, LinkUser
 from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_kept
@@ -35,6 +36,7 @@ from dmsg.net.socketopts import (
     write_now,
 )
 from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
+from dmsg.net.websocket.byte_stream import StreamError
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds from the TCP connection to the last handshake message; then the link is closed (reference of 2019: 10 s)."""
@@ -46,6 +48,10 @@ DIRECT_SIZE = 16 * 1024
 """Size in bytes from which data are sealed or written directly instead of being collected."""
 HIGH_WATER = 256 * 1024
 """High-water mark in unsent bytes. Above it the link is congested until its queue is empty."""
+FRAMES_A_READ = 1024
+"""Maximum number of websocket frames of one read that are processed at once. The rest waits for the next turn, because
+small frames cost more time than their bytes.
+"""
 MAX_TAIL = 65540
 """Maximum size of an unfinished frame in bytes."""
 
@@ -55,9 +61,11 @@ MakeUser = Callable[[PubKey], "LinkUser[Link]"]
 """Factory of the user of a link, called with the peer's key when the handshake is done."""
 OnFailure = Callable[["Link", Failure], None]
 """Callback called once with a link whose handshake failed, and the cause."""
+OnFirstBytes = Callable[["Link", bytes], bool]
+"""Callback called with a link and the first bytes that it received."""
 
 
-@implementer(IPushProducer)
+@implementer(IPushProducer, IUnpacks)
 class Link(HeldReading, TurnTaker, TwistedProtocol):
     """Connection of two peers. For a relay it is also the port of the peer.
 
@@ -90,6 +98,10 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     """
     owner: Hashable = None
     """Owner in whose name the work of this link is counted in ``share``."""
+    first_bytes: OnFirstBytes | None = None
+    """Callback called with what arrives first, until it returns False: from then on the handshake gets the bytes."""
+    in_websocket: WebSocketTransport | None = None
+    """Transport of a link inside a websocket; None for other links."""
     _waits = False
     places: Sequence[Hashable] = ()
     """Blocks of addresses of the peer, the widest first. Behind a proxy, the connection itself."""
@@ -128,6 +140,19 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._held: deque[bytes] = deque()
         self._left = False
         self._error: RemoteProtocolError | None = None
+        self._tcp: object = None
+        """Transport of TCP, whatever the link lies in."""
+
+    def enter_websocket(self, carrier: WebSocketTransport, data: bytes = b"") -> None:
+        """Read and write inside a websocket from now on.
+
+        :param carrier: transport whose TCP connection delivers its bytes to this link.
+        :param data: bytes that arrived behind the upgrade.
+        """
+        self.in_websocket = carrier
+        self.transport = carrier  # type: ignore[assignment]
+        if data:
+            self._take(data)
 
     # --- hooks of the kind of link ---
 
@@ -156,15 +181,18 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     # --- Twisted's side ---
 
     def connectionMade(self) -> None:
+        if isinstance(self.transport, WebSocketTransport):
+            self.in_websocket = self.transport
+        self._tcp = tcp_of(self.transport)
         if self._tuned:
-            send_more(self.transport)
+            send_more(self._tcp)
         else:
-            tune(self.transport)
+            tune(self._tcp)
         self.made_at = self._reactor.seconds()
         # The address is read now, because a closed socket no longer knows it.
         self.address = str(getattr(self.transport.getPeer(), "host", "")) if self.transport is not None else ""
         self._timer = self._reactor.callLater(self._timeout, self._on_timeout)
-        read_kept(self.transport, self._received, self._may_read)
+        read_kept(self._tcp, self._received, self._may_read)
         self._send_handshake()
 
     def dataReceived(self, data: bytes) -> None:
@@ -189,9 +217,39 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             self._spend(self._take, data)
 
     def _take(self, data: bytes | memoryview) -> None:
+        if self.in_websocket is not None:
+            self._take_frames(self.in_websocket, memoryview(data))
+        else:
+            self._take_bytes(data)
+
+    def _take_frames(self, carrier: WebSocketTransport, data: memoryview) -> None:
+        """Process the payload of the frames in one read of a websocket."""
+        reader = carrier.reader
+        start, frames = 0, FRAMES_A_READ
+        try:
+            while start < len(data) and not self._left and self.ended_for is None and not self._gone:
+                piece, start = reader.read(data, start, 1)
+                if piece:
+                    self._take_bytes(piece)
+                frames -= 1
+                if not frames:
+                    break
+        except StreamError as error:
+            self._peer_erred(RemoteProtocolError(DropReason.BAD_WEBSOCKET, str(error)))
+            return
+        carrier.answer()
+        if reader.closed:
+            self.transport.loseConnection()  # type: ignore[union-attr]
+        elif start < len(data):
+            self._held.appendleft(bytes(data[start:]))
+            self._next_turn()
+
+    def _take_bytes(self, data: bytes | memoryview) -> None:
         try:
             if not self._up:
-                self._receive_handshake(bytes(data))
+                if self.first_bytes is None or not self.first_bytes(self, bytes(data)):
+                    self.first_bytes = None
+                    self._receive_handshake(bytes(data))
             elif len(data) <= READ_SIZE:
                 self._receive(data)
             else:
@@ -211,11 +269,13 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         if self.active_links is not None:
             self.active_links.discard(self)
         self._cancel_timer()
+        if self.in_websocket is not None:
+            self.in_websocket.stop()
         self.left_behind = max(self.left_behind, self.queued())
         self._pending.clear()
         self._outgoing()
         self._written()
-        forget_unsent(self.transport)
+        forget_unsent(self._tcp)
         user, self._user = self._user, None
         if user is not None:
             user.link_lost(reason)
@@ -256,7 +316,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         # Frames may have come with the last handshake message; the user must know the link before they arrive.
         rest = handshake.trailing_data()
         if rest and self.ended_for is None:
-            self._take(rest)
+            self._take_bytes(rest)
 
     def _on_timeout(self) -> None:
         self._timer = None
@@ -385,13 +445,13 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         if self._congested:
             self._since_congested += size
         else:
-            waiting = queued_bytes(transport)
+            waiting = queued_bytes(self._tcp)
             if waiting is not None and waiting > HIGH_WATER:
                 self._congest()
 
     def queued(self) -> int:
         """Return the number of bytes that wait to be sent."""
-        waiting = queued_bytes(self.transport)
+        waiting = queued_bytes(self._tcp)
         if waiting is None:  # Not plain TCP, so count what was written since the link became congested.
             waiting = self._since_congested
         return waiting + self._unwritten()
@@ -405,11 +465,13 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def holds(self) -> int:
         """Number of bytes that the link buffers in both directions."""
         received = len(self._tail) + sum(map(len, self._held)) + self._unopened()
-        return max(held_bytes(self.transport), self.queued() - self._unwritten()) + self._unwritten() + received
+        if self.in_websocket is not None:
+            received += self.in_websocket.reader.held
+        return max(held_bytes(self._tcp), self.queued() - self._unwritten()) + self._unwritten() + received
 
     def shed(self) -> None:
         """Free buffer space that is not needed."""
-        shed_sent_bytes(self.transport)
+        shed_sent_bytes(self._tcp)
 
     def _unopened(self) -> int:
         """Return the number of bytes of an incomplete record."""
@@ -417,7 +479,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
 
     def unsent(self) -> int:
         """Return the number of bytes that the peer's TCP has not acknowledged, as far as known."""
-        return self.queued() + unacknowledged_bytes(self.transport)
+        return self.queued() + unacknowledged_bytes(self._tcp)
 
     @property
     def congested(self) -> bool:
@@ -432,7 +494,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
 
     def pauseProducing(self) -> None:
         # Twisted calls this at a lower mark than ours, and repeatedly. It counts only if the queue cannot be measured.
-        if not self._congested and queued_bytes(self.transport) is None:
+        if not self._congested and queued_bytes(self._tcp) is None:
             self._congest()
 
     def resumeProducing(self) -> None:

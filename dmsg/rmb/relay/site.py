@@ -20,6 +20,7 @@ from dmsg.net.web.channel import BoundedSite
 from dmsg.net.web.guard import Guard
 from dmsg.net.web.routes import finish_with
 from dmsg.net.web.site import bounded_arguments, close_after, without_body
+from dmsg.net.websocket.upgrade import Upgrade
 from dmsg.pages.access import HERE, NOT_PUBLIC
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, EnvelopeError, TokenError, TwinNotFound
@@ -29,7 +30,7 @@ from dmsg.rmb.relay.inbound.verify import TAKEN, InboundVerifier, Verdict
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.relay.switch import Switch
-from dmsg.rmb.socket.plain_upgrade import PlainUpgradeFactory, SocketTransport, Upgrade
+from dmsg.rmb.socket.plain_upgrade import PlainUpgradeFactory, SocketTransport
 from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session

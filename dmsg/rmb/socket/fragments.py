@@ -7,7 +7,7 @@ much work as one of 4 KiB. So the number of a message's fragments is limited, an
 from __future__ import annotations
 
 from dmsg.errors import DmsgError
-from dmsg.rmb.socket.frames import BEGINNING, ENDING, FrameTooLarge, PieceBuffer
+from dmsg.net.websocket.frames import BEGINNING, ENDING, FrameTooLarge, PieceBuffer
 
 MAX_FRAGMENTS = 16_384
 """Number of fragments of one message: four times what a Go client makes of the largest message."""

@@ -7,10 +7,7 @@ goes to the site, from its first byte.
 
 from __future__ import annotations
 
-import re
-from base64 import b64decode
 from collections.abc import Callable
-from typing import NamedTuple
 
 from twisted.internet.interfaces import (
     IAddress,
@@ -28,65 +25,13 @@ from twisted.web.server import Site
 from zope.interface import Attribute
 
 from dmsg.net.web.guard import Guard, GuardedConnection
-
-MAX_HEAD = 8192
-"""Maximum bytes of a request that is checked here."""
-_HEAD = re.compile(rb"GET (/[!-~]*) HTTP/1\.1((?:\r\n[0-9A-Za-z-]+:[^\0\r\n]*){1,100})")
-_FIELD = re.compile(rb"\r\n([0-9A-Za-z-]+):([^\r\n]*)")
-_ONCE = frozenset((b"host", b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version"))
-_ELSEWHERE = frozenset((b"content-length", b"transfer-encoding", b"origin", b"expect", b"te", b"trailer"))
-
-
-class Upgrade(NamedTuple):
-    """Request to become a websocket.
-
-    :ivar headers: headers, with names in lower case.
-    :ivar key: the header Sec-WebSocket-Key.
-    :ivar rest: bytes that came behind the request.
-    """
-
-    target: bytes
-    key: bytes
-    headers: dict[bytes, bytes]
-    rest: bytes
+from dmsg.net.websocket.upgrade import Upgrade, plain_upgrade
 
 
 class SocketTransport(ITCPTransport, IConsumer, IPushProducer):
     """TCP transport of a websocket, or of a connection that may become one."""
 
     protocol: IProtocol = Attribute("Protocol that receives what comes.")
-
-
-def is_key(key: bytes) -> bool:
-    """Whether a Sec-WebSocket-Key is valid: 16 bytes in base64."""
-    try:
-        return len(key) == 24 and len(b64decode(key, validate=True)) == 16
-    except ValueError:
-        return False
-
-
-def plain_upgrade(data: bytes) -> Upgrade | None:
-    """Return the upgrade with which these bytes begin, if it is complete and unremarkable, otherwise None."""
-    head, blank, rest = data.partition(b"\r\n\r\n")
-    if not head.startswith(b"GET ") or not blank or len(head) > MAX_HEAD:
-        return None
-    # Empty, folded and repeated headers are left to the site.
-    whole = _HEAD.fullmatch(head)
-    if whole is None:
-        return None
-    fields = _FIELD.findall(whole[2])
-    headers = {name.lower(): value.strip(b" \t") for name, value in fields}
-    if len(headers) != len(fields) or not headers.keys() >= _ONCE or _ELSEWHERE & headers.keys():
-        return None
-    key = headers[b"sec-websocket-key"]
-    if (
-        headers[b"upgrade"].lower() != b"websocket"
-        or b"upgrade" not in headers[b"connection"].lower()
-        or headers[b"sec-websocket-version"] != b"13"
-        or not is_key(key)
-    ):
-        return None
-    return Upgrade(whole[1], key, headers, rest)
 
 
 class PlainUpgradeProtocol(GuardedConnection, Protocol):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from base64 import b64encode
 from typing import TypeVar, cast
 
 from autobahn.twisted.resource import WebSocketResource
@@ -21,11 +19,9 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.socketopts import tune, write_now
 from dmsg.net.turn_share import TurnShare
 from dmsg.net.web.channel import BoundedChannel
-from dmsg.rmb.socket.plain_upgrade import SocketTransport, is_key
+from dmsg.net.websocket.upgrade import is_key, switching
+from dmsg.rmb.socket.plain_upgrade import SocketTransport
 from dmsg.rmb.socket.websocket import OPTIONS, Receiver, Socket
-
-_MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-"""GUID of RFC 6455, section 1.3, for Sec-WebSocket-Accept."""
 
 
 class _ServerSocket(Socket, WebSocketServerProtocol):  # type: ignore[misc]
@@ -53,12 +49,7 @@ class _QuickSocket(_ServerSocket):
         self.transport = transport
         self.connected = 1
         tune(transport)
-        accept = b64encode(hashlib.sha1(key + _MAGIC, usedforsecurity=False).digest())
-        write_now(
-            transport,
-            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n",
-        )
+        write_now(transport, switching(key))
         self.state = WebSocketServerProtocol.STATE_OPEN
         self._opened = True
         self._begin_frames()

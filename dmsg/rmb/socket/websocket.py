@@ -1,7 +1,7 @@
 """Common part of both ends of a websocket; only the modules of this package know of autobahn.
 
 Autobahn's handshake and close are used as they are. Its work for each frame costs some 60 µs. So messages, whole or in
-fragments, pings and pongs, which are nearly all frames, bypass it (:mod:`dmsg.rmb.socket.frames`).
+fragments, pings and pongs, which are nearly all frames, bypass it (:mod:`dmsg.net.websocket.frames`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dmsg.net.reactor import cancel_call
 from dmsg.net.socketopts import forget_unsent, queued_bytes, tune, write_now
 from dmsg.net.turn_share import STEPS
 from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
+from dmsg.net.websocket import frames
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
-from dmsg.rmb.socket import frames
 from dmsg.rmb.socket.fragments import FragmentError, Fragments
 from dmsg.rmb.socket.plain_upgrade import SocketTransport
 

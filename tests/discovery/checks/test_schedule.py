@@ -88,7 +88,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.patch(self.looks, "_postpone", counted)
         return times
 
-    def reach(self, host: str, port: int, opening: Opening | None) -> Deferred[Any]:
+    def reach(self, host: str, port: int, opening: Opening | None, *carrier: object) -> Deferred[Any]:
         self.reached.append((host, port))
         if not self.there:
             return fail(ConnectionRefusedError())
@@ -217,7 +217,7 @@ class ServerChecksTests(SynchronousTestCase):
     def test_ports_named_by_others_take_no_checks_from_a_listed_server(self) -> None:
         """The checks of a listed server do not count towards the allowance of its address, also after a restart."""
 
-        def reach(host: str, port: int, opening: Opening | None) -> Deferred[Any]:
+        def reach(host: str, port: int, opening: Opening | None, *carrier: object) -> Deferred[Any]:
             if port == 1:
                 times.append(self.clock.seconds())
                 return self.reach(host, port, opening)
@@ -288,7 +288,7 @@ class ServerChecksTests(SynchronousTestCase):
         """It says nothing of where it is now."""
         looks: list[Deferred[Any]] = []
 
-        def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
+        def reach(host: str, port: int, opening: Any, *carrier: object) -> Deferred[Any]:
             if host == "8.8.8.8":
                 looks.append(Deferred())
                 return looks[-1]
@@ -371,7 +371,7 @@ class ServerChecksTests(SynchronousTestCase):
         """Servers there take connections and say nothing.  :returns: connections to them that are open."""
         silent: list[Deferred[Any]] = []
 
-        def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
+        def reach(host: str, port: int, opening: Any, *carrier: object) -> Deferred[Any]:
             if not host.startswith(prefix):
                 return self.reach(host, port, opening)
             connection: Deferred[Any] = Deferred()
@@ -388,7 +388,7 @@ class ServerChecksTests(SynchronousTestCase):
         return silent
 
     def test_a_silent_server_does_not_delay_other_checks(self) -> None:
-        def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
+        def reach(host: str, port: int, opening: Any, *carrier: object) -> Deferred[Any]:
             return Deferred() if host == "8.8.8.8" else self.reach(host, port, opening)
 
         self.looks._reach = reach

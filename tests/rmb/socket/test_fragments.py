@@ -7,12 +7,13 @@ from typing import Any
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.net.websocket import frames
+from dmsg.net.websocket.frames import BEGINNING, ENDING, MIDDLE, FrameTooLarge
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay import switch
-from dmsg.rmb.socket import fragments, frames
+from dmsg.rmb.socket import fragments
 from dmsg.rmb.socket.fragments import FragmentError, Fragments
-from dmsg.rmb.socket.frames import BEGINNING, ENDING, MIDDLE, FrameTooLarge
 from tests.rmb.network import RawTwin
 from tests.rmb.test_relay import SocketPairCase
 from tests.support import asynchronous

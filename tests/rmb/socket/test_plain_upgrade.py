@@ -24,9 +24,10 @@ from twisted.web.server import Site
 
 from dmsg.base.buckets import RateLimit
 from dmsg.net.web.guard import WHOLE_WITHIN, Guard
+from dmsg.net.websocket import frames
+from dmsg.net.websocket.upgrade import Upgrade, plain_upgrade
 from dmsg.rmb.errors import Drop
-from dmsg.rmb.socket import frames
-from dmsg.rmb.socket.plain_upgrade import PlainUpgradeFactory, Upgrade, plain_upgrade
+from dmsg.rmb.socket.plain_upgrade import PlainUpgradeFactory
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from tests.rmb.test_relay import Lines, SocketPairCase

@@ -1,4 +1,4 @@
-"""Parser of websocket frames as RMB uses them: binary and limited in size (RFC 6455, section 5.2).
+"""Parser of websocket frames as the message bus uses them: binary and limited in size (RFC 6455, section 5.2).
 
 Messages and their fragments, pings and pongs are parsed here, because nearly all frames are of these kinds. Text and
 close frames are passed on unparsed.
@@ -30,8 +30,16 @@ class FrameTooLarge(DmsgError):
     """A frame is larger than a message may be."""
 
 
+NO_MASK = bytes(4)
+"""Key that leaves the payload as it is. An end that sends ciphertext may use it: a mask protects from bytes that others
+choose.
+"""
+
+
 def mask(data: bytes, key: bytes) -> bytes:
     """XOR ``data`` with the four bytes of ``key``, repeated."""
+    if key == NO_MASK:
+        return data
     size = len(data)
     keys = (key * ((size + 3) // 4))[:size]
     return (int.from_bytes(data, "big") ^ int.from_bytes(keys, "big")).to_bytes(size, "big")

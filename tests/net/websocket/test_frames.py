@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.rmb.socket import frames
-from dmsg.rmb.socket.frames import BINARY, OTHER, PIECE, PING, SMALL, Frames, FrameTooLarge, PieceBuffer
+from dmsg.net.websocket import frames
+from dmsg.net.websocket.frames import BINARY, OTHER, PIECE, PING, SMALL, Frames, FrameTooLarge, PieceBuffer
 
 
 class FramesTests(SynchronousTestCase):

@@ -1,0 +1,55 @@
+"""Client endpoints of the carriers of a server."""
+
+from __future__ import annotations
+
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+
+from dmsg.net.addresses import parse_address
+from dmsg.net.carriers.names import SECURE_WEBSOCKET, TLS, WEBSOCKET, Carrier
+from dmsg.net.carriers.websocket import WebSocketEndpoint
+from dmsg.net.outgoing import outgoing_endpoint
+
+_HTTP = b"http/1.1"
+"""Name of HTTP/1.1 in TLS. Without it, a web server may answer in HTTP/2, which has another kind of websockets."""
+
+
+def carrier_endpoint(
+    reactor: IReactorTime, address: str, carrier: Carrier, *, encrypted: bool, timeout: float
+) -> IStreamClientEndpoint:
+    """Return the endpoint of one carrier of a server, through the proxy of the environment if there is one.
+
+    :param address: the server's ``host:port``.
+    :param encrypted: whether links write ciphertext, see :class:`~dmsg.net.carriers.transport.WebSocketTransport`.
+    :raises DmsgError: the address, or the proxy's URL, is malformed.
+    """
+    host, port = parse_address(address)
+    endpoint = outgoing_endpoint(reactor, host, carrier.port or port, timeout)
+    return over_carrier(reactor, endpoint, host, port, carrier, encrypted=encrypted, timeout=timeout)
+
+
+def over_carrier(
+    reactor: IReactorTime,
+    endpoint: IStreamClientEndpoint,
+    host: str,
+    port: int,
+    carrier: Carrier,
+    *,
+    encrypted: bool,
+    timeout: float,
+) -> IStreamClientEndpoint:
+    """Return the endpoint of a carrier over an endpoint of TCP.
+
+    :param host: host of the server's address, as TLS and HTTP name it.
+    :param port: port of the server's address.
+    """
+    if carrier.secure:
+        # OpenSSL takes a tenth of a second to import, which plain TCP should not cost.
+        from dmsg.net.carriers.tls import ALPN, tls_endpoint
+
+        endpoint = tls_endpoint(endpoint, host, ALPN if carrier.kind == TLS else _HTTP)
+    if carrier.kind not in (WEBSOCKET, SECURE_WEBSOCKET):
+        return endpoint
+    named = f"[{host}]" if ":" in host else host
+    if carrier.port != 443:
+        named = f"{named}:{carrier.port or port}"
+    return WebSocketEndpoint(reactor, endpoint, named, encrypted=encrypted, timeout=timeout)

@@ -1,0 +1,44 @@
+"""TLS as a carrier: the server is authenticated by its key inside, so its certificate is not checked."""
+
+from __future__ import annotations
+
+from OpenSSL import SSL
+from twisted.internet.abstract import isIPAddress, isIPv6Address
+from twisted.internet.endpoints import wrapClientTLS
+from twisted.internet.interfaces import IOpenSSLClientConnectionCreator, IStreamClientEndpoint
+from twisted.internet.ssl import CertificateOptions
+from twisted.protocols.tls import TLSMemoryBIOProtocol
+from zope.interface import implementer
+
+ALPN = b"dmsg"
+"""Protocol that a client names in TLS, so that a proxy can share one port between servers of several kinds."""
+
+
+@implementer(IOpenSSLClientConnectionCreator)
+class _AnyCertificate:
+    """Creator of TLS connections that accept every certificate.
+
+    The handshake inside proves the server's key and encrypts what follows. So a certificate would add nothing, and a
+    proxy of a company that shows one of its own would keep clients out.
+    """
+
+    def __init__(self, host: str, protocol: bytes) -> None:
+        self._host = b"" if isIPAddress(host) or isIPv6Address(host) else host.encode("idna")
+        self._context = CertificateOptions(acceptableProtocols=[protocol]).getContext()
+
+    def clientConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
+        """Return a TLS connection for ``tlsProtocol``."""
+        connection = SSL.Connection(self._context, None)
+        if self._host:
+            connection.set_tlsext_host_name(self._host)
+        return connection
+
+
+def tls_endpoint(endpoint: IStreamClientEndpoint, host: str, protocol: bytes = ALPN) -> IStreamClientEndpoint:
+    """Return an endpoint for TLS over another endpoint.
+
+    :param host: name that the client asks for in TLS; an address is not named.
+    :param protocol: protocol that the client offers by ALPN.
+    """
+    found: IStreamClientEndpoint = wrapClientTLS(_AnyCertificate(host, protocol), endpoint)
+    return found

@@ -1,0 +1,168 @@
+"""Client side of a websocket: the request, and the answer."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from typing import cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.base.printable import shorten
+from dmsg.errors import DropReason, HandshakeError
+from dmsg.net.carriers.requests import PATH
+from dmsg.net.carriers.transport import IUnpacks, TCPTransport, WebSocketTransport
+from dmsg.net.protocols import change_protocol
+from dmsg.net.websocket.byte_stream import StreamError
+from dmsg.net.websocket.upgrade import MAX_HEAD, accept_of
+
+
+class WebSocketError(HandshakeError):
+    """The other end did not accept a websocket."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, DropReason.BAD_WEBSOCKET)
+
+
+@implementer(IStreamClientEndpoint)
+class WebSocketEndpoint:
+    """Endpoint that asks for a websocket through another endpoint, and connects a protocol inside it.
+
+    :param host: value of the header Host, with the port if it is not the default one.
+    :param encrypted: whether ciphertext is written, see :class:`~dmsg.net.carriers.transport.WebSocketTransport`.
+    :param timeout: seconds for the answer.
+    """
+
+    def __init__(
+        self, reactor: IReactorTime, endpoint: IStreamClientEndpoint, host: str, *, encrypted: bool, timeout: float
+    ) -> None:
+        self._reactor = reactor
+        self._endpoint = endpoint
+        self._host = host
+        self._encrypted = encrypted
+        self._timeout = timeout
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        """Connect; the Deferred fails with :class:`WebSocketError` or an error of the endpoint below."""
+        return Deferred.fromCoroutine(self._connect(protocolFactory))
+
+    async def _connect(self, wanted: IProtocolFactory) -> IProtocol:
+        factory = Factory.forProtocol(lambda: _Upgrade(self._reactor, self._host, wanted, self._encrypted))
+        factory.noisy = False
+        upgrade = cast(_Upgrade, await self._endpoint.connect(factory))
+
+        def too_late(result: object, seconds: float) -> IProtocol:
+            raise WebSocketError(f"no answer to the request for a websocket within {seconds:g} s")
+
+        try:
+            found: IProtocol = await upgrade.opened.addTimeout(self._timeout, self._reactor, too_late)
+        except BaseException:
+            upgrade.give_up()
+            raise
+        return found
+
+
+class _Upgrade(Protocol):
+    """Request for a websocket, which makes way for the protocol inside it.
+
+    :ivar opened: Deferred that fires with that protocol.
+    """
+
+    def __init__(self, reactor: IReactorTime, host: str, wanted: IProtocolFactory, encrypted: bool) -> None:
+        self._reactor = reactor
+        self._host = host
+        self._wanted = wanted
+        self._encrypted = encrypted
+        self._key = b64encode(os.urandom(16))
+        self._data = b""
+        self.opened: Deferred[IProtocol] = Deferred()
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None
+        self.transport.write(
+            b"GET " + PATH + b" HTTP/1.1\r\nHost: " + self._host.encode("idna") + b"\r\nUpgrade: websocket\r\n"
+            b"Connection: Upgrade\r\nSec-WebSocket-Key: " + self._key + b"\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+
+    def dataReceived(self, data: bytes) -> None:
+        self._data += data
+        head, end, rest = self._data.partition(b"\r\n\r\n")
+        if not end and len(head) <= MAX_HEAD:
+            return
+        try:
+            self._check(head, bool(end))
+            self._enter(rest)
+        except WebSocketError as error:
+            self.give_up()
+            if not self.opened.called:
+                self.opened.errback(error)
+
+    def connectionLost(self, reason: Failure | None = None) -> None:
+        if not self.opened.called:
+            self.opened.errback(WebSocketError("the connection was closed instead of becoming a websocket"))
+
+    def give_up(self) -> None:
+        """End the connection."""
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def _check(self, head: bytes, whole: bool) -> None:
+        lines = head.split(b"\r\n")
+        status = lines[0].split(b" ")
+        if not whole or len(status) < 2 or not status[0].startswith(b"HTTP/1."):
+            raise WebSocketError("the answer to the request for a websocket is not HTTP")
+        if status[1] != b"101":
+            text = shorten(b" ".join(status[1:]).decode("latin-1"))
+            raise WebSocketError(f"no websocket there: the web server answered {text}")
+        headers = {
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])
+        }
+        if headers.get(b"sec-websocket-accept") != accept_of(self._key):
+            raise WebSocketError("the answer to the request for a websocket has a wrong Sec-WebSocket-Accept")
+
+    def _enter(self, rest: bytes) -> None:
+        transport = self.transport
+        assert transport is not None
+        protocol = self._wanted.buildProtocol(transport.getPeer())
+        if protocol is None:
+            raise WebSocketError("nobody wants the connection any more")
+        carrier = WebSocketTransport(
+            self._reactor, cast(TCPTransport, transport), client=True, encrypted=self._encrypted
+        )
+        # A link unpacks the frames itself, within its share of a reactor turn.
+        below = protocol if IUnpacks.providedBy(protocol) else _Unpacking(protocol, carrier)
+        change_protocol(transport, below)
+        protocol.makeConnection(carrier)  # type: ignore[arg-type]  # has what a transport has
+        self.opened.callback(protocol)
+        if rest:
+            below.dataReceived(rest)
+
+
+class _Unpacking(Protocol):
+    """Protocol that unpacks the frames of a websocket for another one."""
+
+    def __init__(self, protocol: IProtocol, carrier: WebSocketTransport) -> None:
+        self._protocol = protocol
+        self._carrier = carrier
+
+    def dataReceived(self, data: bytes) -> None:
+        reader, view, start = self._carrier.reader, memoryview(data), 0
+        try:
+            while start < len(view):
+                piece, start = reader.read(view, start, len(view))
+                if piece:
+                    self._protocol.dataReceived(bytes(piece))
+        except StreamError:
+            self._carrier.abortConnection()
+            return
+        self._carrier.answer()
+        if reader.closed:
+            self._carrier.loseConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._carrier.stop()
+        self._protocol.connectionLost(reason)

@@ -1,0 +1,53 @@
+"""HTTP at the port of a server: a websocket for a link, or a short answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from twisted.internet.interfaces import IReactorTime
+
+from dmsg.errors import DropReason
+from dmsg.net.addresses import forwarded_client
+from dmsg.net.carriers.requests import Request, answer
+from dmsg.net.carriers.transport import TCPTransport, WebSocketTransport
+from dmsg.net.links.link import Link
+from dmsg.net.socketopts import write_now
+from dmsg.net.websocket.upgrade import switching
+
+
+class HTTPFirst:
+    """Receiver of the first bytes of a link, as long as they are an HTTP request.
+
+    The link's timer of the handshake also limits the request.
+
+    :param client_named: called with the link and the client's address that the request names, which is empty if it
+        names none; returns why the client is refused, or None.
+    """
+
+    def __init__(self, reactor: IReactorTime, client_named: Callable[[Link, str], DropReason | None]) -> None:
+        self._reactor = reactor
+        self._client_named = client_named
+        self._request = Request()
+
+    def received(self, link: Link, data: bytes) -> bool:
+        """Process bytes of the request. Return True: they are no part of a handshake."""
+        request = self._request
+        request.feed(data)
+        upgrade = request.upgrade
+        if upgrade is not None:
+            refusal = self._client_named(link, forwarded_client(upgrade.headers.get(b"x-forwarded-for")))
+            if refusal is not None:
+                self._end(link, answer(503), refusal)
+                return True
+            write_now(link.transport, switching(upgrade.key))
+            tcp = cast(TCPTransport, link.transport)
+            link.first_bytes = None
+            link.enter_websocket(WebSocketTransport(self._reactor, tcp, client=False, encrypted=False), upgrade.rest)
+        elif request.answer:
+            self._end(link, request.answer, DropReason.HTTP_REQUEST)
+        return True
+
+    def _end(self, link: Link, data: bytes, reason: DropReason) -> None:
+        write_now(link.transport, data)
+        link.close(reason)

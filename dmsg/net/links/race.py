@@ -1,0 +1,158 @@
+"""Race of carriers: a client reaches a server in the first way that works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
+from twisted.python.failure import Failure
+
+from dmsg.base.printable import shorten
+from dmsg.keys import PubKey
+from dmsg.net.carriers.names import PLAIN, Carrier
+from dmsg.net.links.connect import LinkClientEndpoint, MakeLink
+from dmsg.net.links.interfaces import LinkUser
+from dmsg.net.links.link import Link, MakeUser, OnFailure
+from dmsg.net.reactor import cancel_call
+
+HEAD_START = 0.25
+"""Seconds that a carrier gets before the next one is tried beside it."""
+MAX_REMEMBERED = 256
+"""Maximum number of servers whose last carrier is remembered."""
+_U = TypeVar("_U", bound=LinkUser[Link])
+
+
+class CarrierMemory:
+    """Carriers that worked last, by server, and why others failed."""
+
+    def __init__(self) -> None:
+        self._worked: dict[PubKey, Carrier] = {}
+
+    def order(self, server: PubKey, carriers: Sequence[Carrier]) -> list[Carrier]:
+        """Return the carriers in the order in which to try them: the one that worked last goes first."""
+        last = self._worked.get(server)
+        return sorted(carriers, key=lambda carrier: carrier != last)
+
+    def worked(self, server: PubKey, carrier: Carrier) -> None:
+        """Remember the carrier by which a server was reached."""
+        self._worked.pop(server, None)
+        if carrier != PLAIN:
+            self._worked[server] = carrier
+        if len(self._worked) > MAX_REMEMBERED:
+            del self._worked[next(iter(self._worked))]
+
+
+class CarrierRace:
+    """Ways to one server, which are tried one after the other, each ``HEAD_START`` after the one before.
+
+    The first way by which the server answers the handshake is used, and the others are given up. That is before the
+    server knows the client's key. So the server never sees two connections of one client.
+
+    :param carriers: carriers in the order in which to try them.
+    :param endpoint: returns the endpoint of a carrier.
+    :param make_link: makes a link, given the factory of its user and the callback for a failure.
+    :ivar used: carrier of the connection; None before a way has worked.
+    :ivar failed: error messages by carrier.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        carriers: Sequence[Carrier],
+        endpoint: Callable[[Carrier], IStreamClientEndpoint],
+        make_link: MakeLink,
+    ) -> None:
+        self._reactor = reactor
+        self._carriers = list(carriers)
+        self._endpoint = endpoint
+        self._make_link = make_link
+        self.used: Carrier | None = None
+        self.failed: dict[Carrier, str] = {}
+
+    def connect(self, make_user: Callable[[PubKey], _U]) -> Deferred[_U]:
+        """Connect; see :meth:`~dmsg.net.links.connect.LinkClientEndpoint.connect`.
+
+        If no way works, the Deferred fails with the error of the first one.
+        """
+        return _Run(self._reactor, self, self._carriers, make_user).result
+
+    def begin(self, carrier: Carrier, first_bytes: Callable[[Link, bytes], bool]) -> LinkClientEndpoint:
+        """Return the endpoint that tries a carrier; ``first_bytes`` is called with what the server answers first."""
+
+        def make_link(make_user: MakeUser, failed: OnFailure) -> Link:
+            link = self._make_link(make_user, failed)
+            link.first_bytes = first_bytes
+            return link
+
+        return LinkClientEndpoint(self._reactor, self._endpoint(carrier), make_link)
+
+
+class _Run(Generic[_U]):
+    """One race."""
+
+    def __init__(
+        self, reactor: IReactorTime, race: CarrierRace, carriers: Sequence[Carrier], make_user: Callable[[PubKey], _U]
+    ) -> None:
+        self._reactor = reactor
+        self._race = race
+        self._make_user = make_user
+        self._waiting = list(carriers)
+        self._trying: dict[Carrier, Deferred[_U]] = {}
+        self._winner: Carrier | None = None
+        self._first_error: Failure | None = None
+        self._next: IDelayedCall | None = None
+        self.result: Deferred[_U] = Deferred(lambda _: self._give_up())
+        self._start_next()
+
+    def _start_next(self) -> None:
+        cancel_call(self._next)
+        self._next = None
+        if not self._waiting or self._winner is not None or self.result.called:
+            return
+        carrier = self._waiting.pop(0)
+        endpoint = self._race.begin(carrier, lambda link, data: self._answered(carrier))
+        if self._waiting:
+            self._next = self._reactor.callLater(HEAD_START, self._start_next)
+        trying = self._trying[carrier] = endpoint.connect(self._make_user)
+        trying.addCallbacks(self._connected, lambda failure: self._failed(carrier, failure))
+
+    def _answered(self, carrier: Carrier) -> bool:
+        """Decide the race when a server answers. Return whether the answer is to be ignored, as it came too late."""
+        if self._winner is None:
+            self._winner = self._race.used = carrier
+            cancel_call(self._next)
+            self._next = None
+            for other, trying in list(self._trying.items()):
+                if other != carrier:
+                    # It may be needed again: an answer may be that of another service at the server's address.
+                    self._waiting.append(other)
+                    del self._trying[other]
+                    trying.addErrback(lambda failure: failure.trap(CancelledError) and None)
+                    trying.cancel()
+        return self._winner != carrier
+
+    def _connected(self, user: _U) -> None:
+        if not self.result.called:
+            self.result.callback(user)
+
+    def _failed(self, carrier: Carrier, failure: Failure) -> None:
+        if self._trying.pop(carrier, None) is None or self.result.called:
+            return
+        self._race.failed[carrier] = shorten(str(failure.value)) or type(failure.value).__name__
+        self._first_error = self._first_error or failure
+        if self._winner == carrier:
+            self._winner = self._race.used = None
+        if self._waiting:
+            self._start_next()
+        elif not self._trying:
+            self.result.errback(self._first_error)
+
+    def _give_up(self) -> None:
+        cancel_call(self._next)
+        self._next = None
+        trying, self._trying = self._trying, {}
+        for one in trying.values():
+            one.addErrback(lambda failure: failure.trap(CancelledError) and None)
+            one.cancel()

@@ -1,0 +1,17 @@
+"""Change of the protocol of a connection, when a handshake such as that of a proxy is done."""
+
+from __future__ import annotations
+
+from twisted.internet.interfaces import IProtocol, ITransport
+from twisted.protocols.policies import ProtocolWrapper
+
+
+def change_protocol(transport: ITransport, protocol: IProtocol) -> None:
+    """Deliver what arrives at ``transport`` to ``protocol`` from now on.
+
+    :param transport: transport of TCP, or the wrapper of TLS.
+    """
+    if isinstance(transport, ProtocolWrapper):
+        transport.wrappedProtocol = protocol
+    else:
+        transport.protocol = protocol  # type: ignore[attr-defined]

@@ -1,0 +1,76 @@
+"""Requests to become a websocket, and the answers to them (RFC 6455, section 4). No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import b64decode, b64encode
+from typing import NamedTuple
+
+MAX_HEAD = 8192
+"""Maximum bytes of a request that is checked here."""
+_HEAD = re.compile(rb"GET (/[!-~]*) HTTP/1\.1((?:\r\n[0-9A-Za-z-]+:[^\0\r\n]*){1,100})")
+_FIELD = re.compile(rb"\r\n([0-9A-Za-z-]+):([^\r\n]*)")
+_ONCE = frozenset((b"host", b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version"))
+_ELSEWHERE = frozenset((b"content-length", b"transfer-encoding", b"origin", b"expect", b"te", b"trailer"))
+_MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+"""GUID of RFC 6455, section 1.3, for Sec-WebSocket-Accept."""
+
+
+class Upgrade(NamedTuple):
+    """Request to become a websocket.
+
+    :ivar headers: headers, with names in lower case.
+    :ivar key: the header Sec-WebSocket-Key.
+    :ivar rest: bytes that came behind the request.
+    """
+
+    target: bytes
+    key: bytes
+    headers: dict[bytes, bytes]
+    rest: bytes
+
+
+def is_key(key: bytes) -> bool:
+    """Whether a Sec-WebSocket-Key is valid: 16 bytes in base64."""
+    try:
+        return len(key) == 24 and len(b64decode(key, validate=True)) == 16
+    except ValueError:
+        return False
+
+
+def plain_upgrade(data: bytes) -> Upgrade | None:
+    """Return the upgrade with which these bytes begin, if it is complete and unremarkable, otherwise None."""
+    head, blank, rest = data.partition(b"\r\n\r\n")
+    if not head.startswith(b"GET ") or not blank or len(head) > MAX_HEAD:
+        return None
+    # Empty, folded and repeated headers are left to the site.
+    whole = _HEAD.fullmatch(head)
+    if whole is None:
+        return None
+    fields = _FIELD.findall(whole[2])
+    headers = {name.lower(): value.strip(b" \t") for name, value in fields}
+    if len(headers) != len(fields) or not headers.keys() >= _ONCE or _ELSEWHERE & headers.keys():
+        return None
+    key = headers[b"sec-websocket-key"]
+    if (
+        headers[b"upgrade"].lower() != b"websocket"
+        or b"upgrade" not in headers[b"connection"].lower()
+        or headers[b"sec-websocket-version"] != b"13"
+        or not is_key(key)
+    ):
+        return None
+    return Upgrade(whole[1], key, headers, rest)
+
+
+def accept_of(key: bytes) -> bytes:
+    """Return the header Sec-WebSocket-Accept that answers a Sec-WebSocket-Key."""
+    return b64encode(hashlib.sha1(key + _MAGIC, usedforsecurity=False).digest())
+
+
+def switching(key: bytes) -> bytes:
+    """Return the answer to an upgrade with this Sec-WebSocket-Key."""
+    return (
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Accept: " + accept_of(key) + b"\r\n\r\n"
+    )

@@ -1,0 +1,305 @@
+"""Servers that only a websocket, or only TLS, reaches: whole entities over real TCP, behind gateways of the tests."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from twisted.internet import reactor
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, connectProtocol, serverFromString
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+
+from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.errors import DropReason
+from dmsg.messaging.client import Client as MessagingClient
+from dmsg.tap import messaging as messaging_tap
+from tests.net.support import LOOPBACK, EntityCase
+from tests.support import Accepting, Recorder, asynchronous
+
+
+class Gateway(Protocol):
+    """Connection of a gateway, which passes on what its network allows."""
+
+    def __init__(self, factory: GatewayFactory) -> None:
+        self.gateway = factory
+        self.kept = b""
+        self.inner: Inner | None = None
+
+    def dataReceived(self, data: bytes) -> None:
+        if self.inner is not None:
+            self.inner.transport.write(data)  # type: ignore[union-attr]
+            return
+        self.kept += data
+        if self.gateway.web_only and not self.kept.startswith(b"GET "):
+            self.gateway.refused += 1
+            if self.gateway.answers:
+                self.transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")  # type: ignore[union-attr]
+                self.transport.loseConnection()  # type: ignore[union-attr]
+            return
+        self.gateway.passed += 1
+        if self.gateway.names:
+            self.kept = self.kept.replace(b"\r\n\r\n", b"\r\nX-Forwarded-For: " + self.gateway.names + b"\r\n\r\n", 1)
+        self.inner = Inner(self)
+        endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", self.gateway.port)
+        self.transport.pauseProducing()  # type: ignore[union-attr]
+        connectProtocol(endpoint, self.inner).addErrback(lambda _: self.transport.loseConnection())  # type: ignore
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if self.inner is not None and self.inner.transport is not None:
+            self.inner.transport.loseConnection()
+
+
+class Inner(Protocol):
+    """Connection of a gateway to the server behind it."""
+
+    def __init__(self, outer: Gateway) -> None:
+        self.outer = outer
+
+    def connectionMade(self) -> None:
+        self.transport.write(self.outer.kept)  # type: ignore[union-attr]
+        self.outer.transport.resumeProducing()  # type: ignore[union-attr]
+
+    def dataReceived(self, data: bytes) -> None:
+        self.outer.transport.write(data)  # type: ignore[union-attr]
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self.outer.transport.loseConnection()  # type: ignore[union-attr]
+
+
+class GatewayFactory(Factory):
+    """Gateway in front of one server.
+
+    :ivar web_only: whether only HTTP is passed on.
+    :ivar answers: whether the gateway refuses everything else in words; otherwise it says nothing.
+    :ivar names: client's address that it adds to each request.
+    """
+
+    noisy = False
+
+    def __init__(self, *, web_only: bool = True, answers: bool = False, names: bytes = b"") -> None:
+        self.port = 0
+        self.web_only, self.answers, self.names = web_only, answers, names
+        self.passed = self.refused = 0
+
+    def buildProtocol(self, addr: Any) -> Gateway:
+        return Gateway(self)
+
+
+class Raw(Protocol):
+    """Client of HTTP that keeps the answer."""
+
+    def __init__(self, request: bytes) -> None:
+        self.request = request
+        self.data = b""
+        self.closed = False
+
+    def connectionMade(self) -> None:
+        self.transport.write(self.request)  # type: ignore[union-attr]
+
+    def dataReceived(self, data: bytes) -> None:
+        self.data += data
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self.closed = True
+
+
+def certificate() -> str:
+    """Return a self-signed certificate and its key for 127.0.0.1, as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gateway")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return (private + made.public_bytes(serialization.Encoding.PEM)).decode()
+
+
+class CarrierCase(EntityCase):
+    """A server behind a gateway at its public address, and two clients."""
+
+    async def start_gateway(self, gateway: GatewayFactory, description: str = LOOPBACK) -> int:
+        """Listen, and return the port."""
+        port: Any = await serverFromString(reactor, description).listen(gateway)
+        self.addCleanup(port.stopListening)
+        return int(port.getHost().port)
+
+    async def start_behind(self, url: str, gateway: GatewayFactory, *options: str, tap: Any = None) -> Any:
+        """Start a server whose public address is the gateway's."""
+        outside = await self.start_gateway(gateway)
+        more = {} if tap is None else {"tap": tap}
+        web_only, gateway.web_only = gateway.web_only, False
+        server = await self.start_server(
+            f"--discovery={url}", f"--public-address=127.0.0.1:{outside}", *options, **more
+        )
+        gateway.port = server.ports[0].getHost().port
+        await self.listed(url)
+        # Discovery has the server's proof, so only clients are behind the gateway from now on.
+        gateway.web_only = web_only
+        return server
+
+    async def listed(self, url: str) -> None:
+        """Wait until discovery lists a server."""
+        lookup = Lookup(reactor, url)
+        while not await lookup.available_servers():
+            await deferLater(reactor, 0.01)
+        await lookup.close()
+
+    async def transfer(self, alice: Any, bob: Any) -> None:
+        """Send two megabytes each way."""
+        accepting = Accepting(Recorder)
+        bob.listen(accepting)
+        protocol: Any = await alice.connect(bob.public_key, Accepting())
+        there, back = bytes(range(256)) * 8000, bytes(reversed(range(256))) * 8000
+        (other,) = await self.until(lambda: accepting.built)
+        sent = protocol.transport.send(there)
+        await other.transport.send(back)
+        await sent
+        await self.until(lambda: len(other.data) == len(there) and len(protocol.data) == len(back))
+        self.assertEqual(other.data, there)
+        self.assertEqual(protocol.data, back)
+
+
+class WebsocketTests(CarrierCase):
+    """Networks that let only HTTP through."""
+
+    @asynchronous
+    async def test_a_websocket_reaches_a_server_where_plain_tcp_gets_no_answer(self) -> None:
+        url, gateway = await self.start_discovery(), GatewayFactory()
+        server = await self.start_behind(url, gateway)
+        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        await self.transfer(alice, bob)
+        self.assertEqual([session.carrier.kind for session in alice._set.sessions()], ["ws"])
+        self.assertEqual(len(server.factory.sessions), 2)
+        self.assertEqual(server.drops()[DropReason.REPLACED], 0)
+        self.assertGreaterEqual(gateway.refused, 2)
+
+    @asynchronous
+    async def test_a_gateway_that_answers_plain_tcp_in_http_does_not_stop_the_websocket(self) -> None:
+        url, gateway = await self.start_discovery(), GatewayFactory(answers=True)
+        await self.start_behind(url, gateway)
+        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        await self.transfer(alice, bob)
+        (session,) = alice._set.sessions()
+        self.assertEqual(session.carrier.kind, "ws")
+        self.assertEqual([carrier.kind for carrier in session.carriers_failed], ["tcp"])
+
+    @asynchronous
+    async def test_channels_of_the_messaging_system_go_through_a_websocket(self) -> None:
+        url, gateway = await self.start_discovery(), GatewayFactory()
+        await self.start_behind(url, gateway, tap=messaging_tap)
+        alice = await self.start_client(url, family=MessagingClient, min_servers=1)
+        bob = await self.start_client(url, family=MessagingClient, min_servers=1)
+        await self.transfer(alice, bob)
+
+    @asynchronous
+    async def test_plain_tcp_is_used_where_it_works(self) -> None:
+        url, gateway = await self.start_discovery(), GatewayFactory(web_only=False)
+        await self.start_behind(url, gateway)
+        alice = await self.start_client(url, min_servers=1)
+        self.assertEqual([session.carrier.kind for session in alice._set.sessions()], ["tcp"])
+
+
+class SecureTests(CarrierCase):
+    """Servers behind a proxy with TLS."""
+
+    async def start_tls(self, gateway: GatewayFactory) -> int:
+        path = self.mktemp()
+        with open(path, "w") as file:
+            file.write(certificate())
+        return await self.start_gateway(gateway, f"ssl:0:privateKey={path}:interface=127.0.0.1")
+
+    @asynchronous
+    async def test_a_proxy_with_tls_on_another_port_carries_websockets(self) -> None:
+        url = await self.start_discovery()
+        outer, blocked = GatewayFactory(names=b"203.0.113.9, 198.51.100.7"), GatewayFactory()
+        port = await self.start_tls(outer)
+        server = await self.start_behind(url, blocked, f"--carrier=wss:{port}", "--trusted-proxy=127.0.0.1")
+        outer.port, blocked.port = server.ports[0].getHost().port, 1
+        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        await self.transfer(alice, bob)
+        self.assertEqual([str(session.carrier) for session in alice._set.sessions()], [f"wss:{port}"])
+        # The proxy is trusted, so the last address that it names counts, and no other.
+        self.assertEqual({session.link.address for session in server.factory.sessions}, {"198.51.100.7"})
+
+    @asynchronous
+    async def test_a_server_is_reached_and_proved_at_a_port_with_tls_alone(self) -> None:
+        for kind, web_only in (("wss", True), ("tls", False)):
+            with self.subTest(kind=kind):
+                url = await self.start_discovery()
+                gateway = GatewayFactory(web_only=web_only)
+                port = await self.start_tls(gateway)
+                server = await self.start_server(
+                    f"--discovery={url}", f"--public-address=127.0.0.1:{port}", f"--carrier={kind}:{port}"
+                )
+                gateway.port = server.ports[0].getHost().port
+                await self.listed(url)
+                alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+                await self.transfer(alice, bob)
+                self.assertEqual([str(session.carrier) for session in alice._set.sessions()], [f"{kind}:{port}"])
+
+    @asynchronous
+    async def test_an_address_named_by_a_stranger_is_not_believed(self) -> None:
+        url, gateway = await self.start_discovery(), GatewayFactory(names=b"198.51.100.7")
+        server = await self.start_behind(url, gateway)
+        await self.start_client(url, min_servers=1)
+        self.assertEqual({session.link.address for session in server.factory.sessions}, {"127.0.0.1"})
+
+
+class BrowserTests(CarrierCase):
+    """HTTP requests at the port of a server."""
+
+    async def ask(self, server: Any, request: bytes) -> bytes:
+        """Return the whole answer."""
+        raw = Raw(request)
+        endpoint = HostnameEndpoint(reactor, "127.0.0.1", server.ports[0].getHost().port)
+        await connectProtocol(endpoint, raw)
+        await self.until(lambda: raw.closed)
+        return raw.data
+
+    @asynchronous
+    async def test_requests_that_are_no_upgrade_get_an_answer_and_are_counted(self) -> None:
+        server = await self.start_server()
+        for request, status in (
+            (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"200"),
+            (b"GET /index.php HTTP/1.1\r\nHost: a\r\n\r\n", b"404"),
+            (b"GET /dmsg HTTP/1.1\r\nHost: a\r\n\r\n", b"426"),
+            (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", b"405"),
+            (b"SSH-2.0-OpenSSH_9.9\r\n\r\n", b"400"),
+            (b"GET / HTTP/1.1\r\nA: " + b"a" * 9000 + b"\r\n\r\n", b"431"),
+        ):
+            with self.subTest(request=request[:20]):
+                answer = await self.ask(server, request)
+                self.assertEqual(answer.split(b" ")[1], status)
+                head, _, body = answer.partition(b"\r\n\r\n")
+                self.assertIn(b"Content-Length: %d\r\n" % len(body), head)
+        self.assertIn(b"relays encrypted", await self.ask(server, b"GET / HTTP/1.0\r\n\r\n"))
+        self.assertEqual((await self.ask(server, b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n")).partition(b"\r\n\r\n")[2], b"")
+        self.assertEqual(server.drops()[DropReason.HTTP_REQUEST], 8)
+        self.assertEqual(server.factory.handshakes, 0)
+
+    @asynchronous
+    async def test_a_web_page_cannot_open_a_websocket(self) -> None:
+        """A browser sends Origin; its user did not ask to be a client."""
+        server = await self.start_server()
+        request = (
+            b"GET /dmsg HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nOrigin: http://b\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        self.assertEqual((await self.ask(server, request)).split(b" ")[1], b"426")

@@ -1,0 +1,1 @@
+"""Tests of websockets without I/O."""
