@@ -86,14 +86,16 @@ async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any)
     from twisted.internet.endpoints import TCP4ClientEndpoint
 
     from dmsg.keys import PubKey, SecKey
-    from dmsg.net.links.records import RecordClientEndpoint
+    from dmsg.net.links.connect import LinkClientEndpoint
+    from dmsg.net.links.records import record_links
     from dmsg.v2019.session import ClientSession
     from dmsg.v2019.transport_streams import TransportStreams
 
     key = SecKey.generate()
     streams = TransportStreams(reactor, key, lambda port: factory, turn.add_stream) if where["secure"] else None
     endpoint = TCP4ClientEndpoint(reactor, where["host"], where["port"])
-    noise = RecordClientEndpoint(reactor, endpoint, turn, key, PubKey.from_hex(where["server"]))
+    make_link = record_links(reactor, turn, key, PubKey.from_hex(where["server"]))
+    noise = LinkClientEndpoint(reactor, endpoint, make_link)
     session = await noise.connect(
         lambda remote: ClientSession(reactor, turn, key.public, remote, accept=lambda: factory, streams=streams)
     )

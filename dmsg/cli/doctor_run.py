@@ -24,6 +24,7 @@ from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keys import PubKey, SecKey, read_key_file
+from dmsg.net.carriers.names import PLAIN
 from dmsg.net.proxies import VARIABLES, ProxyError, proxy_for
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.transports import stream_of
@@ -292,7 +293,9 @@ async def _server(reactor: Reactor, all_: Examination, client: Client, entry: En
         all_.found(Verdict.NOTE, "server", f"{name} cannot be reached: {why}", advice)
         return False
     far = " (slow: other servers may be nearer, see --prefer)" if took > SLOW else ""
-    all_.found(Verdict.OK, "server", f"{name}: {milliseconds(took)}{far}")
+    failed = "".join(f"; {carrier} failed: {why}" for carrier, why in session.carriers_failed.items())
+    by = f", by {session.carrier}{failed}" if failed or session.carrier != PLAIN else ""
+    all_.found(Verdict.OK, "server", f"{name}: {milliseconds(took)}{by}{far}")
     return True
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+from dmsg.net.addresses import parse_address
+from dmsg.net.carriers.endpoint import carrier_endpoint
+from dmsg.net.carriers.names import PLAIN, Carrier
 from dmsg.net.links.connect import LinkClientEndpoint, MakeLink
 from dmsg.net.links.link import Link
-from dmsg.net.outgoing import tcp_endpoint
 
 CHECK_TIMEOUT = 10.0
 """Seconds that the check of the server's own reachability may take."""
@@ -39,13 +43,18 @@ def check_reachability(
     reactor: IReactorTime,
     address: str,
     make_link: MakeLink,
+    carriers: Sequence[Carrier] = (),
 ) -> Deferred[_Visitor]:
     """Return a Deferred that fires if the server at ``address`` (``host:port``) has the key that ``make_link``
     expects.
 
+    :param carriers: carriers of the server besides plain TCP; one with TLS at the address is used.
+
     The Deferred fails with DmsgError for a malformed address, or with a connection error of Twisted.
     """
-    endpoint = tcp_endpoint(reactor, address, CHECK_TIMEOUT)
+    port = parse_address(address)[1]
+    carrier = next((one for one in carriers if one.port == port), PLAIN)
+    endpoint = carrier_endpoint(reactor, address, carrier, encrypted=False, timeout=CHECK_TIMEOUT)
     connecting = LinkClientEndpoint(reactor, endpoint, make_link).connect(lambda remote: _Visitor())
     # The endpoint limits only the TCP connection. A wrong program at the address may accept it and then say nothing.
     return connecting.addTimeout(CHECK_TIMEOUT, reactor)

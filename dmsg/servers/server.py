@@ -173,7 +173,7 @@ class RelayServer(ListeningService):
                 error=str(result.value).rstrip(".") or type(result.value).__name__,
             )
 
-        return check_reachability(self._reactor, address, self._make_visit).addBoth(looked)
+        return check_reachability(self._reactor, address, self._make_visit, self.settings.carriers).addBoth(looked)
 
     def _make_visit(self, make_user: MakeUser, failed: OnFailure) -> Link:
         """Return a link of the family to this server itself."""

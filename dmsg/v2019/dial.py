@@ -12,10 +12,9 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.net.carriers.endpoint import carrier_endpoint
 from dmsg.net.carriers.names import PLAIN, Carrier
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.link import HANDSHAKE_TIMEOUT, MakeUser, OnFailure
+from dmsg.net.links.link import HANDSHAKE_TIMEOUT
 from dmsg.net.links.race import CarrierMemory, CarrierRace
-from dmsg.net.links.records import RecordLink
-from dmsg.noise.xk import XKHandshake
+from dmsg.net.links.records import record_links
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams
 
@@ -67,10 +66,6 @@ class SessionEndpoint:
         self._receipts = receipts
         self._timeout = timeout
 
-    def _make_link(self, make_user: MakeUser, failed: OnFailure) -> RecordLink:
-        handshake = XKHandshake(self._key, self._server)
-        return RecordLink(self._reactor, self._turn, handshake, make_user, failed=failed, timeout=self._timeout)
-
     def open(self) -> Deferred[ClientSession]:
         """Connect; the Deferred fires with a session that the server has confirmed."""
         return Deferred.fromCoroutine(self._open())
@@ -78,7 +73,8 @@ class SessionEndpoint:
     async def _open(self) -> ClientSession:
         started = self._reactor.seconds()
         carriers = self._memory.order(self._server, list(self._endpoints))
-        race = CarrierRace(self._reactor, carriers, self._endpoints.__getitem__, self._make_link)
+        make_link = record_links(self._reactor, self._turn, self._key, self._server, timeout=self._timeout)
+        race = CarrierRace(self._reactor, carriers, self._endpoints.__getitem__, make_link)
         session = await race.connect(
             lambda remote: ClientSession(
                 self._reactor,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import os
+import shutil
+import socket
+from pathlib import Path
 from typing import Any
 
 from cryptography import x509
@@ -10,9 +14,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from twisted.internet import reactor
+from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, connectProtocol, serverFromString
 from twisted.internet.error import ConnectionDone
-from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.protocol import Factory, ProcessProtocol, Protocol
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
@@ -260,6 +265,78 @@ class SecureTests(CarrierCase):
         server = await self.start_behind(url, gateway)
         await self.start_client(url, min_servers=1)
         self.assertEqual({session.link.address for session in server.factory.sessions}, {"127.0.0.1"})
+
+
+NGINX = """
+daemon off; master_process off; pid {home}/pid; error_log stderr warn;
+events {{ worker_connections 64; }}
+http {{
+    access_log off;
+    client_body_temp_path {home}/b; proxy_temp_path {home}/p; fastcgi_temp_path {home}/f;
+    uwsgi_temp_path {home}/u; scgi_temp_path {home}/s;
+    server {{
+        listen 127.0.0.1:{port} ssl;
+        ssl_certificate {home}/pem; ssl_certificate_key {home}/pem;
+        location /dmsg {{
+            proxy_pass http://127.0.0.1:{server};
+            proxy_http_version 1.1;
+            proxy_set_header Host $host;
+            proxy_set_header Upgrade $http_upgrade;
+            proxy_set_header Connection upgrade;
+            proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+            proxy_buffering off;
+        }}
+    }}
+}}
+"""
+"""Configuration of nginx as docs/howto/operate.md gives it, on ports and in a directory of the test."""
+_NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+class NginxTests(CarrierCase):
+    """The documented configuration of nginx."""
+
+    if _NGINX is None:
+        skip = "nginx is not installed"
+
+    @asynchronous
+    async def test_nginx_with_tls_carries_links(self) -> None:
+        assert _NGINX is not None
+        url, home = await self.start_discovery(), Path(self.mktemp()).absolute()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        server = await self.start_server(
+            f"--discovery={url}",
+            f"--public-address=127.0.0.1:{port}",
+            f"--carrier=wss:{port}",
+            "--trusted-proxy=127.0.0.1",
+        )
+        home.mkdir()
+        (home / "pem").write_text(certificate())
+        inside = server.ports[0].getHost().port
+        (home / "conf").write_text(NGINX.format(home=home, port=port, server=inside))
+        ended: Deferred[None] = Deferred()
+        nginx = reactor.spawnProcess(Ended(ended), _NGINX, ["nginx", "-c", str(home / "conf"), "-p", str(home)])
+        self.addCleanup(lambda: ended)
+        self.addCleanup(nginx.signalProcess, "TERM")
+        # Discovery looks at the server again when its entry changes; nginx needs a moment until it listens.
+        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        await self.transfer(alice, bob)
+        self.assertEqual([str(session.carrier) for session in alice._set.sessions()], [f"wss:{port}"])
+        self.assertEqual({session.link.address for session in server.factory.sessions}, {"127.0.0.1"})
+
+
+class Ended(ProcessProtocol):
+    """Process whose end fires a Deferred."""
+
+    def __init__(self, ended: Deferred[None]) -> None:
+        self.ended = ended
+
+    def errReceived(self, data: bytes) -> None:
+        """Keep quiet: nginx warns that it does not run as root, or that its log cannot be opened."""
+
+    def processEnded(self, reason: Failure) -> None:
+        self.ended.callback(None)
 
 
 class BrowserTests(CarrierCase):

@@ -22,7 +22,8 @@ from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import SecKey
 from dmsg.net import socketopts
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.records import RecordClientEndpoint
+from dmsg.net.links.connect import LinkClientEndpoint
+from dmsg.net.links.records import record_links
 from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.core import congestion
 from dmsg.v2019.core.table import ClientConnection
@@ -492,7 +493,8 @@ class CrowdTests(FaultCase):
 
         async def session(number: int) -> ClientSession:
             key = keys[number]
-            noise = RecordClientEndpoint(reactor, endpoint, turn, key, server._key.public, timeout=60)
+            make_link = record_links(reactor, turn, key, server._key.public, timeout=60)
+            noise = LinkClientEndpoint(reactor, endpoint, make_link)
             made: ClientSession = await noise.connect(
                 lambda remote: ClientSession(
                     reactor,

@@ -17,7 +17,8 @@ from dmsg.cli.processes import start_twistd
 from dmsg.errors import DmsgTimeout
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.records import RecordClientEndpoint
+from dmsg.net.links.connect import LinkClientEndpoint
+from dmsg.net.links.records import record_links
 from dmsg.tap import messaging as messaging_tap, server as server_tap
 from dmsg.v2019.client import Client
 from dmsg.v2019.session import ClientSession
@@ -144,13 +145,9 @@ class OperateTests(EntityCase):
     async def dial(self, child: Any) -> Any:
         """Connect as a client does that has its entry from before."""
         found = await child.line(r"server (\w{66}) listens on .*port=(\d+)")
-        endpoint = RecordClientEndpoint(
-            reactor,
-            TCP4ClientEndpoint(reactor, "127.0.0.1", int(found[2])),
-            turn := TurnFlush(reactor),
-            key := SecKey.generate(),
-            PubKey.from_hex(found[1].decode()),
-        )
+        turn, key, remote = TurnFlush(reactor), SecKey.generate(), PubKey.from_hex(found[1].decode())
+        tcp = TCP4ClientEndpoint(reactor, "127.0.0.1", int(found[2]))
+        endpoint = LinkClientEndpoint(reactor, tcp, record_links(reactor, turn, key, remote))
         session = await endpoint.connect(lambda remote: ClientSession(reactor, turn, key.public, remote))
         return await session.established
 
@@ -191,7 +188,7 @@ class OperateTests(EntityCase):
         port = int((await child.line(r"listens on .*port=(\d+)"))[1])
         garbage = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
         for connection in garbage:
-            connection.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+            connection.sendall(b"\x00\x31no handshake of ours" * 10)
         await child.line("stranger 127.0.0.1: handshake_failed")
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
         await child.line("stranger 127.0.0.1: too_many_from_address")

@@ -75,13 +75,14 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
                 raise
             except Exception as error:
                 say(f"the peer cannot be reached: {describe(error)}", err=True)
-            table = Table("", "server", "address", "free", "to the server", "to the peer", box=None, pad_edge=False)
+            columns = ("", "server", "address", "free", "by", "to the server", "to the peer")
+            table = Table(*columns, box=None, pad_edge=False)
             for text in entry.client.delegated_servers:
                 server = PubKey.from_hex(text)
                 row = await _row(reactor, client, key, at, server, timeout)
                 mark = "*" if server == used else ""
                 if state.json:
-                    names = ("address", "free", "to_server", "to_peer")
+                    names = ("address", "free", "carrier", "to_server", "to_peer")
                     tell("", server=text, taken=bool(mark), **dict(zip(names, row, strict=True)))
                 table.add_row(mark, server.short + "...", *row)
             if not state.json:
@@ -113,17 +114,18 @@ def _cause(error: Exception) -> str:
 
 async def _row(
     reactor: Reactor, client: Client, peer: PubKey, port: int | None, server: PubKey, timeout: float
-) -> tuple[str, str, str, str]:
+) -> tuple[str, str, str, str, str]:
     from twisted.internet.defer import CancelledError
 
     from dmsg.apps.pings import open_probe
 
-    address = free = to_server = to_peer = "?"
+    address = free = carrier = to_server = to_peer = "?"
     try:
         entry = await client.entry(server)
         if entry.server is not None:
             address, free = entry.server.address, str(entry.server.available_connections)
         session = await client.server_session(server)
+        carrier = str(session.carrier)
         if session.pings.known:
             to_server = milliseconds(min([await session.ping() for _ in range(SAMPLES)]))
         transport = await open_probe(client, peer, port, timeout, notice, via=server)
@@ -138,4 +140,4 @@ async def _row(
         raise
     except Exception as error:
         to_peer = _cause(error)
-    return address, free, to_server, to_peer
+    return address, free, carrier, to_server, to_peer

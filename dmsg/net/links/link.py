@@ -227,7 +227,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         reader = carrier.reader
         start, frames = 0, FRAMES_A_READ
         try:
-            while start < len(data) and not self._left and self.ended_for is None and not self._gone:
+            while start < len(data) and not self._left and self.ended_for is None and not self._is_lost:
                 piece, start = reader.read(data, start, 1)
                 if piece:
                     self._take_bytes(piece)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime
 
 from dmsg.base.pool import BufferPool
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.connect import LinkClientEndpoint
+from dmsg.net.links.connect import MakeLink
 from dmsg.net.links.interfaces import LinkHandshake
 from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, Link, MakeUser, OnFailure
 from dmsg.net.links.reading import READ_SIZE
@@ -175,22 +175,12 @@ class RecordLink(Link):
             self.close(DropReason.NONCES_USED_UP)
 
 
-class RecordClientEndpoint(LinkClientEndpoint):
-    """Endpoint that connects through another endpoint to a server of known key: Noise XK, then records."""
+def record_links(
+    reactor: IReactorTime, turn: TurnFlush, key: SecKey, remote: PubKey, *, timeout: float = HANDSHAKE_TIMEOUT
+) -> MakeLink:
+    """Return a factory of links to a server of known key: Noise XK, then records."""
 
-    def __init__(
-        self,
-        reactor: IReactorTime,
-        endpoint: IStreamClientEndpoint,
-        turn: TurnFlush,
-        key: SecKey,
-        remote: PubKey,
-        *,
-        timeout: float = HANDSHAKE_TIMEOUT,
-        ephemeral: SecKey | None = None,
-    ) -> None:
-        def make_link(make_user: MakeUser, failed: OnFailure) -> RecordLink:
-            handshake = XKHandshake(key, remote, ephemeral=ephemeral)
-            return RecordLink(reactor, turn, handshake, make_user, failed=failed, timeout=timeout)
+    def make_link(make_user: MakeUser, failed: OnFailure) -> RecordLink:
+        return RecordLink(reactor, turn, XKHandshake(key, remote), make_user, failed=failed, timeout=timeout)
 
-        super().__init__(reactor, endpoint, make_link)
+    return make_link

@@ -80,7 +80,8 @@ class RaceTests(SynchronousTestCase):
         self.ways = {PLAIN: Way(), WEBSOCKET: Way(), SECURE: Way()}
 
     def race(self, *carriers: Carrier) -> Any:
-        race = CarrierRace(self.clock, carriers or (PLAIN, WEBSOCKET, SECURE), self.ways.__getitem__, self.make_link)
+        ways: Any = self.ways
+        race = CarrierRace(self.clock, carriers or (PLAIN, WEBSOCKET, SECURE), ways.__getitem__, self.make_link)
         self.result = race.connect(lambda remote: User())
         self.result.addErrback(self.keep)
         self.error: Any = None
