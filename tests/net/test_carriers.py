@@ -299,27 +299,32 @@ class NginxTests(CarrierCase):
     if _NGINX is None:
         skip = "nginx is not installed"
 
+    def free_port(self) -> int:
+        """Return a port on which nothing listens."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            return int(free.getsockname()[1])
+
     @asynchronous
     async def test_nginx_with_tls_carries_links(self) -> None:
         assert _NGINX is not None
         url, home = await self.start_discovery(), Path(self.mktemp()).absolute()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        server = await self.start_server(
-            f"--discovery={url}",
-            f"--public-address=127.0.0.1:{port}",
-            f"--carrier=wss:{port}",
-            "--trusted-proxy=127.0.0.1",
-        )
+        port, inside = self.free_port(), self.free_port()
         home.mkdir()
         (home / "pem").write_text(certificate())
-        inside = server.ports[0].getHost().port
         (home / "conf").write_text(NGINX.format(home=home, port=port, server=inside))
         ended: Deferred[None] = Deferred()
         nginx = reactor.spawnProcess(Ended(ended), _NGINX, ["nginx", "-c", str(home / "conf"), "-p", str(home)])
         self.addCleanup(lambda: ended)
         self.addCleanup(nginx.signalProcess, "TERM")
-        # Discovery looks at the server again when its entry changes; nginx needs a moment until it listens.
+        # Discovery looks at the server once, so nginx has to listen before.
+        await self.until((home / "pid").exists)
+        server = await self.start_server(
+            f"--listen=tcp:{inside}:interface=127.0.0.1",
+            f"--discovery={url}",
+            f"--public-address=127.0.0.1:{port}",
+            f"--carrier=wss:{port}",
+            "--trusted-proxy=127.0.0.1",
+        )
         alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
         await self.transfer(alice, bob)
         self.assertEqual([str(session.carrier) for session in alice._set.sessions()], [f"wss:{port}"])
