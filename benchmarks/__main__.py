@@ -20,7 +20,7 @@ from benchmarks.herd import herd_rows
 from benchmarks.machine import aead, cores, pin, raise_descriptor_limit
 from benchmarks.messaging import messaging_rows
 from benchmarks.path import path_rows
-from benchmarks.relay import connect_row, crowd_rows, memory_rows, mixed_rows, relay_rows, transport_row
+from benchmarks.relay import connect_row, crowd_rows, memory_rows, mixed_rows, relay_rows, transport_row, websocket_rows
 from benchmarks.report import show
 from benchmarks.rmb import rmb_rows
 from benchmarks.telemetry import telemetry_rows
@@ -121,7 +121,7 @@ def main() -> None:
     measures = {
         "relay": (
             "relayed frames: CPU of the relay per frame, one and eight pairs",
-            lambda: relay_rows() + mixed_rows(),
+            lambda: relay_rows() + mixed_rows() + websocket_rows(),
         ),
         "crowd": ("the cost per frame among 1,000 and 9,000 connections, and theirs idle", crowd_rows),
         "client": ("through the client API, 64 messages in flight, each acknowledged", client_rows),

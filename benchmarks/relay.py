@@ -20,11 +20,18 @@ GO_2019 = {64: 6.7, 1024: 7.4, 16 * 1024: 8.8, 60 * 1024: 8.7}
 
 
 def frames(
-    address: tuple[str, int], server: Any, key: Any, size: int, pairs: int, coalesced: bool, mixed: bool = False
+    address: tuple[str, int],
+    server: Any,
+    key: Any,
+    size: int,
+    pairs: int,
+    coalesced: bool,
+    mixed: bool = False,
+    websocket: bool = False,
 ) -> dict[str, Any]:
     """CPU per relayed frame, and the rate, medians of some runs."""
-    initiators = [Connection(address, key) for _ in range(pairs)]
-    responders = [Connection(address, key) for _ in range(pairs)]
+    initiators = [Connection(address, key, websocket=websocket) for _ in range(pairs)]
+    responders = [Connection(address, key, websocket=websocket) for _ in range(pairs)]
     for initiator, responder in zip(initiators, responders, strict=True):
         open_transport(initiator, responder, 2)
     each = max(50, min(MAX_FRAMES, VOLUME // size) // pairs)
@@ -72,6 +79,20 @@ def relay_rows(idle: int = 0) -> list[dict[str, Any]]:
                     rows.append(row)
         for connection in waiting:
             connection.close()
+    return rows
+
+
+def websocket_rows() -> list[dict[str, Any]]:
+    """The same frames between clients in websockets, as a multiple of the cost between clients on plain TCP."""
+    rows = []
+    server, address, key = start_server(core=away())
+    with server:
+        for size in SIZES:
+            plain = frames(address, server, key, size, 8, True)
+            row = frames(address, server, key, size, 8, True, websocket=True)
+            again = frames(address, server, key, size, 8, True)
+            row["times_plain"] = row["cpu_us"] / ((plain["cpu_us"] + again["cpu_us"]) / 2)
+            rows.append({**row, "carrier": "ws"})
     return rows
 
 

@@ -13,33 +13,49 @@ import struct
 import time
 
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.carriers.requests import PATH
+from dmsg.net.websocket.byte_stream import StreamReader
+from dmsg.net.websocket.frames import BINARY, NO_MASK, encode
 from dmsg.noise.records import MAX_PLAINTEXT, OVERHEAD, RecordOpener, RecordSealer
 from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, OK, REQUEST, Frame, FrameBuffer, encode_frame, encode_fwd_header
 
 TIMEOUT = 30.0
 RECEIVE_SIZE = 256 * 1024
+WRITE_SIZE = 256 * 1024
 
 
 class Connection:
     """One client connection."""
 
-    def __init__(self, address: tuple[str, int], server: PubKey, source: str = "", timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        server: PubKey,
+        source: str = "",
+        timeout: float = TIMEOUT,
+        *,
+        websocket: bool = False,
+    ) -> None:
         """:param source: the address to come from.
 
         :param timeout: seconds to wait at most for each answer.
+        :param websocket: whether the connection lies in a websocket.
         """
         self.key = SecKey.generate()
         self.socket = socket.create_connection(address, timeout, (source, 0) if source else None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = StreamReader(masked=False) if websocket else None
+        if websocket:
+            self._upgrade()
         handshake = XKHandshake(self.key, server)
-        self.socket.sendall(handshake.data_to_send())
+        self.socket.sendall(self.wrapped(handshake.data_to_send()))
         while handshake.remote is None:
             data = self.socket.recv(4096)
             if not data:
                 raise ConnectionError("server ended the handshake")
-            handshake.receive_data(data)
-            self.socket.sendall(handshake.data_to_send())
+            handshake.receive_data(self.unwrapped(data))
+            self.socket.sendall(self.wrapped(handshake.data_to_send()))
         assert handshake.keys is not None
         self.sealer, self.opener = RecordSealer(handshake.keys[0]), RecordOpener(handshake.keys[1])
         self._frames = FrameBuffer()
@@ -47,6 +63,33 @@ class Connection:
         self._ready: list[Frame] = []
         self._take(handshake.trailing_data())
         assert self.receive().type == OK
+
+    def _upgrade(self) -> None:
+        self.socket.sendall(
+            b"GET " + PATH + b" HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):
+            answer += self.socket.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 101 "), answer
+
+    def wrapped(self, data: bytes) -> bytes:
+        """Return what to send for ``data``: in a websocket, messages as large as the library's writes."""
+        if self._reader is None or not data:
+            return data
+        pieces = (data[start : start + WRITE_SIZE] for start in range(0, len(data), WRITE_SIZE))
+        return b"".join(encode(BINARY, piece, NO_MASK) for piece in pieces)
+
+    def unwrapped(self, data: bytes) -> bytes:
+        """Return the bytes of the link in what was received."""
+        if self._reader is None:
+            return data
+        view, start, found = memoryview(data), 0, []
+        while start < len(view):
+            piece, start = self._reader.read(view, start, len(view))
+            found.append(bytes(piece))
+        return b"".join(found)
 
     def _take(self, data: bytes) -> None:
         if data:
@@ -59,12 +102,12 @@ class Connection:
             data = self.socket.recv(RECEIVE_SIZE)
             if not data:
                 raise ConnectionError("server closed the connection")
-            self._take(data)
+            self._take(self.unwrapped(data))
         return self._ready.pop(0)
 
     def send(self, data: bytes) -> None:
         """One record."""
-        self.socket.sendall(self.sealer.seal(data))
+        self.socket.sendall(self.wrapped(self.sealer.seal(data)))
 
     def skip(self) -> None:
         """Read what there is, and look at none of it."""
@@ -117,7 +160,7 @@ def seal_frames(
             frames.append(payload[:length])
         records.append(connection.sealer.seal(b"".join(frames)))
         sequence += here
-    return b"".join(records)
+    return connection.wrapped(b"".join(records))
 
 
 class _Counter:
@@ -180,7 +223,7 @@ def pump(senders: list[tuple[Connection, bytes]], receivers: list[Connection], e
                 data = connection.socket.recv(RECEIVE_SIZE)
                 if not data:
                     raise ConnectionError("server closed a receiver")
-                counter.feed(data)
+                counter.feed(connection.unwrapped(data))
                 left -= counter.plaintext - before
             else:
                 view = waiting[connection]

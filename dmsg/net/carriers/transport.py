@@ -81,7 +81,7 @@ class WebSocketTransport:
 
     # --- what a link needs of a transport ---
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send ``data`` in a binary message."""
         if data and not self._closed:
             write_now(self.tcp, encode(BINARY, data, self._key()))

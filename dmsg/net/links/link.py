@@ -439,8 +439,12 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         chunks, size = self._outgoing()
         self.written += size
         transport = self.transport
+        carrier = self.in_websocket
         for chunk in chunks:
-            write_now(transport, chunk)
+            if carrier is None:
+                write_now(transport, chunk)
+            else:  # The frame is the only copy of the chunk that is made.
+                carrier.write(chunk)
         self._written()
         if self._congested:
             self._since_congested += size

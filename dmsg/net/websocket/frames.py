@@ -45,7 +45,7 @@ def mask(data: bytes, key: bytes) -> bytes:
     return (int.from_bytes(data, "big") ^ int.from_bytes(keys, "big")).to_bytes(size, "big")
 
 
-def encode(first: int, data: bytes, key: bytes | None = None) -> bytes:
+def encode(first: int, data: bytes | bytearray | memoryview, key: bytes | None = None) -> bytes:
     """Encode a frame.
 
     :param first: :data:`BINARY`, :data:`PING` or :data:`PONG`.
@@ -59,7 +59,9 @@ def encode(first: int, data: bytes, key: bytes | None = None) -> bytes:
         head = bytes((first, bit | 126)) + size.to_bytes(2, "big")
     else:
         head = bytes((first, bit | 127)) + size.to_bytes(8, "big")
-    return head + data if key is None else head + key + mask(data, key)
+    if key is None or key == NO_MASK:
+        return b"".join((head, key or b"", data))
+    return head + key + mask(bytes(data), key)
 
 
 class PieceBuffer:
