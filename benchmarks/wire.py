@@ -74,7 +74,7 @@ class Connection:
             answer += self.socket.recv(4096)
         assert answer.startswith(b"HTTP/1.1 101 "), answer
 
-    def wrapped(self, data: bytes) -> bytes:
+    def wrapped(self, data: bytes | bytearray) -> bytes | bytearray:
         """Return what to send for ``data``: in a websocket, messages as large as the library's writes."""
         if self._reader is None or not data:
             return data
@@ -160,7 +160,7 @@ def seal_frames(
             frames.append(payload[:length])
         records.append(connection.sealer.seal(b"".join(frames)))
         sequence += here
-    return connection.wrapped(b"".join(records))
+    return bytes(connection.wrapped(b"".join(records)))
 
 
 class _Counter:
