@@ -57,7 +57,7 @@ _CLOSE_TEXTS = {
     CloseReason.BAD_REQUEST: "malformed REQUEST",
     CloseReason.ID_IN_USE: "transport id is in use",
     CloseReason.NO_SUCH_TRANSPORT: "no such transport",
-    CloseReason.PEER_DISCONNECTED: "connection to the server was lost",
+    CloseReason.PEER_DISCONNECTED: "the peer's program ended, or a connection to the server was lost",
     CloseReason.QUEUE_FULL: "the remote reads too slowly",
     CloseReason.TOO_MANY_TRANSPORTS: "too many streams of this key are open",
     CloseReason.SHUTTING_DOWN: "the server is shutting down",

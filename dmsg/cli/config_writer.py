@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from dmsg.cli.config_file import ConfigError, config_path, read_config
+from dmsg.errors import DmsgError
+from dmsg.shared_files import FileBusy, exclusive_change, replace_file
 
 
 def write_settings(settings: Mapping[str, object]) -> None:
@@ -18,18 +18,41 @@ def write_settings(settings: Mapping[str, object]) -> None:
         removes a setting, and the tables that are empty then.
     :raises ConfigError: the file cannot be written, is no TOML, or a setting to remove is not there.
     """
+    # An invalid setting can be removed as long as the file is TOML, so a removal does not read the settings.
+    _change_file(lambda: settings if all(value is None for value in settings.values()) else _checked(settings))
+
+
+def change_settings(choose: Callable[[dict[str, object]], Mapping[str, object]]) -> None:
+    """Write settings that depend on what the file says; no other program changes the file meanwhile.
+
+    :param choose: called with the content of the file; returns the settings as for :func:`write_settings`.
+    :raises ConfigError: as :func:`write_settings` raises it; errors of ``choose`` leave the file as it was.
+    """
+    _change_file(lambda: choose(read_config()))
+
+
+def _checked(settings: Mapping[str, object]) -> Mapping[str, object]:
+    read_config()  # This call reports the line on which a file is wrong.
+    return settings
+
+
+def _change_file(choose: Callable[[], Mapping[str, object]]) -> None:
     import tomlkit
 
     file = config_path()
-    if any(value is not None for value in settings.values()):
-        read_config()  # This call reports the line on which a file is wrong.
     try:
-        document = tomlkit.parse(file.read_text() if file.exists() else "")
-    except (OSError, ValueError) as error:  # An invalid setting can be removed as long as the file is TOML.
+        with exclusive_change(file):
+            settings = choose()
+            document = tomlkit.parse(file.read_text() if file.exists() else "")
+            for name, value in settings.items():
+                _change(document, name, value, file)
+            replace_file(file, tomlkit.dumps(document).rstrip("\n") + "\n")
+    except FileBusy as error:
+        raise ConfigError(str(error)) from None
+    except DmsgError:
+        raise
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
-    for name, value in settings.items():
-        _change(document, name, value, file)
-    _write(tomlkit.dumps(document).rstrip("\n") + "\n")
 
 
 def _change(document: MutableMapping[str, Any], name: str, value: object, file: Path) -> None:
@@ -53,16 +76,3 @@ def _change(document: MutableMapping[str, Any], name: str, value: object, file: 
     for above, one, below in reversed(list(zip(way, tables, way[1:], strict=False))):
         if not below:
             del above[one]
-
-
-def _write(text: str) -> None:
-    file = config_path().resolve()  # If the file is a link, its target is written and the link stays.
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".config-", delete=False) as new:
-            new.write(text)
-            os.fchmod(new.fileno(), mode)
-        os.replace(new.name, file)
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None

@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn, TextIO
@@ -78,9 +79,22 @@ def columns() -> int:
 
 
 def notice(text: str) -> None:
-    """Print a message for people, unless ``--quiet`` is given."""
+    """Print a message for people, unless ``--quiet`` is given; on a terminal, lines end between two words."""
     if not state.quiet:
-        say(f"dmsg: {text}", err=True)
+        say(_wrapped(f"dmsg: {text}"), err=True)
+
+
+def _wrapped(text: str) -> str:
+    """Return a message in lines that fit into the terminal of standard error; other outputs get it in one line."""
+    try:
+        width = shutil.get_terminal_size().columns if sys.stderr.isatty() else UNBOUNDED
+    except (OSError, ValueError, AttributeError):
+        return text
+    if max(map(len, text.splitlines()), default=0) <= width:
+        return text
+    # A word such as a URL or a key stays whole, so that it can be copied.
+    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False, subsequent_indent="  ")
+    return "\n".join(wrap.fill(line) for line in text.splitlines())
 
 
 def mark_output_failed(error: Exception, *, err: bool) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dmsg.directories import config_directory
 from dmsg.errors import DmsgError, KeyFormatError, WrongUse
 from dmsg.keys import PUBKEY_TEXT_SIZE, PubKey
+from dmsg.shared_files import FileBusy, exclusive_change, replace_file
 
 MAX_NAMES = 100_000
 """Maximum number of names in the book."""
@@ -88,19 +88,28 @@ def read_book(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, words
 
 
-def write_book(path: Path, lines: list[str]) -> None:
-    """Replace a file of lines atomically.
+@contextmanager
+def changing_book(path: Path) -> Iterator[None]:
+    """Context in which no other program changes a file of lines.
 
-    :raises UnknownName: the file cannot be written.
+    :raises UnknownName: the file cannot be changed, or another program does not finish its change.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".names-", delete=False) as file:
-            file.writelines(f"{line}\n" for line in lines)
-        # The rename is atomic: a program that reads meanwhile sees the old book or the new one.
-        os.replace(file.name, path)
+        with exclusive_change(path):
+            yield
+    except FileBusy as error:
+        raise UnknownName(str(error)) from None
     except OSError as error:
         raise UnknownName(f"{path}: {error.strerror}") from None
+
+
+def write_book(path: Path, lines: list[str]) -> None:
+    """Replace a file of lines atomically; only inside :func:`changing_book`.
+
+    :raises OSError: the file cannot be written.
+    """
+    # A program that reads meanwhile sees the old book or the new one.
+    replace_file(path, "".join(f"{line}\n" for line in lines))
 
 
 class AddressBook:
@@ -179,24 +188,26 @@ class AddressBook:
 
         :raises UnknownName: the name is invalid, or stands for another key and ``replace`` is false.
         """
-        names = self.all()
         name = check_name(name)
-        if names.get(name, key) != key and not replace:
-            raise UnknownName(f"{name!r} already stands for {names[name].short}... (use --replace to change it)")
-        names[name] = key
-        if len(names) > MAX_NAMES:
-            raise UnknownName(f"the address book has {MAX_NAMES} names, the limit: remove some first")
-        self._write(names)
+        with changing_book(self.path):
+            names = self.all()
+            if names.get(name, key) != key and not replace:
+                raise UnknownName(f"{name!r} already stands for {names[name].short}... (use --replace to change it)")
+            names[name] = key
+            if len(names) > MAX_NAMES:
+                raise UnknownName(f"the address book has {MAX_NAMES} names, the limit: remove some first")
+            self._write(names)
 
     def remove(self, name: str) -> None:
         """Remove a name.
 
         :raises UnknownName: there is no such name.
         """
-        names = self.all()
-        if names.pop(name.lower(), None) is None:
-            raise NoSuchName(f"there is no name {name!r}")
-        self._write(names)
+        with changing_book(self.path):
+            names = self.all()
+            if names.pop(name.lower(), None) is None:
+                raise NoSuchName(f"there is no name {name!r}")
+            self._write(names)
 
     def _write(self, names: dict[str, PubKey]) -> None:
         write_book(self.path, [f"{name} {key}" for name, key in sorted(names.items())])

@@ -6,7 +6,7 @@ key, or a name of the address book, whose key may be replaced later.
 
 from __future__ import annotations
 
-from dmsg.clients.address_book import AddressBook, UnknownName, check_name, read_book, write_book
+from dmsg.clients.address_book import AddressBook, UnknownName, changing_book, check_name, read_book, write_book
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 
@@ -70,42 +70,46 @@ class Groups:
 
         :raises UnknownName: a member is neither a key nor a name of the address book.
         """
-        groups, name = self.all(), check_name(_plain(group))
+        name = check_name(_plain(group))
         for one in members:
             self._names.find(one)
-        # A dict removes duplicates and keeps the order in which members were added.
-        groups[name] = tuple(dict.fromkeys((*groups.get(name, ()), *(one.lower() for one in members))))
-        if len(groups) > MAX_GROUPS or len(groups[name]) > MAX_MEMBERS:
-            raise UnknownName(f"more than {MAX_GROUPS} groups, or {MAX_MEMBERS} members")
-        self._write(groups)
+        with changing_book(self.path):
+            groups = self.all()
+            # A dict removes duplicates and keeps the order in which members were added.
+            groups[name] = tuple(dict.fromkeys((*groups.get(name, ()), *(one.lower() for one in members))))
+            if len(groups) > MAX_GROUPS or len(groups[name]) > MAX_MEMBERS:
+                raise UnknownName(f"more than {MAX_GROUPS} groups, or {MAX_MEMBERS} members")
+            self._write(groups)
 
     def remove(self, group: str, members: tuple[str, ...] = ()) -> None:
         """Remove members from a group; without members, remove the group.
 
         :raises UnknownName: the group or a member does not exist.
         """
-        groups, name, there = self.all(), _plain(group), self.members(group)
-        gone = {one.lower() for one in members}
-        if not gone <= set(there):
-            raise UnknownName(f"{', '.join(sorted(gone - set(there)))}: not in {_shown(group)}")
-        if gone:
-            groups[name] = tuple(one for one in there if one not in gone)
-        else:
-            del groups[name]
-        self._write(groups)
+        name, gone = _plain(group), {one.lower() for one in members}
+        with changing_book(self.path):
+            groups, there = self.all(), self.members(group)
+            if not gone <= set(there):
+                raise UnknownName(f"{', '.join(sorted(gone - set(there)))}: not in {_shown(group)}")
+            if gone:
+                groups[name] = tuple(one for one in there if one not in gone)
+            else:
+                del groups[name]
+            self._write(groups)
 
     def forget(self, member: str) -> list[str]:
         """Remove a name from all groups.
 
         :returns: groups that contained the name.
         """
-        groups = self.all()
-        having = [name for name, members in groups.items() if member.lower() in members]
-        for name in having:
-            groups[name] = tuple(one for one in groups[name] if one != member.lower())
-        if having:
-            self._write(groups)
-        return having
+        with changing_book(self.path):
+            groups = self.all()
+            having = [name for name, members in groups.items() if member.lower() in members]
+            for name in having:
+                groups[name] = tuple(one for one in groups[name] if one != member.lower())
+            if having:
+                self._write(groups)
+            return having
 
     def _write(self, groups: dict[str, tuple[str, ...]]) -> None:
         write_book(self.path, [" ".join((name, *members)) for name, members in sorted(groups.items())])

@@ -20,7 +20,8 @@ HOST is one byte and what follows it: 4 and an IPv4 address of 4 bytes, 6 and an
 byte with the length, and a name of DNS in ASCII.
 
 An invitation holds no secret: it says where a network is, not that its reader may use it. The key of the server lets
-the reader recognise the network: only the server can sign the entry that discovery has to show for that key.
+the reader notice that an address belongs to another network: only the server could sign the entry for that key.
+Whoever has recorded the entry can show it too, so the entry is no proof; a connection to the server is one.
 """
 
 from __future__ import annotations

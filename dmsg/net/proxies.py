@@ -18,6 +18,7 @@ from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined
 
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import wrapClientTLS
+from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.ssl import optionsForClientTLS
@@ -150,7 +151,10 @@ class ProxyEndpoint:
         kind = _Socks if self._proxy.scheme.startswith("socks") else _HTTPConnect
         factory = Factory.forProtocol(lambda: kind(self._proxy, self._host, self._port, inner_factory))
         factory.noisy = False
-        protocol = await self._endpoint.connect(factory)
+        try:
+            protocol = await self._endpoint.connect(factory)
+        except ConnectError as error:
+            raise ProxyError(f"cannot connect to the proxy {self._proxy.shown}: {shorten(str(error))}") from None
         assert isinstance(protocol, _Handshake)
 
         def too_late(result: object, seconds: float) -> IProtocol:

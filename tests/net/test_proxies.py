@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.interfaces import IProtocol, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
@@ -208,6 +209,17 @@ class EndpointTests(SynchronousTestCase):
         os.environ[name] = value
         changed = (lambda: os.environ.pop(name, None)) if before is None else lambda: os.environ.update({name: before})
         self.addCleanup(changed)
+
+    def test_a_proxy_that_refuses_the_connection_is_named_without_its_password(self) -> None:
+        class Refusing:
+            def connect(self, factory: object) -> Deferred[IProtocol]:
+                return fail(ConnectionRefusedError("Connection refused"))
+
+        proxy = parse_proxy("http://user:secret@10.0.0.9:3128")
+        endpoint = ProxyEndpoint(Clock(), Refusing(), proxy, "192.0.2.1", 80, 10.0)  # type: ignore[arg-type]
+        error = self.failureResultOf(endpoint.connect(Factory.forProtocol(Protocol)), ProxyError)
+        self.assertIn("cannot connect to the proxy http://10.0.0.9:3128: ", str(error.value))
+        self.assertNotIn("secret", str(error.value))
 
     def test_only_the_proxy_is_connected(self) -> None:
         self.assertEqual(self.connected_to("192.0.2.1", DMSG_PROXY="socks5://10.0.0.9"), ("10.0.0.9", 1080))

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 SHOWN_ALLOWED = 3
 """Maximum number of peers of ``--allow`` that the row of a service names."""
-SHORT = 8
-"""Number of characters of a key that has no name."""
 
 
 def show(answer: Answer) -> None:
@@ -27,7 +25,10 @@ def show(answer: Answer) -> None:
     names = AddressBook()
     key = str(answer["key"])
     name, text = _name(names, key), PubKey.from_hex(key).text
-    say(f"{name}  {text}" if len(name) + 2 + len(text) <= columns() else f"{name}\n{text}")
+    if name == text:
+        say(text)
+    else:
+        say(f"{name}  {text}" if len(name) + 2 + len(text) <= columns() else f"{name}\n{text}")
     say(f"{answer['state']}, process {answer['pid']}, up for {_up(answer)}")
     servers = answer["servers"]
     say()
@@ -119,9 +120,13 @@ def _open_to(names: AddressBook, one: Answer) -> str:
 
 def _name(names: AddressBook, key: str) -> str:
     try:
-        return names.name_of(PubKey.from_hex(key)) or f"{key[:SHORT]}..."
+        public = PubKey.from_hex(key)
     except DmsgError:
-        return f"{key[:SHORT]}..."
+        return key
+    try:
+        return names.name_of(public) or public.text
+    except DmsgError:
+        return public.text
 
 
 def _up(answer: Answer) -> str:

@@ -145,7 +145,8 @@ class HostSettings:
 
         :raises KeyInUse: another one is running.
         """
-        return hold_key(self.directory / "host", "dmsg host", advice="stop that, or name another --directory")
+        advice = "stop that, or name another --directory"
+        return hold_key(self.directory / "host", "dmsg host", advice=advice, shown=f"the directory {self.directory}")
 
     def discovery_arguments(self) -> list[str]:
         """Return the arguments of ``twistd`` for discovery."""

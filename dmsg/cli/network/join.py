@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.cli.config_file import NETWORKS, config_path, read_config
-from dmsg.cli.config_writer import write_settings
+from dmsg.cli.config_file import NETWORKS, config_path
+from dmsg.cli.config_writer import change_settings
 from dmsg.cli.networks import NoSuchNetwork, joined_networks
 from dmsg.cli.options import command
 from dmsg.cli.output import fail, notice, tell
@@ -37,8 +37,8 @@ def join(invitation: tuple[str, ...], name: str | None, no_check: bool) -> None:
     """Join the network of an invitation that 'dmsg host' has printed.
 
     The network's name then stands wherever a command takes the URL of a discovery. The first network becomes the
-    default. The command asks the network's discovery for the entry of the invited server, which only that server
-    can sign.
+    default. The command asks the network's discovery for the entry of the invited server, which finds typing mistakes
+    and addresses that belong to another network today.
 
     \b
     Examples:
@@ -50,7 +50,7 @@ def join(invitation: tuple[str, ...], name: str | None, no_check: bool) -> None:
     from dmsg.clients.invitations import parse_invitation
 
     try:
-        found = parse_invitation("".join(invitation))
+        found = parse_invitation(_without_command(invitation))
         name = check_name(name) if name is not None else found.name
         _check_free(name, found)
     except DmsgError as error:
@@ -68,8 +68,16 @@ def join(invitation: tuple[str, ...], name: str | None, no_check: bool) -> None:
     run(main)
 
 
-def _check_free(name: str, invitation: Invitation) -> None:
-    known = joined_networks().get(name)
+def _without_command(words: tuple[str, ...]) -> str:
+    """Return the invitation without the words ``dmsg join`` before it, because people paste the whole line."""
+    split = " ".join(words).split()
+    while split and split[0].lower() in ("$", "dmsg", "join"):
+        del split[0]
+    return "".join(split)
+
+
+def _check_free(name: str, invitation: Invitation, content: dict[str, object] | None = None) -> None:
+    known = joined_networks(content).get(name)
     if known is not None and known.discovery != invitation.discovery:
         raise _NameTaken(
             f"a network {name} was joined already, with discovery {known.discovery}; leave it (dmsg leave {name}), or "
@@ -94,15 +102,22 @@ async def _check(reactor: Reactor, invitation: Invitation) -> None:
 
 
 def _write(name: str, invitation: Invitation) -> None:
-    try:
-        before = read_config().get("discovery")
-        settings: dict[str, object] = {
+    before: object = None
+
+    def choose(content: dict[str, object]) -> dict[str, object]:
+        nonlocal before
+        # Another program may have taken the name since the first check.
+        _check_free(name, invitation, content)
+        before = content.get("discovery")
+        default = {"discovery": name} if before is None else {}
+        return {
             f"{NETWORKS}.{name}.discovery": invitation.discovery,
             f"{NETWORKS}.{name}.server": invitation.server.text,
+            **default,
         }
-        if before is None:
-            settings["discovery"] = name
-        write_settings(settings)
+
+    try:
+        change_settings(choose)
     except DmsgError as error:
         fail(error)
     is_default = before in (None, name)
@@ -124,15 +139,20 @@ def leave(name: str) -> None:
     Example:
       dmsg leave work
     """
-    try:
-        content = read_config()
+    was_default = False
+
+    def choose(content: dict[str, object]) -> dict[str, object]:
+        nonlocal was_default
         network = joined_networks(content).get(name)
         if network is None:
             known = ", ".join(sorted(joined_networks(content))) or "none"
             raise NoSuchNetwork(f"there is no network {name[:80]!r} (joined: {known})")
         names = [f"{NETWORKS}.{name}.discovery", *([f"{NETWORKS}.{name}.server"] if network.server else [])]
         was_default = content.get("discovery") == name
-        write_settings(dict.fromkeys(names + (["discovery"] if was_default else [])))
+        return dict.fromkeys(names + (["discovery"] if was_default else []))
+
+    try:
+        change_settings(choose)
     except DmsgError as error:
         fail(error)
     tell(f"left {name}", left=name, default=was_default)

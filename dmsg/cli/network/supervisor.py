@@ -12,6 +12,7 @@ from random import Random
 from twisted.internet.defer import Deferred
 
 from dmsg.cli.processes import START_TIMEOUT, Child, stop
+from dmsg.clients.invitations import at_port
 from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor
 from dmsg.net.retry import retry_delay
@@ -22,6 +23,8 @@ STEADY = 60.0
 _HEAD = re.compile(r"^\S+ \[[^\]]*\] ")
 """Date and source of a line of twistd's log."""
 _SERIOUS = re.compile(r"^\S+ \[[^\]]*#(warn|error|critical)\] ")
+_ADDRESS = re.compile(r"IPv[46]Address\(type='TCP', host='([^']*)', port=(\d+)[^)]*\)")
+"""Address as Twisted writes it."""
 
 
 class CannotStart(DmsgError):
@@ -54,7 +57,7 @@ class Supervised:
         self._arguments = arguments
         self._ready = ready
         self._directory = directory
-        self._log = log
+        self._log = lambda line: log(with_plain_addresses(line))
         self._notice = notice
         self._random = Random()
         self._failures = 0
@@ -138,7 +141,12 @@ def start_entity(reactor: Reactor, arguments: Sequence[str], directory: Path, lo
 
 def without_head(line: str) -> str:
     """Return a line of a log without its date and its source."""
-    return _HEAD.sub("", line)
+    return with_plain_addresses(_HEAD.sub("", line))
+
+
+def with_plain_addresses(line: str) -> str:
+    """Return a line of a log with ``HOST:PORT`` in place of addresses as Twisted writes them."""
+    return _ADDRESS.sub(lambda found: at_port(found[1], int(found[2])), line)
 
 
 def last_words(child: Child) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from dmsg.net.isolate import call_isolated
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry, follow
 from dmsg.rmb.twins.twin import Twin
+from dmsg.shared_files import FileBusy, exclusive_change, replace_file
 
 POLL = 2.0
 """Seconds between checks of the file for changes, while somebody watches the registry."""
@@ -117,25 +116,21 @@ class FileRegistry:
             return succeed(self._put(statement))
         except (RegistryRefused, RegistryUnavailable):
             return fail()
+        except FileBusy as error:
+            return fail(RegistryUnavailable(str(error)))
         except OSError as error:
             return fail(RegistryUnavailable(f"{self.path}: {error.strerror}"))
 
     def _put(self, statement: Twin) -> Twin:
-        # The lock is a file of its own, because the registry's file is replaced.
-        with open(f"{self.path}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with exclusive_change(self.path):
             self._load()
             number = self._accounts.get(statement.account)
             follow(None if number is None else self._twins[number], statement)
             stored = replace(statement, id=number or max(self._twins, default=0) + 1)
             twins = {**self._twins, stored.id: stored}
             body = json.dumps({"twins": [twin.as_dict() for _, twin in sorted(twins.items())]}, indent=1)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=".twins-", delete=False) as file:
-                file.write(body + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-                os.fchmod(file.fileno(), 0o644)  # A registry is public, so everybody may read the file.
-            os.replace(file.name, self.path)
+            # A registry is public, so everybody may read the file.
+            replace_file(self.path, body + "\n", mode=0o644)
             self._load()
         return stored
 

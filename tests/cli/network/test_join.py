@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import tomllib
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
 
 from dmsg.clients.invitations import Invitation
 from dmsg.keys import SecKey
@@ -20,7 +23,7 @@ def invitation(name: str, host: str) -> str:
 class ConfigurationTests(CommandCase):
     """Networks in the configuration file; nothing is asked of the network."""
 
-    def content(self) -> dict[str, object]:
+    def content(self) -> dict[str, Any]:
         return tomllib.loads((self.directory / "config.toml").read_text())
 
     async def join(self, text: str, *more: str) -> tuple[int, str, str]:
@@ -90,3 +93,20 @@ class ConfigurationTests(CommandCase):
             self.assertEqual((status, out), (2, ""), bad)
             self.assertEqual(len(err.splitlines()), 1)
         self.assertFalse((self.directory / "config.toml").exists())
+
+    @asynchronous
+    async def test_the_whole_line_that_a_host_prints_can_be_pasted(self) -> None:
+        text = invitation("home", "10.0.0.1")
+        for words in ((f"dmsg join {text}",), ("dmsg", "join", text), (f"$ dmsg join {text[:30]}\n{text[30:]}\n",)):
+            status, out, err = await self.run_command("join", "--no-check", *words, DMSG_DISCOVERY="")
+            self.assertEqual(status, 0, err)
+        self.assertIn("joined home", out)
+
+    @asynchronous
+    async def test_networks_joined_at_the_same_time_are_all_kept(self) -> None:
+        joins = [self.join(invitation(f"n{number}", f"10.0.0.{number}")) for number in range(1, 4)]
+        for one in await gatherResults([Deferred.fromCoroutine(one) for one in joins]):
+            self.assertEqual(one[0], 0)
+        content = self.content()
+        self.assertEqual(sorted(content["networks"]), ["n1", "n2", "n3"])
+        self.assertIn(content["discovery"], content["networks"])

@@ -1,0 +1,86 @@
+"""Small files that several programs change: one change at a time, and each change is atomic.
+
+A program that reads a file, changes the content and writes it back holds :func:`exclusive_change` meanwhile; otherwise
+the second of two programs would overwrite the change of the first.  The lock is ``FILE.lock``; it ends with the process
+that holds it, so a file that a killed program has left behind blocks nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dmsg.errors import DmsgError
+from dmsg.filelock import is_at, lock_if_can
+
+LOCK_SUFFIX = ".lock"
+LOCK_TIMEOUT = 5.0
+"""Seconds to wait for another program's change, which takes milliseconds unless that program is stopped."""
+_LOCK_RETRY = 0.02
+
+
+class FileBusy(DmsgError):
+    """Error: another program is changing the file and does not finish."""
+
+
+@contextmanager
+def exclusive_change(path: Path, *, timeout: float | None = None) -> Iterator[None]:
+    """Context in which no other program changes a file; missing directories are made, with mode 0700.
+
+    :param timeout: seconds to wait for another program; None for ``LOCK_TIMEOUT``.
+    :raises FileBusy: another program holds the lock for longer.
+    :raises OSError: the lock file cannot be made.
+    """
+    target = path.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = f"{target}{LOCK_SUFFIX}"
+    descriptor = _take(lock, target, time.monotonic() + (LOCK_TIMEOUT if timeout is None else timeout))
+    try:
+        yield
+    finally:
+        # The lock is still held, so this removes no other program's file.
+        with suppress(OSError):
+            os.unlink(lock)
+        os.close(descriptor)
+
+
+def _take(lock: str, target: Path, deadline: float) -> int:
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        # The former holder may just have removed the file that was opened.
+        if lock_if_can(descriptor) and is_at(descriptor, lock):
+            return descriptor
+        os.close(descriptor)
+        if time.monotonic() >= deadline:
+            raise FileBusy(f"{target}: another program is changing this file; stop that program, or try again")
+        time.sleep(_LOCK_RETRY)
+
+
+def replace_file(path: Path, text: str, *, mode: int | None = None) -> None:
+    """Replace a file atomically; after a failure the old file is as before, and no temporary file is left.
+
+    If the path is a link, its target is replaced and the link stays.
+
+    :param mode: mode of the file; None keeps the mode of the old file, and gives a new file 0600.
+    :raises OSError: the file cannot be written.
+    """
+    target = path.resolve()
+    if mode is None:
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    try:
+        with open(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(descriptor, mode)
+            # Without this, a crash of the machine could leave an empty file in place of the old one.
+            os.fsync(descriptor)
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
