@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli import output
 from dmsg.cli.options import command
@@ -56,7 +57,7 @@ def statement(
     """
     from dmsg.analytics.atomic_write import write_atomically
     from dmsg.keys import load_or_create_key
-    from dmsg.telemetry.credits import DAYS_BEFORE
+    from dmsg.telemetry.credits import DAYS_BEFORE, compute_credits
     from dmsg.telemetry.statements import body_of, sign_statement
 
     wanted = day.date()
@@ -67,7 +68,7 @@ def statement(
         first = wanted - timedelta(DAYS_BEFORE if days_before is None else days_before)
     except OverflowError:
         raise WrongUse(f"{wanted} is too long ago") from None
-    found = _computed(inputs, wanted, first)
+    found = compute_credits(_files(inputs), wanted, first)
     _warn(found)
     if not found.servers:
         raise DmsgError(f"there are no receipts of {wanted} in {inputs}")
@@ -89,26 +90,20 @@ def statement(
     )
 
 
-def _computed(
-    inputs: Path, day: date, first: date, about: PubKey | None = None, only: set[str] | None = None
-) -> Credits:
-    """Compute the credits from all files of receipts of a directory.
-
-    :param only: digests of the files to use; None for all.
-    """
-    from dmsg.telemetry.credits import compute_credits
+def _files(inputs: Path) -> list[Path]:
+    """Return all files of receipts below a directory, and tell what cannot be read."""
     from dmsg.telemetry.schema import RECEIPTS_PREFIX, SEGMENT_SUFFIX
-    from dmsg.telemetry.spool_listing import list_sealed
+    from dmsg.telemetry.spool_listing import left_lines, list_sealed, merge
 
     listing = list_sealed(inputs, [f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}"])
-    for reason, paths in listing.left.items():
-        output.notice(f"{len(paths):,} files or directories are left out, such as {min(paths)}: {reason}")
-    return compute_credits((Path(one.path) for one in listing.files), day, first, about, only)
+    for line in left_lines(merge([listing.left])):
+        output.notice(line)
+    return [Path(one.path) for one in listing.files]
 
 
 def _warn(found: Credits) -> None:
     for path, reason in list(found.damaged.items())[:SHOWN]:
-        output.notice(f"{path} is left out: {reason}")
+        output.notice(f"{printable(str(path))} is left out: {reason}")
     if len(found.damaged) > SHOWN:
         output.notice(f"{len(found.damaged) - SHOWN:,} more files are left out")
     for reason, count in found.refused.most_common(5):
@@ -172,10 +167,14 @@ def _remake(found: Statement, inputs: Path) -> None:
 
     :raises DmsgError: files are missing, or the statement is another one.
     """
+    from dmsg.telemetry.credits import compute_credits
     from dmsg.telemetry.statements import StatementError, body_of
 
     named = {line["sha256"] for line in found.lines() if line["kind"] == "input"}
-    again = _computed(inputs, found.day, found.first, only=named)
+    files = _files(inputs)
+    everything = compute_credits(files, found.day, found.first)
+    left = everything.inputs.keys() - named
+    again = compute_credits(files, found.day, found.first, only=named) if left else everything
     if missing := sorted(named - again.inputs.keys()):
         raise DmsgError(
             f"{len(missing):,} of the statement's {len(named):,} files of receipts are not in {inputs}, such as "
@@ -185,11 +184,10 @@ def _remake(found: Statement, inputs: Path) -> None:
         stated = {_name(line): line for line in found.lines() if line["kind"] in ("server", "pair")}
         _tell_differences(stated, _lines_of(again))
         raise StatementError("the receipts that the statement names do not give this statement")
-    everything = _computed(inputs, found.day, found.first)
-    if left := everything.inputs.keys() - named:
+    if left:
         output.notice(
             f"{len(left):,} files of receipts of these days are in {inputs} but not in the statement, such as "
-            f"{everything.inputs[min(left)]}"
+            f"{printable(str(everything.inputs[min(left)]))}"
         )
         _tell_differences(_lines_of(again), _lines_of(everything))
 
@@ -216,7 +214,9 @@ def _name(line: Mapping[str, Any]) -> str:
 
 def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str, Mapping[str, Any]]) -> int:
     """Print in which lines the receipts differ from the statement; return the number of these lines."""
-    different = [name for name in sorted(stated.keys() | ours.keys()) if stated.get(name) != ours.get(name)]
+    # The sums of servers tell more than those of pairs, and come first.
+    names = sorted(stated.keys() | ours.keys(), key=lambda name: (not name.startswith("server "), name))
+    different = [name for name in names if stated.get(name) != ours.get(name)]
     for name in different[:SHOWN]:
         one, other = stated.get(name, {}), ours.get(name, {})
         counts = [key for key in _COUNTS if one.get(key, 0) != other.get(key, 0)]
@@ -229,6 +229,7 @@ def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str
 
 def _verify_lines(found: Statement, about: PubKey, inputs: Path | None) -> None:
     """Show the lines of one server or client, and compare them with its receipts."""
+    from dmsg.telemetry.credits import compute_credits
     from dmsg.telemetry.statements import StatementError
 
     stated = {_name(line): line for line in found.lines(about) if line["kind"] in ("server", "pair")}
@@ -242,7 +243,7 @@ def _verify_lines(found: Statement, about: PubKey, inputs: Path | None) -> None:
         output.notice(f"{about.text} has no line in the statement")
     if inputs is None:
         return
-    own = _computed(inputs, found.day, found.first, about)
+    own = compute_credits(_files(inputs), found.day, found.first, about)
     _warn(own)
     ours = {name: line for name, line in _lines_of(own).items() if about.hex() in name}
     if len([one for one in stated if one.startswith("server ")]) == 0 and stated:
@@ -251,7 +252,9 @@ def _verify_lines(found: Statement, about: PubKey, inputs: Path | None) -> None:
     named = {line["sha256"] for line in found.lines() if line["kind"] == "input"}
     left = own.inputs.keys() - named
     if left:
-        output.notice(f"{len(left):,} of these files are not in the statement, such as {own.inputs[min(left)]}")
+        output.notice(
+            f"{len(left):,} of these files are not in the statement, such as {printable(str(own.inputs[min(left)]))}"
+        )
     if count := _tell_differences(stated, ours):
         raise StatementError(f"{count:,} lines of the statement are not what the receipts in {inputs} give")
     output.notice("the receipts give the same")
