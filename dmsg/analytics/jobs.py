@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from fnmatch import fnmatch
+from pathlib import Path
 from threading import Event
 from urllib.parse import unquote
 
@@ -130,6 +131,7 @@ class Pipeline:
         self._left: list[Mapping[Reason, set[str]]] = [left or {}]
         self._lists = False
         self._directories: DirectoriesRead | None = None
+        self._quiet: dict[Path, Mapping[str, int]] = {}
         self._done = 0
         self._tuning = Tuning(spark, may=tune)
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
@@ -305,7 +307,7 @@ class Pipeline:
 
     def note_unreadable(self, sources: list[Source]) -> None:
         """Note what cannot be read in local sources. A run does so by itself; a stream calls this before it refines."""
-        self._left, self._lists = unreadable(sources), True
+        self._left, self._lists = unreadable(sources, self._quiet), True
 
     def begin_small(self) -> None:
         """Use the settings for small jobs until the amount of work is known."""

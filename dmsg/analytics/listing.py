@@ -114,13 +114,21 @@ def list_files(
     return here if listing is None else listing.unionByName(here)
 
 
-def unreadable(sources: Iterable[Source]) -> list[Mapping[Reason, set[str]]]:
-    """Return what cannot be read in each local source, which may be a source as a whole."""
+def unreadable(
+    sources: Iterable[Source], quiet: dict[Path, Mapping[str, int]] | None = None
+) -> list[Mapping[Reason, set[str]]]:
+    """Return what cannot be read in each local source, which may be a source as a whole.
+
+    :param quiet: directories of each source in which everything can be read, from the last call to the next.
+    """
+    kept = {} if quiet is None else quiet
     patterns = [f"{prefix}*{SEGMENT_SUFFIX}" for prefix in (EVENTS_PREFIX, RECEIPTS_PREFIX)]
 
     def left(directory: Path) -> Mapping[Reason, set[str]]:
         try:
-            return list_sealed(directory, patterns).left
+            found = list_sealed(directory, patterns, kept.get(directory, {}))
+            kept[directory] = found.quiet
+            return found.left
         except DmsgError:
             return {Reason.UNREADABLE: {str(directory)}}
 

@@ -242,6 +242,12 @@ class ListingTests(LakeCase):
         left = unreadable([*self.sources(), spool_source("s3a://bucket/spool"), spool_source(str(self.root / "gone"))])
         expected = [{Reason.DANGLING: {f"{self.spool}/receipts-1.jsonl.gz"}}, {}]
         self.assertEqual(left, [*expected, {Reason.UNREADABLE: {f"{self.root}/gone"}}])
+        # what was quiet and could be read is not listed each time
+        quiet: dict[Path, Mapping[str, int]] = {}
+        os.utime(self.checked, (1, 1))
+        for _ in range(2):
+            self.assertEqual(unreadable(self.sources(), quiet), expected)
+            self.assertEqual(quiet, {self.spool: {}, self.checked: {str(self.checked): 1_000_000_000}})
 
     def test_what_cannot_be_read_ends_no_run(self) -> None:
         """It is told until it can be read, and then it is read."""
