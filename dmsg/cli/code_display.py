@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dmsg.apps.codes import rendezvous
@@ -11,30 +12,73 @@ from dmsg.apps.codes.stream import CodeAgreement, CodeUsedUp
 from dmsg.apps.codes.words import Code
 from dmsg.cli.output import notice, say, state, tell
 from dmsg.cli.prompts import ask
+from dmsg.cli.reconnect_notice import clock_time
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
 
-async def offer_code(
-    reactor: Reactor, client: Client, words: int, type_there: str, *, verify: bool, show_qr: bool
-) -> CodeAgreement:
-    """Make a code, show it, and wait for the peer who knows it.
+async def show_code(
+    reactor: Reactor,
+    client: Client,
+    words: int,
+    type_there: str,
+    *,
+    show_qr: bool,
+    receivers: int = 1,
+    expires: float | None = None,
+    on_agreed: Callable[[CodeAgreement], object] = lambda agreed: None,
+) -> rendezvous.OfferedCode:
+    """Make a code and show it.
 
     :param type_there: command to type on the other machine.
-    :raises CodeUsedUp: see :class:`~dmsg.apps.codes.rendezvous.OfferedCode`; or the users saw different numbers.
+    :param receivers: number of peers for whom the code is good.
+    :param expires: seconds after which the code is good for nobody; None for no limit.
+    :param on_agreed: called with the agreement of each peer.
     """
 
     def told_wrong(left: int) -> None:
         notice(f"somebody tried a wrong code; after {left} more wrong tries this code is used up")
 
-    offered = await rendezvous.offer_code(reactor, client, words=words, wrong_guess=told_wrong, warned=notice)
+    offered = await rendezvous.offer_code(
+        reactor,
+        client,
+        words=words,
+        receivers=receivers,
+        expires=expires,
+        on_agreed=on_agreed,
+        wrong_guess=told_wrong,
+        warned=notice,
+    )
     tell(f"code: {offered.code}", code=str(offered.code))
     if show_qr:
         print_qr(str(offered.code))
     notice(f"on the other machine: {type_there} {offered.code}")
-    return await _compared(reactor, await offered.agreed, verify)
+    if receivers > 1 or expires is not None:
+        good = [] if receivers == 1 else [f"for {receivers} receivers"]
+        good += [] if expires is None else [f"until {clock_time(expires)}"]
+        notice(f"the code is good {' and '.join(good)}")
+    return offered
+
+
+async def offer_code(
+    reactor: Reactor,
+    client: Client,
+    words: int,
+    type_there: str,
+    *,
+    verify: bool,
+    show_qr: bool,
+    expires: float | None = None,
+) -> CodeAgreement:
+    """Make a code, show it, and wait for the peer who knows it; the parameters are those of :func:`show_code`.
+
+    :raises CodeUsedUp: see :class:`~dmsg.apps.codes.rendezvous.OfferedCode`; or the users saw different numbers.
+    :raises CodeExpired: nobody used the code in time.
+    """
+    offered = await show_code(reactor, client, words, type_there, show_qr=show_qr, expires=expires)
+    return await compare_numbers(reactor, await offered.agreed, verify)
 
 
 async def accept_code(reactor: Reactor, client: Client, code: Code, *, verify: bool, timeout: float) -> CodeAgreement:
@@ -42,11 +86,14 @@ async def accept_code(reactor: Reactor, client: Client, code: Code, *, verify: b
 
     :raises CodeUsedUp: see :func:`~dmsg.apps.codes.rendezvous.accept_code`; or the users saw different numbers.
     """
-    return await _compared(reactor, await rendezvous.accept_code(reactor, client, code, timeout=timeout), verify)
+    return await compare_numbers(reactor, await rendezvous.accept_code(reactor, client, code, timeout=timeout), verify)
 
 
-async def _compared(reactor: Reactor, agreed: CodeAgreement, verify: bool) -> CodeAgreement:
-    """Ask the user to compare the numbers of both sides, if an option asks for that."""
+async def compare_numbers(reactor: Reactor, agreed: CodeAgreement, verify: bool) -> CodeAgreement:
+    """Ask the user to compare the numbers of both sides, if an option asks for that.
+
+    :raises CodeUsedUp: the numbers differ.
+    """
     if verify:
         say(f"verify: {agreed.verifier}", err=True)
         if not await ask(reactor, "Does the other side show the same?", default=False):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, ClassVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -297,6 +298,38 @@ words_option = click.option(
     show_default=True,
     type=click.IntRange(MIN_WORDS, MAX_WORDS),
     help="Number of words in the code, each one of 2048.",
+)
+
+
+class DurationType(click.ParamType[float]):
+    """Parameter type of a duration in seconds: a number and its unit, as in ``90s``, ``30m``, ``1h`` or ``2d``."""
+
+    name = "duration"
+    _UNITS: ClassVar = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+    def __init__(self, longest: float) -> None:
+        """:param longest: maximum in seconds."""
+        self._longest = longest
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"([0-9]{1,9})([smhd])", str(value).strip().lower())
+        seconds = float(int(found[1]) * self._UNITS[found[2]]) if found else 0.0
+        if not 0 < seconds <= self._longest:
+            self.fail(
+                f"{str(value)[:80]!r} is not a duration such as 90s, 30m, 1h or 2d, of at most "
+                f"{self._longest / 86400:g} days",
+                param,
+                ctx,
+            )
+        return seconds
+
+
+MAX_EXPIRY = 7 * 86400.0
+"""Maximum seconds for which a code can be good with ``--expires``."""
+expires_option = click.option(
+    "--expires", type=DurationType(MAX_EXPIRY), metavar="TIME", help="End the code after this time, as in 30m or 1h."
 )
 qr_option = click.option("--no-qr", is_flag=True, help="Do not show the code as a QR code.")
 

@@ -1,4 +1,4 @@
-"""Groups of peers: ``@friends`` stands for several keys where a command asks who may connect.
+"""Groups of peers: ``@friends`` stands for several keys where a command asks who may connect, or to whom to send.
 
 The file of the address book with ``.groups`` appended has a line ``GROUP MEMBER...`` for each group. A member is a
 key, or a name of the address book, whose key may be replaced later.
@@ -47,11 +47,19 @@ class Groups:
         :param group: name of the group, with or without ``@``.
         :raises UnknownName: the group does not exist or is empty, or a member is not in the address book.
         """
+        return frozenset(self.peers(group).values())
+
+    def peers(self, group: str) -> dict[str, PubKey]:
+        """Return the key of each member of a group, by the member's name, or by the text of a key without one.
+
+        A key that several members stand for is returned once. The errors are those of :meth:`keys`.
+        """
         members = self.members(group)
         if not members:
             raise UnknownName(f"{_shown(group)} has no members")
         try:
-            return frozenset(self._names.find(one) for one in members)
+            found = {self._names.find(one): one for one in reversed(members)}
+            return {key.text if one == str(key) else one: key for key, one in reversed(found.items())}
         except UnknownName as error:
             raise UnknownName(f"{_shown(group)}: {error}") from None
 

@@ -14,7 +14,7 @@ __all__, __getattr__, __dir__ = public(
     {
         "dmsg.apps.codes.pake": "CodeProtocolError",
         "dmsg.apps.codes.rendezvous": "CodeClient OfferedCode accept_code offer_code",
-        "dmsg.apps.codes.stream": "CodeAgreement CodeUsedUp",
+        "dmsg.apps.codes.stream": "CodeAgreement CodeExpired CodeUsedUp",
         "dmsg.apps.codes.words": "Code CodeError",
     },
 )
@@ -27,5 +27,9 @@ if TYPE_CHECKING:
         accept_code as accept_code,
         offer_code as offer_code,
     )
-    from dmsg.apps.codes.stream import CodeAgreement as CodeAgreement, CodeUsedUp as CodeUsedUp
+    from dmsg.apps.codes.stream import (
+        CodeAgreement as CodeAgreement,
+        CodeExpired as CodeExpired,
+        CodeUsedUp as CodeUsedUp,
+    )
     from dmsg.apps.codes.words import Code as Code, CodeError as CodeError

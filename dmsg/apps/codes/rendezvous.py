@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred
-from twisted.internet.interfaces import IListeningPort, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -18,9 +18,10 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.codes.pake import Role, WrongCode
 from dmsg.apps.codes.stream import PORT, TRIES, CodeAgreement, CodeEnd, CodeFactory, CodeUsedUp
-from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS, Code
+from dmsg.apps.codes.words import MAX_RECEIVERS, MAX_WORDS, MIN_WORDS, WORDS, Code
 from dmsg.errors import DiscoveryError
 from dmsg.keys import PubKey
+from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.endpoints import CONNECT_TIMEOUT, StreamOpener
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ CLOSE_TIMEOUT = 5.0
 """Seconds to wait until the other side has heard the result."""
 FAILURES_TOLD = 2
 """Number of failed renewals in a row after which the program is warned."""
+
+T = TypeVar("T")
 
 _log = Logger()
 
@@ -49,30 +52,42 @@ def offer_code(
     client: CodeClient,
     *,
     words: int = WORDS,
+    receivers: int = 1,
+    expires: float | None = None,
+    on_agreed: Callable[[CodeAgreement], object] = lambda agreed: None,
     wrong_guess: Callable[[int], object] = lambda left: None,
     warned: Callable[[str], object] = lambda text: _log.warn("{text}", text=text),
 ) -> Deferred[OfferedCode]:
-    """Claim a nameplate, draw a code for it, and wait on port 25 of the client for the peer who knows the code.
+    """Claim a nameplate, draw a code for it, and wait on port 25 of the client for the peers who know the code.
 
     A client offers one code at a time.
 
     :param client: a :class:`dmsg.Client` that is running; peers find it once ``client.when_published()`` has fired.
     :param words: number of words of the code, 3 to 12; each has 11 bits.
+    :param receivers: number of peers for whom the code is good, 1 to 100; each has a key agreement of its own.
+    :param expires: seconds after which the code is good for nobody; None for no limit.
+    :param on_agreed: called with the :class:`CodeAgreement` of each peer.
     :param wrong_guess: called after each wrong code but the last, with the number of further wrong codes that end the
         offer.
     :param warned: called with a sentence if the nameplate may be lost, and the code with it.
-    :raises ValueError: ``words`` is out of bounds.
+    :raises ValueError: ``words`` or ``receivers`` is out of bounds.
     :raises ~dmsg.DiscoveryError: no discovery gave a nameplate.
     :raises ~twisted.internet.error.CannotListenError: the client listens on port 25 already.
     """
     if not MIN_WORDS <= words <= MAX_WORDS:
         raise ValueError(f"a code has {MIN_WORDS} to {MAX_WORDS} words, not {words}")
+    if not 1 <= receivers <= MAX_RECEIVERS:
+        raise ValueError(f"a code is good for 1 to {MAX_RECEIVERS} receivers, not {receivers}")
 
     async def offer() -> OfferedCode:
         nameplate = await client.claim_nameplate()
         code = Code.make(nameplate.number, words)
-        factory = CodeFactory(reactor, code, wrong_guess)
-        return OfferedCode(reactor, code, factory, client.listen(factory, PORT), nameplate, warned)
+        factory = CodeFactory(reactor, code, wrong_guess, receivers=receivers, on_agreed=on_agreed)
+        offered = OfferedCode(reactor, code, factory, client.listen(factory, PORT), nameplate, warned)
+        if expires is not None:
+            expiry = reactor.callLater(expires, factory.expire)
+            offered.agreed.addBoth(_cancelling, expiry)
+        return offered
 
     return Deferred.fromCoroutine(offer())
 
@@ -81,8 +96,9 @@ class OfferedCode:
     """Code that waits for the peer who knows it; made by :func:`offer_code`.
 
     :ivar code: the :class:`Code`, whose ``str()`` is what one person says to the other.
-    :ivar agreed: Deferred that fires with :class:`CodeAgreement` when a peer has proved that it knows the code; fails
-        with :class:`CodeUsedUp` after five wrong guesses.  Cancel it to withdraw the offer.  Before it fires the
+    :ivar agreed: Deferred that fires with :class:`CodeAgreement` when the last receiver has proved that it knows the
+        code; fails with :class:`CodeUsedUp` after five wrong guesses in all, and with :class:`CodeExpired` when the
+        time is over.  Cancel it to withdraw the offer.  Before it fires the
         nameplate is released, and the client listens no more.
     """
 
@@ -130,6 +146,11 @@ class OfferedCode:
                     self._warned(f"{error}; the code may be lost with it")
             except Exception:
                 _log.failure("unhandled error while the number of a code was renewed in discovery")
+
+
+def _cancelling(result: T, call: IDelayedCall) -> T:
+    cancel_call(call)
+    return result
 
 
 def _used_up(failure: Failure) -> Failure:

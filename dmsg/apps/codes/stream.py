@@ -15,8 +15,9 @@ from twisted.python.failure import Failure
 from dmsg.apps.codes.pake import Agreement, CodeProtocolError, Role, WrongCode
 from dmsg.apps.codes.words import Code
 from dmsg.base.buckets import Bucket
-from dmsg.errors import DmsgError, Unwanted
+from dmsg.errors import DmsgError, NobodyThere, Unwanted
 from dmsg.keys import PubKey
+from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import stream_of
@@ -45,6 +46,10 @@ computation."""
 
 class CodeUsedUp(Unwanted):
     """Error: the code is wrong or used up, and nothing was agreed."""
+
+
+class CodeExpired(NobodyThere):
+    """Error: nobody, or not everybody, used the code in time."""
 
 
 @dataclass(frozen=True)
@@ -192,24 +197,38 @@ class CodeEnd(Protocol):
 
 
 class CodeFactory(Factory):
-    """Factory that waits for the peer who knows a code; too many wrong guesses end the code.
+    """Factory that waits for the peers who know a code; too many wrong guesses end the code.
+
+    Each peer has a key agreement of its own. Wrong guesses are counted for the code as a whole, and a right one gives
+    none of them back: a code for many receivers is no easier to guess than a code for one.
 
     :param told_wrong: callback invoked after each wrong guess but the last, with the number of guesses left.
-    :ivar agreed: Deferred that fires once, with :class:`CodeAgreement`; fails with
+    :param receivers: number of peers for whom the code is good.
+    :param on_agreed: callback invoked with each :class:`CodeAgreement`.
+    :ivar agreed: Deferred that fires once, with the :class:`CodeAgreement` of the last of the receivers; fails with
         :class:`~dmsg.apps.codes.pake.WrongCode` after ``TRIES`` wrong guesses.
+    :ivar receivers: number of peers for whom the code is still good.
     """
 
     noisy = False
 
     def __init__(
-        self, reactor: IReactorTime, code: Code, told_wrong: Callable[[int], object] = lambda left: None
+        self,
+        reactor: IReactorTime,
+        code: Code,
+        told_wrong: Callable[[int], object] = lambda left: None,
+        *,
+        receivers: int = 1,
+        on_agreed: Callable[[CodeAgreement], object] = lambda agreed: None,
     ) -> None:
         self._reactor = reactor
         self._code = code
         self._told_wrong = told_wrong
+        self._on_agreed = on_agreed
         self._running: dict[CodeEnd, float] = {}
         self._runs = Bucket(RUNS_BURST, reactor.seconds())
         self._is_over = False
+        self.receivers = receivers
         self.tries = TRIES
         self.agreed: Deferred[CodeAgreement] = Deferred(lambda _: self._end())
 
@@ -238,6 +257,11 @@ class CodeFactory(Factory):
             if self.tries > 0:
                 self._told_wrong(self.tries)
                 return
+        else:
+            self.receivers -= 1
+            if self.receivers > 0:
+                call_isolated(self._on_agreed, result)
+                return
         agreed = self.agreed
         self._is_over = True
         self._end()
@@ -246,7 +270,15 @@ class CodeFactory(Factory):
             end.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
             end.closed.addBoth(lambda _: agreed.callback(result))
         else:
+            call_isolated(self._on_agreed, result)
             agreed.callback(result)
+
+    def expire(self) -> None:
+        """Accept no further peer, and fail ``agreed`` with :class:`CodeExpired`."""
+        if not self._is_over and not self.agreed.called:
+            self._is_over = True
+            self._end()
+            self.agreed.errback(CodeExpired("nobody used the code in time; make another"))
 
     def _end(self) -> None:
         """Accept no further guess."""

@@ -33,6 +33,8 @@ EXAMPLE = "5274-guitar-alpha-juice"
 """Code to show in help texts and messages."""
 MAX_WORDS = 12
 """Maximum number of words."""
+MAX_RECEIVERS = 100
+"""Maximum number of receivers of one code."""
 DISTINCT = 4
 """Number of letters that identify a word of the list."""
 

@@ -16,8 +16,7 @@ from dmsg.apps.transfer import TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.client_run import listening_at
-from dmsg.cli.files.send_by_code import list_names, say_changed
-from dmsg.cli.files.send_by_key import print_beside_bars, report, transfer_progress
+from dmsg.cli.files.send_by_key import list_names, print_beside_bars, report, say_changed, transfer_progress
 from dmsg.cli.output import say, tell
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress

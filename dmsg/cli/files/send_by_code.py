@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, TimeoutError, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
 from dmsg.apps.codes.rendezvous import CLOSE_TIMEOUT
 from dmsg.apps.codes.stream import CodeAgreement
 from dmsg.apps.codes.words import Code
-from dmsg.apps.exposure import NEED_HIDDEN, has_dot
+from dmsg.apps.exposure import NEED_HIDDEN
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.manifest import DIRECTORY
 from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
-from dmsg.apps.parcels.sender import FilesSender, OldFileSender, ParcelSender, PipeSender, SentParcel, TextSender
-from dmsg.apps.parcels.walk import WalkResult, walk
-from dmsg.apps.sources import changed_text
+from dmsg.apps.parcels.sender import ParcelSender
 from dmsg.apps.transfer import TransferError, TransferRefused
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.code_display import accept_code, offer_code
-from dmsg.cli.files.send_by_key import SHOWN_THINGS, print_beside_bars, report, say_left_out, transfer_progress
+from dmsg.cli.files.parcel_factory import ParcelFactory
+from dmsg.cli.files.send_by_key import (
+    SHOWN_THINGS,
+    list_names,
+    print_beside_bars,
+    quoted,
+    say_changed,
+    transfer_progress,
+    were_there,
+)
 from dmsg.cli.output import cannot_write, notice, say, state, tell
 from dmsg.cli.prompts import ask, can_ask
 from dmsg.cli.reconnect_notice import patience_of, watch_connection
-from dmsg.net.streams.transports import transport_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-    from twisted.internet.interfaces import IProducer
 
     from dmsg.keys import PubKey
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
 
-NAME_SHOWN = 255
-"""Maximum number of characters of a pipe's name."""
 OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer")
 """Texts of refusals that identify a receiver of dmsg before 0.2. Such a receiver takes one file at a time."""
 
@@ -56,10 +56,20 @@ OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer"
 
 
 async def send_by_code(
-    reactor: Reactor, client: Client, make: ParcelFactory, words: int, *, verify: bool, show_qr: bool
+    reactor: Reactor,
+    client: Client,
+    make: ParcelFactory,
+    words: int,
+    *,
+    verify: bool,
+    show_qr: bool,
+    expires: float | None = None,
 ) -> None:
-    """Make a code, wait for the peer who knows it, and send that peer what ``make`` makes."""
-    agreed = await offer_code(reactor, client, words, make.type_there, verify=verify, show_qr=show_qr)
+    """Make a code, wait for the peer who knows it, and send that peer what ``make`` makes.
+
+    :param expires: seconds after which the code is good for nobody; None for no limit.
+    """
+    agreed = await offer_code(reactor, client, words, make.type_there, verify=verify, show_qr=show_qr, expires=expires)
     try:
         sender = make()
         agreed.proceed(sender)
@@ -100,168 +110,6 @@ async def _give(
     finally:
         make.stop()
     make.report(sent, key)
-
-
-class ParcelFactory:
-    """Factory of the parcel to send; builds the parcel when a receiver has connected.
-
-    :ivar description: description of the parcel for people.
-    :ivar fields: description of the parcel for ``--json``.
-    :ivar type_there: command that receives the parcel, without the code.
-    """
-
-    description = ""
-    type_there = "dmsg receive"
-    size = 0
-    fields: dict[str, Any]
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._bar: TaskID | None = None
-
-    def __call__(self) -> ParcelSender:
-        raise NotImplementedError
-
-    def for_0_1(self) -> ParcelSender | None:
-        """Return the sender for a program of dmsg 0.1, or None if no such sender can send these files."""
-        return None
-
-    def _begin(self, name: str, size: int | None) -> None:
-        self._bar = self._progress.add_task(printable(name), total=size)
-        self._progress.start()
-
-    def _on_progress(self, done: int) -> None:
-        if self._bar is not None:
-            self._progress.update(self._bar, completed=done)
-
-    def say(self, text: str) -> None:
-        """Print a notice, above the progress bar if there is one."""
-        print_beside_bars(self._progress, lambda: notice(text))
-
-    def stop(self) -> None:
-        """Remove the progress bar."""
-        self._progress.stop()
-
-    def report(self, sent: SentParcel, peer: PubKey | None = None) -> None:
-        """Report that the parcel has arrived, after the progress bar is removed.
-
-        :param peer: key of the receiver, if it was sent to a key.
-        """
-        if peer is not None and sent.sha256:
-            report("sent", self.fields["sent"][0], sent, peer)
-            say_changed(sent.changed)
-            return
-        fields = self.fields if peer is None else {**self.fields, "peer": str(peer)}
-        to = "" if peer is None else f" to {peer.text}"
-        text = (
-            f"sent {self.description}{to}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
-        )
-        text += _were_there(self.size - sent.size if self.size else 0)
-        tell(text, bytes=sent.size, seconds=sent.seconds, **fields)
-        say_changed(sent.changed)
-
-
-class FilesToSend(ParcelFactory):
-    """Parcel of files and directories."""
-
-    def __init__(self, progress: Progress, walked: WalkResult) -> None:
-        super().__init__(progress)
-        self._walked = walked
-        names = [entry.path for entry in walked.checked.entries if "/" not in entry.path]
-        self.description, self.fields = list_names(names), {"sent": names, "files": walked.checked.files}
-        self.size = walked.checked.size
-        if any(has_dot(entry.path.rpartition("/")[2]) for entry in walked.checked.entries):
-            self.type_there = "dmsg receive --hidden"
-
-    def __call__(self) -> ParcelSender:
-        return self._sender(FilesSender)
-
-    def for_0_1(self) -> ParcelSender | None:
-        return self._sender(OldFileSender) if len(self._walked.checked.entries) == 1 else None
-
-    def _sender(self, kind: type[FilesSender]) -> ParcelSender:
-        return kind(
-            self._walked, on_accepted=lambda: self._begin(self.description, self.size), progress=self._on_progress
-        )
-
-
-class TextToSend(ParcelFactory):
-    """Parcel of a text."""
-
-    def __init__(self, progress: Progress, text: str) -> None:
-        super().__init__(progress)
-        self._text = text
-        self.description, self.fields = "the text", {"sent": "text"}
-
-    def __call__(self) -> ParcelSender:
-        return TextSender(self._text)
-
-
-class InputToSend(ParcelFactory):
-    """Parcel of standard input or another pipe, up to its end."""
-
-    def __init__(self, reactor: Reactor, progress: Progress, descriptor: int = 0, name: str = "standard input") -> None:
-        super().__init__(progress)
-        self._reactor = reactor
-        self._descriptor = descriptor
-        self.description, self.fields = printable(name), {"sent": name if descriptor else "-"}
-
-    def __call__(self) -> ParcelSender:
-        return PipeSender(
-            self.description[:NAME_SHOWN],
-            lambda pipe: _Input.read(self._reactor, pipe, self._descriptor),
-            # At a terminal the progress bar would disturb the typing.
-            on_accepted=lambda: None if os.isatty(self._descriptor) else self._begin(self.description, None),
-            progress=self._on_progress,
-        )
-
-
-class _Input(Protocol):
-    """Reader of a pipe, as fast as the other side takes the data."""
-
-    def __init__(self, pipe: PipeSender) -> None:
-        self._pipe = pipe
-
-    @classmethod
-    def read(cls, reactor: Reactor, pipe: PipeSender, descriptor: int) -> None:
-        """Start reading."""
-        from twisted.internet.interfaces import IHalfCloseableProtocol
-        from twisted.internet.stdio import StandardIO
-        from zope.interface import directlyProvides
-
-        console = cls(pipe)
-        directlyProvides(console, IHalfCloseableProtocol)
-        console_of: Any = StandardIO
-        console_of(console, stdin=descriptor, reactor=reactor)
-
-    def connectionMade(self) -> None:
-        transport_of(self._pipe).registerProducer(cast("IProducer", self.transport), True)
-
-    def dataReceived(self, data: bytes) -> None:
-        if not self._pipe.done.called:
-            self._pipe.write(data)
-
-    def readConnectionLost(self) -> None:
-        """Handle the end of standard input."""
-        transport_of(self._pipe).unregisterProducer()
-        self._pipe.end()
-
-    def writeConnectionLost(self) -> None:
-        """Ignore that standard output is closed; reading continues."""
-
-    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        pass
-
-
-async def files_to_send(paths: Sequence[Path], progress: Progress, *, hidden: bool) -> FilesToSend:
-    """Return the parcel of files to send.
-
-    :param hidden: whether to include names that begin with a dot.
-    :raises TransferError: a file cannot be sent.
-    """
-    walked = await deferToThread(walk, paths, hidden=hidden)
-    say_left_out(walked)
-    return FilesToSend(progress, walked)
 
 
 # --- the side that types it ---
@@ -365,7 +213,7 @@ class _TransferDialogue:
         text = (
             f"received {what}: {human_size(received.size)} in {received.seconds:.2f} s, {human_size(received.rate)}/s"
         )
-        text += _were_there(offer.size - received.size if names else 0)
+        text += were_there(offer.size - received.size if names else 0)
         fields = {"bytes": received.size, "files": offer.files, "seconds": received.seconds}
         if offer.kind == "pipe":
             notice(text)  # Standard output has the received data, so the report goes to standard error.
@@ -464,7 +312,7 @@ def describe_offer(offer: Offer) -> str:
     if offer.kind == "pipe":
         return f"a pipe ({printable(offer.text)}) to standard output, of a length that nobody knows"
     named = [
-        f"{_quoted(name)}{'/' if kind == DIRECTORY else ''}"
+        f"{quoted(name)}{'/' if kind == DIRECTORY else ''}"
         + (f" ({files:,} {'file' if files == 1 else 'files'})" if kind == DIRECTORY else "")
         # Hidden names come first, so that nobody overlooks them.
         for name, kind, _, files, _ in sorted(offer.things, key=lambda thing: thing[0][:1] != ".")[:SHOWN_THINGS]
@@ -473,27 +321,3 @@ def describe_offer(offer: Offer) -> str:
     if more > 0:
         named.append(f"and {more} more")
     return f"{', '.join(named)}, {human_size(offer.size)}"
-
-
-def _quoted(name: str) -> str:
-    """Return a name in quotes if it could be taken for more than a name."""
-    shown = printable(name)
-    shown = shown.replace('"', '\\"')
-    return f'"{shown}"' if re.search(r"[,;()?\"]|^\s|\s$|\s\s", shown) else shown
-
-
-def say_changed(paths: Sequence[str]) -> None:
-    """Report which files were written to during the transfer."""
-    for path in paths:
-        notice(printable(changed_text(path)))
-
-
-def _were_there(size: int) -> str:
-    return f"; {human_size(size)} had arrived before" if size > 0 else ""
-
-
-def list_names(names: Sequence[str]) -> str:
-    """Return names as one line, or the first ones if there are many."""
-    more = len(names) - SHOWN_THINGS
-    shown = ", ".join(_quoted(name) for name in names[:SHOWN_THINGS])
-    return f"{shown} and {more} more" if more > 0 else shown

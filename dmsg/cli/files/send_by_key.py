@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from dmsg.apps.sources import changed_text
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.output import notice, state, tell
@@ -92,3 +94,28 @@ def report(verb: str, name: str, done: SentParcel | ReceivedParcel, peer: PubKey
         seconds=done.seconds,
         sha256=done.sha256,
     )
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return names as one line, or the first ones if there are many."""
+    more = len(names) - SHOWN_THINGS
+    shown = ", ".join(quoted(name) for name in names[:SHOWN_THINGS])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def say_changed(paths: Sequence[str]) -> None:
+    """Report which files were written to during the transfer."""
+    for path in paths:
+        notice(printable(changed_text(path)))
+
+
+def were_there(size: int) -> str:
+    """Return the end of a report that says how much had arrived earlier; empty for nothing."""
+    return f"; {human_size(size)} had arrived before" if size > 0 else ""
+
+
+def quoted(name: str) -> str:
+    """Return a name in quotes if it could be taken for more than a name."""
+    shown = printable(name)
+    shown = shown.replace('"', '\\"')
+    return f'"{shown}"' if re.search(r"[,;()?\"]|^\s|\s$|\s\s", shown) else shown

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from dmsg.apps.codes.words import Code
+from dmsg.apps.codes.words import MAX_RECEIVERS, Code
 from dmsg.cli.access import (
     Access,
     AllowOption,
@@ -21,14 +21,15 @@ from dmsg.cli.access import (
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.completion_values import complete_code, complete_path_or_name
 from dmsg.cli.options import DIRECTORY, command
-from dmsg.cli.params import client_options, qr_option, timeout_option, words_option
+from dmsg.cli.params import client_options, expires_option, qr_option, timeout_option, words_option
 from dmsg.cli.prompts import ask_code, can_ask, check_can_ask
 from dmsg.clients.address_book import AddressBook
+from dmsg.clients.groups import MARK, Groups
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
-    from dmsg.cli.files.send_by_code import ParcelFactory
+    from dmsg.cli.files.parcel_factory import ParcelFactory
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
@@ -38,16 +39,27 @@ if TYPE_CHECKING:
 @click.option("--text", help="Send this text instead of files.")
 @hidden_option
 @words_option
+@click.option("--to-many", is_flag=True, help="Make a code for several receivers; needs --receivers or --expires.")
+@click.option(
+    "--receivers",
+    type=click.IntRange(1, MAX_RECEIVERS),
+    metavar="N",
+    help=f"With --to-many: number of receivers for whom the code is good.  Default: {MAX_RECEIVERS} until --expires.",
+)
+@expires_option
 @click.option("--verify", is_flag=True, help="Show a number to compare with the peer's before anything is sent.")
 @qr_option
 @client_options
 @timeout_option
 # Each misuse of the arguments has a check of its own.
-def send(  # noqa: C901
+def send(  # noqa: C901, PLR0915
     what: tuple[str, ...],
     text: str | None,
     hidden: bool,
     words: int,
+    to_many: bool,
+    receivers: int | None,
+    expires: float | None,
     verify: bool,
     no_qr: bool,
     settings: ClientSettings,
@@ -56,8 +68,9 @@ def send(  # noqa: C901
     """Send files, directories, text or standard input (-) by a code.
 
     The command shows a code such as 5274-guitar-alpha-juice. Only the person who types that code into ``dmsg
-    receive`` on another machine gets the files. Each code works for one transfer and has a key of its own. If
-    the last argument is a KEY or a name, the files go to that peer, who must run ``dmsg receive --listen``.
+    receive`` on another machine gets the files. Each code works for one transfer and has a key of its own; with
+    --to-many it works for several. If the last argument is a KEY, a name or a @GROUP, the files go to those peers,
+    who must run ``dmsg receive --listen``.
 
     \b
     Examples:
@@ -67,6 +80,8 @@ def send(  # noqa: C901
       tar c . | dmsg send -
       dmsg send <(tar c .)
       dmsg send notes/ photo.jpg alice
+      dmsg send film.mkv @family
+      dmsg send --to-many --receivers 3 --expires 1h film.mkv
     """
 
     if text is None and not what:
@@ -75,15 +90,18 @@ def send(  # noqa: C901
         check_can_ask()
     if "" in what:
         raise click.UsageError("a FILE argument is empty; perhaps a shell variable is not set")
-    key = _key_of(what, without_files=text is not None)
-    if key is not None:
+    members = _members_of(what, without_files=text is not None)
+    key = _key_of(what, without_files=text is not None) if members is None else None
+    to = members if key is None else key
+    if to is not None:
         what = what[:-1]
+    _check_code_options(to_many, receivers, expires, by_code=to is None)
     missing = next((one for one in what if one != "-" and not os.path.lexists(one)), None)
     if missing is not None:
         raise click.UsageError(f"{missing}: {os.strerror(errno.ENOENT)}")
     if text is not None and what:
         raise click.UsageError("--text, or FILE...; not both")
-    if "-" in what and (len(what) > 1 or key is not None):
+    if "-" in what and (len(what) > 1 or to is not None):
         raise click.UsageError(
             "standard input (-) can only be sent alone and by a code; to send it to a key, use dmsg nc"
         )
@@ -91,17 +109,20 @@ def send(  # noqa: C901
     from dmsg.apps.sources import is_pipe, open_pipe
 
     pipes = [one for one in what if one != "-" and is_pipe(one)]
-    if pipes and (len(what) > 1 or key is not None):
+    if to_many and (pipes or "-" in what):
+        raise click.UsageError("a pipe can only be read once: put its data into a file to send it to many")
+    if pipes and (len(what) > 1 or to is not None):
         raise click.UsageError(
             f"{pipes[0]}: a pipe can only be sent alone and by a code; to send it to a key, use dmsg nc"
         )
     if text is not None and len(text) > TEXT_LIMIT:
         raise click.UsageError(f"--text takes at most {TEXT_LIMIT} characters; put a longer text into a file")
-    if key is not None:
-        _send_to(what, text, key, hidden, settings, timeout)
+    if to is not None:
+        _send_to(what, text, to, hidden, settings, timeout)
 
     from dmsg.cli.client_run import run, with_client
-    from dmsg.cli.files.send_by_code import InputToSend, TextToSend, files_to_send, send_by_code
+    from dmsg.cli.files.parcel_factory import InputToSend, TextToSend, files_to_send
+    from dmsg.cli.files.send_by_code import send_by_code
     from dmsg.cli.files.send_by_key import transfer_progress
 
     async def main(reactor: Reactor) -> None:
@@ -116,11 +137,51 @@ def send(  # noqa: C901
             make = await files_to_send([Path(one) for one in what], progress, hidden=hidden)
 
         async def use(client: Client) -> None:
-            await send_by_code(reactor, client, make, words, verify=verify, show_qr=not no_qr)
+            if not to_many:
+                await send_by_code(reactor, client, make, words, verify=verify, show_qr=not no_qr, expires=expires)
+                return
+            from dmsg.cli.files.send_to_many import send_to_receivers
+
+            await send_to_receivers(
+                reactor,
+                client,
+                make,
+                words,
+                receivers=receivers or MAX_RECEIVERS,
+                is_limit_only=receivers is None,
+                expires=expires,
+                verify=verify,
+                show_qr=not no_qr,
+            )
 
         await with_client(reactor, settings.with_own_key(), use, published=True)
 
     run(main)
+
+
+def _check_code_options(to_many: bool, receivers: int | None, expires: float | None, *, by_code: bool) -> None:
+    """:raises click.UsageError: the options do not fit each other, or are for codes and no code is used."""
+    if not by_code and (to_many or expires is not None):
+        raise click.UsageError("--to-many and --expires are for codes; KEY, a name or @GROUP needs no code")
+    if to_many and receivers is None and expires is None:
+        raise click.UsageError("--to-many needs --receivers N, --expires TIME, or both")
+    if receivers is not None and not to_many:
+        raise click.UsageError("--receivers needs --to-many")
+
+
+def _members_of(items: tuple[str, ...], *, without_files: bool) -> dict[str, PubKey] | None:
+    """Return the members of the group that stands after the files to send, or None if no group stands there.
+
+    :param without_files: whether an option says what to send, so that no files stand before the group.
+    """
+    if len(items) < (1 if without_files else 2) or not items[-1].startswith(MARK):
+        return None
+    if Path(items[-1]).exists() and not without_files:
+        return None
+    try:
+        return Groups().peers(items[-1])
+    except DmsgError as error:
+        raise click.UsageError(f"{items[-1]}: no such file, and no group: {error}") from None
 
 
 def _key_of(items: tuple[str, ...], *, without_files: bool) -> PubKey | None:
@@ -142,9 +203,14 @@ def _key_of(items: tuple[str, ...], *, without_files: bool) -> PubKey | None:
 
 
 def _send_to(
-    what: tuple[str, ...], text: str | None, key: PubKey, hidden: bool, settings: ClientSettings, timeout: float
+    what: tuple[str, ...],
+    text: str | None,
+    to: PubKey | dict[str, PubKey],
+    hidden: bool,
+    settings: ClientSettings,
+    timeout: float,
 ) -> NoReturn:
-    """Send to a key as a parcel; a single file can also go to a program of dmsg 0.1."""
+    """Send to a key, or to the members of a group, as a parcel; a file can also go to a program of dmsg 0.1."""
     for one in what:
         if not Path(one).is_file() and not Path(one).is_dir():
             raise click.UsageError(f"{one}: no such file")
@@ -152,7 +218,8 @@ def _send_to(
     from dmsg.apps.transfer import TransferError
     from dmsg.cli.client_run import run, with_client
     from dmsg.cli.files.cp_run import check_name
-    from dmsg.cli.files.send_by_code import TextToSend, files_to_send, send_to_key
+    from dmsg.cli.files.parcel_factory import TextToSend, files_to_send
+    from dmsg.cli.files.send_by_code import send_to_key
     from dmsg.cli.files.send_by_key import transfer_progress
 
     file = Path(what[0]) if len(what) == 1 and Path(what[0]).is_file() else None
@@ -168,12 +235,17 @@ def _send_to(
             make = await files_to_send([Path(one) for one in what], progress, hidden=hidden)
 
         async def use(client: Client) -> None:
+            if not isinstance(to, PubKey):
+                from dmsg.cli.files.send_to_many import send_to_group
+
+                await send_to_group(reactor, client, make, to, timeout)
+                return
             try:
-                await send_to_key(reactor, client, make, key, timeout)
+                await send_to_key(reactor, client, make, to, timeout)
             except TransferError as error:
                 if file is None:
                     raise
-                raise TransferError(f"{file} is not sent to {key.short}: {error}") from None
+                raise TransferError(f"{file} is not sent to {to.short}: {error}") from None
 
         await with_client(reactor, settings, use)
 

@@ -69,7 +69,7 @@ def remove(known_name: str) -> None:
 
 @name.group(cls=OneLineGroup)
 def group() -> None:
-    """Manage groups of peers; @GROUP stands for all of its members in --allow.
+    """Manage groups of peers; @GROUP stands for its members in --allow and in 'dmsg send'.
 
     \b
     Examples:

@@ -23,7 +23,9 @@ from dmsg.apps.codes.stream import (
     RUNS_RATE,
     SLOW_RUN,
     TRIES,
+    CodeAgreement,
     CodeEnd,
+    CodeExpired,
     CodeFactory,
 )
 from dmsg.apps.codes.words import EXAMPLE, Code
@@ -148,6 +150,62 @@ class CodeStreamTests(CodeStreamCase):
         judged = [one for one in guesses if isinstance(one[0].value, WrongCode)]
         self.assertEqual(len(judged), TRIES)
         self.assertEqual(len(self.results), 1)
+
+    def test_wrong_guesses_count_for_the_code_and_not_for_each_receiver(self) -> None:
+        """A code for many receivers is no easier to guess than one for a single receiver."""
+        offer, agreed, over = self.many(receivers=3)
+        for _ in range(2):
+            for _ in range(2):
+                _, guessed = self.dial(self.eve, GUESS, self.bob)
+                self.run_until(lambda guessed=guessed: guessed)
+            _, results = self.dial(self.alice, CODE, self.bob)
+            self.run_until(lambda results=results: results)
+        self.assertEqual((len(agreed), offer.tries, offer.receivers, over), (2, TRIES - 4, 1, []))
+        self.dial(self.eve, GUESS, self.bob)
+        self.run_until(lambda: over)
+        self.assertIsInstance(over[0].value, WrongCode)
+        _, late = self.dial(self.alice, CODE, self.bob)
+        self.run_until(lambda: late)
+        self.assertIsInstance(late[0], Failure)
+
+    def test_each_receiver_has_an_agreement_of_its_own(self) -> None:
+        _, agreed, over = self.many(receivers=2)
+        ends = [self.dial(client, CODE, self.bob)[1] for client in (self.alice, self.eve)]
+        self.run_until(lambda: all(ends) and over)
+        self.assertEqual({one.peer for one in agreed}, {self.alice.public_key, self.eve.public_key})
+        self.assertEqual(len({one.verifier for one in agreed}), 2)
+        readers = [Recorder(), Recorder()]
+        # The first receiver is never served here, and the second gets its data all the same.
+        agreed[1].proceed(Recorder(b"second"))
+        for end, reader in zip(ends, readers, strict=True):
+            end[0].proceed(reader)
+        self.run_until(lambda: b"second" in [one.got for one in readers])
+        _, late = self.dial(self.alice, CODE, self.bob)
+        self.run_until(lambda: late)
+        self.assertIsInstance(late[0], Failure)
+
+    def test_an_expired_code_ends_no_stream_of_those_who_used_it(self) -> None:
+        offer, agreed, over = self.many(receivers=2)
+        _, results = self.dial(self.alice, CODE, self.bob)
+        self.run_until(lambda: results and agreed)
+        offer.expire()
+        self.assertIsInstance(over[0].value, CodeExpired)
+        _, late = self.dial(self.eve, CODE, self.bob)
+        self.run_until(lambda: late)
+        self.assertIsInstance(late[0], Failure)
+        reader = Recorder()
+        results[0].proceed(reader)
+        agreed[0].proceed(Recorder(b"film"))
+        self.run_until(lambda: reader.got == b"film")
+
+    def many(self, receivers: int) -> tuple[CodeFactory, list[CodeAgreement], list[Any]]:
+        """A code of Bob's for several receivers, the agreements, and how it ended."""
+        agreed: list[CodeAgreement] = []
+        over: list[Any] = []
+        offer = CodeFactory(self.clock, CODE, receivers=receivers, on_agreed=agreed.append)
+        offer.agreed.addBoth(over.append)
+        self.bob.listen(offer, PORT)
+        return offer, agreed, over
 
     def test_the_oldest_silent_stream_is_evicted_for_a_new_one(self) -> None:
         """However many: for one more the oldest goes that has said nothing."""

@@ -1,0 +1,234 @@
+"""Factories of the parcels that ``dmsg send`` sends: files and directories, a text, or a pipe."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Protocol
+from twisted.internet.threads import deferToThread
+from twisted.python.failure import Failure
+
+from dmsg.apps.exposure import has_dot
+from dmsg.apps.parcels.sender import FilesSender, OldFileSender, ParcelSender, PipeSender, SentParcel, TextSender
+from dmsg.apps.parcels.walk import WalkResult, walk
+from dmsg.base.printable import printable
+from dmsg.base.units import human_size
+from dmsg.cli.files.send_by_key import list_names, print_beside_bars, report, say_changed, say_left_out, were_there
+from dmsg.cli.output import describe, notice, tell
+from dmsg.net.streams.transports import transport_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+    from twisted.internet.interfaces import IProducer
+
+    from dmsg.keys import PubKey
+    from dmsg.net.reactor import Reactor
+
+
+NAME_SHOWN = 255
+"""Maximum number of characters of a pipe's name."""
+
+
+class ParcelFactory:
+    """Factory of the parcel to send; builds the parcel when a receiver has connected.
+
+    :ivar receiver: the receiver in words, if it is one of several.
+    :ivar description: description of the parcel for people.
+    :ivar fields: description of the parcel for ``--json``.
+    :ivar type_there: command that receives the parcel, without the code.
+    """
+
+    receiver = ""
+    description = ""
+    type_there = "dmsg receive"
+    size = 0
+    fields: dict[str, Any]
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bar: TaskID | None = None
+
+    def __call__(self) -> ParcelSender:
+        raise NotImplementedError
+
+    def for_receiver(self, receiver: str) -> Self:
+        """Return a factory of the same parcel for one of several receivers, with a progress bar of its own.
+
+        :param receiver: the receiver in words.
+        """
+        one = copy.copy(self)
+        one.receiver = receiver
+        return one
+
+    def for_0_1(self) -> ParcelSender | None:
+        """Return the sender for a program of dmsg 0.1, or None if no such sender can send these files."""
+        return None
+
+    def _begin(self, name: str, size: int | None) -> None:
+        label = f"{self.receiver}: {name}" if self.receiver else name
+        self._bar = self._progress.add_task(printable(label), total=size)
+        self._progress.start()
+
+    def _on_progress(self, done: int) -> None:
+        if self._bar is not None:
+            self._progress.update(self._bar, completed=done)
+
+    def say(self, text: str) -> None:
+        """Print a notice, above the progress bar if there is one."""
+        label = f"{self.receiver}: " if self.receiver else ""
+        print_beside_bars(self._progress, lambda: notice(label + text))
+
+    def stop(self) -> None:
+        """Remove the progress bar; bars of other receivers stay."""
+        if not self.receiver:
+            self._progress.stop()
+        elif self._bar is not None:
+            self._progress.remove_task(self._bar)
+            self._bar = None
+
+    def report(self, sent: SentParcel, peer: PubKey | None = None) -> None:
+        """Report that the parcel has arrived, after the progress bar is removed.
+
+        :param peer: key of the receiver, if it was sent to a key.
+        """
+        if self.receiver:
+            print_beside_bars(self._progress, lambda: self._report_one(sent, peer))
+            return
+        if peer is not None and sent.sha256:
+            report("sent", self.fields["sent"][0], sent, peer)
+            say_changed(sent.changed)
+            return
+        fields = self.fields if peer is None else {**self.fields, "peer": str(peer)}
+        to = "" if peer is None else f" to {peer.text}"
+        text = (
+            f"sent {self.description}{to}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
+        )
+        text += were_there(self.size - sent.size if self.size else 0)
+        tell(text, bytes=sent.size, seconds=sent.seconds, **fields)
+        say_changed(sent.changed)
+
+    def _report_one(self, sent: SentParcel, peer: PubKey | None) -> None:
+        """Report that the parcel has arrived at one of several receivers."""
+        fields = {**self.fields, "receiver": self.receiver, **({} if peer is None else {"peer": str(peer)})}
+        size, rate = human_size(sent.size), human_size(sent.rate)
+        text = f"sent {self.description} to {self.receiver}: {size} in {sent.seconds:.2f} s, {rate}/s"
+        text += were_there(self.size - sent.size if self.size else 0)
+        tell(text, bytes=sent.size, seconds=sent.seconds, **fields)
+        say_changed(sent.changed)
+
+    def report_failure(self, error: BaseException, peer: PubKey | None = None) -> None:
+        """Report that the parcel has not arrived at one of several receivers."""
+        why = describe(error)
+        fields = {} if peer is None else {"peer": str(peer)}
+        print_beside_bars(
+            self._progress,
+            lambda: tell(f"not sent to {self.receiver}: {why}", receiver=self.receiver, failed=why, **fields),
+        )
+
+
+class FilesToSend(ParcelFactory):
+    """Parcel of files and directories."""
+
+    def __init__(self, progress: Progress, walked: WalkResult) -> None:
+        super().__init__(progress)
+        self._walked = walked
+        names = [entry.path for entry in walked.checked.entries if "/" not in entry.path]
+        self.description, self.fields = list_names(names), {"sent": names, "files": walked.checked.files}
+        self.size = walked.checked.size
+        if any(has_dot(entry.path.rpartition("/")[2]) for entry in walked.checked.entries):
+            self.type_there = "dmsg receive --hidden"
+
+    def __call__(self) -> ParcelSender:
+        return self._sender(FilesSender)
+
+    def for_0_1(self) -> ParcelSender | None:
+        return self._sender(OldFileSender) if len(self._walked.checked.entries) == 1 else None
+
+    def _sender(self, kind: type[FilesSender]) -> ParcelSender:
+        return kind(
+            self._walked, on_accepted=lambda: self._begin(self.description, self.size), progress=self._on_progress
+        )
+
+
+class TextToSend(ParcelFactory):
+    """Parcel of a text."""
+
+    def __init__(self, progress: Progress, text: str) -> None:
+        super().__init__(progress)
+        self._text = text
+        self.description, self.fields = "the text", {"sent": "text"}
+
+    def __call__(self) -> ParcelSender:
+        return TextSender(self._text)
+
+
+class InputToSend(ParcelFactory):
+    """Parcel of standard input or another pipe, up to its end."""
+
+    def __init__(self, reactor: Reactor, progress: Progress, descriptor: int = 0, name: str = "standard input") -> None:
+        super().__init__(progress)
+        self._reactor = reactor
+        self._descriptor = descriptor
+        self.description, self.fields = printable(name), {"sent": name if descriptor else "-"}
+
+    def __call__(self) -> ParcelSender:
+        return PipeSender(
+            self.description[:NAME_SHOWN],
+            lambda pipe: _Input.read(self._reactor, pipe, self._descriptor),
+            # At a terminal the progress bar would disturb the typing.
+            on_accepted=lambda: None if os.isatty(self._descriptor) else self._begin(self.description, None),
+            progress=self._on_progress,
+        )
+
+
+class _Input(Protocol):
+    """Reader of a pipe, as fast as the other side takes the data."""
+
+    def __init__(self, pipe: PipeSender) -> None:
+        self._pipe = pipe
+
+    @classmethod
+    def read(cls, reactor: Reactor, pipe: PipeSender, descriptor: int) -> None:
+        """Start reading."""
+        from twisted.internet.interfaces import IHalfCloseableProtocol
+        from twisted.internet.stdio import StandardIO
+        from zope.interface import directlyProvides
+
+        console = cls(pipe)
+        directlyProvides(console, IHalfCloseableProtocol)
+        console_of: Any = StandardIO
+        console_of(console, stdin=descriptor, reactor=reactor)
+
+    def connectionMade(self) -> None:
+        transport_of(self._pipe).registerProducer(cast("IProducer", self.transport), True)
+
+    def dataReceived(self, data: bytes) -> None:
+        if not self._pipe.done.called:
+            self._pipe.write(data)
+
+    def readConnectionLost(self) -> None:
+        """Handle the end of standard input."""
+        transport_of(self._pipe).unregisterProducer()
+        self._pipe.end()
+
+    def writeConnectionLost(self) -> None:
+        """Ignore that standard output is closed; reading continues."""
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        pass
+
+
+async def files_to_send(paths: Sequence[Path], progress: Progress, *, hidden: bool) -> FilesToSend:
+    """Return the parcel of files to send.
+
+    :param hidden: whether to include names that begin with a dot.
+    :raises TransferError: a file cannot be sent.
+    """
+    walked = await deferToThread(walk, paths, hidden=hidden)
+    say_left_out(walked)
+    return FilesToSend(progress, walked)

@@ -1,0 +1,203 @@
+"""Implementation of ``dmsg send`` to several receivers: by one code, or to the members of a group.
+
+Each receiver has a stream, a key agreement and a sender of its own, so a slow one slows down no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
+from twisted.internet.error import ConnectionLost
+from twisted.internet.protocol import Protocol
+
+from dmsg.apps.codes.stream import CodeAgreement, CodeExpired, CodeUsedUp
+from dmsg.cli.code_display import compare_numbers, show_code
+from dmsg.cli.files.send_by_code import send_to_key
+from dmsg.cli.output import describe, notice
+from dmsg.cli.reconnect_notice import watch_connection
+from dmsg.errors import DmsgError, NobodyThere
+
+if TYPE_CHECKING:
+    from dmsg.cli.files.parcel_factory import ParcelFactory
+    from dmsg.keys import PubKey
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
+GROUP_AT_ONCE = 16
+"""Maximum number of members of a group to whom a parcel is sent at the same time."""
+_FAILURES = (DmsgError, OSError, ConnectionLost)
+"""Errors that concern one receiver."""
+
+
+class NotAllReceived(DmsgError):
+    """Error: some of the receivers did not get the parcel."""
+
+
+class NobodyReceived(NobodyThere):
+    """Error: no member of a group could be reached."""
+
+
+class _Deliveries:
+    """Transfers to several receivers, each listed when it ends.
+
+    :ivar sent: number of transfers that have ended well.
+    :ivar failed: receivers whose transfers failed, with the errors.
+    """
+
+    def __init__(self) -> None:
+        self._running: list[Deferred[None]] = []
+        self.sent = 0
+        self.failed: dict[str, BaseException] = {}
+
+    def begin(self, one: ParcelFactory, work: Awaitable[None], peer: PubKey | None = None) -> None:
+        """Start the transfer to one receiver, which reports its own success."""
+
+        async def deliver() -> None:
+            try:
+                await work
+            except _FAILURES as error:
+                self.failed[one.receiver] = error
+                one.report_failure(error, peer)
+            else:
+                self.sent += 1
+            finally:
+                one.stop()
+
+        self._running.append(Deferred.fromCoroutine(deliver()))
+
+    async def all_ended(self) -> None:
+        """Wait for the end of all transfers."""
+        for one in self._running:
+            await one
+
+    def cancel(self) -> None:
+        """End the transfers that are running."""
+        for one in self._running:
+            one.addErrback(lambda _: None)
+            one.cancel()
+
+    def check(self) -> None:
+        """:raises NotAllReceived: a transfer failed."""
+        if self.failed:
+            total = self.sent + len(self.failed)
+            raise NotAllReceived(f"{len(self.failed)} of {total} did not get it: {', '.join(self.failed)}")
+
+
+async def send_to_receivers(
+    reactor: Reactor,
+    client: Client,
+    make: ParcelFactory,
+    words: int,
+    *,
+    receivers: int,
+    is_limit_only: bool,
+    expires: float | None,
+    verify: bool,
+    show_qr: bool,
+) -> None:
+    """Make a code, and send what ``make`` makes to each peer who knows it.
+
+    :param receivers: number of peers for whom the code is good.
+    :param is_limit_only: whether fewer receivers are no error.
+    :param expires: seconds after which the code is good for nobody; running transfers continue.
+    :raises CodeUsedUp: too many wrong codes were tried; running transfers have ended.
+    :raises CodeExpired: the time was over before enough peers had used the code.
+    :raises NotAllReceived: a transfer failed.
+    """
+    deliveries, asking = _Deliveries(), DeferredLock()
+    number = 0
+
+    def begin(agreed: CodeAgreement) -> None:
+        nonlocal number
+        number += 1
+        one = make.for_receiver(f"receiver {number}")
+        one.say("has the code" if is_limit_only else f"has the code, {receivers - number} more may use it")
+        deliveries.begin(one, give(one, agreed))
+
+    async def give(one: ParcelFactory, agreed: CodeAgreement) -> None:
+        if verify:
+            # There is one terminal, so the person is asked about one receiver at a time.
+            await asking.acquire()
+            try:
+                one.say("compare the number with this receiver's")
+                await compare_numbers(reactor, agreed, verify)
+            except CodeUsedUp:
+                agreed.proceed(_Hangup())
+                raise
+            finally:
+                asking.release()
+        sender = one()
+        agreed.proceed(sender)
+        with watch_connection(reactor, lambda: sender.transport, client.streams.resume_timeout, one.say):
+            sent = await sender.done
+        one.report(sent)
+
+    try:
+        offered = await show_code(
+            reactor,
+            client,
+            words,
+            make.type_there,
+            show_qr=show_qr,
+            receivers=receivers,
+            expires=expires,
+            on_agreed=begin,
+        )
+        ended: DmsgError | None = None
+        try:
+            await offered.agreed
+        except (CodeExpired, CodeUsedUp) as error:
+            ended = error
+            if number:
+                make.say(f"no further receiver is admitted: {describe(error)}")
+        await deliveries.all_ended()
+    finally:
+        deliveries.cancel()
+        make.stop()
+    if isinstance(ended, CodeUsedUp):
+        raise ended
+    deliveries.check()
+    if ended is not None and not (is_limit_only and number):
+        raise CodeExpired(f"the code has expired; {number or 'nobody'} of {receivers} receivers used it")
+
+
+async def send_to_group(
+    reactor: Reactor, client: Client, make: ParcelFactory, members: Mapping[str, PubKey], timeout: float
+) -> None:
+    """Send what ``make`` makes to each member of a group.
+
+    :param members: keys of the members, by the names to show.
+    :param timeout: seconds that opening a stream may take.
+    :raises NobodyReceived: no member could be reached.
+    :raises NotAllReceived: a transfer failed.
+    """
+    deliveries, at_once = _Deliveries(), DeferredSemaphore(GROUP_AT_ONCE)
+
+    async def give(one: ParcelFactory, key: PubKey) -> None:
+        await at_once.acquire()
+        try:
+            await send_to_key(reactor, client, one, key, timeout)
+        finally:
+            at_once.release()
+
+    try:
+        for name, key in members.items():
+            one = make.for_receiver(name)
+            deliveries.begin(one, give(one, key), key)
+        await deliveries.all_ended()
+    finally:
+        deliveries.cancel()
+        make.stop()
+    if not deliveries.sent and all(isinstance(error, NobodyThere) for error in deliveries.failed.values()):
+        raise NobodyReceived(f"none of the {len(members)} members could be reached")
+    deliveries.check()
+    notice(f"sent to all {len(members)} members")
+
+
+class _Hangup(Protocol):
+    """Protocol that ends its stream at once."""
+
+    def connectionMade(self) -> None:
+        self.transport.abortConnection()  # type: ignore[union-attr]

@@ -1,0 +1,105 @@
+"""``dmsg send`` to several receivers: by one code, and to a group."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.cli.params import DurationType
+from dmsg.clients.address_book import AddressBook
+from dmsg.clients.groups import Groups
+from dmsg.keys import SecKey, write_key_file
+from tests.cli.files.test_send_by_code import CodeCase
+from tests.support import asynchronous
+
+
+class ManyTests(CodeCase):
+    """Real processes."""
+
+    @asynchronous
+    async def test_two_receivers_use_one_code_and_a_third_cannot(self) -> None:
+        await self.network()
+        content = os.urandom(1_000_000)
+        (self.directory / "film.mkv").write_bytes(content)
+        sender = self.tool("send", "--json", "--to-many", "--receivers=2", "film.mkv", "--min-servers=1")
+        code = (await self.said(sender, r'"code": "([^"]+)"'))[1]
+        places = [self.directory / "one", self.directory / "two"]
+        receiving = [
+            self.run_command("receive", code, "--min-servers=1", f"--dir={one.name}", "--yes", **self.environment)
+            for one in places
+        ]
+        for status, _, err in await gatherResults([Deferred.fromCoroutine(one) for one in receiving]):
+            self.assertEqual(status, 0, err)
+        await self.ends(sender, 0)
+        told = [json.loads(line) for line in sender.out.splitlines()[1:]]
+        self.assertEqual(sorted(one["receiver"] for one in told), ["receiver 1", "receiver 2"])
+        self.assertEqual([one["sent"] for one in told], [["film.mkv"]] * 2)
+        for one in places:
+            self.assertEqual((one / "film.mkv").read_bytes(), content)
+        status, _, _ = await self.receives(code, "--yes")
+        self.assertEqual(status, 3)
+
+    @asynchronous
+    async def test_a_code_that_nobody_uses_expires(self) -> None:
+        await self.network()
+        (self.directory / "a").write_bytes(b"a")
+        sender, _ = await self.sends("--expires=1s", "a")
+        await self.ends(sender, 3, "nobody used the code in time")
+        sender, code = await self.sends("--to-many", "--receivers=2", "--expires=3s", "a")
+        self.assertEqual((await self.receives(code, "--yes"))[0], 0)
+        await self.ends(sender, 3, "sent a to receiver 1: 1 B", "1 of 2 receivers used it")
+
+    @asynchronous
+    async def test_members_of_a_group_get_it_and_absent_ones_are_named(self) -> None:
+        await self.network()
+        (self.directory / "a").write_bytes(b"a")
+        book = AddressBook(self.directory / "names")
+        for name in ("bob", "carol"):
+            key = SecKey.from_seed(name.encode())
+            book.add(name, key.public)
+            if name == "bob":
+                write_key_file(self.directory / "bob.key", key)
+        Groups(book).add("family", ("bob", "carol"))
+        bob = self.tool(
+            "receive", "--listen", "--anyone", "--key-file=bob.key", "--dir=inbox", "--once", "--min-servers=1"
+        )
+        await self.said(bob, r"receiving at (\S+)")
+        status, out, err = await self.run_command(
+            "send", "a", "@family", "--min-servers=1", **{**self.environment, "DMSG_KEY_FILE": ""}
+        )
+        self.assertEqual(status, 1, err)
+        self.assertRegex(out, r"(?m)^sent a to bob: 1 B")
+        self.assertRegex(out, r"(?m)^not sent to carol: ")
+        self.assertIn("1 of 2 did not get it: carol", err)
+        await self.ends(bob, 0)
+        self.assertEqual((self.directory / "inbox" / "a").read_bytes(), b"a")
+
+    @asynchronous
+    async def test_options_that_do_not_fit_are_one_line(self) -> None:
+        (self.directory / "a").write_bytes(b"a")
+        for arguments, expected in (
+            (("--to-many", "a"), "--receivers N, --expires TIME, or both"),
+            (("--receivers=2", "a"), "--receivers needs --to-many"),
+            (("--to-many", "--receivers=2", "-"), "a pipe can only be read once"),
+            (("--expires=1x", "a"), "is not a duration"),
+            (("a", "@nobody"), "no group"),
+        ):
+            status, out, err = await self.run_command(
+                "send", *arguments, DMSG_NAMES="names", DMSG_DISCOVERY="http://127.0.0.1:9"
+            )
+            self.assertEqual((status, out), (2, ""), err)
+            self.assertIn(expected, err)
+
+
+class DurationTests(SynchronousTestCase):
+    """Values of ``--expires``."""
+
+    def test_units_are_seconds_minutes_hours_and_days(self) -> None:
+        kind = DurationType(7 * 86400.0)
+        found = [kind.convert(text, None, None) for text in ("90s", "30m", "1H", " 2d ")]
+        self.assertEqual(found, [90.0, 1800.0, 3600.0, 172800.0])
+        for wrong in ("", "0s", "8d", "1", "-1h", "1 h", "²h", "999999999d"):
+            self.assertRaises(Exception, kind.convert, wrong, None, None)
