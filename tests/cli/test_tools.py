@@ -724,7 +724,7 @@ class MeasureTests(ToolCase):
         status, out, err = await self.run_command("trace", "alice", "--port", "5201", **self.environment)
         self.assertEqual(status, 0, err)
         self.assertIn("(alice), offers secure transports", out)
-        self.assertRegex(out, r"\* +[0-9a-f]{8}\.\.\. +127\.0\.0\.1:\d+ +\d+ +[\d.]+ ms +[\d.]+ ms")
+        self.assertRegex(out, r"\* +[0-9a-f]{8}\.\.\. +127\.0\.0\.1:\d+ +\d+ +tcp +[\d.]+ ms +[\d.]+ ms")
         # without a port nobody has to listen; with one somebody must, and the cell says so in short
         status, out, err = await self.run_command("trace", "alice", **self.environment)
         self.assertEqual((status, err), (0, ""))
