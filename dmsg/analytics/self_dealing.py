@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from heapq import nlargest
 from statistics import median_low
 
 from dmsg.analytics.delta import LakeError
@@ -149,23 +150,32 @@ class Dealing:
         return found
 
 
-def find_dealings(store: Store, state: State, day: date) -> list[Dealing]:
+def find_dealings(store: Store, state: State, day: date, most: int = MAX_PAIRS) -> list[Dealing]:
     """Return a row for each server with credit on a day; servers with a flag come first.
 
+    :param most: number of pairs of clients above which the day is not judged.
     :raises LakeError: the tables cannot be read.
-    :raises TooManyPairs: more than :data:`MAX_PAIRS` pairs have credit.
+    :raises TooManyPairs: more than ``most`` pairs have credit.
     """
     stored = str(day) in store.stored_days("receipts", state)
     receipts = (_FROM_SILVER if stored else _FROM_BRONZE).format(day=day)
     layer, name = ("silver", "receipts") if stored else ("", "bronze")
     credited = _CREDITED.format(receipts=receipts)
-    pairs = store.ask(layer, name, state, f"{credited}{_PAIRS} LIMIT {MAX_PAIRS + 1}")
-    if len(pairs) > MAX_PAIRS:
-        raise TooManyPairs(f"more than {MAX_PAIRS:,} pairs of clients have credit on {day}: too many to judge")
+    pairs = store.ask(layer, name, state, f"{credited}{_PAIRS} LIMIT {most + 1}")
+    if len(pairs) > most:
+        raise TooManyPairs(f"more than {most:,} pairs of clients have credit on {day}: too many to judge")
     awake: Counter[str] = Counter()
     for row in store.rows("gold", "server_hour", state, str(day)):
         awake[row["server"]] += bool(row["alive_minutes"])
     return judge(pairs, store.ask(layer, name, state, credited + _HOURS), awake)
+
+
+@dataclass(slots=True)
+class _Sums:
+    transports: int = 0
+    credited: int = 0
+    closed_transports: int = 0
+    closed_bytes: int = 0
 
 
 def judge(pairs: Sequence[Row], hours: Sequence[Row], awake: Mapping[str, int]) -> list[Dealing]:
@@ -177,26 +187,30 @@ def judge(pairs: Sequence[Row], hours: Sequence[Row], awake: Mapping[str, int]) 
     """
     closed = _closed_clients(pairs)
     clients: dict[str, set[str]] = defaultdict(set)
-    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    sums: dict[str, _Sums] = defaultdict(_Sums)
     for row in pairs:
         server, a, b = row["server"], row["a"], row["b"]
-        clients[server] |= {a, b}
-        names = ["", "closed_"] if closed.get(a) == closed.get(b) == server else [""]
-        for name in names:
-            sums[server].update({f"{name}transports": row["transports"], f"{name}bytes": int(row["bytes"])})
+        there, total = clients[server], sums[server]
+        there.add(a)
+        there.add(b)
+        total.transports += row["transports"]
+        total.credited += int(row["bytes"])
+        if closed.get(a) == closed.get(b) == server:
+            total.closed_transports += row["transports"]
+            total.closed_bytes += int(row["bytes"])
     network = len(sums), len(set().union(*clients.values())), len(closed)
-    shares = {server: total["closed_bytes"] / max(1, total["bytes"]) for server, total in sums.items()}
+    shares = {server: total.closed_bytes / max(1, total.credited) for server, total in sums.items()}
     found = []
     for server, total in sums.items():
         peak = max((one for one in hours if one["server"] == server), key=lambda one: (one["transports"], one["hour"]))
         own = sorted(client for client in clients[server] if closed.get(client) == server)
         dealing = Dealing(
             server=server,
-            transports=total["transports"],
-            credited=total["bytes"],
+            transports=total.transports,
+            credited=total.credited,
             clients=len(clients[server]),
-            closed_transports=total["closed_transports"],
-            closed_bytes=total["closed_bytes"],
+            closed_transports=total.closed_transports,
+            closed_bytes=total.closed_bytes,
             closed_clients=len(own),
             others_closed_share=_median_of_others(shares, server),
             peak_hour=peak["hour"],
@@ -214,26 +228,25 @@ def judge(pairs: Sequence[Row], hours: Sequence[Row], awake: Mapping[str, int]) 
 
 def _closed_clients(pairs: Iterable[Row]) -> dict[str, str]:
     """Return the clients in closed groups, with the server that each uses."""
-    of_servers: dict[str, Counter[str]] = defaultdict(Counter)
-    of_partners: dict[str, Counter[str]] = defaultdict(Counter)
+    of_servers: dict[str, dict[str, int]] = defaultdict(dict)
+    of_partners: dict[str, dict[str, int]] = defaultdict(dict)
     for row in pairs:
-        for client, other in ((row["a"], row["b"]), (row["b"], row["a"])):
-            of_servers[client][row["server"]] += row["bytes"]
-            of_partners[client][other] += row["bytes"]
+        server, a, b, count = row["server"], row["a"], row["b"], row["bytes"]
+        for client, other in ((a, b), (b, a)):
+            servers, partners = of_servers[client], of_partners[client]
+            servers[server] = servers.get(server, 0) + count
+            partners[other] = partners.get(other, 0) + count
+    whole = {client: sum(servers.values()) for client, servers in of_servers.items()}
     apart = {}
     for client, servers in of_servers.items():
-        (server, most), *_ = sorted(servers.items(), key=lambda one: (-one[1], one[0]))
-        few = sum(count for _, count in of_partners[client].most_common(MOST_PARTNERS))
-        if min(most, few) >= (1 - MARGIN) * servers.total():
+        server, most = min(servers.items(), key=lambda one: (-one[1], one[0]))
+        few = sum(nlargest(MOST_PARTNERS, of_partners[client].values()))
+        if min(most, few) >= (1 - MARGIN) * whole[client]:
             apart[client] = server
     return {
         client: server
         for client, server in apart.items()
-        if all(
-            other in apart
-            for other, count in of_partners[client].items()
-            if count >= MARGIN * of_servers[client].total()
-        )
+        if all(other in apart for other, count in of_partners[client].items() if count >= MARGIN * whole[client])
     }
 
 

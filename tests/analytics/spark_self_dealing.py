@@ -11,12 +11,13 @@ import duckdb
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import self_dealing
+from dmsg.analytics import explain, self_dealing
 from dmsg.analytics.schemas import DAY_MS
 from dmsg.analytics.self_dealing import AWAKE_HOURS, Dealing, judge, lines_of
 from dmsg.analytics.simulate import Network, Simulation
 from dmsg.analytics.simulate.ground_truth import befalls_servers
 from dmsg.analytics.simulate.traffic import receipt_lines
+from dmsg.analytics.store import Store
 from tests.analytics.spark_sql import PROGRAM
 from tests.analytics.spark_tables import Story
 from tests.analytics.support import DAY, S1, S2, S3, spark
@@ -194,3 +195,10 @@ class CommandTests(SynchronousTestCase):
         # Of t1 (15,000), and of u1 and u2 (1,000,000 each, by the smaller word).
         self.assertEqual({name: row["credited"] for name, row in rows.items()}, {S1: 15_000, S2: 2_000_000})
         self.assertIn("nothing is known of 2020-01-01", self.said("2020-01-01")[1])
+
+    def test_too_many_pairs_are_not_judged(self) -> None:
+        self.patch(explain, "PAIRS", 0)
+        store = Store(str(Story.told().out))
+        sections = {one.title: one for one in explain.explain(store, store.computed(), S1, DAY)}
+        self.assertEqual(sections["Self-dealing"].verdict, "not judged")
+        self.assertIn("more than 0 pairs of clients have credit on 2026-03-10", sections["Self-dealing"].lines[0])
