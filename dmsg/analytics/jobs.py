@@ -26,8 +26,9 @@ from dmsg.analytics.event_rules import LACKING
 from dmsg.analytics.intake import convert_files
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.listing import AS_NAMED, DirectoriesRead, Source, Unread, list_files, open_files, unreadable
+from dmsg.analytics.neighbour_days import MIDNIGHT_MS, concerned_days
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow
-from dmsg.analytics.refine import MIDNIGHT_MS, Refinement
+from dmsg.analytics.refine import Refinement
 from dmsg.analytics.runs import Claim, State, TablesBusy
 from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, FAMILIES, OVERALL, QUARANTINE, RAW, SILVER
 from dmsg.analytics.sealed_files import Sealed, Target
@@ -377,7 +378,17 @@ class Pipeline:
         if self._add_passed_over(number, [file for file, problem in problems.items() if problem == LACKING]):
             taken = self._touched(lake.fresh_files(before.batches), before)
             problems = self._write_files(before, number, unread)
-        return replace(taken, torn_files=sum(problem is not None for problem in problems.values()))
+        torn = sum(problem is not None for problem in problems.values())
+        return replace(taken, torn_files=torn, days=self._concerned(taken, before))
+
+    def _concerned(self, taken: NewLines, before: State) -> list[str]:
+        """Return the days to refine, without those beside new events that the new events cannot change."""
+        own = {day for some in taken.changed.values() for day in some}
+        beside = [day for day in taken.days if day not in own]
+        if not beside:
+            return taken.days
+        lake = self.lake
+        return sorted(own | concerned_days(lake.table("", "bronze"), lake.fresh_files(before.batches), beside))
 
     @staticmethod
     def _touched(fresh: Iterable[File], before: State) -> NewLines:

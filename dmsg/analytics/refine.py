@@ -13,15 +13,12 @@ from dmsg.analytics import bronze, silver
 from dmsg.analytics.broadcasts import Hint, bounded
 from dmsg.analytics.gold import abuse, capacity, lost_transports, network, settlement, traffic, uptime
 from dmsg.analytics.lake import Lake, with_types
+from dmsg.analytics.neighbour_days import MIDNIGHT_MS
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import DAILY, DAY_MS, FAMILIES, GOLD, OVERALL, SILVER
 from dmsg.analytics.views import VIEWS
 
-MIDNIGHT_MS = 10 * 60 * 1000
-"""Longest time in ms between the three counts of one transport. Only events this close to midnight can therefore
-matter to the neighbouring day.
-"""
 SMALL_WORKERS = 4
 _OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
 """Gold tables made from other gold tables of the same days."""

@@ -193,6 +193,50 @@ class DoubledTests(SynchronousTestCase):
         self.assertEqual(touched(everything)[0], str(DAY - timedelta(1)))
 
 
+class NeighbourDaysTests(LakeCase):
+    """Days beside new events, which the new events are near to."""
+
+    before = State(run=1, batches={"spool": 0}, days={str(DAY): 1, str(NEXT): 1})
+
+    def days(self, *late: tuple[str, str], checked: bool = False, **fields: Any) -> list[str]:
+        """The days that a run refines for events of the second day: their times and transports."""
+        late_boot = Boot(S1, "late")
+        for at, transport in late:
+            if checked:
+                told = {"server": S1, "signer": "s", "partner": "o"} | fields
+                late_boot.event("receipt_checked", NEXT, at, transport=transport, **told)
+            else:
+                late_boot.event("transport_close", NEXT, at, transport=transport, src="a", dst="b")
+        write_file(
+            (self.checked if checked else self.spool) / f"{'receipts' if checked else 'events'}-late.jsonl.gz",
+            late_boot.rows,
+        )
+        pipeline = self.pipeline()
+        with pipeline.lake.claim() as claim:
+            taken = pipeline.take_in(self.before, claim.number, pipeline.read(self.sources(), self.before))
+        assert taken is not None
+        return taken.days
+
+    def setUp(self) -> None:
+        super().setUp()
+        boot = Boot(S1, "boot-1")
+        boot.event("transport_close", DAY, "23:55:00", transport="old", src="a", dst="b")
+        write_file(self.spool / "events-1.jsonl.gz", boot.rows)
+        pipeline, nothing = self.pipeline(), State()
+        with pipeline.lake.claim() as claim:
+            pipeline.take_in(nothing, claim.number, pipeline.read(self.sources(), nothing))
+
+    def test_a_day_without_the_transports_is_left_alone(self) -> None:
+        self.assertEqual(self.days(("00:05:00", "new"), ("12:00:00", "old")), [str(NEXT)])
+
+    def test_a_day_with_one_of_the_transports_is_refined(self) -> None:
+        self.assertEqual(self.days(("00:05:00", "old")), [str(DAY), str(NEXT)])
+
+    def test_a_receipt_after_a_restart_counts_at_any_time(self) -> None:
+        late = (("00:05:00", "new"), ("12:00:00", "old"))
+        self.assertEqual(self.days(*late, checked=True, former=True, initiator=True), [str(DAY), str(NEXT)])
+
+
 class QuarantineTests(LakeCase):
     """Files with what is no event among what is."""
 

@@ -1,0 +1,83 @@
+"""Choice of the days beside new events whose verdicts the new events can change.
+
+The three counts of a transport can lie on both sides of midnight. A day beside new events is computed again only if
+it already has an event or a receipt of a transport that new events near midnight name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import date
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from dmsg.analytics.data_files import File
+from dmsg.analytics.delta import Delta
+from dmsg.analytics.schemas import DAY_MS
+
+MIDNIGHT_MS = 10 * 60 * 1000
+"""Longest time in ms between the three counts of one transport. Only events this close to midnight can therefore
+matter to the neighbouring day.
+"""
+FEW_EVENTS = 1_000_000
+"""Number of new events of transports on the days beside a day, above which that day is computed again unseen."""
+ROWS_AT_ONCE = 65_536
+"""Number of rows that are read into memory at once."""
+WORDS = ("transport", "receipt")
+"""Families of events that hold the counts of transports."""
+
+
+def concerned_days(bronze: Delta, new: Sequence[File], days: Iterable[str]) -> set[str]:
+    """Return those of the days beside new events that the new events can change.
+
+    :param new: files of bronze with the new events.
+    :param days: days that have no new events themselves.
+    """
+    files, storage = bronze.files(), bronze.storage()
+    return {day for day in days if _is_concerned(storage, day, files, new)}
+
+
+def _is_concerned(storage: pafs.FileSystem, day: str, files: Sequence[File], new: Sequence[File]) -> bool:
+    beside = {
+        file.path: distance
+        for file in new
+        if file.values["family"] in WORDS
+        and abs(distance := (date.fromisoformat(file.values["dt"]) - date.fromisoformat(day)).days) == 1
+    }
+    if (
+        any(file.rows is None for file in new)
+        or sum(file.rows or 0 for file in new if file.path in beside) > FEW_EVENTS
+    ):
+        return True
+    named = [_near(storage, path, after=distance > 0) for path, distance in beside.items()]
+    wanted = pc.unique(pa.chunked_array(named, pa.string()))
+    if not len(wanted):
+        return False
+    for file in files:
+        if file.values["dt"] == day and file.values["family"] in WORDS:
+            with storage.open_input_file(file.path) as opened:
+                for batch in pq.ParquetFile(opened).iter_batches(ROWS_AT_ONCE, columns=["transport"]):
+                    if pc.any(pc.is_in(batch.column(0), wanted)).as_py():
+                        return True
+    return False
+
+
+def _near(storage: pafs.FileSystem, path: str, *, after: bool) -> pa.Array:
+    """Return the transports that the events of a file name near midnight, and those of receipts after a restart.
+
+    :param after: whether the file's day is after the day in question, not before it.
+    """
+    with storage.open_input_file(path) as opened:
+        file = pq.ParquetFile(opened)
+        names = [name for name in ("transport", "ts", "former") if name in file.schema_arrow.names]
+        rows = file.read(names)
+    times = rows["ts"].combine_chunks()
+    of_day = pc.subtract(times, pc.multiply(pc.divide(times, DAY_MS), DAY_MS))
+    counts = pc.less(of_day, MIDNIGHT_MS) if after else pc.greater_equal(of_day, DAY_MS - MIDNIGHT_MS)
+    if "former" in names:
+        # A receipt that was handed in after a restart may belong to any transport of the day beside.
+        counts = pc.or_(counts, pc.fill_null(rows["former"].combine_chunks(), False))
+    return rows["transport"].combine_chunks().filter(counts).drop_null().cast(pa.string())
