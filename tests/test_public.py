@@ -81,7 +81,12 @@ class PublicTests(SynchronousTestCase):
                 continue
             for line in path.read_text().splitlines():
                 words = line.split()
-                if words[:1] == ["from"] and words[1].split(".")[0] == "dmsg" and words[1] not in PACKAGES:
+                if (
+                    len(words) > 1
+                    and words[0] == "from"
+                    and words[1].split(".")[0] == "dmsg"
+                    and words[1] not in PACKAGES
+                ):
                     private.append(f"{path.name}: {line}")
         self.assertEqual(private, [])
 

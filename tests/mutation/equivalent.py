@@ -80,7 +80,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "while position <= last:",
         "while position < last:",
     ): "a header at the very end has no record behind it",
-    (f"{_NOISE}/records.py", "self._wanted = 0", ANY): _SET_BEFORE,
+    (f"{_NOISE}/records.py", "self._needed = 0", ANY): _SET_BEFORE,
     (
         f"{_NOISE}/nonces.py",
         "self._seen = 0",
@@ -141,8 +141,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): _AT_MOST,
     (
         f"{_RMB}/relay/presence.py",
-        "self._most.put(twin, -self.of_twin[twin])",
-        "self._most.put(twin, ~self.of_twin[twin])",
+        "self._by_count.put(twin, -self.of_twin[twin])",
+        "self._by_count.put(twin, ~self.of_twin[twin])",
     ): "the order is the same",
     (
         f"{_RMB}/relay/presence.py",
