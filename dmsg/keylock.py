@@ -107,7 +107,7 @@ def _hold_beside(real: str, program: str, share: bool, advice: str, shown: str) 
     return KeyLock(real, descriptor, beside)
 
 
-def _hold_itself(real: str, share: bool, advice: str, shown: str) -> KeyLock:
+def _hold_itself(real: str, share: bool, advice: str = KEY_ADVICE, shown: str = "") -> KeyLock:
     try:
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -121,7 +121,7 @@ def _hold_itself(real: str, share: bool, advice: str, shown: str) -> KeyLock:
         os.close(descriptor)
         if share:
             return KeyLock(real, None, None)
-        raise KeyInUse(_in_use(shown, "", advice))
+        raise KeyInUse(_in_use(shown or real, "", advice))
     return KeyLock(real, descriptor, None)
 
 

@@ -58,7 +58,7 @@ async def show_code(
     if receivers > 1 or expires is not None:
         good = [] if receivers == 1 else [f"for {receivers} receivers"]
         good += [] if expires is None else [f"until {clock_time(expires)}"]
-        notice(f"the code is good {' and '.join(good)}")
+        notice(f"the code is good {', '.join(good)}")
     return offered
 
 

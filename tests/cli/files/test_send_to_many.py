@@ -13,6 +13,7 @@ from dmsg.clients.address_book import AddressBook
 from dmsg.clients.groups import Groups
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.files.test_send_by_code import CodeCase
+from tests.cli.json_output import check
 from tests.support import asynchronous
 
 
@@ -34,6 +35,7 @@ class ManyTests(CodeCase):
         for status, _, err in await gatherResults([Deferred.fromCoroutine(one) for one in receiving]):
             self.assertEqual(status, 0, err)
         await self.ends(sender, 0)
+        self.assertEqual(check(("send",), sender.out.decode()), 3)
         told = [json.loads(line) for line in sender.out.splitlines()[1:]]
         self.assertEqual(sorted(one["receiver"] for one in told), ["receiver 1", "receiver 2"])
         self.assertEqual([one["sent"] for one in told], [["film.mkv"]] * 2)
@@ -51,6 +53,28 @@ class ManyTests(CodeCase):
         sender, code = await self.sends("--to-many", "--receivers=2", "--expires=3s", "a")
         self.assertEqual((await self.receives(code, "--yes"))[0], 0)
         await self.ends(sender, 3, "sent a to receiver 1: 1 B", "1 of 2 receivers used it")
+
+    @asynchronous
+    async def test_with_verify_each_receiver_is_asked_for_and_one_is_turned_away(self) -> None:
+        await self.network()
+        (self.directory / "a").write_bytes(b"a")
+        sender, typed = self.at_terminal(
+            "send", "a", "--to-many", "--receivers=2", "--verify", "--no-qr", "--min-servers=1"
+        )
+        code = (await self.said(sender, r"code: (\S+)"))[1]
+        shown, statuses = set(), []
+        for number, answer in enumerate((b"no\n", b"yes\n"), 1):
+            receiver = self.tool("receive", code, "--yes", f"--dir={number}", "--min-servers=1")
+            shown.add(
+                (await self.said(sender, rf"(?s)receiver {number}: compare.*verify: (\d{{4}} \d{{4}} \d{{4}})"))[1]
+            )
+            await self.said(sender, rf"(?s)receiver {number}: compare.*show the same\? \[y/N\]")
+            typed.write(answer)
+            statuses.append(await receiver.ended)
+        self.assertNotEqual(statuses[0], 0)
+        self.assertEqual((len(shown), statuses[1]), (2, 0))
+        await self.ends(sender, 1, "not sent to receiver 1: the other side shows a different number", "did not get it")
+        self.assertEqual(list(self.directory.glob("*/a")), [self.directory / "2" / "a"])
 
     @asynchronous
     async def test_members_of_a_group_get_it_and_absent_ones_are_named(self) -> None:
@@ -75,6 +99,10 @@ class ManyTests(CodeCase):
         self.assertRegex(out, r"(?m)^not sent to carol: ")
         self.assertIn("1 of 2 did not get it: carol", err)
         await self.ends(bob, 0)
+        status, out, _ = await self.run_command(
+            "send", "a", "@family", "--json", "--min-servers=1", **{**self.environment, "DMSG_KEY_FILE": ""}
+        )
+        self.assertEqual((status, check(("send",), out)), (3, 3), "two failures and the error")
         self.assertEqual((self.directory / "inbox" / "a").read_bytes(), b"a")
 
     @asynchronous
