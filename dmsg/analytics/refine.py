@@ -22,6 +22,8 @@ from dmsg.analytics.views import VIEWS
 SMALL_WORKERS = 4
 _OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
 """Gold tables made from other gold tables of the same days."""
+_OF_OVERALL = ("boot", "placement")
+"""Gold tables that are recomputed as a whole, from others of that kind."""
 _OF_SILVER = ("verdicts", "unfinished")
 """Silver tables made from other silver tables, one after the other."""
 _OF_CLIENTS = {
@@ -148,22 +150,19 @@ def daily_tables(read: Read, around: Read, hint: Hint = F.broadcast) -> Tables:
 
 
 def overall_tables(read: Read, recent: Read, today: date) -> Tables:
-    """Plan the gold tables that are recomputed as a whole; ``placement`` is made from one of the others.
+    """Plan the gold tables that are recomputed as a whole. ``placement`` and ``boot`` are made from one of the others.
 
     :param read: returns the rows of all days.
     :param recent: returns the rows of the last :data:`HISTORY_DAYS`.
     :param today: day of the run.
     """
 
-    def gone() -> DataFrame:
-        return lost_transports.lost_transport(recent("unfinished"), uptime.boot(read("boots")))
-
     return {
-        "boot": lambda: lost_transports.with_lost(uptime.boot(read("boots")), gone()),
+        "boot": lambda: lost_transports.with_lost(uptime.boot(read("boots")), read("lost_transport")),
         "uptime_day": lambda: uptime.uptime_day(
             read("minute_day"), uptime.boot(read("boots")), read("boots"), read("clock_day")
         ),
-        "lost_transport": gone,
+        "lost_transport": lambda: lost_transports.lost_transport(recent("unfinished"), uptime.boot(read("boots"))),
         "actor": lambda: abuse.actor(read("abuse_day"), read("boots")),
         "quality_day": lambda: network.quality_day(read("numbers")),
         "capacity_forecast": lambda: capacity.capacity_forecast(recent("capacity_day"), today=today),
@@ -339,6 +338,6 @@ class Refinement:
         recent = [day for day in self._state.days if day >= since]
         tables = overall_tables(self._reader(None), self._reader(recent), self._today)
         assert tables.keys() == OVERALL.keys()
-        last = {"placement": tables.pop("placement")}
+        last = {name: tables.pop(name) for name in _OF_OVERALL}
         self._write("gold", tables)
         self._write("gold", last)
