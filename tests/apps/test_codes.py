@@ -258,6 +258,13 @@ class PakeTests(SynchronousTestCase):
             self.assertIs(there.awaits_guess, not there.done)
         self.assertTrue(receiver.done and sender.done)
 
+    def test_an_announced_size_above_the_limit_is_refused_at_once(self) -> None:
+        for size in (MAX_MESSAGE + 1, 0xFF00):
+            for end in ends():
+                self.assertRaises(CodeProtocolError, end.receive_data, b"\x01" + size.to_bytes(2, "big"))
+        for end in ends():
+            self.assertEqual(end.receive_data(b"\x01" + MAX_MESSAGE.to_bytes(2, "big")), b"")
+
     def test_a_binding_of_another_size_is_refused(self) -> None:
         for size in (31, 33):
             with self.assertRaises(ValueError):

@@ -32,6 +32,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a byte is never negative",
     (f"{_CODES}/words.py", "@cache", ""): "the list is read from its file again",
     (
+        f"{_CODES}/words.py",
+        'meant = f"; {close[0]!r} perhaps?" if close else ""',
+        'meant = f"; {close[ -1]!r} perhaps?" if close else ""',
+    ): "at most one word is asked for",
+    (
         "dmsg/discovery/entries/nameplates.py",
         "while found < len(DIGITS) - 1 and in_use > DENSE * 10 ** DIGITS[found]:",
         "while found < len(DIGITS) ^ 1 and in_use > DENSE * 10 ** DIGITS[found]:",
@@ -200,6 +205,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "elif value[0] > 1 or OPTION_OPEN in options or OPTION_RESUME in options:",
         "elif value[ -1] > 1 or OPTION_OPEN in options or OPTION_RESUME in options:",
     ): "the value has one byte",
+    (f"{_V2019}/relay.py", "if most >= FIRST_BURST:", ANY): _ONLY_SPEED,
     (f"{_V2019}/relay.py", "burst = burst * 2 if count == most else FIRST_BURST", ANY): _ONLY_SPEED,
     (
         f"{_V2019}/relay.py",

@@ -230,13 +230,16 @@ class Runner:
     def tests_for(self, mutant: Mutant) -> list[int]:
         """Return the numbers of the tests that reach the statement of a mutant, the quickest first.
 
-        A statement that runs when its module is imported counts as reached by all tests of the module.
+        A statement that runs when its module is imported counts as reached by all tests, those of the module first.
         """
         lines, within = _statement(self._trees[mutant.file], mutant.place[0])
         reaching = [number for number in self.by_time if mutant.file in self.measured[number].lines]
         if within:
             reaching = [number for number in reaching if not self.measured[number].lines[mutant.file].isdisjoint(lines)]
-        quick = [number for number in reaching or ([] if within else self.by_time) if self._is_quick(number)]
+        else:
+            # Coverage does not tell which tests use a default of a class.
+            reaching += [number for number in self.by_time if mutant.file not in self.measured[number].lines]
+        quick = [number for number in reaching if self._is_quick(number)]
         return quick or reaching
 
     def _is_quick(self, number: int) -> bool:

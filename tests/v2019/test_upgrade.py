@@ -24,7 +24,7 @@ from dmsg.streams.core.agreement import (
     preface,
 )
 from dmsg.streams.core.secure import SecureEnd
-from dmsg.v2019.core.state import State
+from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import (
     ACCEPT,
@@ -358,6 +358,13 @@ class SameTests(SynchronousTestCase):
 class FrameTests(SynchronousTestCase):
     """The core alone."""
 
+    def test_frames_of_a_wrong_kind_or_size_close_the_transport(self) -> None:
+        for initiator in (False, True):
+            for kind, payload in ((FWD, b""), (FWD, b"\0"), (OK, bytes(8)), (ACK, b"\0"), (ACK, bytes(8))):
+                core, transport = _upgrading(initiator)
+                (closed,) = feed(core, Frame(kind, transport.id, payload))
+                self.assertEqual((closed.reason, transport.state), (CloseReason.BAD_FRAME, State.CLOSED))
+
     @given(
         st.booleans(),
         st.lists(
@@ -366,16 +373,7 @@ class FrameTests(SynchronousTestCase):
     )
     def test_random_frames_end_at_worst_the_connection(self, initiator: bool, frames: list[tuple[int, bytes]]) -> None:
         """Whatever comes while a transport is upgraded ends it, or the connection, at worst."""
-        core = ClientConnection(A.public, key=A)
-        core.accepting = True
-        feed(core, Frame(OK, 0, b""))
-        if initiator:
-            transport = core.request(B.public, Proposal(A, B.public, Hello(7, 1000), upgrade=True))
-            feed(core, Frame(ACCEPT, transport.id, transport.payload))
-        else:
-            (requested,) = feed(core, Frame(REQUEST, 3, B.public + A.public))
-            transport = requested.transport
-            core.invite(transport)
+        core, transport = _upgrading(initiator)
         for frame_type, payload in frames:
             feed(core, Frame(frame_type, transport.id, payload))
         if core.broken is None:
@@ -389,6 +387,21 @@ class FrameTests(SynchronousTestCase):
     def test_the_preface_by_the_document(self) -> None:
         digest = hashlib.sha256(b"dmsg upgraded transport 1" + A.public + B.public).digest()
         self.assertEqual(b"".join(n.to_bytes(2, "big") for n in preface(A.public + B.public)), digest[:8])
+
+
+def _upgrading(initiator: bool) -> tuple[ClientConnection, ClientTransport]:
+    """One end of a transport that is being upgraded."""
+    core = ClientConnection(A.public, key=A)
+    core.accepting = True
+    feed(core, Frame(OK, 0, b""))
+    if initiator:
+        transport = core.request(B.public, Proposal(A, B.public, Hello(7, 1000), upgrade=True))
+        feed(core, Frame(ACCEPT, transport.id, transport.payload))
+    else:
+        (requested,) = feed(core, Frame(REQUEST, 3, B.public + A.public))
+        transport = requested.transport
+        core.invite(transport)
+    return core, transport
 
 
 def feed(core: ClientConnection, frame: Frame) -> list[Any]:

@@ -16,7 +16,17 @@ from dmsg.v2019.core.peers import RelayPeer
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.routes import MAX_CONNECTIONS_PER_KEY
-from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, Frame, FrameBuffer, encode_frame
+from dmsg.v2019.core.wire import (
+    ACCEPT,
+    ACK,
+    CLOSE,
+    FWD,
+    MAX_HANDSHAKE_PAYLOAD,
+    REQUEST,
+    Frame,
+    FrameBuffer,
+    encode_frame,
+)
 from tests.support import Draws, vectors
 
 KEYS = [SecKey.from_seed(bytes([number])).public for number in range(1, 6)]
@@ -234,6 +244,15 @@ class RelayTests(RelayCase):
             feed(self.relay, self.peers[0], Frame(CLOSE, 4, b"\0"))
             self.ports[1].take()
         self.assertEqual(len(set(seen)), 100)
+
+    def test_an_accept_that_is_too_long_closes_the_transport(self) -> None:
+        for extra, dropped in ((0, 0), (1, 1)):
+            payload = bytes(MAX_HANDSHAKE_PAYLOAD + extra)
+            feed(self.relay, self.peers[0], Frame(REQUEST, 2 + 2 * extra, bytes(KEYS[0] + KEYS[1])))
+            (request,) = self.ports[1].take()
+            feed(self.relay, self.peers[1], Frame(ACCEPT, request.id, payload))
+            self.assertEqual([frame.type for frame in self.ports[0].take()], [CLOSE if extra else ACCEPT])
+            self.assertEqual(self.relay.drops[DropReason.BAD_FRAME], dropped)
 
     def test_draining_refuses_and_closes(self) -> None:
         own_id = self.open(0, 1, 2)

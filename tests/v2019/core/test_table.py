@@ -273,6 +273,13 @@ class ReceiveTests(ClientCase):
         self.assertIsInstance(events[-2], Closed)
         self.assertEqual(events[-1], DataReceived(event.transport, b"behind"))
 
+    def test_a_frame_of_an_unknown_type_is_no_ack(self) -> None:
+        self.core.send(self.transport, b"x", "ticket")
+        (sequence,) = self.transport.in_flight
+        for kind in (0xC, 0xFF):
+            self.assertEqual(feed(self.core, Frame(kind, self.transport.id, sequence.to_bytes(2, "big"))), [])
+        self.assertEqual(list(self.transport.in_flight), [sequence])
+
     def test_so_many_frames_of_a_read(self) -> None:
         data = bytearray(b"".join(Frame(FWD, 1, b"\0%cx" % number).encode() for number in range(5)))
         taken, events = self.core.receive_frames(data, len(data), 2)
