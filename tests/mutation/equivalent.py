@@ -205,6 +205,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "elif value[0] > 1 or OPTION_OPEN in options or OPTION_RESUME in options:",
         "elif value[ -1] > 1 or OPTION_OPEN in options or OPTION_RESUME in options:",
     ): "the value has one byte",
+    (
+        f"{_V2019}/wire.py",
+        "if len(payload) < 2 or len(keys) % PUBKEY_SIZE or len(keys) > MAX_HINTS * PUBKEY_SIZE:",
+        "if len(payload) < 2 or len(keys) >> PUBKEY_SIZE or len(keys) > MAX_HINTS * PUBKEY_SIZE:",
+    ): "a key that is cut short is refused as a key",
     (f"{_V2019}/relay.py", "if most >= FIRST_BURST:", ANY): _ONLY_SPEED,
     (f"{_V2019}/relay.py", "burst = burst * 2 if count == most else FIRST_BURST", ANY): _ONLY_SPEED,
     (

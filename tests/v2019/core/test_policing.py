@@ -13,11 +13,11 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.buckets import Bucket
-from dmsg.base.policing import BURST_SECONDS, FLOOD_FACTOR
+from dmsg.base.policing import ANSWER_FACTOR, BURST_SECONDS, FLOOD_FACTOR
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.net.links.acceptor import FLOOD_BURST, FLOOD_RATE, TOLD_PER_ADDRESS
 from dmsg.servers.admission import CHECK_INTERVAL, HOOK_CACHE_TIME, Admission, Hook, KeyList, ListError
-from dmsg.v2019.core.policing import Kind, Limits, Policer
+from dmsg.v2019.core.policing import PING_RATE, Kind, Limits, Policer
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, DRAIN, FWD, PING, PONG, REQUEST, Frame, parse_drain
 from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient
 
@@ -44,6 +44,12 @@ class PoliceTests(SynchronousTestCase):
                     police.allows(kind, limits, 0)
             self.assertEqual(caught.exception.reason, DropReason.FLOOD)
             self.assertTrue(Policer().allows(kind, limits, 0))
+
+    def test_pings_alone_have_a_rate_of_their_own(self) -> None:
+        rates = {kind: Limits(request_rate=10).rate(kind) for kind in Kind}
+        self.assertEqual(rates.pop(Kind.PING), PING_RATE)
+        self.assertEqual(rates.pop(Kind.REQUEST), 10)
+        self.assertEqual(set(rates.values()), {10 * ANSWER_FACTOR})
 
     def test_frames_in_flight_to_a_lost_remote_are_no_flood(self) -> None:
         police, limits = Policer(), Limits(request_rate=10)
