@@ -75,6 +75,13 @@ class ProvokedCase(SynchronousTestCase):
 
 
 class AnswerTests(ProvokedCase):
+    def test_each_late_frame_is_counted(self) -> None:
+        self.relay.limits = Limits(request_rate=1)
+        own_id = self.accepted(self.enemies[0], 2)
+        feed(self.relay, self.enemies[0], Frame(CLOSE, 2, b"\0"))
+        feed(self.relay, self.victim, *[Frame(FWD, own_id, b"\0\0x")] * IN_FLIGHT)
+        self.assertEqual(self.relay.drops, {DropReason.NO_SUCH_TRANSPORT: IN_FLIGHT})
+
     def test_answers_to_a_flood_of_requests_are_free(self) -> None:
         """Twenty connections with 500 REQUESTs a second each, which the victim refuses one by one."""
         newcomers = refused = answered = 0

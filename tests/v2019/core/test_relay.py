@@ -219,10 +219,14 @@ class RelayTests(RelayCase):
         self.relay.limits = Limits(max_transports=3, request_rate=0)
         for number in range(3):
             self.open(0, 1, 2 * number)
-        for source, target in ((0, 2), (2, 1)):
-            feed(self.relay, self.peers[source], Frame(REQUEST, 100, bytes(KEYS[source] + KEYS[target])))
-            self.assertEqual(self.ports[source].take(), [Frame(CLOSE, 100, bytes([CloseReason.TOO_MANY_TRANSPORTS]))])
-        self.assertEqual(self.relay.drops[DropReason.TOO_MANY_TRANSPORTS], 2)
+        refused = [Frame(CLOSE, 100, bytes([CloseReason.TOO_MANY_TRANSPORTS]))]
+        # An operator may also lower the limit while more transports are open.
+        for limit in (3, 2):
+            self.relay.limits = Limits(max_transports=limit, request_rate=0)
+            for source, target in ((0, 2), (2, 1)):
+                feed(self.relay, self.peers[source], Frame(REQUEST, 100, bytes(KEYS[source] + KEYS[target])))
+                self.assertEqual(self.ports[source].take(), refused)
+        self.assertEqual(self.relay.drops[DropReason.TOO_MANY_TRANSPORTS], 4)
 
     def test_a_flood_of_requests_ends_at_the_bound(self) -> None:
         """Defects 5 and 6: every id of a peer used up at once; the next REQUEST is refused at once."""
