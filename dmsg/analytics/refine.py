@@ -106,7 +106,7 @@ def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str], h
     transports = transports.where(wanted | near)
     is_former = F.coalesce("former", F.lit(False))
     former = settlement.of_ends(receipts.where(is_former), transports, hint)
-    # A receipt is due within minutes after its transport, so receipts of other days belong to other transports.
+    # A receipt arrives within ten minutes of its transport's end, so receipts of other days belong to other transports.
     due = receipts.where(~is_former & (wanted | near))
     rows = settlement.verdicts(settlement.three_words(transports, due.unionByName(former)))
     return rows.where(wanted)

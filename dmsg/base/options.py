@@ -118,7 +118,7 @@ class Choice:
         :raises ValueError: the text is none of the words.
         """
         if text not in self.values:
-            raise ValueError(f"{text!r} is not {_alternatives([*self.values])}")
+            raise ValueError(f"the value must be {_alternatives([*self.values])}, not {text!r}")
         return self.values[text]
 
     def write(self, value: object) -> str:

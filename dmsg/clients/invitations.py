@@ -182,7 +182,7 @@ def _read(payload: _Reader) -> Invitation:
     name = payload.text()
     # A second text for the same network would pass for another invitation, so only one encoding is valid.
     if payload.rest:
-        raise ValueError("something follows its end")
+        raise ValueError("bytes follow its last field")
     shown = _bracketed(host) if port == DEFAULT_PORTS[scheme] else at_port(host, port)
     try:
         parse_address(address)

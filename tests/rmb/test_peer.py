@@ -547,7 +547,7 @@ class DistrustTests(PeerCase):
         self.assertEqual(["good", "there"], sorted(path.name for path in directory.iterdir()))
         for command in ("outgoing.requests", "seen.x", "backlog.u", "system.local", ""):
             body = json.dumps({"size": 1, "cmd": command}).encode()
-            self.assertIn("cmd is not a command", await ask("negotiate", "cmd", body))
+            self.assertIn("cmd must have", await ask("negotiate", "cmd", body))
         self.assertIn("data is not", await ask("negotiate", "deep", b"[" * 100_000))
         # what is sent again: a close, and a write without an offset
         self.a.send(self.a.envelope(self.to, "file.close", b"", uid="good", expiration=61), self.now())

@@ -73,7 +73,7 @@ class Destination:
         """
         for name, kind in names:
             if "/" in name or name.endswith(PART_SUFFIX):
-                raise TransferError("a name is malformed")
+                raise TransferError("the offer has a malformed name")
             parts_of(name)
             check_names(name, hidden=self.hidden)
             try:

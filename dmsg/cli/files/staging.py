@@ -67,7 +67,8 @@ def _alone(directory: Path) -> Iterator[None]:
         try:
             if not lock_if_can(descriptor):
                 raise TransferError("another dmsg cp of yours makes the same copy already: wait for it, or stop it")
-            if is_at(descriptor, directory):  # Otherwise the other copy has just ended and removed the directory.
+            # If another copy ended and removed the directory before it was locked here, make the directory again.
+            if is_at(descriptor, directory):
                 yield
                 return
         finally:

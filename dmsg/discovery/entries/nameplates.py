@@ -115,7 +115,7 @@ def decode_claim(body: bytes) -> str:
         raise EntryDecodeError("claim of a nameplate has no key (static)")
     static = STRICT.key(members["static"], "static")
     if static == NULL_KEY:
-        raise EntryInvalid("static is nil")
+        raise EntryInvalid("static is the null key, which nobody holds")
     return static
 
 
@@ -159,7 +159,7 @@ def decode_release(body: bytes) -> Release:
         signature=string_of(members["signature"], "signature").lower(),
     )
     if release.static == NULL_KEY:
-        raise EntryInvalid("static is nil")
+        raise EntryInvalid("static is the null key, which nobody holds")
     try:
         PubKey.from_hex(release.static).verify(release.signing_json(), Signature.from_hex(release.signature))
     except (KeyFormatError, SignatureError) as error:

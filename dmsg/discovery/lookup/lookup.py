@@ -329,8 +329,8 @@ class Lookup:
                     self._port_signed = not self._port_signed
                     raise refused from None
                 if error.status in _REFUSED and entry.server is not None and refused is None:
-                    # A discovery that follows the seed document signs servers without ``port``: try the other form,
-                    # once.
+                    # A discovery that follows the seed document verifies a server's signature without ``port``. Sign
+                    # the other form, and try that once.
                     self._port_signed = not self._port_signed
                     refused = error
                     continue

@@ -195,7 +195,7 @@ class Discovery(ListeningService):
                     return f"http://{'127.0.0.1' if host.host == '0.0.0.0' else host.host}:{host.port}"  # noqa: S104
                 if isinstance(host, IPv6Address):
                     return f"http://[{'::1' if host.host == '::' else host.host}]:{host.port}"
-        raise DiscoveryError("this discovery does not listen yet")
+        raise DiscoveryError("this discovery does not listen for plain HTTP yet")
 
     # --- heartbeats of the telemetry ---
 

@@ -100,7 +100,7 @@ class DiscoverySettings(PageSettings):
     )
     of_place: float = OF_PLACE
     proxied: bool = proxied_option()
-    max_servers: int = option(10, "Number of servers in one answer", Number(1, 1000, "servers"), group=LIMITS)
+    max_servers: int = option(10, "Maximum number of servers in one answer", Number(1, 1000, "servers"), group=LIMITS)
     server_ttl: float = option(
         120.0,
         "Seconds after its last refresh until a server is no longer listed; 0 lists it forever",

@@ -212,7 +212,7 @@ class Acceptor(Factory):
     # --- connections ---
 
     def _refusal(self, block: str | None) -> DropReason | None:
-        # Decided before the handshake, whose Diffie-Hellman is what an attacker could make a server pay for.
+        # These checks run before the handshake, because an attacker could exhaust the processor with handshakes.
         # No check here stores anything about the stranger.
         if self.draining:
             return DropReason.DRAINING

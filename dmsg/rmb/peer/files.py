@@ -32,7 +32,7 @@ from dmsg.directories import free_bytes
 from dmsg.net.reactor import cancel_call
 from dmsg.rmb.envelope.wire import JSON
 from dmsg.rmb.errors import RmbError
-from dmsg.rmb.peer.local_json import LocalRequest, incoming_request, incoming_response, may_be_called
+from dmsg.rmb.peer.local_json import MAX_COMMAND, LocalRequest, incoming_request, incoming_response, may_be_called
 from dmsg.rmb.peer.store import REPLY, PeerStore
 from dmsg.rmb.session.seal import ReceivedMessage
 
@@ -298,7 +298,7 @@ class FileUploads:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_SIZE:
             raise ValueError(f"size is not a number up to {MAX_SIZE}")
         if command is not None and not (isinstance(command, str) and may_be_called(command)):
-            raise ValueError("cmd is not a command of a service")
+            raise ValueError(f"cmd must have 1 to {MAX_COMMAND} characters and no reserved prefix")
         free = free_bytes(self._directory)
         if free is not None and size > free // 2:
             raise ValueError(f"not enough space: {human_size(size)} may be half of what is free, {human_size(free)}")

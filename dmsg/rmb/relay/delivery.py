@@ -247,7 +247,8 @@ class Delivery:
         before, self.stalled = self.stalled, True
         self._spill_all()
         if not before:
-            self._release()  # A sender of anything but answers is held again with its next message.
+            # A stalled session holds no sender of answers. Other senders are held again at their next message.
+            self._release()
 
     def _spill_all(self) -> None:
         """Put the window into the queue and the line behind it, so that the order remains."""

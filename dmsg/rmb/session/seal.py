@@ -217,7 +217,9 @@ class Seal:
                 return ReceivedMessage(envelope, kind, source, envelope.plain, by_relay=True)
             raise MessageRejected(Drop.NOT_SIGNED, f"the {kind} has no source", None, envelope)
         if destination_of(envelope) != self.session:
-            raise MessageRejected(Drop.NOT_FOR_US, f"a {kind} for {destination_of(envelope)}", None, envelope)
+            raise MessageRejected(
+                Drop.NOT_FOR_US, f"the {kind} is for another session: {destination_of(envelope)}", None, envelope
+            )
         wrong = times_error(envelope, now)
         if wrong is not None:
             raise MessageRejected(Drop.BAD_TIMES, f"envelope validation error: {wrong}", VALIDATION, envelope)

@@ -52,7 +52,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
         # A request reports its progress to the guard of its connection, and looks for these methods on its transport.
         for name in ("request_is_whole", "request_is_answered", "request_is_taken"):
             setattr(self.transport, name, getattr(self, name))
-        # A TLS wrapper stays in between, so the site handles the request.
+        # A connection with TLS cannot be taken from its wrapper, so the site handles the request.
         if isinstance(self.transport, ProtocolWrapper):
             self._open()
         else:

@@ -141,7 +141,7 @@ class Hello:
             if following > len(data):
                 raise HandshakeError("hello is cut off")
             kind = data[position]
-            # Two programs could disagree about which of two values counts, so neither does.
+            # Two programs could disagree about which of two values counts, so the hello is refused.
             if kind in options:
                 raise HandshakeError("hello has an option twice")
             options[kind] = data[position + 2 : following]

@@ -182,7 +182,7 @@ class Poster:
         size = 0
         for posted in waiting:
             if posted.answer.called:
-                continue  # Its caller has cancelled it.
+                continue  # The caller of the POST has cancelled its answer.
             if part and (len(part) >= batch.MAX_BATCH or size + len(posted.data) > batch.MAX_BATCH_SIZE):
                 self._send(url, line, part)
                 part, size = [], 0

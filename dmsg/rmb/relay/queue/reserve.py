@@ -47,7 +47,8 @@ class Reserve:
             with open(self._path, "ab", buffering=0) as file:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, size)
-                while (missing := size - os.fstat(file.fileno()).st_size) > 0:  # Systems without posix_fallocate.
+                # Where posix_fallocate is missing, write zeros instead.
+                while (missing := size - os.fstat(file.fileno()).st_size) > 0:
                     file.write(bytes(min(missing, LEAST)))
         except OSError:
             return False
