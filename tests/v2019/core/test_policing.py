@@ -51,6 +51,16 @@ class PoliceTests(SynchronousTestCase):
         self.assertEqual(rates.pop(Kind.REQUEST), 10)
         self.assertEqual(set(rates.values()), {10 * ANSWER_FACTOR})
 
+    def test_each_kind_has_a_bucket_of_its_own(self) -> None:
+        limits = Limits(request_rate=10)
+        for used in Kind:
+            police = Policer()
+            while police.within(used, limits.rate(used), 0):
+                pass
+            left = [kind for kind in Kind if police.within(kind, limits.rate(kind), 0)]
+            self.assertEqual(left, [kind for kind in Kind if kind is not used])
+        self.assertEqual(len(Kind), 6)
+
     def test_frames_in_flight_to_a_lost_remote_are_no_flood(self) -> None:
         police, limits = Policer(), Limits(request_rate=10)
         answers = [police.allows(Kind.STRAY, limits, 0) for _ in range(20_000)]
