@@ -135,6 +135,13 @@ class CornerTests(RelayCase):
                 reason = self.relay._destinations._refusal(one, other, self.relay.limits, 0.0)
                 self.assertIs(reason, DropReason.REFUSED if one is other else None)
 
+    def test_a_repeated_close_is_counted_and_not_forwarded(self) -> None:
+        one, two = self.peer(0), self.peer(1)
+        there = self.channel(one, two)
+        self.say(one, *[(CLOSE_CHANNEL, b"\0")] * 2)
+        self.assertEqual(self.ports[two].take(), [(CLOSE_CHANNEL, bytes((there,)))])
+        self.assertEqual(self.relay.drops, {DropReason.NO_SUCH_TRANSPORT: 1})
+
     def test_malformed_frames_are_counted_and_ignored(self) -> None:
         """Unknown types, bodies of no byte, a CloseChannel with two: each is counted, and nothing ends."""
         one, two = self.peer(0), self.peer(1)
