@@ -113,7 +113,7 @@ class Outgoing:
             proposal = Proposal(self._streams.key, remote, hello, upgrade=upgrade and self._is_plain)
         waiting, transport = self._request(remote, proposal, None, INITIAL_WINDOW, timeout)
         if transport is None:
-            return waiting  # type: ignore[return-value]  # It has failed already, so its result type does not matter.
+            return waiting  # type: ignore[return-value]  # This Deferred has failed, so its type is irrelevant.
         address = DmsgAddress(remote, port)
         stream = self._session.make_stream(transport, DmsgAddress(self._core.local), address)
         started = self._reactor.seconds()
@@ -184,7 +184,7 @@ class Outgoing:
         proposal = Proposal(streams.key, peer.public_key, hello, upgrade=upgrade and self._is_plain)
         waiting, transport = self._request(peer.public_key, proposal, end, window, timeout)
         if transport is None:
-            return waiting  # type: ignore[return-value]  # It has failed already, so its result type does not matter.
+            return waiting  # type: ignore[return-value]  # This Deferred has failed, so its type is irrelevant.
         TransportCarrier(self._session, transport, stream)
         started = self._reactor.seconds()
 

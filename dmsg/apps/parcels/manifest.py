@@ -62,12 +62,12 @@ def parts_of(path: object) -> list[str]:
     :raises TransferError: the path could lead outside its directory, or is malformed.
     """
     if not isinstance(path, str) or not path or "\0" in path or not _is_name(path):
-        raise TransferError("a path is malformed")
+        raise TransferError("the list of files has a malformed path")
     parts = path.split("/")
     if len(parts) > DEPTH_LIMIT:
         raise TransferError(f"a path has more than {DEPTH_LIMIT} parts")
     if any(part in ("", ".", "..") or len(os.fsencode(part)) > NAME_LIMIT for part in parts):
-        raise TransferError("a path is malformed")
+        raise TransferError("the list of files has a malformed path")
     return parts
 
 
@@ -94,18 +94,18 @@ def decode_item(value: object) -> Item:
     :raises TransferError: the entry is malformed or not allowed.
     """
     if not isinstance(value, list) or not 5 <= len(value) <= 6:
-        raise TransferError("an entry is malformed")
+        raise TransferError("the list of files has a malformed entry")
     path, kind, size, mode, mtime, *rest = value
     parts_of(path)
     numbers = ((size, 2**62), (mode, MODE_MASK), (mtime, 2**63 - 1))
     if any(type(number) is not int or not 0 <= number <= most for number, most in numbers):
-        raise TransferError("an entry is malformed")
+        raise TransferError("the list of files has a malformed entry")
     if kind == LINK:
         if len(rest) != 1 or not stays_inside(path, rest[0]):
             raise TransferError("a symbolic link points outside the sent directory")
         return Item(path, LINK, 0, mode, mtime, rest[0])
     if rest or kind not in (FILE, DIRECTORY) or (kind == DIRECTORY and size):
-        raise TransferError("an entry is malformed")
+        raise TransferError("the list of files has a malformed entry")
     return Item(path, kind, size, mode, mtime)
 
 

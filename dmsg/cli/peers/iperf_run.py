@@ -252,7 +252,7 @@ class _Measurement:
         for source in self._sources:
             source.finish()
         for transport in self._transports:
-            await transport.send(b"")  # Its acknowledgement covers everything written before.
+            await transport.send(b"")  # The acknowledgement of this frame covers all earlier ones.
 
     def tell_result(self) -> None:
         """Print the throughput of the whole measurement, and close the streams.

@@ -188,7 +188,8 @@ class ClientConnection:
     def _end(self, channel: ClientChannel) -> bool:
         """Send ChannelClosed and end the channel at this side; return False if it had ended before."""
         if channel.state is State.ABANDONED and self._is_ambiguous(channel):
-            return True  # Its id stays in use until the server has answered, and then both ids are known.
+            # The channel's id stays in use until the server's answer names the other id.
+            return True
         if not channel.moves(Input.SEND_CLOSED):
             return False
         self._say_closed(channel)

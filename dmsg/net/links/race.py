@@ -126,7 +126,7 @@ class _Run(Generic[_U]):
             self._next = None
             for other, trying in list(self._trying.items()):
                 if other != carrier:
-                    # It may be needed again: an answer may be that of another service at the server's address.
+                    # Keep this server for later, because another service may have answered at the winner's address.
                     self._waiting.append(other)
                     del self._trying[other]
                     trying.addErrback(lambda failure: failure.trap(CancelledError) and None)
