@@ -57,6 +57,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         ANY,
     ): "a piece that may not be joined is sent as it is: the same bytes",
     (
+        f"{_MESSAGING}/congestion.py",
+        "last = end.backlog[-1] if end.backlog else None",
+        "last = end.backlog[not 1] if end.backlog else None",
+    ): "a piece with others behind it is too long to be joined; each piece is then sent as it is",
+    (
         f"{_MESSAGING}/policing.py",
         "return self.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)",
         "return self.open_rate * (1.0 if kind <= Kind.OPEN else ANSWER_FACTOR)",

@@ -275,6 +275,18 @@ class SlowReaderTests(RelayCase):
             self.say(peer, (SEND, bytes((number,)) + bytes(min(size, 60_000))))
             size -= 60_000
 
+    def test_pieces_of_a_backlog_keep_their_order(self) -> None:
+        """Joining small pieces does not change the order of bytes."""
+        a, b = self.peer(0), self.peer(1)
+        there = self.channel(a, b, 0)
+        self.stick(b)
+        sent = [bytes((number,)) * size for number, size in enumerate((10, 50_000, 10, 10, 50_000, 10))]
+        for piece in sent:
+            self.say(a, (SEND, b"\0" + piece))
+        self.ports[b].waiting = 0
+        self.relay.relieve(b)
+        self.assertEqual(self.ports[b].take(), [(SEND, bytes((there,)) + piece) for piece in sent])
+
     def test_a_source_with_one_more_channel_is_held_too(self) -> None:
         """And let go when its backlog is half of what held it."""
         a, b, c = (self.peer(number) for number in range(3))
