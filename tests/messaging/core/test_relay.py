@@ -127,6 +127,8 @@ class CornerTests(RelayCase):
         self.assertEqual(dialect_of("seed", False, False), Dialect())
         for options in ({"acks": True}, {"two_ids": True}):
             self.assertRaises(ValueError, Dialect, **options)
+        for acks in (None, False, True):
+            self.assertEqual(dialect_of("skywire", acks, False), Dialect(Profile.SKYWIRE, acks))
 
     def test_a_link_cannot_open_channels_to_itself(self) -> None:
         peers = [self.peer(number) for number in range(3)]
@@ -134,6 +136,14 @@ class CornerTests(RelayCase):
             for other in peers:
                 reason = self.relay._destinations._refusal(one, other, self.relay.limits, 0.0)
                 self.assertIs(reason, DropReason.REFUSED if one is other else None)
+
+    def test_an_answer_that_is_too_short_closes_the_channel(self) -> None:
+        one, two = self.peer(0), self.peer(1)
+        self.say(one, (OPEN_CHANNEL, b"\0" + two.key + bytes(49)))
+        ((_, offer),) = self.ports[two].take()
+        self.say(two, (CHANNEL_OPENED, offer[:1] + bytes(48)))
+        self.assertEqual(self.relay.drops, {DropReason.BAD_FRAME: 1})
+        self.assertEqual([frame for frame, _ in self.ports[one].take()], [CHANNEL_CLOSED])
 
     def test_a_repeated_close_is_counted_and_not_forwarded(self) -> None:
         one, two = self.peer(0), self.peer(1)
@@ -274,6 +284,16 @@ class SlowReaderTests(RelayCase):
         while size > 0:
             self.say(peer, (SEND, bytes((number,)) + bytes(min(size, 60_000))))
             size -= 60_000
+
+    def test_a_close_behind_a_backlog_is_sent_once(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        there = self.channel(a, b, 0)
+        self.stick(b)
+        self.say(a, (SEND, b"\0data"), (CLOSE_CHANNEL, b"\0"))
+        self.ports[b].waiting = 0
+        self.relay.relieve(b)
+        expected = [(SEND, bytes((there,)) + b"data"), (CLOSE_CHANNEL, bytes((there,)))]
+        self.assertEqual(self.ports[b].take(), expected)
 
     def test_pieces_of_a_backlog_keep_their_order(self) -> None:
         """Joining small pieces does not change the order of bytes."""
