@@ -127,7 +127,7 @@ class OperateTests(EntityCase):
         for line, what in (
             ('max-transports = "many"', "max-transports: 'many' is not a number"),
             ("max_per_pair = 0", "max-per-pair: 0 is not between"),
-            ('admission-down = "perhaps"', "admission-down: 'perhaps' is not"),
+            ('admission-down = "perhaps"', "admission-down: the value must be"),
             ("no-such = 1", "there is no setting 'no-such'"),
         ):
             self.file.write_text(good + line.replace("max-transports", "\n# not this one = 1\nmax-transports"))
