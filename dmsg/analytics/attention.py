@@ -113,7 +113,7 @@ class Finding:
 
 
 def needs_attention(store: Store, state: State, *, now: datetime) -> list[Finding]:
-    """Return the findings in the tables of a store.
+    """Return what an operator should look at, from the tables of a store.
 
     :raises LakeError: the tables cannot be read.
     """
@@ -122,7 +122,7 @@ def needs_attention(store: Store, state: State, *, now: datetime) -> list[Findin
 
 
 def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left | None = None) -> list[Finding]:
-    """Return the findings in rows.
+    """Return what an operator should look at, from rows.
 
     :param tables: rows of :data:`TABLES`.
     :param now: current time, with a time zone.

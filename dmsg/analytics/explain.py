@@ -138,7 +138,7 @@ def _spans(hours: Sequence[int]) -> str:
 
 
 def _over(boot: Row) -> datetime:
-    """Return the time until which a process matters: the start of the next one, or its last event."""
+    """Return the end of the time that a process covers: the start of the next process, or else the last event."""
     last: datetime = boot["last_at"]
     return boot["next_at"] or last
 

@@ -38,7 +38,7 @@ def convert_files(spark: SparkSession, files: Sequence[tuple[Sealed, int]], targ
     """Convert sealed files to Parquet.
 
     :param files: the files, with their sizes in bytes.
-    :param few: whether there is too little to start Python workers for.
+    :param few: whether the files are so small that starting Python workers of Spark would cost more than it saves.
     """
     tasks = os.cpu_count() or 1
     if few or is_connect(spark):

@@ -202,7 +202,7 @@ class Pipeline:
         return writer.trigger(processingTime=every).start()
 
     def catch_up(self, after: Callable[[Claim], object]) -> None:
-        """Call ``after`` with a claim, unless another run is writing."""
+        """Claim the right to write and call ``after`` with the claim; do nothing if another run is writing."""
         with suppress(TablesBusy), self.lake.claim() as claim:
             self.lake.held = claim
             after(claim)
@@ -237,7 +237,10 @@ class Pipeline:
             self.lake.add_bronze(rows, source.name, number, parts=parts)
 
     def _lines(self, kind: str, paths: list[str]) -> DataFrame | None:
-        """Return the lines of files, as JSON or as text; None if Spark can open none."""
+        """Return the rows that Spark reads from files of lines, or None if it can open none of the files.
+
+        :param kind: ``json`` to parse each line, ``text`` to leave it as it is.
+        """
         reader = self.spark.read.options(**READ_OPTIONS, **AS_NAMED).format(kind)
         return open_files(reader.schema(RAW) if kind == "json" else reader, paths)
 

@@ -42,7 +42,7 @@ RENEW_SECONDS = 60.0
 KEPT_RUNS = 3
 """Number of the newest runs whose tables stay readable, if they are not older than :data:`KEPT_DAYS`."""
 KEPT_DAYS = 8
-"""Days for which the last run of each day stays readable."""
+"""Number of days for which readers may still open the tables of each day's last run."""
 KEPT_SECONDS = 900.0
 """Seconds for which every run stays readable, because somebody may still be reading its tables."""
 KEPT_MOST = 200

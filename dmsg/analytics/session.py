@@ -77,7 +77,7 @@ MEDIUM_FILES = 1024 * 1024 * 1024
 
 
 class Load(Enum):
-    """Amount of work that a session is made for."""
+    """Amount of work for which a Spark session is configured."""
 
     SMALL = "small"
     MEDIUM = "medium"

@@ -14,7 +14,7 @@ _SPACE = 4
 
 
 class Fingerprints:
-    """Set of the byte strings that were added last.
+    """Set of the most recently added byte strings.
 
     :param least: minimum number of strings to remember; the maximum is twice as many.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_ERROR = 1000
-"""Maximum characters of an error that another error repeats, which leaves room for the advice at its end."""
+"""Maximum characters of an error that is quoted in another error. The rest of the line is for advice."""
 MAX_WORDS_OF_STRANGERS = 300
 """Maximum characters of a text that a peer or a server wrote."""
 _USERINFO = re.compile(r"://[^/?#\s]*@")

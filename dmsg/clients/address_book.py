@@ -104,7 +104,7 @@ def changing_book(path: Path) -> Iterator[None]:
 
 
 def write_book(path: Path, lines: list[str]) -> None:
-    """Replace a file of lines atomically; only inside :func:`changing_book`.
+    """Replace the address book or the file of groups atomically; only inside :func:`changing_book`.
 
     :raises OSError: the file cannot be written.
     """

@@ -99,8 +99,8 @@ class EntryPublisher:
     def changed(self) -> None:
         """Post the changed list of servers.
 
-        If a server is lost while others are left, the POST waits for the replacement. Otherwise all clients of a
-        failed server would post twice at the same time.
+        If a server is lost while others are left, the POST is delayed by about ``FEWER_DELAY``, so that the POST can
+        include the replacement. Otherwise all clients of a failed server would post twice at the same time.
         """
         wanted = set(self._delegated())
         only_fewer = bool(wanted) and self.published is not None and wanted < set(self.published)

@@ -18,7 +18,7 @@ from dmsg.net.reactor import the_reactor
 SLICE = 0.01
 """Seconds of a reactor turn for all work of one kind."""
 NO_REST = 1e-8
-"""Seconds between slices of work that others may not slow down: only one turn of the reactor for them."""
+"""Seconds between slices of work that strangers cannot cause with few bytes. The next slice runs in the next turn."""
 
 
 def _until_slice_ends() -> Callable[[], bool]:

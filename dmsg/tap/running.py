@@ -46,7 +46,7 @@ class Entity(Interface):
         """Deferred that fires when the entity listens, or fails."""
 
     def setServiceParent(self, parent: IServiceCollection, /) -> None:
-        """Run with ``parent``."""
+        """Attach the service to ``parent``, which then starts and stops it."""
 
 
 class StopOnFailure(MultiService):

@@ -79,10 +79,10 @@ class Peer(Protocol):
 
 
 class CountingRelay(Protocol):
-    """Interface to a relay.
+    """Interface through which telemetry reads the counters of a relay.
 
-    :ivar tick: counter that telemetry increments once a second.
-    :ivar route_count: number of directions, two for each transport.
+    :ivar tick: number that telemetry increments each second. The relay reports directions whose own ``tick`` differs.
+    :ivar route_count: number of directions of the open transports, two for each transport.
     """
 
     tick: int

@@ -82,7 +82,7 @@ class Lab:
         return SecKey.from_seed(hashlib.sha256(f"{self.seed} {name}".encode()).digest())
 
     def lookups(self, host: Host) -> Lookups:
-        """Return a client of discovery that works from a host of the lab."""
+        """Return a client of discovery that connects from ``host``."""
         pool = make_pool(host, persistent=False)
         agent = Agent.usingEndpointFactory(host, _Endpoints(host), pool=pool)
         # The default body takes its turns from the global reactor.

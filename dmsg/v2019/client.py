@@ -48,7 +48,8 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import Encryption, TransportStreams
 
 SECURE_SEEN_SIZE = 65536
-"""Maximum number of remembered pairs of a client and a feature (secure transports or upgrades) that it once offered."""
+"""Maximum number of remembered pairs of a client and a feature that the client has offered: secure transports or
+upgrades."""
 PLAIN_SERVERS = 1024
 """Maximum number of servers remembered for not supporting PING although their entries claim it."""
 PLAIN_TIME = 3600.0

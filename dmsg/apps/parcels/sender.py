@@ -80,7 +80,7 @@ class _FlowControl:
 
 
 class SenderOptions(TypedDict, total=False):
-    """Arguments of :class:`ParcelSender`, for the constructors of the kinds of parcels."""
+    """Optional arguments of :class:`ParcelSender` that its subclasses pass on."""
 
     on_accepted: Callable[[], object]
     progress: Callable[[int], object]

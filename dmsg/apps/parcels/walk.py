@@ -79,9 +79,10 @@ class WalkResult:
             os.close(at)
 
     def add(self, entry: Item, inode: int, content: bytes | None = None) -> None:
-        """Add an entry.
+        """Add an item to the manifest.
 
-        :raises TransferError: the entry does not fit those before it, or a limit is exceeded.
+        :param content: bytes of a file whose size is not known before it is read.
+        :raises TransferError: the item contradicts those before it, or a limit is exceeded.
         """
         parts_of(entry.path)
         if content is not None:

@@ -82,13 +82,13 @@ PROVED_FOR = 3600.0
 UNLISTED_AFTER = 3
 """Number of consecutive failed checks after which a server is no longer listed."""
 TRIES = 6
-"""Number of consecutive failed checks after which a quiet server is not checked again before its entry is posted
-again."""
+"""Number of consecutive failed checks after which a quiet server, which does not post its entry regularly, is not
+checked again before its next POST."""
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 CHECKS_PER_TTL = 3
 """Number of checks of a quiet server in the time after which it would no longer be listed."""
 LONGEST = 3600.0
-"""Longest interval in seconds between checks of a quiet server that keeps failing."""
+"""Longest interval in seconds between checks of a failing server that does not post its entry regularly."""
 LONGEST_REFRESHING = 300.0
 """Longest interval in seconds between checks of a failing server that posts its entry regularly."""
 MAX_REMEMBERED = 10_000

@@ -217,7 +217,7 @@ class Entry:
         return feature in features(self.version)
 
     def signing_json(self) -> bytes:
-        """Return the JSON to sign."""
+        """Return the JSON of the entry that its signature covers."""
         return self.spelling.write(self, signed=False)
 
     def to_json(self) -> bytes:

@@ -129,7 +129,7 @@ class Release:
     signature: str = ""
 
     def signing_json(self) -> bytes:
-        """Return the JSON to sign."""
+        """Return the JSON of the release that its signature covers."""
         return f'{{"act":"{RELEASE_ACT}","nameplate":{self.nameplate},"static":"{self.static}"}}'.encode()
 
     def to_json(self) -> bytes:
@@ -137,7 +137,7 @@ class Release:
         return self.signing_json()[:-1] + f',"signature":"{self.signature}"}}'.encode()
 
     def sign(self, key: SecKey) -> Release:
-        """Return the statement signed with ``key``."""
+        """Return a copy of the release with the signature of ``key``."""
         return replace(self, signature=key.sign(self.signing_json()).hex())
 
 

@@ -65,7 +65,7 @@ class Lookups:
         return Deferred.fromCoroutine(self._all(key.public, lambda lookup: lookup.withdraw(key, half, marks)))
 
     def is_posted_here(self, entry: Entry) -> bool:
-        """Whether this program posted this entry to one of the discoveries, and no later one of its key."""
+        """Whether ``entry`` is the last one of its key that this program posted to at least one discovery."""
         return any(lookup.is_posted_here(entry) for lookup in self.lookups)
 
     def close(self) -> Deferred[None]:

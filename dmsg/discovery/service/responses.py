@@ -24,5 +24,5 @@ def entry_response(request: IRequest, body: bytes) -> bytes:
 
 
 def list_response(request: IRequest, bodies: Iterable[bytes]) -> bytes:
-    """Return the response with a list of values that are JSON already."""
+    """Return a response with a JSON array, whose elements ``bodies`` are already encoded."""
     return json_response(request, b"[" + b",".join(bodies) + b"]")

@@ -39,7 +39,7 @@ PIECE = 64 * 1024
 SMALL = 4096
 """Bytes below which pieces of a backlog are joined, to save memory."""
 FEED = 256 * 1024
-"""Bytes after which output is passed to TCP, to see whether TCP takes more."""
+"""Bytes of backlog to send before a flush, which shows whether TCP takes more."""
 
 
 def _waiting_behind(end: End) -> int:

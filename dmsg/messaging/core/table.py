@@ -462,7 +462,7 @@ class ClientConnection:
 
     @staticmethod
     def _lost_behind_close(number: int, events: list[Event]) -> None:
-        """Turn a clean end into an unclean one if ChannelClosed directly follows the CloseChannel of its channel.
+        """Change a clean end to ``ABORTED`` if the CloseChannel and ChannelClosed of channel ``number`` came together.
 
         A server sends the two together when it has lost the remote, which has not closed the channel itself.
         """

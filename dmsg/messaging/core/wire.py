@@ -63,7 +63,7 @@ class Profile(Enum):
 
     @property
     def max_body(self) -> int:
-        """Maximum bytes of a frame's body, by the size field in ``SEED`` and by the Go code in ``SKYWIRE``."""
+        """Maximum bytes of a frame's body. In ``SEED`` the size field sets the limit, in ``SKYWIRE`` the Go code."""
         return 65535 if self is Profile.SEED else 65517
 
     @property
@@ -203,7 +203,7 @@ _LIKELY = {
 
 
 def _is_likely(frame_type: int, size: int) -> bool:
-    """Whether a header fits a control frame of known size, with which a link may begin."""
+    """Whether a frame of this type and size may be the first one of a link: a control frame of the right size."""
     return size in _LIKELY.get(frame_type, ())
 
 

@@ -37,7 +37,7 @@ class StreamCarrier(Protocol):
         """Note that the application has read ``size`` bytes."""
 
     def close(self, reason: int) -> None:
-        """Tell the remote that the stream has ended."""
+        """Tell the remote that the stream has ended, with ``reason`` as close reason."""
 
     def schedule(self) -> None:
         """Call the stream's ``flush()`` at the end of the reactor turn."""

@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 from dmsg.base.buffers import NO_QUEUE, NO_TABLE
 
 LARGEST_PIECE = 256 * 1024
-"""Maximum number of bytes of a piece in the queue; larger writes are cut."""
+"""Maximum number of bytes of a piece in the queue; a larger write is split into several pieces."""
 SMALL_WRITE = 1024
 """Size in bytes below which a write is joined with the previous one. A piece of its own would cost more than its
 bytes.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dmsg.errors import DmsgError
 
 BINARY, PING, PONG = 0x82, 0x89, 0x8A
-"""First bytes of unfragmented frames."""
+"""First byte of each kind of unfragmented websocket frame: the FIN bit and the opcode."""
 BEGINNING, MIDDLE, ENDING = 0x02, 0x00, 0x80
 """First bytes of the fragments of a binary message."""
 OTHER = -1

@@ -126,7 +126,7 @@ class Timed(Protocol):
 
 
 def stamp(envelope: Envelope, now: int) -> None:
-    """Set the timestamp to ``now`` and shorten the life by the seconds that have passed since the old timestamp."""
+    """Set the timestamp to ``now`` and reduce the expiration by the age; the time of expiry stays the same."""
     age = now - envelope.timestamp if envelope.timestamp and envelope.timestamp <= now else 0
     envelope.expiration = max(0, envelope.expiration - age)
     envelope.timestamp = now

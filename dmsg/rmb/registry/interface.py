@@ -18,8 +18,7 @@ class TwinRegistry(Interface):
     """Registry of twins by id.
 
     Deferreds fail with TwinNotFound when there is no such twin, and with RegistryUnavailable when the registry cannot
-    be
-    asked. Deferreds of :meth:`put` also fail with RegistryRefused.
+    be asked. Deferreds of :meth:`put` also fail with RegistryRefused.
     """
 
     def get(twin: int) -> Deferred[Twin]:

@@ -55,8 +55,7 @@ class FixedWindow:
         """Whether a message of ``size`` bytes is within the limit.
 
         A message larger than a whole window's bytes is not counted; any other is, even when it is refused. Of an answer
-        to a
-        question only the bytes beyond ``FREE_ANSWER`` count.
+        to a question only the bytes beyond ``FREE_ANSWER`` count.
         """
         # Such a message never fits, so counting it would only use up the window of smaller ones.
         if size > self.size:

@@ -67,7 +67,7 @@ class LookupLines:
         return twin in self._lines
 
     def add(self, waiting: WaitingMail) -> None:
-        """Let a message wait, and ask the registry unless the twin is being looked up already."""
+        """Keep a message until its receiver is looked up. Ask the registry unless a look-up of the twin runs."""
         session, twin = waiting.session, waiting.mail.destination.twin
         self._count(session, len(waiting.mail.data))
         line = self._lines.get(twin)

@@ -43,7 +43,7 @@ class Action(Enum):
 class Decision:
     """Result of :meth:`Rules.route`.
 
-    :ivar relays: other relays, in no order.
+    :ivar relays: other relays to which the message may be handed, in no order.
     """
 
     action: Action
@@ -96,7 +96,7 @@ class Rules:
         return False
 
     def carried(self, header: Header, now: float) -> None:
-        """Note that a request goes to a destination that the registry knows, so that an answer to it is free."""
+        """Let the destination of a request send one answer outside its rate limit; the registry must know that twin."""
         if header.kind == "request":
             for window in self.windows:
                 window.ask(header.destination.twin, now)

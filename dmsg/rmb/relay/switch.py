@@ -419,10 +419,12 @@ class Switch:
         keeping.addBoth(ended).addCallbacks(lambda number: self.kept(session, mail, number, other_relays), failed)
 
     def kept(self, session: Session, mail: Message, number: QueueId, other_relays: frozenset[str]) -> None:
-        """Settle a message that is in the queue of ``session``.
+        """Settle a message that was stored in the queue of ``session``, its receiver.
 
-        :param number: its id in the queue.
-        :param other_relays: relays to which the receiver may be connected.
+        Then wake the delivery of a connected receiver, or offer the message to other relays.
+
+        :param number: id of the message in the queue.
+        :param other_relays: relays to which the receiver may be connected instead.
         """
         mail.settle()
         receiver = self.sessions.get(session)

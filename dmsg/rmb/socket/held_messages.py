@@ -71,7 +71,7 @@ class HeldMessages(TurnTaker):
         self.owner: Hashable = None
 
     def take_turns(self, share: TurnAccount | None, owner: Hashable) -> None:
-        """Charge the processing of stored messages to ``owner``, like that of messages from its socket."""
+        """Charge the time for processing stored messages to ``owner`` in the account ``share``."""
         self.share, self.owner = share, owner
 
     def __len__(self) -> int:

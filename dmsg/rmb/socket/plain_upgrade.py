@@ -69,7 +69,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
             silence.cancel()
 
     def request_is_taken(self) -> None:
-        """End the guard of this connection, because its request was an upgrade."""
+        """Remove the connection from the guard, because an upgrade makes the connection a session."""
         self._cancel()
         self._door.guard.remove(self)
 
