@@ -9,7 +9,16 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.broadcasts import Hint
-from dmsg.analytics.event_rules import COUNTS, FUTURE_TOLERANCE_MS, KEY, LACKING, LARGEST, NO_END, OLDEST
+from dmsg.analytics.event_rules import (
+    COUNTS,
+    FUTURE_TOLERANCE_MS,
+    KEY,
+    LACKING,
+    LARGEST,
+    LARGEST_BUCKET,
+    NO_END,
+    OLDEST,
+)
 from dmsg.analytics.schemas import CORRUPT, DAY_MS, EVENT, FAMILIES, QUARANTINE
 from dmsg.telemetry.schema import BUCKETS, EVENTS, SCHEMA_VERSION
 
@@ -48,7 +57,7 @@ def problem_column(now_ms: int, *, checked: bool) -> Column:
         .when(F.col("ts") < OLDEST, "from before 2020")
         .when(F.col("rtt").isNotNull() & (F.size("rtt") != BUCKETS), "a histogram of a wrong size")
         .when((F.least(*COUNTS) < 0) | (F.greatest(*COUNTS) > LARGEST), "a number out of range")
-        .when(F.array_min("rtt") < 0, "a number out of range")
+        .when((F.array_min("rtt") < 0) | (F.array_max("rtt") > LARGEST_BUCKET), "a number out of range")
     )
 
 

@@ -11,7 +11,9 @@ OLDEST = 1_577_836_800_000
 FUTURE_TOLERANCE_MS = 10 * 60 * 1000
 """Time in ms by which the clock of an entity may be ahead."""
 LARGEST = 2**50
-"""Largest number that an event may hold; sums of numbers up to it do not overflow 64 bits."""
+"""Largest number that an event may hold. Sums of such numbers need a bound (``gold.totals``)."""
+LARGEST_BUCKET = 2**31
+"""Largest count that a bucket of a histogram may hold, so that sums of histograms do not overflow."""
 COUNTS = tuple(
     one.name
     for one in EVENT.fields

@@ -14,6 +14,7 @@ from typing import Any
 
 from dmsg.analytics.attention import Finding, needs_attention
 from dmsg.analytics.gold.histograms import SHARES, percentile
+from dmsg.analytics.gold.totals import SUM_LIMIT
 from dmsg.analytics.schemas import AGREES
 from dmsg.analytics.store import Row, Store
 from dmsg.telemetry.schema import BUCKETS
@@ -53,6 +54,18 @@ class Content:
 
     def __getitem__(self, name: str) -> list[Row]:
         return self.tables[name]
+
+
+def total(column: str, name: str | None = None) -> str:
+    """Return an aggregate in SQL: the sum of a column, at most ``SUM_LIMIT``, as :func:`~.gold.totals.bounded_sum`.
+
+    :param name: name of the sum; None for the column's own.
+    """
+    found = f"sum(CAST({column} AS DOUBLE))"
+    within = (
+        f"CASE WHEN {found} < {SUM_LIMIT} THEN CAST({found} AS BIGINT) WHEN {found} >= {SUM_LIMIT} THEN {SUM_LIMIT} END"
+    )
+    return f"{within} AS {name or column}"
 
 
 def collect(store: Store, at: datetime | None = None) -> Content:
@@ -100,18 +113,18 @@ def collect(store: Store, at: datetime | None = None) -> Content:
     )
     content.tables["traffic"] = ask(
         "traffic_hour",
-        f"SELECT dt, hour, sum(bytes) AS bytes, sum(closed) AS closed FROM it WHERE {recent} GROUP BY dt, hour",
+        f"SELECT dt, hour, {total('bytes')}, sum(closed) AS closed FROM it WHERE {recent} GROUP BY dt, hour",
     )
     content.tables["latency"] = _latencies(ask, "latency_hour", ["dt", "hour"], recent)
     content.tables["refused"] = ask(
         "refusal_hour",
-        f"""SELECT dt, hour, what, reason, sum(n) AS n FROM it WHERE {recent} AND what <> 'drop'
+        f"""SELECT dt, hour, what, reason, {total("n")} FROM it WHERE {recent} AND what <> 'drop'
             GROUP BY dt, hour, what, reason""",
     )
     content.tables["discovery"] = ask(
         "discovery_hour",
         f"""SELECT producer, dt, sum(first) AS first, sum(next) AS next, sum(deleted) AS deleted,
-                sum(refused) AS refused, sum(absent) AS absent, max(servers) AS servers
+                {total("refused")}, {total("absent")}, max(servers) AS servers
             FROM it WHERE {recent} GROUP BY producer, dt ORDER BY producer, dt LIMIT {ROWS}""",
     )
     content.tables["servers"] = _by_server(content, ask, recent, max(state.days))
@@ -145,7 +158,7 @@ def _servers(content: Content, ask: Ask, recent: str, newest: str) -> None:
         row["producer"]: row["missing"]
         for row in ask(
             "quality_day",
-            f"SELECT producer, sum(missing) AS missing FROM it WHERE {recent} AND missing > 0 GROUP BY producer",
+            f"SELECT producer, {total('missing')} FROM it WHERE {recent} AND missing > 0 GROUP BY producer",
         )
     }
     rows = ask(
@@ -180,7 +193,7 @@ def _totals(content: Content, ask: Ask, recent: str) -> None:
     """Add up what the charts show, and the completeness of all events."""
     (arrived,) = ask(
         "quality_day",
-        f"SELECT sum(expected) AS expected, sum(distinct_events) AS arrived FROM it WHERE {recent}",
+        f"SELECT {total('expected')}, sum(distinct_events) AS arrived FROM it WHERE {recent}",
     )
     refused = content["refused"]
     content.totals |= {
@@ -206,7 +219,8 @@ def _settled(content: Content, ask: Ask, recent: str) -> None:
     content.tables["settlement_day"] = differ + agree
     content.tables["lost"] = ask(
         "lost_transport",
-        f"""SELECT server, dt, count(least_bytes) AS witnessed, sum(least_bytes) AS least, sum(most_bytes) AS most
+        f"""SELECT server, dt, count(least_bytes) AS witnessed, {total("least_bytes", "least")},
+                {total("most_bytes", "most")}
             FROM it WHERE {recent} GROUP BY server, dt LIMIT {ROWS}""",
     )
     content.more["settlement_day"] = sum(row["n"] for row in count) - len(agree)
@@ -253,9 +267,12 @@ def _by_server(content: Content, ask: Ask, recent: str, newest: str) -> list[Row
     found: dict[str, Row] = defaultdict(dict)
     of_newest = f"sum(CASE WHEN dt = DATE '{newest}' THEN clients ELSE 0 END)"
     for table, sums in (
-        ("traffic_hour", "sum(bytes) AS bytes, sum(closed) AS transports, sum(refused_by_peer) AS refused_by_peer"),
+        ("traffic_hour", f"{total('bytes')}, sum(closed) AS transports, sum(refused_by_peer) AS refused_by_peer"),
         ("session_day", f"sum(sessions) AS sessions, sum(lost) AS lost, {of_newest} AS clients"),
-        ("capacity_day", "max(peak_share) AS peak_share, sum(busy_hours) AS busy_hours, sum(refused_full) AS full"),
+        (
+            "capacity_day",
+            f"max(peak_share) AS peak_share, sum(busy_hours) AS busy_hours, {total('refused_full', 'full')}",
+        ),
     ):
         for row in ask(table, f"SELECT server, {sums} FROM it WHERE {recent} GROUP BY server"):
             found[row.pop("server")].update(row)
@@ -263,7 +280,7 @@ def _by_server(content: Content, ask: Ask, recent: str, newest: str) -> list[Row
         found[row.pop("server")].update(row)
     for row in ask(
         "refusal_hour",
-        f"SELECT producer, sum(n) AS n FROM it WHERE {recent} AND what <> 'drop' GROUP BY producer",
+        f"SELECT producer, {total('n')} FROM it WHERE {recent} AND what <> 'drop' GROUP BY producer",
     ):
         if row["producer"] in found:
             found[row["producer"]]["refused"] = row["n"]

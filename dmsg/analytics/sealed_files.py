@@ -21,7 +21,16 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.json as pj
 
-from dmsg.analytics.event_rules import COUNTS, FUTURE_TOLERANCE_MS, KEY, LACKING, LARGEST, NO_END, OLDEST
+from dmsg.analytics.event_rules import (
+    COUNTS,
+    FUTURE_TOLERANCE_MS,
+    KEY,
+    LACKING,
+    LARGEST,
+    LARGEST_BUCKET,
+    NO_END,
+    OLDEST,
+)
 from dmsg.analytics.parquet import Part, arrow_schema, write_part
 from dmsg.analytics.schemas import DAY_MS, EVENT, FAMILIES, REGISTER
 from dmsg.telemetry.schema import BUCKETS, ENVELOPE, EVENT as EVENT_TYPES, MAX_LINE, SCHEMA_VERSION
@@ -264,7 +273,7 @@ def _has_whole_histograms(column: pa.ChunkedArray) -> bool:
         return True
     counts = pa.chunked_array([chunk.flatten() for chunk in column.chunks])
     sizes = pc.list_value_length(column)
-    return not counts.null_count and _within(counts, 0, 2**31) and _within(sizes, BUCKETS, BUCKETS)
+    return not counts.null_count and _within(counts, 0, LARGEST_BUCKET) and _within(sizes, BUCKETS, BUCKETS)
 
 
 class _Writer:

@@ -153,8 +153,10 @@ def queries(today: date) -> dict[str, str]:
         """
     words = """
         WITH claims AS (
-            SELECT producer AS server, transport, dt, total_ab - coalesce(dropped_ab, 0) AS rab,
-                   total_ba - coalesce(dropped_ba, 0) AS rba, coalesce("by", 'server') AS closer,
+            SELECT producer AS server, transport, dt,
+                   CASE WHEN total_ab IS NOT NULL THEN greatest(0, total_ab - coalesce(dropped_ab, 0)) END AS rab,
+                   CASE WHEN total_ba IS NOT NULL THEN greatest(0, total_ba - coalesce(dropped_ba, 0)) END AS rba,
+                   coalesce("by", 'server') AS closer,
                    reason = 'unspecified' AS orderly
             FROM closes WHERE transport IS NOT NULL),
         said AS (
@@ -212,15 +214,15 @@ def queries(today: date) -> dict[str, str]:
                    count(*) FILTER (type = 'transport_close') AS closed,
                    count(*) FILTER (type = 'transport_close' AND accept_ms IS NULL) AS refused_by_peer,
                    coalesce(sum(coalesce(dropped_ab, 0) + coalesce(dropped_ba, 0)), 0)::BIGINT AS dropped_bytes,
-                   coalesce(sum(data_ab), 0) + coalesce(sum(data_ba), 0) - dropped_bytes AS bytes,
+                   greatest(0, coalesce(sum(data_ab), 0) + coalesce(sum(data_ba), 0) - dropped_bytes) AS bytes,
                    coalesce(sum(frames_ab), 0) + coalesce(sum(frames_ba), 0) AS frames,
                    coalesce(sum(acks_ab), 0) + coalesce(sum(acks_ba), 0) AS acks
             FROM tr GROUP BY ALL""",
         "close_day": """SELECT producer AS server, dt, reason, "by", count(*) AS transports FROM closes GROUP BY ALL""",
         "pair_day": """
             SELECT producer AS server, dt, src, dst, count(*) FILTER (type = 'transport_close') AS transports,
-                   coalesce(sum(data_ab), 0) - coalesce(sum(dropped_ab), 0) AS bytes_ab,
-                   coalesce(sum(data_ba), 0) - coalesce(sum(dropped_ba), 0) AS bytes_ba
+                   greatest(0, coalesce(sum(data_ab), 0) - coalesce(sum(dropped_ab), 0)) AS bytes_ab,
+                   greatest(0, coalesce(sum(data_ba), 0) - coalesce(sum(dropped_ba), 0)) AS bytes_ba
             FROM tr WHERE type <> 'transport_open' GROUP BY ALL""",
         "latency_hour": f"""
             SELECT server, dt, hr AS hour, coalesce(rtt_samples, 0) AS rtt_samples, rtt_p50, rtt_p90, rtt_p99,

@@ -11,11 +11,13 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import StructType
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.analytics import charts, report_data
-from dmsg.analytics.delta import LakeError
+from dmsg.analytics.delta import LakeError, run_query
 from dmsg.analytics.report import render
 from dmsg.analytics.report_data import Content, collect
 from dmsg.analytics.schemas import DAILY, EVENT, GOLD, SILVER
@@ -172,6 +174,15 @@ class PageTests(SynchronousTestCase):
         content.totals |= dict.fromkeys(("transports", "bytes", "refused", "lookups"), 0)
         content.totals |= {"uptime": None, "complete": None}
         return content
+
+    def test_sums_are_bounded(self) -> None:
+        """Sums that gold has bounded are added again for the page."""
+        root = self.mktemp()
+        numbers = [("many", 2**53)] * 1025 + [("few", 3), ("few", None), ("none", None)]
+        keys, counts = zip(*numbers, strict=True)
+        write_deltalake(root, pa.table({"k": keys, "n": pa.array(counts, pa.int64())}))
+        found = run_query(DeltaTable(root), f"SELECT k, {report_data.total('n')} FROM it GROUP BY k")  # noqa: S608
+        self.assertEqual({row["k"]: row["n"] for row in found.to_pylist()}, {"many": 2**53, "few": 3, "none": None})
 
     def test_a_page_without_rows_renders(self) -> None:
         self.assertIn("Nothing", render(self.empty()))

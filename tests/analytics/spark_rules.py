@@ -10,11 +10,14 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from pyspark.sql import DataFrame
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics.gold import abuse, capacity, lost_transports, network, traffic
+from dmsg.analytics.event_rules import LARGEST
+from dmsg.analytics.gold import abuse, capacity, lost_transports, network, settlement, traffic, uptime
 from dmsg.analytics.gold.histograms import FIRST_MS, SHARES, percentile
 from dmsg.analytics.schemas import DAILY, LIES, OVERALL, SILVER
+from dmsg.analytics.store import NUMBERS
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.support import DAY, NEXT, NOW, S1, S2, S3, frame, rows_of
 
@@ -274,3 +277,137 @@ class CapacityTests(SynchronousTestCase):
         liar = self.placed({S1: counts(b4=9), S2: counts(b4=9)}, **{S2: LIES})
         self.assertEqual([liar[one]["honesty"] for one in (S1, S2)], [1.0, capacity.DISHONEST])
         self.assertLess(liar[S2]["weight"], liar[S1]["weight"])
+
+
+class SumTests(SynchronousTestCase):
+    """Sums of numbers that servers choose freely, each within the limit of an event."""
+
+    LIMIT = 2**53
+    EVENTS = 9000
+    """Number of events whose largest numbers add up to more than 2^63."""
+
+    def only(self, rows: DataFrame) -> dict[str, Any]:
+        (row,) = rows_of(rows)
+        return row
+
+    def closes(self, count: int, **values: Any) -> DataFrame:
+        row = {"server": S1, "dt": DAY, "hour": 1, "what": "close", "src": "a", "dst": "b", "reason": "unspecified"}
+        ways = ("data_ab", "data_ba", "total_ab", "total_ba", "frames_ab", "frames_ba", "acks_ab", "acks_ba")
+        row |= dict.fromkeys(ways, LARGEST) | values
+        rows = [row | {"transport": str(number)} for number in range(count)]
+        return frame(rows, SILVER["transports"].schema)
+
+    def test_traffic(self) -> None:
+        many = self.closes(self.EVENTS)
+        hour, pair = self.only(traffic.traffic_hour(many)), self.only(traffic.pair_day(many))
+        self.assertEqual(
+            [hour[name] for name in ("bytes", "dropped_bytes", "frames", "acks")], [self.LIMIT, 0, *[self.LIMIT] * 2]
+        )
+        self.assertEqual([pair[name] for name in ("bytes_ab", "bytes_ba")], [self.LIMIT] * 2)
+        exact = self.only(traffic.traffic_hour(self.closes(3)))
+        self.assertEqual((exact["bytes"], exact["frames"]), (6 * LARGEST, 6 * LARGEST))
+        none = self.only(
+            traffic.traffic_hour(self.closes(1, **dict.fromkeys(("data_ab", "data_ba", "frames_ab", "frames_ba"))))
+        )
+        self.assertEqual((none["bytes"], none["frames"]), (0, 0))
+
+    def test_traffic_is_never_negative(self) -> None:
+        dropped = self.closes(2, data_ab=1, data_ba=1, dropped_ab=LARGEST, dropped_ba=LARGEST)
+        hour, pair = self.only(traffic.traffic_hour(dropped)), self.only(traffic.pair_day(dropped))
+        self.assertEqual((hour["bytes"], hour["dropped_bytes"]), (0, 4 * LARGEST))
+        self.assertEqual((pair["bytes_ab"], pair["bytes_ba"]), (0, 0))
+
+    def test_settlement(self) -> None:
+        receipts = frame([], SILVER["receipts"].schema)
+        verdicts = settlement.verdicts(settlement.three_words(self.closes(self.EVENTS), receipts))
+        day = self.only(settlement.settlement_day(verdicts))
+        self.assertEqual((day["transports"], day["claimed_bytes"]), (self.EVENTS, self.LIMIT))
+        words = {name: LARGEST for name in ("sure_claimed", "sure_word", "left_claimed", "left_word")}
+        row = {"server": S1, "dt": DAY, "state": "conflict", "claimed": 2 * LARGEST, "credited": LARGEST, **words}
+        # The initiators differ, so that sums of sums are tested.
+        rows = [row | {"initiator": number % 50} for number in range(2 * self.EVENTS)]
+        day = self.only(settlement.settlement_day(frame(rows, SILVER["verdicts"].schema)))
+        names = ("claimed_bytes", "credited_bytes", "inflated_bytes")
+        self.assertEqual([day[name] for name in names], [self.LIMIT] * 3)
+
+    def test_a_claim_is_never_negative(self) -> None:
+        """A server may report more dropped bytes than received ones."""
+        closes = self.closes(2, total_ab=5, dropped_ab=LARGEST, total_ba=7)
+        receipts = frame([], SILVER["receipts"].schema)
+        words = rows_of(settlement.three_words(closes, receipts))
+        self.assertEqual([(row["relay_ab"], row["relay_ba"]) for row in words], [(0, 7)] * 2)
+        day = self.only(settlement.settlement_day(settlement.verdicts(settlement.three_words(closes, receipts))))
+        self.assertEqual((day["claimed_bytes"], day["uncertain_bytes"], day["inflated_bytes"]), (14, 0, 0))
+
+    def test_a_claim_below_its_drops_is_a_conflict_of_its_server_only(self) -> None:
+        closes = [
+            {"server": server, "transport": server, "dt": DAY, "what": "close", "reason": "unspecified", "by": "src"}
+            | {"total_ab": 10**6, "total_ba": 0, "dropped_ab": dropped}
+            for server, dropped in ((S1, 2 * 10**6), (S2, None))
+        ]
+        receipts = [
+            {"server": server, "transport": server, "dt": DAY, "initiator": asked, "signer": signer, "partner": partner}
+            | {"delivered_out": out, "delivered_in": 10**6 - out}
+            for server in (S1, S2)
+            for asked, signer, partner, out in ((True, "a", "b", 10**6), (False, "b", "a", 0))
+        ]
+        tables = frame(closes, SILVER["transports"].schema), frame(receipts, SILVER["receipts"].schema)
+        days = rows_of(settlement.settlement_day(settlement.verdicts(settlement.three_words(*tables))))
+        found = {row["server"]: [row[name] for name in ("claimed_bytes", "conflict", "matched")] for row in days}
+        self.assertEqual(found, {S1: [0, 1, 0], S2: [10**6, 0, 1]})
+
+    def test_other_counters(self) -> None:
+        many = range(self.EVENTS)
+        session = {"server": S1, "dt": DAY, "peer": "p", "reason": "connection_lost", "bytes": LARGEST}
+        day = self.only(traffic.session_day(frame([session for _ in many], SILVER["sessions"].schema)))
+        self.assertEqual((day["bytes"], day["sessions"]), (self.LIMIT, self.EVENTS))
+        refused = {"producer": S1, "dt": DAY, "hour": 1, "what": "lookup", "who": "w", "n": LARGEST, "targets": LARGEST}
+        refusals = frame([refused | {"reason": "rate_limited"} for _ in many], SILVER["refusals"].schema)
+        entries, closes = (frame([], SILVER[name].schema) for name in ("entries", "transports"))
+        self.assertEqual(self.only(abuse.refusal_hour(refusals))["n"], self.LIMIT)
+        self.assertEqual(self.only(abuse.refusal_day(refusals))["n"], self.LIMIT)
+        self.assertEqual(self.only(abuse.discovery_hour(entries, refusals))["absent"], self.LIMIT)
+        found = self.only(abuse.abuse_day(refusals, closes, entries))
+        self.assertEqual((found["refused"], found["targets"]), (self.LIMIT, self.LIMIT))
+        beat = {"producer": S1, "role": "server", "boot": "b", "dt": DAY, "at": datetime(2026, 3, 10, 1)}
+        beat |= {"covers_from": datetime(2026, 3, 10, 1), "capacity": 5, "sessions": 1}
+        beats = [beat | dict.fromkeys(("frames", "bytes", "cpu_ms", "lost"), LARGEST) for _ in many]
+        hours = uptime.server_hour(frame(beats, SILVER["heartbeats"].schema), entries)
+        hour = self.only(hours)
+        self.assertEqual([hour[name] for name in ("frames", "bytes", "cpu_ms", "lost_events")], [self.LIMIT] * 4)
+
+    def test_sums_of_sums(self) -> None:
+        hours = [{"server": S1, "dt": DAY, "hour": hour, "capacity": 5, "bytes": self.LIMIT} for hour in range(24)]
+        none = frame([], SILVER["refusals"].schema)
+        day = self.only(capacity.capacity_day(frame(hours, DAILY["server_hour"].schema), none))
+        self.assertEqual(day["bytes"], self.LIMIT)
+        empty = (DAILY["session_day"], SILVER["sessions"], DAILY["refusal_hour"], DAILY["settlement_day"])
+        tables = [frame([], table.schema) for table in (*empty, DAILY["latency_hour"])]
+        carried = [{"server": S1, "dt": DAY, "hour": hour, "closed": 1, "bytes": self.LIMIT} for hour in range(24)]
+        day = self.only(network.network_day(frame(carried, DAILY["traffic_hour"].schema), *tables))
+        self.assertEqual((day["bytes"], day["transports"]), (self.LIMIT, 24))
+
+    def test_traffic_of_killed_servers(self) -> None:
+        opened = {"server": S1, "boot": "killed", "transport": "t", "dt": DAY, "what": "open"}
+        told = opened | {"what": "progress", "data_ab": LARGEST, "data_ba": LARGEST}
+        rows = [opened | {"at": datetime(2026, 3, 10, 9)}, *[told for _ in range(self.EVENTS)]]
+        verdicts, receipts = (frame([], SILVER[name].schema) for name in ("verdicts", "receipts"))
+        events = frame(rows, SILVER["transports"].schema)
+        half = self.only(lost_transports.select_unfinished(events, verdicts, receipts))
+        self.assertEqual((half["told_ab"], half["told_ba"]), (self.LIMIT, self.LIMIT))
+        boots = frame(
+            [{"producer": S1, "boot": "killed", "ended": "crashed", "last_at": datetime(2026, 3, 11, 1)}],
+            OVERALL["boot"].schema,
+        )
+        halves = [half | {"transport": str(number)} for number in range(9)]
+        lost = lost_transports.lost_transport(frame(halves, SILVER["unfinished"].schema), boots)
+        plain = boots.select(*boots.columns[:8])
+        self.assertEqual(self.only(lost_transports.with_lost(plain, lost))["lost_counted_bytes"], self.LIMIT)
+
+    def test_numbers_of_events(self) -> None:
+        """A process may number its only event as high as it likes."""
+        row = {"producer": S1, "dt": DAY, "events": 1, "distinct_events": 1, "first": LARGEST, "last": LARGEST}
+        row |= {"greatest_start": 0, "least_start": 0}
+        rows = [row | {"boot": str(number)} for number in range(self.EVENTS)]
+        day = self.only(network.quality_day(frame(rows, NUMBERS.schema)))
+        self.assertEqual(day["missing"], self.LIMIT - self.EVENTS)

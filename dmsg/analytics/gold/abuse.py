@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, functions as F
 
+from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 SCAN_LIMIT = 100
@@ -34,14 +35,14 @@ ACTOR_FROM = 10.0
 def refusal_hour(refusals: DataFrame) -> DataFrame:
     """Count refusals by hour, kind and reason."""
     return refusals.groupBy("producer", "dt", "hour", "what", "reason").agg(
-        F.sum("n").alias("n"), F.count_distinct("who").alias("who")
+        bounded_sum("n").alias("n"), F.count_distinct("who").alias("who")
     )
 
 
 def refusal_day(refusals: DataFrame) -> DataFrame:
     """Count refusals by day over all producers."""
     return refusals.groupBy("dt", "what", "reason").agg(
-        F.sum("n").alias("n"),
+        bounded_sum("n").alias("n"),
         F.count_distinct("producer", "who").alias("who"),
         F.count_distinct("producer").alias("producers"),
     )
@@ -64,7 +65,8 @@ def actor(days: DataFrame, boots: DataFrame) -> DataFrame:
             F.max("names").alias("names"),
             F.collect_set("producer").alias("producers"),
             F.max_by("producer", "score").alias("most_at"),
-            *[F.sum(name).alias(name) for name in ("requests", "refused", "targets", "posts", "score")],
+            *bounded_sums("requests", "refused", "targets", "posts"),
+            F.sum("score").alias("score"),
         )
     )
     return (
@@ -76,7 +78,7 @@ def actor(days: DataFrame, boots: DataFrame) -> DataFrame:
             F.min("dt").alias("first_day"),
             F.max("dt").alias("last_day"),
             F.max_by("most_at", "score").alias("most_at"),
-            *[F.sum(name).alias(name) for name in ("requests", "refused", "targets", "posts")],
+            *bounded_sums("requests", "refused", "targets", "posts"),
             F.round(F.max("score"), 1).alias("score"),
         )
         .where(F.col("score") >= ACTOR_FROM)
@@ -92,14 +94,15 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
     """Score each client and network by day and kind of abuse."""
     names = DAILY["abuse_day"].schema.fieldNames()
     nothing = F.lit(0).cast("long")
+    too_many = F.col("reason").isin("rate_limited", "flood")
     in_vain = (F.col("reason") == "no_such_peer") | (F.col("what") == "lookup")
     by_who = (
         refusals.where(F.col("who").isNotNull())
         .groupBy("producer", "dt", "who", "what")
         .agg(
-            F.sum("n").alias("refused"),
-            F.coalesce(F.sum(F.when(in_vain, F.col("targets"))), nothing).alias("targets"),
-            F.coalesce(F.sum(F.when(F.col("reason").isin("rate_limited", "flood"), F.col("n"))), nothing).alias("over"),
+            bounded_sum("n").alias("refused"),
+            F.coalesce(bounded_sum(F.when(in_vain, F.col("targets"))), nothing).alias("targets"),
+            F.coalesce(bounded_sum(F.when(too_many, F.col("n"))), nothing).alias("over"),
         )
     )
 
@@ -183,8 +186,8 @@ def discovery_hour(entries: DataFrame, refusals: DataFrame) -> DataFrame:
         refusals.where(F.col("what").isin("entry", "lookup"))
         .groupBy(*keys)
         .agg(
-            F.sum(F.when(F.col("what") == "entry", F.col("n"))).alias("refused"),
-            F.sum(F.when(F.col("what") == "lookup", F.col("n"))).alias("absent"),
+            bounded_sum(F.when(F.col("what") == "entry", F.col("n"))).alias("refused"),
+            bounded_sum(F.when(F.col("what") == "lookup", F.col("n"))).alias("absent"),
         )
     )
     return (

@@ -7,6 +7,7 @@ from datetime import date
 from pyspark.sql import DataFrame, Window, functions as F
 
 from dmsg.analytics.gold.histograms import sum_aggregate, with_percentiles
+from dmsg.analytics.gold.totals import bounded_sum
 from dmsg.analytics.schemas import DAILY, LIES, OVERALL
 
 BUSY = 0.8
@@ -35,7 +36,7 @@ def capacity_day(hours: DataFrame, refusals: DataFrame) -> DataFrame:
     full = (
         refusals.where((F.col("what") == "drop") & (F.col("reason") == "too_many_connections"))
         .groupBy(F.col("producer").alias("server"), "dt")
-        .agg(F.sum("n").alias("refused_full"))
+        .agg(bounded_sum("n").alias("refused_full"))
     )
     return (
         hours.where(F.col("capacity").isNotNull())
@@ -45,7 +46,7 @@ def capacity_day(hours: DataFrame, refusals: DataFrame) -> DataFrame:
             F.max("capacity").alias("capacity"),
             F.max(F.col("peak_sessions") / F.col("capacity")).alias("peak_share"),
             F.count_if(F.col("peak_sessions") >= BUSY * F.col("capacity")).alias("busy_hours"),
-            F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
+            F.coalesce(bounded_sum("bytes"), F.lit(0)).alias("bytes"),
         )
         .join(F.broadcast(full), ["server", "dt"], "left")
         .fillna(0, ["refused_full"])

@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.gold.settlement import on_its_way
+from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import OVERALL, SILVER
 
 _WORDS = ("a_out", "a_in", "b_out", "b_in", "a_signer", "a_partner", "b_signer", "b_partner")
@@ -43,8 +44,8 @@ def select_unfinished(
             F.max("dst").alias("dst"),
             F.min(F.when(opened, F.col("at"))).alias("opened_at"),
             F.bool_or(closed).alias("closed"),
-            F.sum(F.when(~closed, F.col("data_ab"))).alias("told_ab"),
-            F.sum(F.when(~closed, F.col("data_ba"))).alias("told_ba"),
+            bounded_sum(F.when(~closed, F.col("data_ab"))).alias("told_ab"),
+            bounded_sum(F.when(~closed, F.col("data_ba"))).alias("told_ba"),
         )
     )
     words = verdicts.where(F.col("state") == "unclaimed").select("server", "transport", "dt", *_WORDS)
@@ -86,7 +87,7 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
             *[F.max(name).alias(name) for name in ("boot", "src", "dst")],
             F.min("opened_at").alias("opened_at"),
             F.coalesce(F.bool_or("closed"), F.lit(False)).alias("closed"),
-            *[F.sum(name).alias(name) for name in _TOLD],
+            *bounded_sums(*_TOLD),
         )
         .where(F.col("opened_at").isNotNull() & ~F.col("closed"))
     )
@@ -136,7 +137,7 @@ def with_lost(boots: DataFrame, transports: DataFrame) -> DataFrame:
     sums = transports.groupBy(F.col("server").alias("producer"), "boot").agg(
         F.count(F.lit(1)).alias("lost_transports"),
         F.count("least_bytes").alias("lost_witnessed"),
-        *[F.sum(name).alias(f"lost_{name}") for name in _BYTES],
+        *[bounded_sum(name).alias(f"lost_{name}") for name in _BYTES],
     )
     return (
         boots.join(F.broadcast(sums), ["producer", "boot"], "left")

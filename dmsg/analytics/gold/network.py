@@ -8,6 +8,7 @@ from pyspark.sql import Column, DataFrame, Window, functions as F
 from pyspark.sql.types import LongType
 
 from dmsg.analytics.gold.histograms import sum_aggregate, with_percentiles
+from dmsg.analytics.gold.totals import bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 K_ANONYMITY = 10
@@ -52,7 +53,7 @@ def network_day(
     rows = parts[0]
     for part in parts[1:]:
         rows = rows.unionByName(part, allowMissingColumns=True)
-    sums = [F.sum(name).alias(name) for name in rows.columns if name not in ("dt", "server", "rtt", "accept")]
+    sums = bounded_sums(*(name for name in rows.columns if name not in ("dt", "server", "rtt", "accept")))
     together = rows.groupBy("dt").agg(
         F.size(F.collect_set("server")).cast("long").alias("servers"),
         *sums,
@@ -133,9 +134,7 @@ def quality_day(numbers: DataFrame) -> DataFrame:
     return (
         rows.groupBy("producer", "dt")
         .agg(
-            F.sum("events").alias("events"),
-            F.sum("distinct_events").alias("distinct_events"),
-            F.sum("expected").alias("expected"),
+            *bounded_sums("events", "distinct_events", "expected"),
             F.max("steps").alias("clock_steps_ms"),
         )
         .withColumn("duplicates", F.col("events") - F.col("distinct_events"))

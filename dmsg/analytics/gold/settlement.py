@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.broadcasts import Hint
+from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import AGREES, DAILY, LIES, SILVER
 
 LEAST_TOLERANCE = 4096
@@ -74,8 +75,8 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
         F.col("dt").alias("claimed_on"),
         F.lit(None).cast("date").alias("signed_on"),
         *[
-            (F.col(f"total_{way}") - F.coalesce(f"dropped_{way}", F.lit(0))).alias(f"relay_{way}")
-            for way in ("ab", "ba")
+            F.when(total.isNotNull(), F.greatest(F.lit(0), total - F.coalesce(dropped, F.lit(0)))).alias(f"relay_{way}")
+            for way, total, dropped in ((way, F.col(f"total_{way}"), F.col(f"dropped_{way}")) for way in ("ab", "ba"))
         ],
         (F.col("reason") == ORDERLY).cast("int").alias("orderly"),
         F.when(F.col("by") == "src", _BY["src"]).when(F.col("by") == "dst", _BY["dst"]).otherwise(0).alias("closer"),
@@ -252,12 +253,12 @@ def settlement_day(rows: DataFrame) -> DataFrame:
     nothing = F.lit(0).cast("long")
     by_initiator = rows.groupBy("server", "dt", "initiator").agg(
         F.count(F.lit(1)).alias("transports"),
-        F.sum("claimed").alias("claimed_bytes"),
-        F.sum(F.when(F.col("state") != "unclaimed", F.col("credited")).otherwise(0)).alias("credited_bytes"),
+        bounded_sum("claimed").alias("claimed_bytes"),
+        bounded_sum(F.when(F.col("state") != "unclaimed", F.col("credited")).otherwise(0)).alias("credited_bytes"),
         *[F.count_if(F.col("state") == state).alias(state) for state in _COUNTED],
-        F.coalesce(F.sum(F.when(F.col("state") == "cut", beyond)), nothing).alias("uncertain_bytes"),
-        F.coalesce(F.sum(F.when(conflict, beyond)), nothing).alias("inflated_bytes"),
-        *[F.sum(name).alias(name) for name in ("sure_claimed", "sure_word", "left_claimed", "left_word")],
+        F.coalesce(bounded_sum(F.when(F.col("state") == "cut", beyond)), nothing).alias("uncertain_bytes"),
+        F.coalesce(bounded_sum(F.when(conflict, beyond)), nothing).alias("inflated_bytes"),
+        *bounded_sums("sure_claimed", "sure_word", "left_claimed", "left_word"),
         # Conflicts in which the server agrees with one end against the other. A conflict between ends that do not name
         # each other does not count: it says nothing about the server.
         F.count_if(F.col("word").contains("against")).alias("sided_with_one"),
@@ -268,7 +269,7 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         *("sure_claimed", "sure_word", "left_claimed", "left_word", "sided_with_one"),
     )
     sums = by_initiator.groupBy("server", "dt").agg(
-        *[F.sum(name).alias(name) for name in summed],
+        *bounded_sums(*summed),
         F.count_if(told).alias("witnesses"),
         F.count_if(told & _more("sure_claimed", "sure_word")).alias("accusers"),
         F.count_if(on_the_way).alias("left_witnesses"),

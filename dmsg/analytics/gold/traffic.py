@@ -5,15 +5,28 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.gold.histograms import bucket_of, latency, merge_buckets, sum_counts, with_percentiles
+from dmsg.analytics.gold.totals import bounded_sum
 from dmsg.analytics.schemas import DAILY
 from dmsg.telemetry.schema import BUCKETS
 
 
 def _sum(*names: str) -> Column:
-    total = F.lit(0).cast("long")
+    """Return the bounded sum of all numbers in these columns; NULL counts as 0."""
+    nothing = F.lit(0).cast("long")
+    in_row = nothing
     for name in names:
-        total = total + F.coalesce(F.sum(name), F.lit(0))
-    return total
+        in_row = in_row + F.coalesce(name, nothing)
+    return F.coalesce(bounded_sum(in_row), nothing)
+
+
+def _handed_on(*ways: str) -> Column:
+    """Return the bytes handed on in these directions, at least 0.
+
+    Drops are reported at the end of a transport, so an hour can have more of them than data. A server may also report
+    more than it received.
+    """
+    data, dropped = (_sum(*[f"{kind}_{way}" for way in ways]) for kind in ("data", "dropped"))
+    return F.greatest(F.lit(0), data - dropped)
 
 
 def traffic_hour(transports: DataFrame) -> DataFrame:
@@ -27,7 +40,7 @@ def traffic_hour(transports: DataFrame) -> DataFrame:
         F.count_if(close & F.col("accept_ms").isNotNull()).alias("accepted"),
         F.count_if(close).alias("closed"),
         F.count_if(close & F.col("accept_ms").isNull()).alias("refused_by_peer"),
-        (_sum("data_ab", "data_ba") - _sum("dropped_ab", "dropped_ba")).alias("bytes"),
+        _handed_on("ab", "ba").alias("bytes"),
         _sum("dropped_ab", "dropped_ba").alias("dropped_bytes"),
         _sum("frames_ab", "frames_ba").alias("frames"),
         _sum("acks_ab", "acks_ba").alias("acks"),
@@ -50,8 +63,8 @@ def pair_day(transports: DataFrame) -> DataFrame:
         .groupBy("server", "dt", "src", "dst")
         .agg(
             F.count_if(F.col("what") == "close").alias("transports"),
-            (_sum("data_ab") - _sum("dropped_ab")).alias("bytes_ab"),
-            (_sum("data_ba") - _sum("dropped_ba")).alias("bytes_ba"),
+            _handed_on("ab").alias("bytes_ab"),
+            _handed_on("ba").alias("bytes_ba"),
         )
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, Window, functions as F
 
+from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 DISTRUST = 0.1
@@ -77,12 +78,10 @@ def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
             F.max("sessions").alias("peak_sessions"),
             F.max("transports").alias("peak_transports"),
             F.max("capacity").alias("capacity"),
-            F.sum("frames").alias("frames"),
-            F.sum("bytes").alias("bytes"),
+            *bounded_sums("frames", "bytes", "cpu_ms"),
             F.max("lag_ms").alias("max_lag_ms"),
-            F.sum("cpu_ms").alias("cpu_ms"),
             F.max("rss_kb").alias("max_rss_kb"),
-            F.sum("lost").alias("lost_events"),
+            bounded_sum("lost").alias("lost_events"),
         )
         .join(F.broadcast(watched), ["dt", "hour"], "left")
     )
