@@ -1,4 +1,4 @@
-"""Rules for valid events, which Spark's reader and Arrow's have in common."""
+"""Rules for valid events, which Spark's reader and Arrow's have in common, and for the silence of a process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ OLDEST = 1_577_836_800_000
 """Start of 2020 in ms since 1970. Events before it come from a machine whose clock is not set."""
 FUTURE_TOLERANCE_MS = 10 * 60 * 1000
 """Time in ms by which the clock of an entity may be ahead."""
+SILENCE_SECONDS = 15 * 60
+"""Seconds without an event after which a process counts as gone. Processes write an event every minute, and files are
+sealed every five minutes.
+"""
 LARGEST = 2**50
 """Largest number that an event may hold. Sums of such numbers need a bound (``gold.totals``)."""
 LARGEST_BUCKET = 2**31

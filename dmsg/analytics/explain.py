@@ -12,8 +12,9 @@ from datetime import UTC, date, datetime, timedelta
 from statistics import median
 
 from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES, between, lost_with
+from dmsg.analytics.event_rules import SILENCE_SECONDS
 from dmsg.analytics.gold.settlement import INFLATION_LIMIT, MOST, SIDED_LIMIT, WITNESS_LIMIT
-from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST, SILENCE_SECONDS
+from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST
 from dmsg.analytics.runs import State
 from dmsg.analytics.self_dealing import TooManyPairs, find_dealings, lines_of
 from dmsg.analytics.store import Row, Store

@@ -382,7 +382,20 @@ class Pipeline:
             taken = self._touched(lake.fresh_files(before.batches), before)
             problems = self._write_files(before, number, unread)
         torn = sum(problem is not None for problem in problems.values())
-        return replace(taken, torn_files=torn, days=self._concerned(taken, before))
+        taken = self._with_day_over(replace(taken, torn_files=torn), before)
+        return replace(taken, days=self._concerned(taken, before))
+
+    def _with_day_over(self, taken: NewLines, before: State) -> NewLines:
+        """Add the day that was the last until now, if it has sessions. Those that seemed open may be lost."""
+        own = {day for some in taken.changed.values() for day in some}
+        last = max(before.days, default=None)
+        if last is None or max(own, default=last) <= last:
+            return taken
+        files = self.lake.table("", "bronze").files()
+        if not any(file.values["family"] == "session" and file.values["dt"] == last for file in files):
+            return taken
+        sessions = {*taken.changed.get("session", ()), last}
+        return replace(taken, days=sorted({*taken.days, last}), changed={**taken.changed, "session": sessions})
 
     def _concerned(self, taken: NewLines, before: State) -> list[str]:
         """Return the days to refine, without those beside new events that the new events cannot change."""

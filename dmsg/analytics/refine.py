@@ -65,6 +65,8 @@ def silver_tables(
     days: Iterable[str],
     accepted: Callable[[], DataFrame] | None = None,
     hint: Hint = F.broadcast,
+    *,
+    last_day: date,
 ) -> Tables:
     """Plan the silver tables of some days. The last two are made from the others.
 
@@ -72,6 +74,7 @@ def silver_tables(
     :param around: as ``read``, including the days before and after.
     :param accepted: returns the receipts of ``around``, which need not be joined to one row for each end.
     :param hint: marks rows for a broadcast if they are few.
+    :param last_day: the last day of all that has events.
     """
 
     def ends() -> DataFrame:
@@ -83,7 +86,7 @@ def silver_tables(
 
     return {
         "transports": lambda: silver.transports(events("transport")),
-        "sessions": lambda: silver.sessions(events("session"), ends(), hint),
+        "sessions": lambda: silver.sessions(events("session"), ends(), events("life"), hint, last_day=last_day),
         "heartbeats": lambda: silver.heartbeats(events("beat")),
         "refusals": lambda: silver.refusals(events("refusal")),
         "entries": lambda: silver.entries(events("entry")),
@@ -270,6 +273,7 @@ class Refinement:
                 days,
                 lambda: lake.accepted(state, around),
                 self._hint,
+                last_day=date.fromisoformat(max(state.days)),
             )
 
         names = [name for name in SILVER if name not in _OF_SILVER]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 from pyspark.sql import Column, DataFrame, Window, functions as F
 
 from dmsg.analytics.broadcasts import Hint
+from dmsg.analytics.event_rules import SILENCE_SECONDS
 from dmsg.analytics.schemas import SILVER
 
 GAP_LIMIT_MS = 10 * 60 * 1000
 """Longest gap in ms between two heartbeats of one process in which the process still counts as up."""
-STILL_OPEN_MS = 5 * 60 * 1000
-"""Time in ms before midnight: a process whose last event lies within it counts as running into the next day."""
 
 
 def _at() -> Column:
@@ -61,13 +62,20 @@ def transports(events: DataFrame) -> DataFrame:
     )
 
 
-def sessions(events: DataFrame, ends: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
+def sessions(
+    events: DataFrame, ends: DataFrame, lives: DataFrame, hint: Hint = F.broadcast, *, last_day: date
+) -> DataFrame:
     """Return the table of the family ``session``.
 
     A session with an opening but no end on its day is *lost* if its process was lost. It then ends with the
     process's last event. Otherwise the session is *open*, and its end stands on the day on which the end came.
 
+    A process was lost if another process of its name started after its last event, or if it was silent for more than
+    ``SILENCE_SECONDS``: until midnight, or, on the last day, until the newest event of all.
+
     :param ends: the last event of each process and day (producer, boot, dt, last_ts).
+    :param lives: events of the family ``life``.
+    :param last_day: the last day that has events.
     :param hint: marks rows for a broadcast if they are few.
     """
     opening = F.col("type") == "session_open"
@@ -81,8 +89,13 @@ def sessions(events: DataFrame, ends: DataFrame, hint: Hint = F.broadcast) -> Da
         F.max("frames").alias("frames"),
         F.max("bytes").alias("bytes"),
     )
+    newest = ends.groupBy("dt").agg(F.max("last_ts").alias("newest"))
+    started = lives.where(F.col("type") == "start").groupBy("producer", "dt").agg(F.max("ts").alias("started"))
+    ends = ends.join(hint(newest), "dt").join(hint(started), ["producer", "dt"], "left")
     midnight = F.unix_millis(F.date_add(_day(), 1).cast("timestamp"))
-    lost = F.col("closed").isNull() & (F.col("last_ts") < midnight - STILL_OPEN_MS)
+    until = F.when(_day() < F.lit(last_day), midnight).otherwise(F.col("newest"))
+    replaced = F.coalesce(F.col("started") > F.col("last_ts"), F.lit(False))
+    lost = F.col("closed").isNull() & (replaced | (until - F.col("last_ts") > SILENCE_SECONDS * 1000))
     opened = F.coalesce("opened", F.col("closed") - F.col("lasted"))
     closed = F.coalesce("closed", F.when(lost, F.col("last_ts")))
     return (

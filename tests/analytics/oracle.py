@@ -313,8 +313,13 @@ def queries(today: date) -> dict[str, str]:
                        max(duration_ms) FILTER (type = 'session_close') AS lasted, max(bytes) AS bytes
                 FROM e WHERE type IN ('session_open', 'session_close') GROUP BY ALL),
             judged AS (
-                SELECT p.*, last, closed IS NULL AND last < (epoch(p.dt) + 86400) * 1000 - 300000 AS lost
-                FROM pairs p JOIN ends USING (producer, boot, dt))
+                SELECT p.*, last, closed IS NULL AND (coalesce(started > last, false) OR CASE
+                       WHEN dt < (SELECT max(dt) FROM e) THEN (epoch(dt) + 86400) * 1000 ELSE newest END - last > 900000
+                       ) AS lost
+                FROM pairs p JOIN ends USING (producer, boot, dt)
+                JOIN (SELECT dt, max(ts) AS newest FROM e GROUP BY ALL) USING (dt)
+                LEFT JOIN (SELECT producer, dt, max(ts) AS started FROM e WHERE type = 'start' GROUP BY ALL)
+                USING (producer, dt))
             SELECT producer AS server, dt, count(*) AS sessions, count(DISTINCT peer) AS clients,
                    count(*) FILTER (lost) AS lost, avg(coalesce(lasted, last - opened)) / 1000 AS mean_seconds,
                    coalesce(sum(bytes), 0) AS bytes

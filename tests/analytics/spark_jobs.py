@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -220,6 +221,7 @@ class NeighbourDaysTests(LakeCase):
     def setUp(self) -> None:
         super().setUp()
         boot = Boot(S1, "boot-1")
+        boot.event("session_open", DAY, "23:50:00", peer="p", session=1)
         boot.event("transport_close", DAY, "23:55:00", transport="old", src="a", dst="b")
         write_file(self.spool / "events-1.jsonl.gz", boot.rows)
         pipeline, nothing = self.pipeline(), State()
@@ -231,6 +233,10 @@ class NeighbourDaysTests(LakeCase):
 
     def test_a_day_with_one_of_the_transports_is_refined(self) -> None:
         self.assertEqual(self.days(("00:05:00", "old")), [str(DAY), str(NEXT)])
+
+    def test_a_last_day_with_sessions_is_refined_once_it_is_over(self) -> None:
+        self.before = replace(self.before, days={str(DAY): 1})
+        self.assertEqual(self.days(("12:00:00", "new")), [str(DAY), str(NEXT)])
 
     def test_a_receipt_after_a_restart_counts_at_any_time(self) -> None:
         late = (("00:05:00", "new"), ("12:00:00", "old"))

@@ -11,15 +11,17 @@ from statistics import NormalDist
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.analytics import silver
 from dmsg.analytics.event_rules import LARGEST
 from dmsg.analytics.gold import abuse, capacity, lost_transports, network, settlement, traffic, uptime
 from dmsg.analytics.gold.histograms import FIRST_MS, SHARES, percentile
-from dmsg.analytics.schemas import DAILY, LIES, OVERALL, SILVER
+from dmsg.analytics.schemas import BRONZE, DAILY, LIES, OVERALL, SILVER
 from dmsg.analytics.store import NUMBERS
 from dmsg.telemetry.schema import BUCKETS
-from tests.analytics.support import DAY, NEXT, NOW, S1, S2, S3, frame, rows_of
+from tests.analytics.support import DAY, DISCOVERY, NEXT, NOW, S1, S2, S3, frame, ms, rows_of
 
 TODAY = NOW.date()
 
@@ -411,3 +413,53 @@ class SumTests(SynchronousTestCase):
         rows = [row | {"boot": str(number)} for number in range(self.EVENTS)]
         day = self.only(network.quality_day(frame(rows, NUMBERS.schema)))
         self.assertEqual(day["missing"], self.LIMIT - self.EVENTS)
+
+
+ENDS = StructType().add("producer", "string").add("boot", "string").add("dt", "string").add("last_ts", "long")
+
+
+class SessionTests(SynchronousTestCase):
+    """Sessions without an end on their day: open, or lost with their server's process."""
+
+    def reason(
+        self, last: str, *, newest: str = "14:00:00", started: str | None = None, last_day: date = DAY
+    ) -> tuple[str, str | None]:
+        """Return how a session counts whose server last wrote at ``last``, and when it ended.
+
+        :param newest: time of the last event of anybody.
+        :param started: start of another process of the same server.
+        """
+        same = {"producer": S1, "boot": "one", "dt": str(DAY), "session": 1, "peer": "p"}
+        events = [same | {"type": "session_open", "ts": ms(DAY, "09:00:00")}]
+        ends = [same | {"last_ts": ms(DAY, last)}, same | {"producer": DISCOVERY, "last_ts": ms(DAY, newest)}]
+        lives = [same | {"type": "start", "ts": ms(DAY, "08:00:00")}]
+        if started is not None:
+            lives.append(same | {"boot": "two", "type": "start", "ts": ms(DAY, started)})
+        found = rows_of(
+            silver.sessions(
+                frame(events, BRONZE),
+                frame(ends, ENDS),
+                frame(lives, BRONZE),
+                last_day=last_day,
+            )
+        )
+        (row,) = found
+        closed = row["closed_at"]
+        return row["reason"], None if closed is None else f"{closed:%H:%M:%S}"
+
+    def test_a_running_server_loses_nothing(self) -> None:
+        self.assertEqual(self.reason("14:00:00"), ("open", None))
+        # Its last file is not there yet.
+        self.assertEqual(self.reason("13:45:00"), ("open", None))
+
+    def test_a_silent_server_has_lost_its_sessions(self) -> None:
+        self.assertEqual(self.reason("13:44:59"), ("lost", "13:44:59"))
+
+    def test_another_process_of_the_server_ends_them(self) -> None:
+        self.assertEqual(self.reason("13:59:00", started="13:59:30"), ("lost", "13:59:00"))
+        # Two programs with one key run at the same time.
+        self.assertEqual(self.reason("13:59:00", started="13:00:00"), ("open", None))
+
+    def test_a_day_that_is_over(self) -> None:
+        self.assertEqual(self.reason("14:00:00", last_day=NEXT), ("lost", "14:00:00"))
+        self.assertEqual(self.reason("23:45:00", newest="23:50:00", last_day=NEXT), ("open", None))

@@ -147,7 +147,13 @@ class Memory:
         self._read = cache(self._computed)
         self._plans = {
             "numbers": lambda: numbers,
-            **silver_tables(lambda family: self._events.where(F.col("family") == family), self._read, self._read, days),
+            **silver_tables(
+                lambda family: self._events.where(F.col("family") == family),
+                self._read,
+                self._read,
+                days,
+                last_day=max(days, default=DAY),
+            ),
             **daily_tables(self._read, self._read),
             **overall_tables(self._read, self._read, NOW.date()),
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, Window, functions as F
 
+from dmsg.analytics.event_rules import SILENCE_SECONDS
 from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
@@ -16,10 +17,6 @@ DISTRUST = 0.1
 MINUTES_OF_DAY = 1440
 CLOCK_LIMIT_MS = 60_000
 """Difference in ms between a server's clock and discovery's above which a flag says so."""
-SILENCE_SECONDS = 15 * 60
-"""Seconds without an event after which a process counts as gone. Processes write an event every minute, and files are
-sealed every five minutes.
-"""
 FORGOTTEN_DAYS = 28
 """Days after a server's last event for which a row says that the server is down."""
 
@@ -131,7 +128,7 @@ def boot(days: DataFrame) -> DataFrame:
     """Classify how each process ended.
 
     *stopped*: the process wrote a stop event. *crashed*: it wrote none, and another process of its name began.
-    *silent*: it wrote none, no other began, and its last event is more than :data:`SILENCE_SECONDS` older than the
+    *silent*: it wrote none, no other began, and its last event is more than ``SILENCE_SECONDS`` older than the
     newest of all. Otherwise it is *running*.
 
     :param days: processes by day, of all days.
