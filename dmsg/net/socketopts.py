@@ -126,6 +126,11 @@ def unacknowledged_bytes(transport: object) -> int:
     return 0
 
 
+def can_half_close(transport: object) -> bool:
+    """Whether one direction of the transport can be ended while the other stays open: on plain TCP, but not on TLS."""
+    return isinstance(transport, Connection) and not transport.TLS
+
+
 def set_reset_on_close(transport: object, enabled: bool) -> None:
     """Choose whether the kernel resets the connection when the socket is closed, also at the death of the process.
 

@@ -97,6 +97,13 @@ class WebSocketTransport:
         self.stop()
         self.tcp.loseConnection()
 
+    def end_writing(self) -> None:
+        """Send a close frame, and end the direction to the peer when everything is sent. TCP must allow that."""
+        if not self._closed:
+            write_now(self.tcp, close_frame(NORMAL, self._key()))
+        self.stop()
+        self.tcp.loseWriteConnection()
+
     def abortConnection(self) -> None:
         """End the connection at once."""
         self.stop()

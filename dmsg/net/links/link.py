@@ -26,6 +26,7 @@ from dmsg.net.links.interfaces import LinkHandshake, LinkUser
 from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_kept
 from dmsg.net.reactor import cancel_call
 from dmsg.net.socketopts import (
+    can_half_close,
     forget_unsent,
     held_bytes,
     queued_bytes,
@@ -205,7 +206,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def _received(self, data: bytes | memoryview) -> None:
         """Handle received bytes. A memoryview is only valid until this method returns."""
         # Twisted may still deliver data after this side has ended the link; the core must not see them.
-        if self._is_lost or self.ended_for is not None:
+        if self._is_lost or self.ended_for is not None or self._closing:
             return
         if self.active_links is not None:
             self.active_links.add(self)
@@ -342,7 +343,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     # --- reading ---
 
     def _stop_reading(self) -> None:
-        if not self._is_lost and self.transport is not None:
+        if not self._is_lost and not self._closing and self.transport is not None:
             self.transport.pauseProducing()  # type: ignore[attr-defined]
 
     def _read_on(self) -> None:
@@ -516,7 +517,8 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def close(self, reason: DropReason | None = None) -> None:
         """End the link when its queue is sent.
 
-        The link is cut after ``CLOSE_LIMIT`` seconds, or if nothing is sent for ``CLOSE_TIMEOUT`` seconds.
+        A client also waits until the server has read everything and closes the connection. The link is cut after
+        ``CLOSE_LIMIT`` seconds, or if nothing is sent for ``CLOSE_TIMEOUT`` seconds.
         """
         if self._closing or self._is_lost or self.transport is None:
             return
@@ -527,16 +529,37 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             self.flush()
         self._closing = True
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
-        self.transport.loseConnection()
+        # A socket that is closed with unread data resets the connection, and the kernel drops what it has not sent:
+        # the last frames, which tell the remotes how their streams end. So a client only ends its own direction, reads
+        # on, and leaves the rest to the server. A server does not wait for clients, who could keep its sockets open.
+        if self.is_server_side or not self._end_writing():
+            self.transport.loseConnection()
         self._cancel_timer()
         until = self._reactor.seconds() + CLOSE_LIMIT
-        self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, self.queued(), until)
+        self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, self.unsent(), until)
+
+    def _end_writing(self) -> bool:
+        """End the direction to the peer when its queue is sent, and discard what still arrives.
+
+        :returns: whether the transport can do so.
+        """
+        if not can_half_close(self._tcp):
+            return False
+        if self.in_websocket is not None:
+            self.in_websocket.end_writing()
+        else:
+            self._tcp.loseWriteConnection()  # type: ignore[attr-defined]
+        self._tcp.resumeProducing()  # type: ignore[attr-defined]
+        return True
 
     def _close_late(self, before: int, until: float) -> None:
         self._timer = None
-        waiting = self.queued()
+        waiting = self.unsent()
         if 0 < waiting < before and self._reactor.seconds() < until:  # The queue shrinks, if slowly.
             self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, waiting, until)
+        elif not waiting and not self.is_server_side and can_half_close(self._tcp):
+            # The peer's kernel has everything. The peer can still read it after a clean close, but not after a reset.
+            self._tcp.loseConnection()  # type: ignore[attr-defined]
         else:
             self._abort()
 

@@ -225,3 +225,43 @@ class HoldingTests(TestCase):
         deaf.transport.resumeProducing()
         for done in lost:
             await done
+
+    @asynchronous
+    async def test_a_client_that_closes_with_unread_data_loses_nothing_it_sent(self) -> None:
+        """A close with unread data would reset the connection, and the kernel would drop what it has not sent."""
+        ends = [Frames(), Frames()]
+        lost: list[Deferred[None]] = [Deferred(), Deferred()]
+        for end, done in zip(ends, lost, strict=True):
+            self.patch(end, "link_lost", lambda reason, done=done: done.callback(None))
+        turn = TurnFlush(reactor)
+
+        def serve() -> RecordLink:
+            link = RecordLink(reactor, turn, XKHandshake(KEYS["S"]), lambda remote: ends[1])
+            link.is_server_side = True
+            return link
+
+        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(serve))
+        self.addCleanup(port.stopListening)
+        client = RecordLink(
+            reactor,
+            turn,
+            XKHandshake(KEYS["A"], KEYS["S"].public),
+            lambda remote: ends[0],
+        )
+        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port), client)
+        while ends[0].link is None or ends[1].link is None:
+            await deferLater(reactor, 0)
+        server = ends[1].link
+        client.pause_reading()
+        server.pause_reading()
+        server.send(b"there" * 10_000)
+        client.send(b"back." * 200_000)
+        client.close()
+        while client.queued():
+            await deferLater(reactor, 0)
+        for _ in range(3):  # By then a socket without unsent bytes would be closed.
+            await deferLater(reactor, 0)
+        server.resume_reading()
+        await lost[0]
+        await lost[1]
+        self.assertEqual(len(ends[1].frames), 200_000)
