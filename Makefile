@@ -74,6 +74,9 @@ JOBS ?= 5
 COVERAGE ?=
 MEASURED = $(if $(COVERAGE),-m coverage run)
 
+# Tests start hundreds of programs. Without stored bytecode, each would compile its modules again.
+test test-core: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.spark
 	@rm -f .coverage .coverage.*
 	$(BIN)/python $(MEASURED) -m tests.run -j$(JOBS) --temp-directory=_trial_temp $(CORE_TESTS)
