@@ -79,8 +79,8 @@ test test-core: export PYTHONDONTWRITEBYTECODE =
 
 test: $(VENV)/.spark
 	@rm -f .coverage .coverage.*
-	$(BIN)/python $(MEASURED) -m tests.run -j$(JOBS) --temp-directory=_trial_temp $(CORE_TESTS)
-	$(BIN)/python $(MEASURED) -m tests.run --temp-directory=_trial_temp_spark tests.analytics
+	$(BIN)/python -m tests.alongside $(MEASURED) -m tests.run --temp-directory=_trial_temp_spark tests.analytics \
+		-- $(MEASURED) -m tests.run -j$(JOBS) --temp-directory=_trial_temp $(CORE_TESTS)
 	$(if $(COVERAGE),$(BIN)/python -m coverage combine --quiet)
 	$(if $(COVERAGE),$(BIN)/python -m coverage report --fail-under=$(COVERAGE))
 	@$(BIN)/python -m tests.run --summary _trial_temp _trial_temp_spark

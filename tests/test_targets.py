@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from unittest import skipUnless
 
@@ -57,3 +60,47 @@ class TargetTests(SynchronousTestCase):
         self.assertEqual(steps - set(named) - {"others"}, set(), "steps that public CI leaves out")
         described = re.findall(r"(?m)^#   (\w+) ", (ROOT / ".ci/run").read_text())
         self.assertEqual(set(described), steps)
+
+
+class AlongsideTests(SynchronousTestCase):
+    """Two runs at the same time, as ``make test`` starts them."""
+
+    def start(self, first: str, second: str) -> subprocess.Popen[str]:
+        command = (sys.executable, "-m", "tests.alongside", "-c", first, "--", "-c", second)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.addCleanup(process.kill)
+        return process
+
+    def test_the_first_prints_after_the_second(self) -> None:
+        """The first run ends only when the second one has printed all of its output, and was started before."""
+        path = Path(self.mktemp()).absolute()
+        first = f"import os, time\nprint('one', flush=True)\nos.mkfifo({str(path)!r})\nopen({str(path)!r}).read()"
+        second = (
+            f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.01)\n"
+            f"print('two', flush=True)\nopen({str(path)!r}, 'w').close()"
+        )
+        process = self.start(first, second)
+        said = [line for line in process.communicate()[0].splitlines() if not line.startswith("waiting for")]
+        self.assertEqual((said[-2:], process.returncode), (["two", "one"], 0))
+
+    def test_either_failure_is_a_failure(self) -> None:
+        failing, passing = "import sys; sys.exit(3)", "print('passed')"
+        for first, second in ((failing, passing), (passing, failing)):
+            process = self.start(first, second)
+            said, _ = process.communicate()
+            self.assertEqual(process.returncode, 1)
+            self.assertIn("passed\n", said)
+
+    def test_an_interrupt_ends_both(self) -> None:
+        """A signal to the command alone, without a terminal that tells the runs as well."""
+        running = "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = self.start(running, running)
+            assert process.stdout is not None
+            second = int(process.stdout.readline())
+            process.send_signal(number)
+            said, _ = process.communicate()
+            numbers = [int(line) for line in said.splitlines() if line.isdigit()]
+            self.assertEqual((process.returncode, said.count("KeyboardInterrupt")), (130, 2), said)
+            for pid in (second, *numbers):
+                self.assertRaises(ProcessLookupError, os.kill, pid, 0)
