@@ -40,14 +40,14 @@ class LinkHoldings(MemoryWatch[Link]):
             session = link.user
             if not isinstance(session, ServedSession) or link.remote is None:
                 # The link reads or writes before it holds anything, and is then added again.
-                stirred.discard(link)
+                stirred.pop(link, None)
                 continue
             link.shed()
             size = link.holds + session.backlog
             if size < SMALL:
-                # A few bytes may stay. The link stays in the set unless it holds nothing.
+                # A few bytes may stay. The link stays in the table unless it holds nothing.
                 if not size:
-                    stirred.discard(link)
+                    stirred.pop(link, None)
                 continue
             age = self.age(link, link.written - link.queued(), link.written)
             block, *around = blocks_of(link.address)

@@ -9,7 +9,8 @@ from dmsg.lazily import public
 __all__, __getattr__, __dir__ = public(
     __name__,
     {
-        "dmsg.testing.lab": "Lab",
+        "dmsg.testing.determinism": "Determinism Trace",
+        "dmsg.testing.lab": "Lab repeatable_lab",
         "dmsg.testing.network": "Host Network",
         "dmsg.testing.namespaces": "LabError NamespaceLab available",
         "dmsg.testing.promise": "Pattern PromiseBroken Talkers",
@@ -19,7 +20,8 @@ __all__, __getattr__, __dir__ = public(
 )
 
 if TYPE_CHECKING:
-    from dmsg.testing.lab import Lab as Lab
+    from dmsg.testing.determinism import Determinism as Determinism, Trace as Trace
+    from dmsg.testing.lab import Lab as Lab, repeatable_lab as repeatable_lab
     from dmsg.testing.namespaces import LabError as LabError, NamespaceLab as NamespaceLab, available as available
     from dmsg.testing.network import Host as Host, Network as Network
     from dmsg.testing.promise import Pattern as Pattern, PromiseBroken as PromiseBroken, Talkers as Talkers

@@ -18,11 +18,15 @@ Nothing here is a stand-in: the entities are those that run elsewhere, over
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Unpack
 
 from treq.client import HTTPClient
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.web.client import URI, Agent
 from twisted.web.iweb import IAgentEndpointFactory
@@ -37,6 +41,7 @@ from dmsg.keys import SecKey
 from dmsg.messaging.proofs import OPENINGS
 from dmsg.net.web.fetch import Body, make_pool
 from dmsg.servers.settings import ServerSettings
+from dmsg.testing.determinism import Determinism, Trace
 from dmsg.testing.network import Host, Network
 from dmsg.v2019.client import Client
 from dmsg.v2019.core.policing import Limits
@@ -56,6 +61,11 @@ class _Endpoints:
         return TCP4ClientEndpoint(self._host, uri.host.decode(), uri.port)
 
 
+def _date_ns() -> int:
+    # Looked up at each call, because a Determinism may have replaced it.
+    return time.time_ns()
+
+
 class ClientOptions(ServerChoiceOptions, total=False):
     """Options of a client of a lab, as in :class:`~dmsg.v2019.client.Client`."""
 
@@ -65,11 +75,19 @@ class ClientOptions(ServerChoiceOptions, total=False):
 
 
 class Lab:
-    """:param seed: of keys and of everything that happens by chance."""
+    """Network of entities.
 
-    def __init__(self, seed: int = 0) -> None:
+    Its faults, keys and names follow from the seed. Ids, tokens and dates come from the operating system, except in
+    :func:`repeatable_lab`.
+
+    :param seed: of keys and of everything that happens by chance.
+    :param trace: takes all events between the hosts.
+    :param clock: clock of all hosts; by default a new one.
+    """
+
+    def __init__(self, seed: int = 0, *, trace: Trace | None = None, clock: Clock | None = None) -> None:
         self.seed = seed
-        self.network = Network(seed)
+        self.network = Network(seed, trace, clock)
         self.clock = self.network.clock
         self.random = self.network.random
         self.discovery: Discovery | None = None
@@ -88,7 +106,7 @@ class Lab:
         # The default body takes its turns from the global reactor.
         http = HTTPClient(agent, data_to_body_producer=Body)
         address = self.network.host("discovery").address
-        return Lookups([Lookup(host, f"http://{address}:{DISCOVERY_PORT}", http=http)])
+        return Lookups([Lookup(host, f"http://{address}:{DISCOVERY_PORT}", http=http, date=_date_ns)])
 
     def start_discovery(self) -> Discovery:
         """Start discovery, with its store in memory."""
@@ -170,3 +188,15 @@ class Lab:
         for number, one in enumerate(stopping):
             one.addBoth(finished, number)
         self.network.run_until(lambda: all(done), 60)
+
+
+@contextmanager
+def repeatable_lab(seed: int = 0, *, trace: Trace | None = None) -> Iterator[Lab]:
+    """Context with a lab in which a seed repeats a run byte for byte, also in another process and another Python.
+
+    The random numbers and clocks of the whole process come from the lab until the context ends
+    (:class:`~dmsg.testing.determinism.Determinism`).
+    """
+    clock = Clock()
+    with Determinism(seed, clock):
+        yield Lab(seed, trace=trace, clock=clock)

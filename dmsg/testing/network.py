@@ -4,7 +4,8 @@ Each :class:`Host` is a reactor to what runs on it: it has timers, listens and
 connects (:mod:`dmsg.testing.tcp`).  Between two hosts lies a :class:`Path` with delay,
 bandwidth and faults.  What TCP promises holds (order, nothing lost while the connection
 lives, back-pressure); what it does not promise can be made to happen.  With the same seed
-and the same calls everything happens again in the same order.
+and the same calls everything happens again in the same order, if chance and clocks come from the lab as well
+(:func:`dmsg.testing.lab.repeatable_lab`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.net.reactor import Reactor
+from dmsg.testing.determinism import Trace
 from dmsg.testing.tcp import End, Path
 
 if TYPE_CHECKING:
@@ -53,10 +55,13 @@ class Network:
     """Network of all hosts, with one clock.
 
     :param seed: seed of everything that happens by chance.
+    :param trace: takes all events between the hosts.
+    :param clock: clock of all hosts; by default a new one.
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        self.clock = Clock()
+    def __init__(self, seed: int = 0, trace: Trace | None = None, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.trace = trace
         self.random = Random(seed)
         self.hosts: dict[str, Host] = {}
         self._paths: dict[tuple[str, str], Path] = {}
@@ -69,7 +74,7 @@ class Network:
 
     def path(self, source: Host, target: Host) -> Path:
         """Return the path from one host to another."""
-        return self._paths.setdefault((source.name, target.name), Path(self.clock, self.random))
+        return self._paths.setdefault((source.name, target.name), Path(self.clock, self.random, self.trace))
 
     def both_ways(self, one: Host, two: Host) -> tuple[Path, Path]:
         """Return the paths from one host to another and back."""
@@ -398,6 +403,9 @@ class Timer:
     def _make(self, due: IDelayedCall) -> None:
         if self.active() and due is self._call:
             self._made = True
+            trace = self._host.network.trace
+            if trace is not None:
+                trace.note(self._host.seconds(), self._host.name, "timer")
             self._action()
 
     def getTime(self) -> float:

@@ -25,6 +25,8 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.testing.determinism import Trace
+
 SEGMENT = 64 * 1024
 """Maximum bytes of a segment."""
 BUFFER = 256 * 1024
@@ -44,8 +46,9 @@ class Path:
     :ivar cut_since: when it was cut, or None.
     """
 
-    def __init__(self, clock: Clock, random: Random) -> None:
+    def __init__(self, clock: Clock, random: Random, trace: Trace | None = None) -> None:
         self.clock = clock
+        self.trace = trace
         self._random = random
         self.delay = 0.0
         self.rate = 0.0
@@ -142,6 +145,7 @@ class End:
 
     def _send(self, segment: bytes | None) -> None:
         clock = self._path.clock
+        self._note("sends", b"" if segment is None else segment)
         self._last_arrival = max(self._path.arrival(len(segment or b"")), self._last_arrival)
         clock.callLater(self._last_arrival - clock.seconds(), self._arrive, segment)
 
@@ -168,6 +172,7 @@ class End:
                 self._end(ConnectionDone())
                 return
             self.other.travelling -= len(segment)
+            self._note("reads", len(segment))
             self.protocol.dataReceived(segment)
             self.other.host.do(self.other.sent)
 
@@ -226,6 +231,7 @@ class End:
     def _end(self, error: Exception) -> None:
         if self.loss_reason is not None:
             return
+        self._note("ends", type(error).__name__)
         self.loss_reason = Failure(error)
         self.disconnected = True
         self.connected = False
@@ -243,6 +249,12 @@ class End:
         self.protocol.connectionLost(self.loss_reason)
         if self._lost is not None:
             self._lost(self.loss_reason)
+
+    def _note(self, *what: object) -> None:
+        trace = self._path.trace
+        if trace is not None:
+            here, there = self._addresses
+            trace.note(self._path.clock.seconds(), f"{here.host}:{here.port}", f"{there.host}:{there.port}", *what)
 
     # --- ITCPTransport ---
 

@@ -19,7 +19,8 @@ from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory
 from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublisher
 
-from dmsg.testing.lab import Lab
+from dmsg.testing.determinism import KEPT, Trace
+from dmsg.testing.lab import Lab, repeatable_lab
 from dmsg.testing.promise import Talker, Talkers
 from dmsg.v2019.core.wire import DRAIN, Frame
 
@@ -33,14 +34,16 @@ PATIENCE = 400.0
 class Walk:
     """Random walk of a network under faults.
 
-    :param seed: seed from which everything that happens follows.
+    :param lab: lab in which nothing runs yet but discovery; its seed is that of the walk.
+    :param trace: trace of the lab.
     :ivar faults: faults so far, in order.
     """
 
-    def __init__(self, seed: int, *, steps: int = STEPS) -> None:
-        self.seed = seed
-        self.lab = Lab(seed)
-        self.random = Random(seed)
+    def __init__(self, lab: Lab, trace: Trace, *, steps: int = STEPS) -> None:
+        self.seed = lab.seed
+        self.trace = trace
+        self.lab = lab
+        self.random = Random(lab.seed)
         self.faults: list[str] = []
         self._steps = steps
         self._talkers = Talkers()
@@ -87,6 +90,7 @@ class Walk:
             if self.random.random() < 0.6:
                 name = self.random.choice(list(self._actions))
                 self.faults.append(name)
+                self.trace.note(self.lab.clock.seconds(), "fault", name)
                 self._actions[name]()
             self.lab.network.run(self.random.choice((0.0, 0.01, 0.3, 3.0, 12.0)))
             self._talkers.check()
@@ -246,8 +250,19 @@ class _Fixed(Factory):
 
 
 def walk(seed: int, *, steps: int = STEPS) -> Walk:
-    """Do one walk; a failure names the seed and the faults."""
-    one = Walk(seed, steps=steps)
+    """Do one walk, of which everything follows from the seed.
+
+    :raises AssertionError: the promise was not kept; the text has the seed, the faults and the last events.
+    """
+    trace = Trace()
+    with repeatable_lab(seed, trace=trace) as lab:
+        one = Walk(lab, trace, steps=steps)
+        _run_logged(one)
+    return one
+
+
+def _run_logged(one: Walk) -> None:
+    """Run a walk, and fail also for errors that were only logged."""
     errors: list[str] = []
 
     def note(event: LogEvent) -> None:
@@ -263,10 +278,11 @@ def walk(seed: int, *, steps: int = STEPS) -> Walk:
         if errors:
             raise AssertionError(f"{len(errors)} errors were logged: {errors[0]}")
     except AssertionError as error:
-        raise type(error)(f"seed {seed}: {error}; faults: {', '.join(one.faults)}") from error
+        last = "\n".join(one.trace.last[-KEPT:])
+        text = f"seed {one.seed}: {error}; faults: {', '.join(one.faults)}; the last events:\n{last}"
+        raise type(error)(text) from error
     finally:
         globalLogPublisher.removeObserver(observer)
-    return one
 
 
 def main() -> None:
@@ -278,7 +294,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.seed is not None:
         done = walk(arguments.seed, steps=arguments.steps)
-        sys.stdout.write(f"seed {arguments.seed}: all is well; faults: {', '.join(done.faults)}\n")
+        sys.stdout.write(
+            f"seed {arguments.seed}: all is well; faults: {', '.join(done.faults)}\n"
+            f"{done.trace.count} events, hash {done.trace.digest()}\n"
+        )
         return
     end = time.monotonic() + arguments.seconds
     first = int.from_bytes(os.urandom(4), "big")

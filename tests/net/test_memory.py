@@ -78,7 +78,7 @@ class ServerMemoryTests(EntityCase):
         await self.until(lambda: len(factory.sessions) == 5)
         server.memory.check()
         server.memory.check()
-        self.assertEqual(factory.active_links, set())
+        self.assertEqual(factory.active_links, {})
         quiet[0].transport.write((500).to_bytes(2, "big") + b"the first bytes of a record")  # type: ignore[union-attr]
         await self.until(lambda: factory.active_links)
         server.memory.check()

@@ -359,14 +359,6 @@ class LabTests(SynchronousTestCase):
         lab.result(one.transport.send(b"x"), 60)
         self.assertNotEqual(one.transport.server, lab.servers[name]._key.public)
 
-    def test_the_same_seed_does_the_same(self) -> None:
-        def story(seed: int) -> list[Any]:
-            done = walk(seed, steps=12)
-            return [done.faults, done.lab.clock.seconds(), [talker.sent for talker in done._streams]]
-
-        self.assertEqual(story(7), story(7))
-        self.assertNotEqual(story(7), story(8))
-
 
 class PolicyTests(SynchronousTestCase):
     """Who speaks securely with whom; a client with encryption off stands for one of 2019."""

@@ -131,8 +131,9 @@ class Acceptor(Factory):
         self.share = TurnShare(reactor)
         self._floods = RateLimit(FLOOD_RATE, FLOOD_BURST)
         self._failures = RateLimit(FAILED_RATE, FAILED_BURST, blocks_of)
-        self.sessions: set[AcceptedSession] = set()
-        self.active_links: set[Link] = set()
+        # Not sets: their order would depend on addresses in memory, and a seed could not repeat a run of the lab.
+        self.sessions: dict[AcceptedSession, None] = {}
+        self.active_links: dict[Link, None] = {}
         """Links that have read or written since the last check of held memory, and so may hold something. The check
         removes the others.
         """
@@ -423,7 +424,7 @@ class Acceptor(Factory):
         assert session.link is not None
         self._shaken(session.link)
         refusal = self._refused_links.pop(session.link, None)
-        self.sessions.add(session)
+        self.sessions[session] = None
         self.connections_opened += 1
         # The key is proven now. Floods are charged to it, and not to an address that many people may share.
         if refusal is None and self._floods.is_exhausted(str(session.link.remote), self._reactor.seconds()):
@@ -459,7 +460,7 @@ class Acceptor(Factory):
 
     def session_down(self, session: AcceptedSession) -> None:
         """Remove the session of a client that has left, and count the reason."""
-        self.sessions.discard(session)
+        self.sessions.pop(session, None)
         self._take_place(session)
         assert session.link is not None
         self._gone(session.link)

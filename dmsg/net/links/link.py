@@ -106,8 +106,8 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     _waits = False
     places: Sequence[Hashable] = ()
     """Blocks of addresses of the peer, the widest first. Behind a proxy, the connection itself."""
-    active_links: set[Link] | None = None
-    """Set to which the link adds itself when it reads or writes, so that memory checks need not visit idle links."""
+    active_links: dict[Link, None] | None = None
+    """Table to which the link adds itself when it reads or writes, so that memory checks need not visit idle links."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         if self._is_lost or self.ended_for is not None or self._closing:
             return
         if self.active_links is not None:
-            self.active_links.add(self)
+            self.active_links[self] = None
         if self._held or self._left or not self._may_work():
             # Earlier data wait, or the time is used up. The bytes must stay in order, and a view must be copied.
             self._held.append(bytes(data))
@@ -268,7 +268,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             self._proceed()
         self._is_lost = True
         if self.active_links is not None:
-            self.active_links.discard(self)
+            self.active_links.pop(self, None)
         self._cancel_timer()
         if self.in_websocket is not None:
             self.in_websocket.stop()
@@ -436,7 +436,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         if self._is_lost or not self._up:
             return
         if self.active_links is not None:
-            self.active_links.add(self)
+            self.active_links[self] = None
         chunks, size = self._outgoing()
         self.written += size
         transport = self.transport

@@ -59,7 +59,7 @@ class Congestion:
         peer.congested = False
         self._release_sources(peer)
         if peer.paused_by is not None:
-            peer.paused_by.pausing.discard(peer)
+            peer.paused_by.pausing.pop(peer, None)
             peer.paused_by = None
 
     @staticmethod
@@ -96,7 +96,7 @@ class Congestion:
         if source.paused_by is None and not destination.stalled and len(source.destinations) == 1:
             source.paused_by = destination
             first = not destination.pausing
-            destination.pausing.add(source)
+            destination.pausing[source] = None
             source.port.pause_reading()
             if first:
                 self._on_paused(destination)
@@ -117,13 +117,14 @@ class Congestion:
     def _release_sources(peer: RelayPeer) -> None:
         # The state is cleared before the call, because resumed reading may congest the peer again at once.
         while peer.pausing:
-            source = peer.pausing.pop()
+            source = next(iter(peer.pausing))  # the one that has waited longest
+            del peer.pausing[source]
             source.paused_by = None
             source.port.resume_reading()
 
 
 def _resume(source: RelayPeer) -> None:
     assert source.paused_by is not None
-    source.paused_by.pausing.discard(source)
+    source.paused_by.pausing.pop(source, None)
     source.paused_by = None
     source.port.resume_reading()

@@ -91,7 +91,7 @@ class RelayPeer:
     sent: int = 0
     """Number of bytes queued for the peer since it became congested."""
     paused_by: RelayPeer | None = None
-    pausing: set[RelayPeer] = field(default_factory=set)
+    pausing: dict[RelayPeer, None] = field(default_factory=dict)
     closing: bool = False
     frames_in: int = 0
     bytes_in: int = 0

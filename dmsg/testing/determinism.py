@@ -1,0 +1,132 @@
+"""Chance and clocks of this process from a seed and the clock of a lab, for as long as a walk lasts.
+
+The entities of a lab draw ids, tokens, nonces and keys from the operating system, as they do elsewhere, and ask it for
+the date. In a :class:`Determinism` both come from the lab, so that a seed repeats a run byte for byte, also in another
+process. Its :class:`Trace` proves that: it hashes everything that happens between the hosts.
+
+Not replaced are random numbers that C libraries draw themselves, such as those of OpenSSL.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
+
+import coincurve.utils
+from twisted.internet.task import Clock
+from twisted.web import http
+
+START = 1_700_000_000.0
+"""Date at which every lab starts, in seconds since 1970."""
+TRACE_HASH_SIZE = 16
+KEPT = 40
+"""Number of the last events that a trace keeps as text."""
+
+
+class Trace:
+    """Hash of the events of a lab, in order.
+
+    :ivar count: number of events.
+    :ivar last: the last ``KEPT`` events in words, or all of them with ``keep_all``.
+    """
+
+    def __init__(self, *, keep_all: bool = False) -> None:
+        self._hash = blake2b(digest_size=TRACE_HASH_SIZE)
+        self._keep_all = keep_all
+        self.count = 0
+        self.last: list[str] = []
+
+    def note(self, seconds: float, *what: object) -> None:
+        """Add an event at a time of the lab's clock; bytes are added as their size and hash."""
+        words = " ".join(_shown(one) for one in what)
+        line = f"{seconds:.9f} {words}"
+        self._hash.update(line.encode() + b"\n")
+        self.count += 1
+        self.last.append(line)
+        if not self._keep_all and len(self.last) > 2 * KEPT:
+            del self.last[:-KEPT]
+
+    def digest(self) -> str:
+        """Return the hash of all events so far, as 32 hexadecimal digits."""
+        return self._hash.hexdigest()
+
+
+def _shown(one: object) -> str:
+    if isinstance(one, bytes):
+        return f"{len(one)} bytes {blake2b(one, digest_size=8).hexdigest()}"
+    return str(one)
+
+
+def _refuse_thread(thread: threading.Thread) -> NoReturn:
+    raise RuntimeError(f"{thread.name} was started in a lab whose runs are repeatable, and threads are not")
+
+
+class Determinism:
+    """Context in which the process draws its random numbers from a seed and its time from a clock.
+
+    :param clock: clock of the lab; the date is ``START`` plus its seconds.
+    """
+
+    def __init__(self, seed: object, clock: Clock) -> None:
+        self._random = random.Random(f"chance {seed}")
+        self._clock = clock
+        self._replaced: list[tuple[Any, str, object]] = []
+
+    def date(self) -> float:
+        """Return the lab's date in seconds since 1970."""
+        return START + self._clock.seconds()
+
+    def __enter__(self) -> Determinism:
+        def urandom(size: int) -> bytes:
+            return self._random.randbytes(size)
+
+        seed_generator = random.Random.seed
+
+        def seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
+            # Without a seed, a generator would ask the operating system in C.
+            seed_generator(generator, self._random.randbytes(32) if a is None else a, version)
+
+        real_gmtime = time.gmtime
+
+        def gmtime(seconds: float | None = None) -> time.struct_time:
+            return real_gmtime(self.date() if seconds is None else seconds)
+
+        def nanoseconds() -> int:
+            return int(self.date() * 1e9)
+
+        self._replace(os, "urandom", urandom)
+        self._replace(random, "_urandom", urandom)  # asked by SystemRandom, and so by secrets
+        self._replace(coincurve.utils, "urandom", urandom)
+        self._replace(random.Random, "seed", seed)
+        self._replace(time, "time", self.date)
+        self._replace(time, "time_ns", nanoseconds)
+        self._replace(time, "monotonic", self._clock.seconds)
+        self._replace(time, "gmtime", gmtime)
+        # The order in which threads run cannot be repeated.
+        self._replace(threading.Thread, "start", _refuse_thread)
+        self._replace(http, "time", self.date)
+        self._replace(http, "gmtime", gmtime)
+        state = random.getstate()
+        self._replaced.append((random, "", state))
+        random.seed(self._random.randbytes(32))
+        return self
+
+    def _replace(self, owner: type | ModuleType, name: str, replacement: Callable[..., object]) -> None:
+        self._replaced.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, replacement)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        while self._replaced:
+            owner, name, real = self._replaced.pop()
+            if name:
+                setattr(owner, name, real)
+            else:
+                random.setstate(real)  # type: ignore[arg-type]
