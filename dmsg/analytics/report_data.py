@@ -57,7 +57,7 @@ class Content:
 
 
 def total(column: str, name: str | None = None) -> str:
-    """Return an aggregate in SQL: the sum of a column, at most ``SUM_LIMIT``, as :func:`~.gold.totals.bounded_sum`.
+    """Return an aggregate in SQL: the sum of a column, at most ``SUM_LIMIT``, as ``bounded_sum`` of ``gold/totals.py``.
 
     :param name: name of the sum; None for the column's own.
     """
