@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.analytics import spark_lives, spark_settlement
+from tests.analytics import spark_lives, spark_self_dealing, spark_settlement
 from tests.analytics.support import ByRuns
 
 
@@ -16,3 +16,9 @@ class LivesTests(ByRuns, spark_lives.LivesTests):
 
 class LostTransportTests(ByRuns, spark_lives.LostTransportTests):
     """Transports of a server that was killed."""
+
+
+class PlantedTests(spark_self_dealing.PlantedTests):
+    """Self-dealing in other networks."""
+
+    seeds = (2, 3)
