@@ -118,7 +118,7 @@ class PubKey(bytes):
         key = cls(data)
         # The last character has one bit more than the key, so two texts could stand for one key.
         if key.text != text.lower():
-            raise KeyFormatError("public key is not base32 as it is written for keys")
+            raise KeyFormatError("public key is not valid base32: the last character has a spare bit set")
         return key
 
     @property

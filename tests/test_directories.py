@@ -85,7 +85,7 @@ class DirectoryTests(SynchronousTestCase):
         for plant in (lambda: log.write_bytes(b"theirs"), lambda: log.symlink_to(mine)):
             plant()
             os.chown(log, STRANGER, -1, follow_symlinks=False)
-            self.assertIn("is another user's", str(self.assertRaises(DmsgError, open_log, log)))
+            self.assertIn("belongs to another user", str(self.assertRaises(DmsgError, open_log, log)))
             log.unlink()
         log.symlink_to(mine)
         os.close(open_log(log))

@@ -87,7 +87,8 @@ class VectorTests(SynchronousTestCase):
             "": "53 characters, or 66 in hexadecimal, not 0",
             key.text[:-1]: "not 52",
             key.text + "=": "not 54",
-            key.text[:-1] + twin: "not base32 as it is written for keys",  # the bit that the key does not have
+            key.text[:-1]
+            + twin: "not valid base32: the last character has a spare bit set",  # the bit that the key does not have
             key.text[:-1] + "1": "not base32",
             key.text[:-1] + "\u00e9": "not base32",
             "7" * 53: "not a point",

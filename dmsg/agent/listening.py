@@ -116,7 +116,7 @@ class AgentListeningPort:
             await self._taking.run(self._accept, number, protocol)
         except (DmsgError, *AWAY) as error:
             # The stream ended before this program accepted it, so its protocol never had a transport.
-            _log.info("the stream from {peer} could not be accepted: {error}", peer=str(peer)[:16], error=str(error))
+            _log.info("the stream from {peer} was not accepted: {error}", peer=str(peer)[:16], error=str(error))
 
     def _accept(self, number: int, protocol: IProtocol) -> Deferred[IProtocol]:
         connection = StreamConnection(self._road, lambda opened: protocol)

@@ -83,7 +83,9 @@ def find_agent(path: Path | None = None) -> FoundAgent | None:
     except DmsgError as error:
         raise AgentError(f"agent at {path}: {error}") from None
     if answer.get("protocol") != PROTOCOL:
-        raise AgentError(f"agent at {path}: it belongs to another version of dmsg; restart it with: dmsg down, dmsg up")
+        raise AgentError(
+            f"agent at {path}: the agent is another version of dmsg; restart the agent with: dmsg down, dmsg up"
+        )
     try:
         return FoundAgent(
             path,
@@ -93,7 +95,7 @@ def find_agent(path: Path | None = None) -> FoundAgent | None:
             str(answer["encryption"]),
         )
     except (KeyError, TypeError, ValueError):
-        raise AgentError(f"agent at {path}: its answer is malformed") from None
+        raise AgentError(f"agent at {path}: the agent's answer is malformed") from None
 
 
 def is_socket(path: Path) -> bool:
@@ -108,7 +110,7 @@ def is_socket(path: Path) -> bool:
     if not stat.S_ISSOCK(found.st_mode):
         return False
     if found.st_uid not in (os.getuid(), 0):
-        raise AgentError(f"agent at {path}: its socket belongs to another user")
+        raise AgentError(f"agent at {path}: the agent's socket belongs to another user")
     return True
 
 

@@ -44,7 +44,9 @@ def reactor_of(loop: asyncio.AbstractEventLoop) -> Reactor:
         if theirs is loop:
             return _started(installed)
         if not theirs.is_closed():
-            raise WrongEventLoop("dmsg.aio is used in another event loop of this process, which is not closed")
+            raise WrongEventLoop(
+                "dmsg.aio already uses another event loop of this process: use that loop, or close it first"
+            )
         del sys.modules[_MODULE]
     reactor = AsyncioSelectorReactor(loop)
     installReactor(reactor)

@@ -51,7 +51,9 @@ class _Transport(asyncio.Transport):
     def write_eof(self) -> None:
         """:raises NotImplementedError: the peer's program does not support half-close."""
         if not self.can_write_eof():
-            raise NotImplementedError("the peer's program cannot take an end of data while it goes on sending")
+            raise NotImplementedError(
+                "the peer's program does not support half-close: after an end of data it would stop sending"
+            )
         self._stream.unregisterProducer()  # A stream with a producer waits for its last data.
         self._stream.loseWriteConnection()
 

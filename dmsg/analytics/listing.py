@@ -209,6 +209,6 @@ def open_files(reader: DataFrameReader, paths: list[str]) -> DataFrame | None:
         # The error names only the first of the missing files.
         there = [path for path in paths if opened([path]) is not None]
         if len(there) == len(paths):
-            raise LakeError(f"files come and go while they are read, such as {paths[0]}")
+            raise LakeError(f"files were added or removed while they were read, such as {paths[0]}")
         paths = there
     return None

@@ -133,9 +133,9 @@ def read(path: str, now_ms: int, *, checked: bool) -> tuple[pa.Table, int]:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise Refused(str(error)) from None
     if table.num_rows != text.count(b"\n"):
-        raise Refused("lines and events differ in number")
+        raise Refused("the file has more or fewer lines than events")
     if not all_valid(table, now_ms, checked=checked):
-        raise Refused("not all lines are events")
+        raise Refused("a line is not a valid event")
     return table, len(text)
 
 
@@ -167,7 +167,7 @@ def _parsed(text: bytes) -> pa.Table:
 def _unpacked(path: str) -> bytes:
     try:
         if os.path.getsize(path) > TEXT_LIMIT:
-            raise Refused("too large")
+            raise Refused("the file is too large")
         with open(path, "rb") as file:
             packed = file.read(TEXT_LIMIT + 1)
     except (OSError, ValueError) as error:
@@ -181,7 +181,7 @@ def _unpacked(path: str) -> bytes:
         except zlib.error as error:
             raise Refused(str(error)) from None
         if not unpack.eof or len(piece) > left or len(pieces) == MEMBER_LIMIT:
-            raise Refused("torn, or too large")
+            raise Refused("the compressed data is incomplete, or too large")
         pieces.append(piece)
         left -= len(piece)
         packed = unpack.unused_data
@@ -198,16 +198,16 @@ def _check_text(text: bytes) -> None:
     # and one on two lines, would fail one of these counts.
     whole = text.startswith(b"{") and text.endswith(b"}\n")
     if not (whole and text.count(b"{") == lines and text.count(b"}\n{") == lines - 1):
-        raise Refused("a line is not one object")
+        raise Refused("a line is not one JSON object")
     if b"[" in text and text.count(b"[") != text.count(b'"rtt":['):
-        raise Refused("an array that is no histogram")
+        raise Refused("an array is not a histogram")
     if not text.isascii():
         try:
             text.decode()
         except UnicodeDecodeError:
-            raise Refused("not UTF-8") from None
+            raise Refused("the file is not UTF-8") from None
     if b"\\" in text and _SURROGATE.search(text):
-        raise Refused("half of a character")
+        raise Refused("a text has an incomplete character (a lone surrogate)")
     if _has_longer_line(text, SHORT_LINE):
         if _has_longer_line(text, MAX_LINE):
             raise Refused("a line is too long")

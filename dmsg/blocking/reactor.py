@@ -37,7 +37,7 @@ def running_reactor() -> Reactor:
             _start(reactor)
     if threadable.ioThread == threading.get_ident():
         raise NotPossibleHere(
-            "dmsg.blocking waits, and this is the thread of Twisted's reactor: use dmsg, or dmsg.aio, or another thread"
+            "dmsg.blocking would block Twisted's reactor in this thread: use dmsg, dmsg.aio or another thread"
         )
     return reactor
 

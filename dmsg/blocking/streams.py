@@ -153,7 +153,7 @@ class Stream:
             parts.append(data)
             size -= len(data)
         if size:
-            raise EOFError(f"the peer ended {size} bytes too early")
+            raise EOFError(f"the peer ended the stream {size} bytes too early")
         return b"".join(parts)
 
     def end(self) -> None:
@@ -174,7 +174,7 @@ class Stream:
         with protocol.changed:
             if not protocol.changed.wait_for(lambda: protocol.loss is not None, CLOSE_TIMEOUT):
                 self.abort()
-                raise TimeoutError("the peer did not take what was sent")
+                raise TimeoutError("the peer did not read all sent data in time")
 
     def _close(self) -> None:
         # A paused stream would not see the end of the other side.
@@ -193,7 +193,7 @@ class Stream:
 
     def _wait_until(self, ready: Callable[[], bool]) -> None:
         if not self._protocol.changed.wait_for(ready, self.timeout):
-            raise TimeoutError(f"nothing happened for {self.timeout:g} s")
+            raise TimeoutError(f"the stream made no progress for {self.timeout:g} s")
 
     def __enter__(self) -> Self:
         return self

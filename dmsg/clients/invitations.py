@@ -133,7 +133,7 @@ class _Reader:
     def take(self, size: int) -> bytes:
         """:raises ValueError: the payload has fewer than ``size`` bytes left."""
         if len(self._data) < size:
-            raise ValueError("it ends too early")
+            raise ValueError("a field is cut off")
         taken, self._data = self._data[:size], self._data[size:]
         return taken
 
@@ -151,17 +151,17 @@ class _Reader:
         if kind == _IPV6:
             return str(IPv6Address(self.take(16)))
         if kind != _NAME:
-            raise ValueError("its host is neither an IPv4 address, nor an IPv6 address, nor a name")
+            raise ValueError("discovery's host is neither an IPv4 address, nor an IPv6 address, nor a name")
         name = self.text()
         if not _DNS_NAME.fullmatch(name):
-            raise ValueError("its host is not a name of DNS")
+            raise ValueError("discovery's host is not a name of DNS")
         return name
 
     def path(self) -> str:
         """:raises ValueError: the path has characters or steps that the path of a URL does not have."""
         path = self.text()
         if not _is_path(path):
-            raise ValueError("its path cannot stand in a URL")
+            raise ValueError("discovery's path has characters that a URL cannot have")
         return path
 
 
@@ -169,7 +169,7 @@ def _read(payload: _Reader) -> Invitation:
     flags = payload.number(1)
     # An unknown flag may add a field, so the rest of the payload could not be read correctly.
     if flags & ~(_TLS | _OWN_HOST | _PATH):
-        raise ValueError("it is for a newer version of dmsg")
+        raise ValueError("a newer version of dmsg is needed to read this invitation")
     scheme = "https" if flags & _TLS else "http"
     host, port = payload.host(), payload.number(2)
     path = payload.path() if flags & _PATH else ""
@@ -182,7 +182,7 @@ def _read(payload: _Reader) -> Invitation:
     name = payload.text()
     # A second text for the same network would pass for another invitation, so only one encoding is valid.
     if payload.rest:
-        raise ValueError("bytes follow its last field")
+        raise ValueError("bytes follow the last field")
     shown = _bracketed(host) if port == DEFAULT_PORTS[scheme] else at_port(host, port)
     try:
         parse_address(address)

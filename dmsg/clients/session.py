@@ -172,7 +172,7 @@ class Session:
             raise core.broken
         if link is not None and link.congested and link.queued() > CLIENT_QUEUE_LIMIT:
             raise RemoteProtocolError(
-                DropReason.SEND_BUFFER_FULL, "the server sends frames that need answers, but does not read the answers"
+                DropReason.SEND_BUFFER_FULL, "the server sends requests but does not read the answers"
             )
         return taken
 

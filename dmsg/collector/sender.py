@@ -107,7 +107,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         try:
             answer = parse_answer(line)
             if self._answered is None or (answer.kind is Kind.SEND and self._file is None):
-                raise WireError("the collector sent an answer that nothing asked for")
+                raise WireError("the collector sent an answer without a request")
         except WireError as error:
             self._end(SendError(str(error)))
             return

@@ -151,7 +151,7 @@ class Store:
         if total + coming + size > self._limit:
             raise StoreFull("the collector is full: its limit for all senders is reached")
         if own + own_coming + size > self._limit // OWN_PART:
-            raise StoreFull("this sender has filled its share of the collector")
+            raise StoreFull("this sender has reached its quota at the collector")
         free = free_bytes(self.root)
         if free is not None and free - coming - size < self._reserve:
             missing = self._reserve + coming + size - free

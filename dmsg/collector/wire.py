@@ -103,7 +103,7 @@ def _row(line: bytes) -> dict[str, object]:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise WireError("this line is not a JSON object, as the transfer of event files needs")
+        raise WireError("a received line is not a JSON object, as the transfer protocol needs")
     return row
 
 
@@ -139,4 +139,4 @@ def parse_answer(line: bytes) -> Answer:
     try:
         return Answer(Kind(str(row.get("answer"))), printable(str(row.get("why", ""))[:WHY_LIMIT]))
     except ValueError:
-        raise WireError("this line is not an answer of a collector") from None
+        raise WireError("a received line is not an answer of a collector") from None

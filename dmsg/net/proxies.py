@@ -189,7 +189,7 @@ class _Handshake(Protocol):
             while not self.opened.called and self._step():
                 pass
             if not self.opened.called and len(self._received) > MAX_ANSWER:
-                raise self._error("answered too much")
+                raise self._error("sent a longer answer than the protocol allows")
         except ProxyError as error:
             self.give_up()
             if not self.opened.called:
@@ -220,7 +220,7 @@ class _Handshake(Protocol):
         address: IAddress = transport.getPeer()
         protocol = self._factory.buildProtocol(address)
         if protocol is None:
-            raise self._error("connected, but nobody wants the connection any more")
+            raise self._error("connected, but the attempt was cancelled meanwhile")
         # From here on the transport belongs to the protocol that wanted it, as if it had connected itself.
         change_protocol(transport, protocol)
         protocol.makeConnection(transport)

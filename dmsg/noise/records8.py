@@ -72,7 +72,7 @@ class Opener8:
         (nonce,) = _prefix.unpack_from(record)
         # A replay is refused before the decryption, so it costs an attacker more than this side.
         if not self._nonces.accepts(nonce):
-            raise RemoteProtocolError(DropReason.REPLAYED_RECORD, f"the nonce {nonce} is not new")
+            raise RemoteProtocolError(DropReason.REPLAYED_RECORD, f"the nonce {nonce} was used before or is too old")
         try:
             plaintext = self._decrypt(_nonce(nonce), memoryview(record)[NONCE_SIZE:], None)
         except InvalidTag:

@@ -193,7 +193,7 @@ class RelayServer(ListeningService):
                 await self.factory.drain().addTimeout(CLOSE_TIMEOUT, self._reactor)
             except TimeoutError:
                 _log.info(
-                    "{count} clients were still connected when the time for leaving was over",
+                    "{count} clients were still connected at the deadline for draining; their connections are closed",
                     count=len(self.factory.sessions),
                 )
             self._holdings.stop()

@@ -188,9 +188,9 @@ def _read(path: Path) -> tuple[str, bytes]:
             if len(text) > FILE_LIMIT:
                 break
     except (zlib.error, EOFError):
-        raise InputError("it is damaged, or not all of it is there") from None
+        raise InputError("the file is damaged or incomplete") from None
     if max(len(packed), len(text)) > FILE_LIMIT:
-        raise InputError(f"it is larger than {FILE_LIMIT >> 20} MiB")
+        raise InputError(f"the file is larger than {FILE_LIMIT >> 20} MiB")
     return hashlib.sha256(packed).hexdigest(), bytes(text)
 
 
@@ -277,5 +277,5 @@ def _settle(found: Credits, server: bytes, receipts: dict[bytes, int]) -> None:
 def _parsed(data: bytes) -> Receipt:
     receipt = parse_receipt(data)
     if max(receipt.delivered_out, receipt.delivered_in) > LARGEST:
-        raise ReceiptError("it states more than 1 PiB")
+        raise ReceiptError("the receipt states more than 1 PiB")
     return receipt

@@ -117,7 +117,7 @@ class Statement:
             names = (line.get("sha256", ""), *(line.get(name, "") for name in ("server", "initiator", "responder")))
             place = (order.index(kind) if kind in counts else -1, *names)
             if place <= last or (kind == "statement") != (number == 1):
-                raise StatementError(f"line {number} of the statement is not where it belongs")
+                raise StatementError(f"line {number} of the statement is out of order")
             last = place
             counts[kind] += 1
             if kind == "server":
@@ -125,12 +125,12 @@ class Statement:
             elif kind == "pair":
                 left = of_servers.get(line["server"])
                 if left is None:
-                    raise StatementError(f"line {number} of the statement is about a server without a sum")
+                    raise StatementError(f"line {number} of the statement is about a server that has no sum before it")
                 left[0] -= line["transports"]
                 left[1] -= line["bytes_ab"] + line["bytes_ba"]
         head = next(self.lines())
         if any(counts[kind] != head[f"{kind}s"] for kind in ("input", "server", "pair")):
-            raise StatementError("the statement's first line tells another number of lines")
+            raise StatementError("the statement's first line gives a wrong number of lines")
         if any(map(any, of_servers.values())):
             raise StatementError("the statement's sums of a server are not those of its pairs")
 
@@ -143,12 +143,12 @@ def read_statement(data: bytes) -> Statement:
     if len(data) > MAX_SIZE:
         raise StatementError(f"a statement has at most {MAX_SIZE >> 20} MiB")
     if not data.startswith(b'{"day":') or not data.endswith(b"\n"):
-        raise StatementError("the file is no statement, or not all of it is there")
+        raise StatementError("the file is not a statement, or is incomplete")
     end = data.rfind(b"\n", 0, -1) + 1
     body = data[:end]
     last = _read_line(data[end:], 0)
     if last["kind"] != "signature":
-        raise StatementError("the statement is not signed, or not all of it is there")
+        raise StatementError("the statement is not signed, or is incomplete")
     try:
         operator = PubKey.from_hex(last["operator"])
         operator.verify(_CONTEXT + body, Signature.from_hex(last["signature"]))

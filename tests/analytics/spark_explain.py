@@ -169,7 +169,7 @@ class TablesTests(LakeCase):
         self.assertEqual(said("02", str(DAY))[2], 1)
         self.assertIn("type more of the name", said("02", str(DAY))[1])
         self.assertIn("no server or discovery is called nobody; refused clients are in", said("nobody", str(DAY))[1])
-        self.assertIn("nothing is known of 2020-01-01; the newest day is", said(S1, "2020-01-01")[1])
+        self.assertIn("the tables have no data of 2020-01-01; the newest day is", said(S1, "2020-01-01")[1])
 
     def test_a_reader_that_closes_the_pipe_ends_the_command(self) -> None:
         command = (*PROGRAM, "analytics", "explain", "--out", Story.told().pipeline().lake.root, S1, str(DAY), "--json")

@@ -315,12 +315,12 @@ class FilesTests(SynchronousTestCase):
     def test_files_that_are_not_whole(self) -> None:
         text = line() + b"\n"
         whole = gzip.compress(text)
-        self.assertIn("torn", self.refusal(whole[:-9]))
-        self.assertIn("torn", self.refusal(gzip.compress(text) + whole[:5]))
+        self.assertIn("incomplete", self.refusal(whole[:-9]))
+        self.assertIn("incomplete", self.refusal(gzip.compress(text) + whole[:5]))
         self.refusal(b"")
         self.refusal(b"hello")
         self.refusal(whole + b"\0\0")
-        self.assertIn("torn", self.refusal(whole * (sealed_files.MEMBER_LIMIT + 1)))
+        self.assertIn("incomplete", self.refusal(whole * (sealed_files.MEMBER_LIMIT + 1)))
         self.assertRaises(Refused, read, str(self.root / "nowhere"), NOW_MS, checked=False)
         self.patch(sealed_files, "TEXT_LIMIT", 1000)
         bomb = zlib.compress(b"\n" * 10_000, wbits=31)

@@ -191,7 +191,7 @@ class CommandTests(SynchronousTestCase):
         rows = {row["server"]: row for row in map(json.loads, out.splitlines())}
         # Of t1 (15,000), and of u1 and u2 (1,000,000 each, by the smaller word).
         self.assertEqual({name: row["credited"] for name, row in rows.items()}, {S1: 15_000, S2: 2_000_000})
-        self.assertIn("nothing is known of 2020-01-01", self.said("2020-01-01")[1])
+        self.assertIn("the tables have no data of 2020-01-01", self.said("2020-01-01")[1])
 
     def test_too_many_pairs_are_not_judged(self) -> None:
         self.patch(explain, "PAIRS", 0)

@@ -157,7 +157,7 @@ class ExchangeTests(SynchronousTestCase):
             (b"hello\n", "not a JSON object"),
             (b'{"answer": "what"}\n', "not an answer"),
             (b"x" * (LINE_LIMIT + 2), "too long"),
-            (b'{"answer": "send"}\n{"answer": "send"}\n', "the collector sent an answer that nothing asked for"),
+            (b'{"answer": "send"}\n{"answer": "send"}\n', "the collector sent an answer without a request"),
         ):
             sending = SenderProtocol(self.clock)
             client: Any = iosim.makeFakeClient(sending)

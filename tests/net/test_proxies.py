@@ -126,7 +126,7 @@ class HTTPTests(HandshakeCase):
     def test_an_endless_answer_is_an_error(self) -> None:
         self.begin("http://proxy")
         self.answer(b"HTTP/1.1 200 OK\r\nX: " + bytes(MAX_ANSWER))
-        self.assertIn("answered too much", self.error())
+        self.assertIn("sent a longer answer than the protocol allows", self.error())
 
     def test_silence_is_an_error(self) -> None:
         self.begin("http://proxy")

@@ -34,7 +34,7 @@ def open_log(path: Path) -> int:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if os.fstat(descriptor).st_uid not in (os.geteuid(), 0):
             os.close(descriptor)
-            raise DmsgError(f"{path}: is another user's")
+            raise DmsgError(f"{path}: this file belongs to another user")
         return descriptor
     except UnsafeDirectory as error:
         raise DmsgError(str(error.strerror)) from None
@@ -49,7 +49,7 @@ def _check_owner(path: Path) -> None:
     """
     with suppress(FileNotFoundError):
         if path.lstat().st_uid not in (os.geteuid(), 0):
-            raise DmsgError(f"{path}: is another user's")
+            raise DmsgError(f"{path}: this file belongs to another user")
 
 
 class Log:

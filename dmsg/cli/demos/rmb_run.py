@@ -232,7 +232,7 @@ class Demo:
             await self._push(caller, callee, [one, 1], ret, str(one))
             answer = await self._answer(caller, ret)
             if answer["err"] is not None or json.loads(b64decode(answer["dat"])) != one + 1:
-                raise DmsgError(f"a wrong answer: {answer}")
+                raise DmsgError(f"the service gave a wrong answer: {answer}")
             times.append(time.monotonic() - began)
         self._rows.append((caller, callee, way, number, sorted(times)[number // 2]))
         self._say(f"{caller} called {callee} {number} times, {way}: all answers right, encrypted end to end")
@@ -250,7 +250,7 @@ class Demo:
         answers = [await self._answer("alice", ret) for _ in range(CALLS)]
         seen = {(answer["ref"], json.loads(b64decode(answer["dat"]))) for answer in answers}
         if seen != {(str(one), 2 * one) for one in range(CALLS)}:
-            raise DmsgError("answers are missing, or came twice")
+            raise DmsgError("some answers are missing or arrived twice")
         self._rows.append(("alice", "carol", "over the stop of R2", CALLS, time.monotonic() - began))
         self._say(f"relay R2 is back: all {CALLS} answers are there, each once")
 

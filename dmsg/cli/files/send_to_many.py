@@ -82,7 +82,9 @@ class _Deliveries:
         """:raises NotAllReceived: a transfer failed."""
         if self.failed:
             total = self.sent + len(self.failed)
-            raise NotAllReceived(f"{len(self.failed)} of {total} did not get it: {', '.join(self.failed)}")
+            raise NotAllReceived(
+                f"{len(self.failed)} of {total} receivers did not get the files: {', '.join(self.failed)}"
+            )
 
 
 async def send_to_receivers(

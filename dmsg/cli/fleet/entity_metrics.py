@@ -77,7 +77,7 @@ def read(at: float, metrics: str, health: str) -> Snapshot:
                 if sample.name.startswith(begin) and found.kind == "?":
                     found.kind = kind
     if found.kind == "?":
-        raise ValueError("its /metrics are not those of a program of dmsg")
+        raise ValueError("its /metrics page is not that of a dmsg program")
     return found
 
 

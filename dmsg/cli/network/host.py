@@ -124,7 +124,7 @@ def _run(settings: HostSettings, *, show_qr: bool) -> None:
         tell(f"dmsg join {settings.invitation.text}", **_fields(settings))
         if show_qr:
             print_qr(f"dmsg join {settings.invitation.text}")
-        notice(f"who is connected: {settings.status_url}")
+        notice(f"status page of this network: {settings.status_url}")
 
     async def main(reactor: Reactor) -> None:
         await Host(reactor, settings).run(ready)

@@ -67,7 +67,7 @@ def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: d
     state = store.computed(as_of)
     wanted = date.fromisoformat(max(state.days)) if day is None else day.date()
     if str(wanted) not in state.days:
-        raise DmsgError(f"nothing is known of {wanted}; the newest day is {max(state.days)}")
+        raise DmsgError(f"the tables have no data of {wanted}; the newest day is {max(state.days)}")
     known = {row["producer"] for row in store.gold("boot", state)}
     known |= {row["server"] for row in store.gold("uptime_day", state)}
     name = _whole(sorted(known), server)

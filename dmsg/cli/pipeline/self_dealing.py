@@ -33,7 +33,7 @@ def self_dealing(out: str, day: datetime | None, as_of: datetime | None) -> None
     state = store.computed(as_of)
     wanted = date.fromisoformat(max(state.days)) if day is None else day.date()
     if str(wanted) not in state.days:
-        raise DmsgError(f"nothing is known of {wanted}; the newest day is {max(state.days)}")
+        raise DmsgError(f"the tables have no data of {wanted}; the newest day is {max(state.days)}")
     found = find_dealings(store, state, wanted)
     if output.state.json:
         for one in found:

@@ -62,7 +62,7 @@ def statement(
 
     wanted = day.date()
     if wanted >= datetime.now(UTC).date():
-        raise WrongUse(f"{wanted} is not over in UTC: a statement is of a whole day")
+        raise WrongUse(f"{wanted} has not ended in UTC: a statement covers a whole day")
     key = load_or_create_key(key_file, create=create)
     try:
         first = wanted - timedelta(DAYS_BEFORE if days_before is None else days_before)
@@ -257,7 +257,7 @@ def _verify_lines(found: Statement, about: PubKey, inputs: Path | None) -> None:
         )
     if count := _tell_differences(stated, ours):
         raise StatementError(f"{count:,} lines of the statement are not what the receipts in {inputs} give")
-    output.notice("the receipts give the same")
+    output.notice("the receipts confirm the statement")
 
 
 def _said(line: Mapping[str, Any]) -> str:

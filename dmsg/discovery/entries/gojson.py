@@ -126,7 +126,7 @@ class _Strict(Reader):
 
     def check_rest(self, rest: str) -> None:
         if rest.strip(" \t\r\n"):
-            raise ValueError("there is something after the JSON value")
+            raise ValueError("more data follows the JSON value")
 
     def members(self, value: object, known: frozenset[str], field: str) -> dict[str, object]:
         """Return all members, known or not."""

@@ -344,14 +344,14 @@ class Lookup:
             else:
                 if refused is not None:
                     form = "with" if self._port_signed else "without"
-                    _log.info("{url} accepts entries of servers {form} the field 'port'", url=self.shown_url, form=form)
+                    _log.info("{url} accepts servers' entries {form} the field 'port'", url=self.shown_url, form=form)
                 self._posted[key.public] = entry
                 return entry
 
     def _tell_of_clock(self, entry: Entry, deleted: int) -> None:
         _log.warn(
             "{url}: an entry of {key} was deleted by a machine whose clock was {much} ahead of this machine's, and the "
-            "new one is dated after that; is the clock of this machine right?",
+            "new entry is dated after the deletion; is the clock of this machine right?",
             url=self.shown_url,
             key=entry.key.short,
             much=human_time(round((deleted - entry.timestamp) / 1e9)),

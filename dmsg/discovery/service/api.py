@@ -262,7 +262,7 @@ class DiscoveryAPI:
         key = _path_key(static)
         deletion = decode_deletion(request.content.read())
         if deletion.static != key:
-            raise EntryInvalid("static is not the key of the path")
+            raise EntryInvalid("the key in static differs from the one in the URL")
 
         def deleted(_: None) -> bytes:
             self._posted("deleted").inc()

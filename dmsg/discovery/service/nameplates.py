@@ -95,14 +95,14 @@ class Nameplates:
         if (known is None or known[0] != place) and not math.isinf(most):
             crowded = self._of.crowded_block(place, most)
             if crowded:
-                raise NameplatesInUse(429, f"{crowded} has {self._of[crowded]} nameplates")
+                raise NameplatesInUse(429, f"{crowded} has {self._of[crowded]} nameplates, the limit")
         if known is None and len(self._claimed) >= MAX_NAMEPLATES:
             raise NameplatesInUse(503, "all nameplates are in use")
         numbers = candidates(self._random, length(len(self._claimed), self._is_attacked()))
 
         def claimed(number: int) -> bytes:
             if number == TOO_MANY:
-                raise NameplatesInUse(429, f"{place} has {OF_PLACE} nameplates")
+                raise NameplatesInUse(429, f"{place} has {OF_PLACE} nameplates, the limit")
             if number == NONE_FREE:
                 raise NameplatesInUse(503, "all nameplates are in use")
             self._drop(static)
@@ -161,7 +161,7 @@ class Nameplates:
         """Release a number, as its key demands."""
         release = decode_release(request.content.read())
         if release.nameplate != _number(text):
-            raise EntryInvalid("nameplate is not that of the path")
+            raise EntryInvalid("the nameplate differs from the one in the URL")
 
         def absent(failure: Failure) -> bytes:
             failure.trap(EntryNotFound)

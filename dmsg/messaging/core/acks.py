@@ -110,9 +110,7 @@ class AckLayer:
         data = message[position + PAYLOAD_HEAD :]
         # A peer that ignores the sequence numbers could otherwise make this list grow without bound.
         if len(self._due) + len(self._read) >= MAX_DUE:
-            raise HandshakeError(
-                "the remote sent more payloads than there are sequence numbers before they were acknowledged"
-            )
+            raise HandshakeError("the remote sent more unacknowledged payloads than there are sequence numbers")
         self._read.append(bytes((ACK, message[position + 1])) + sha256(data).digest())
         return data, acknowledged
 

@@ -244,7 +244,7 @@ class JSONHandshake:
         for name in names:
             value = frame.get(name)
             if value not in (None, False, _ZERO_SIGNATURE):
-                raise HandshakeError(f"{name} is set too early")
+                raise HandshakeError(f"{name} is set in a frame before its turn")
 
     @staticmethod
     def _same_signature(frame: dict[str, object], name: str, own: Signature | None) -> None:

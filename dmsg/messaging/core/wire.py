@@ -180,7 +180,9 @@ def read_header(profile: Profile, buffer: bytes | bytearray | memoryview, positi
     else:
         size, frame_type = _skywire.unpack_from(buffer, position)
         if not 0 < size <= profile.max_body + 1:
-            raise RemoteProtocolError(DropReason.BAD_FRAME, f"frame with a size of {size}")
+            raise RemoteProtocolError(
+                DropReason.BAD_FRAME, f"a frame gives its size as {size} bytes, the limit is {profile.max_body + 1}"
+            )
         size -= 1
     # An OpenChannel has a fixed size, so a longer one is probably a frame of the other layout.  The link ends at once
     # instead of waiting for bytes that never come.

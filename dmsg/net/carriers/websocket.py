@@ -129,7 +129,7 @@ class _Upgrade(Protocol):
         assert transport is not None
         protocol = self._wanted.buildProtocol(transport.getPeer())
         if protocol is None:
-            raise WebSocketError("nobody wants the connection any more")
+            raise WebSocketError("connected, but the attempt was cancelled meanwhile")
         carrier = WebSocketTransport(
             self._reactor, cast(TCPTransport, transport), client=True, encrypted=self._encrypted
         )

@@ -131,7 +131,7 @@ class CachedRegistry:
         if before is not None and (before[1].account != value.account or value.counter < before[1].counter):
             # An id belongs to one account for ever, and the counter of statements only grows.
             _log.error(
-                "the registry gives another account or key for twin {twin} than before; is it the right registry?",
+                "the registry gives another account or key for twin {twin} than before; check --registry",
                 twin=twin,
             )
             value = before[1]

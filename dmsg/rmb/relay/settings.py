@@ -18,7 +18,7 @@ def _two_numbers(text: str) -> tuple[int, int]:
     """Parse the value of ``--limit``."""
     words = re.fullmatch(r"\s*([^\s,]+)(?:\s*,\s*|\s+)([^\s,]+)\s*", text)
     if words is None:
-        raise ValueError("takes two numbers: messages and bytes a minute")
+        raise ValueError("two numbers are needed: messages and bytes per minute")
     return int(Number(1, 2**31, "messages").read(words[1])), int(Number(1, 2**40, "bytes").read(words[2]))
 
 

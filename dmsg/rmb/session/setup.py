@@ -72,7 +72,7 @@ async def publish(
         except RegistryConflict:  # Another program of this twin has changed the entry meanwhile.
             twin = await registry.get(twin.id)
             continue
-        _log.info("the registry was told: twin {id} is reached through {relay}", id=updated.id, relay=updated.relay)
+        _log.info("the registry now has {relay} as the relay of twin {id}", id=updated.id, relay=updated.relay)
         return updated
     raise RegistryRefused(
         "another program kept changing this twin at the same time: run only one program that sets it up"

@@ -73,7 +73,9 @@ class ManyTests(CodeCase):
             statuses.append(await receiver.ended)
         self.assertNotEqual(statuses[0], 0)
         self.assertEqual((len(shown), statuses[1]), (2, 0))
-        await self.ends(sender, 1, "not sent to receiver 1: the other side shows a different number", "did not get it")
+        await self.ends(
+            sender, 1, "not sent to receiver 1: the other side shows a different number", "did not get the files"
+        )
         self.assertEqual(list(self.directory.glob("*/a")), [self.directory / "2" / "a"])
 
     @asynchronous
@@ -97,7 +99,7 @@ class ManyTests(CodeCase):
         self.assertEqual(status, 1, err)
         self.assertRegex(out, r"(?m)^sent a to bob: 1 B")
         self.assertRegex(out, r"(?m)^not sent to carol: ")
-        self.assertIn("1 of 2 did not get it: carol", err)
+        self.assertIn("1 of 2 receivers did not get the files: carol", err)
         await self.ends(bob, 0)
         status, out, _ = await self.run_command(
             "send", "a", "@family", "--json", "--min-servers=1", **{**self.environment, "DMSG_KEY_FILE": ""}

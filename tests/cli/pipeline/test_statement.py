@@ -57,7 +57,7 @@ class StatementTests(CommandCase):
         out, err = await self.say("verify-statement", name, *key, "--inputs", "spool/one")
         self.assertIn("credited 5,010 bytes of 5 transports", out)
         self.assertNotIn(OTHER.public.hex()[:8], out)
-        self.assertIn("the receipts give the same", err)
+        self.assertIn("the receipts confirm the statement", err)
         out, _ = await self.say("verify-statement", name, "--key", C.public.hex(), "--inputs", "spool", "--json")
         self.assertEqual([json.loads(one)["bytes_ab"] for one in out.splitlines()], [20])
         write(self.own / "receipts-2.jsonl.gz", [line(one) for one in both(8, 50, 0)])

@@ -70,7 +70,9 @@ class AnswerTests(APICase):
         self.api.client_of = lambda request: "8.8.8.8"
         for number in range(OF_PLACE):
             self.assertEqual(self.request("POST", PATH, self.body(b"b%d" % number))[0], 200)
-        self.assertEqual(self.message("POST", PATH, self.body(b"one more")), (429, "8.8.8.8 has 32 nameplates"))
+        self.assertEqual(
+            self.message("POST", PATH, self.body(b"one more")), (429, "8.8.8.8 has 32 nameplates, the limit")
+        )
         self.assertEqual(self.request("POST", PATH, self.body(b"b1"))[0], 200)
         self.assertIn("nameplates", self.metrics.render().decode())
 
@@ -81,7 +83,7 @@ class AnswerTests(APICase):
         for number in range(8 * OF_PLACE):
             self.assertEqual(self.request("POST", PATH, self.body(b"c%d" % number))[0], 200)
         refused = self.message("POST", PATH, self.body(b"one more"))
-        self.assertEqual(refused, (429, "2600:1f:7::/48 has 256 nameplates"))
+        self.assertEqual(refused, (429, "2600:1f:7::/48 has 256 nameplates, the limit"))
         self.api.client_of = lambda request: "2600:1f:8::1"
         self.assertEqual(self.request("POST", PATH, self.body(b"another site"))[0], 200)
         self.clock.advance(LASTS)

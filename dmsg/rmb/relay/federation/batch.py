@@ -92,5 +92,5 @@ class AnswerParser:
         for one in lines:
             number, _, status = one.partition(b" ")
             if not (number.isdigit() and status.isdigit()):
-                raise ValueError("not a number and a status")
+                raise ValueError("a line is not a number and a status")
             yield int(number), int(status)
