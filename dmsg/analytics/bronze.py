@@ -143,6 +143,19 @@ def sums(rows: DataFrame) -> DataFrame:
     )
 
 
+def add_sums(stored: DataFrame, added: DataFrame) -> DataFrame:
+    """Return the rows of :func:`sums` for all events, from those for two parts of them."""
+    return (
+        stored.unionByName(added)
+        .groupBy("producer", "boot", "dt", "bucket")
+        .agg(
+            *[F.sum(name).alias(name) for name in ("events", "total", "squares")],
+            *[F.min(name).alias(name) for name in ("first", "least_start", "first_ts")],
+            *[F.max(name).alias(name) for name in ("last", "greatest_start", "last_ts")],
+        )
+    )
+
+
 def _whole() -> Column:
     """Return whether a bucket holds every number from its first to its last exactly once.
 

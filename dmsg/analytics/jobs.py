@@ -345,7 +345,7 @@ class Pipeline:
             )
             self._tuning.choose(small=events < SMALL_EVENTS, events=events)
             tables = Refinement(
-                *(lake, claim, state, days),
+                *(lake, claim, before, state, days),
                 today=self.now.date(),
                 changed=taken.changed,
                 events=events,
@@ -355,6 +355,7 @@ class Pipeline:
             duplicates = tables.silver()
             tables.gold_daily()
             tables.gold_overall()
+            state = replace(state, today=str(self.now.date()))
         self._step("commit")
         # Tidy up before the commit: the claim keeps other writers away, and files of the current state, which a reader
         # may be reading, stay.

@@ -17,12 +17,13 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.types import StructType
 
 from dmsg.analytics import silver
+from dmsg.analytics.affected_rows import with_columns
 from dmsg.analytics.data_files import File, RowCount
 from dmsg.analytics.delta import APPLICATION, Delta
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow, read_part, write_part
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import BRONZE, QUARANTINE, REGISTER, write_options
-from dmsg.analytics.store import BRONZE_KEY, Store, unrefined
+from dmsg.analytics.store import BRONZE_KEY, FILES, Store, unrefined
 from dmsg.analytics.views import VIEWS
 
 _OF_EVENTS = {
@@ -204,6 +205,44 @@ class Lake(Store):
             lambda file: chosen is None or not file.values or file.values["dt"] in chosen,
             state.versions.get(f"{layer}/{name}"),
         )
+
+    def frame(self, rows: pa.Table, schema: StructType) -> DataFrame:
+        """Return rows in memory as a frame of one partition."""
+        # Spark makes a partition of each chunk of an Arrow table, and was seen to lose the chunks behind an empty one.
+        return self.spark.createDataFrame(rows.combine_chunks(), schema)
+
+    def stored(self, layer: str, name: str, state: State, days: Iterable[str] | None = None) -> pa.Table:
+        """Return the rows of a table that holds few, read without Spark, with the table's columns and types."""
+        table = self.table(layer, name)
+        schema, chosen = arrow_schema(table.schema), None if days is None else set(days)
+        store = table.storage()
+        found = [
+            with_columns(read_part(store, file.path), schema, file.values)
+            for file in table.files(state.versions.get(f"{layer}/{name}"))
+            if chosen is None or not file.values or file.values["dt"] in chosen
+        ]
+        return pa.concat_tables([schema.empty_table(), *found])
+
+    def is_as_left(self, state: State) -> bool:
+        """Whether no run has refined any table since the run that left this state."""
+        return all(
+            self.table(layer, name).version() == state.versions.get(f"{layer}/{name}")
+            for layer, name in self.names()
+            if layer and name != FILES.name
+        )
+
+    def days_of_lives(self, done: Mapping[str, int]) -> set[str]:
+        """Return the days on which processes started or stopped, by events that no run has refined."""
+        table = self.table("", "bronze")
+        files = [file for file in self.fresh_files(done) if file.values["family"] == "life"]
+        ends = pa.array(["segment_end"])
+        return {
+            file.values["dt"]
+            for file in files
+            if not pc.all(
+                pc.is_in(read_part(table.storage(), file.path, ["type"])["type"].cast(pa.string()), ends)
+            ).as_py()
+        }
 
     def accepted(self, state: State, days: Iterable[str] | None = None) -> DataFrame:
         """Return the rows of silver's table of receipts, without joining several receipts of one end to one row."""

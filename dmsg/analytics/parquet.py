@@ -83,8 +83,8 @@ def write_part(files: pafs.FileSystem, table: pa.Table, directory: str, values: 
     return Part(path, files.get_file_info(path).size, table.num_rows, tuple(values.items()), first, last)
 
 
-def read_part(files: pafs.FileSystem, path: str, names: list[str]) -> pa.Table:
-    """Read columns of a Parquet file into memory."""
+def read_part(files: pafs.FileSystem, path: str, names: list[str] | None = None) -> pa.Table:
+    """Read columns of a Parquet file into memory; None for all."""
     with files.open_input_file(path) as file:
         return pq.ParquetFile(file).read(names)
 

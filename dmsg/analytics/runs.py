@@ -81,6 +81,8 @@ class State:
     :ivar at: when the run began, in ms since 1970.
     :ivar versions: version of each table. A table that is not named is read in its newest version.
     :ivar left: files and directories that the run could not read: their number and the first path, by reason.
+    :ivar today: day for which the tables without days were computed, as ``2026-01-31``; empty if they do not fit the
+        other tables.
     """
 
     run: int = 0
@@ -89,6 +91,7 @@ class State:
     at: int = 0
     versions: dict[str, int] = field(default_factory=dict)
     left: Left = field(default_factory=dict)
+    today: str = ""
 
     def with_days(self, days: Iterable[str], run: int) -> State:
         """Return a copy in which run number ``run`` has written these days."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -140,6 +140,11 @@ class Store:
 
     # --- tables ---
 
+    @staticmethod
+    def names() -> Iterable[tuple[str, str]]:
+        """Return the layer and name of each table; the layer of bronze is empty."""
+        return _PARTS.keys()
+
     def table(self, layer: str, name: str) -> Delta:
         """Return the table of that layer and name: its files and transactions."""
         claim = self._claim
@@ -236,7 +241,7 @@ class Store:
             claim.check()
             self.table(layer, name).forget(before)
         days = {day: run for day, run in state.days.items() if day >= before}
-        return self.finish(claim, replace(state, run=claim.number, days=days, at=claim.at))
+        return self.finish(claim, replace(state, run=claim.number, days=days, at=claim.at, today=""))
 
 
 def _is_daily(schema: StructType, name: str) -> bool:

@@ -20,10 +20,10 @@ from dmsg.analytics.jobs import Pipeline, RunOutcome
 from dmsg.analytics.lake import with_types
 from dmsg.analytics.listing import Source, receipts_source, spool_source
 from dmsg.analytics.parquet import arrow_schema
-from dmsg.analytics.refine import daily_tables, overall_tables, silver_tables
 from dmsg.analytics.schemas import BRONZE, GOLD, QUARANTINE, RAW, SILVER
 from dmsg.analytics.session import JAVA_OPTIONS, SMALL_SETTINGS, Load, make_session
 from dmsg.analytics.store import NUMBERS, SUMS
+from dmsg.analytics.table_plans import daily_tables, overall_tables, silver_tables
 from tests.analytics.comparison import compare, unlike, until
 from tests.analytics.oracle import connect
 

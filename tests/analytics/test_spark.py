@@ -16,6 +16,7 @@ MODULES = (
     "spark_lake",
     "spark_intake",
     "spark_jobs",
+    "spark_late",
     "spark_report",
     "spark_archive",
     "spark_tuning",

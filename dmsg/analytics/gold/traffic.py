@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.gold.histograms import bucket_of, latency, merge_buckets, sum_counts, with_percentiles
-from dmsg.analytics.gold.totals import bounded_sum
+from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY
 from dmsg.telemetry.schema import BUCKETS
 
@@ -29,22 +29,47 @@ def _handed_on(*ways: str) -> Column:
     return F.greatest(F.lit(0), data - dropped)
 
 
+_HOUR = ("server", "dt", "hour")
+_OF_HOUR = ("opened", "accepted", "closed", "refused_by_peer", "data", "dropped_bytes", "frames", "acks")
+
+
+def _hour_sums(transports: DataFrame) -> DataFrame:
+    """Return the sums of events by server and hour; ``data`` are the bytes taken from senders."""
+    close = F.col("what") == "close"
+    return transports.groupBy(*_HOUR).agg(
+        F.count_if(F.col("what") == "open").alias("opened"),
+        F.count_if(close & F.col("accept_ms").isNotNull()).alias("accepted"),
+        F.count_if(close).alias("closed"),
+        F.count_if(close & F.col("accept_ms").isNull()).alias("refused_by_peer"),
+        _sum("data_ab", "data_ba").alias("data"),
+        _sum("dropped_ab", "dropped_ba").alias("dropped_bytes"),
+        _sum("frames_ab", "frames_ba").alias("frames"),
+        _sum("acks_ab", "acks_ba").alias("acks"),
+    )
+
+
+def _of_hour_sums(sums: DataFrame) -> DataFrame:
+    handed_on = F.greatest(F.lit(0), F.col("data") - F.col("dropped_bytes"))
+    return sums.withColumn("bytes", handed_on).select(*DAILY["traffic_hour"].schema.fieldNames())
+
+
 def traffic_hour(transports: DataFrame) -> DataFrame:
     """Compute each server's traffic by hour. Bytes and frames belong to the hour of the event that reports them.
 
     ``bytes`` are those handed on to the receiver; those taken from the sender and dropped are in ``dropped_bytes``.
     """
-    close = F.col("what") == "close"
-    return transports.groupBy("server", "dt", "hour").agg(
-        F.count_if(F.col("what") == "open").alias("opened"),
-        F.count_if(close & F.col("accept_ms").isNotNull()).alias("accepted"),
-        F.count_if(close).alias("closed"),
-        F.count_if(close & F.col("accept_ms").isNull()).alias("refused_by_peer"),
-        _handed_on("ab", "ba").alias("bytes"),
-        _sum("dropped_ab", "dropped_ba").alias("dropped_bytes"),
-        _sum("frames_ab", "frames_ba").alias("frames"),
-        _sum("acks_ab", "acks_ba").alias("acks"),
-    )
+    return _of_hour_sums(_hour_sums(transports))
+
+
+def add_traffic_hour(hours: DataFrame, transports: DataFrame) -> DataFrame:
+    """Return the rows of :func:`traffic_hour` for more events.
+
+    :param hours: rows for some events. In none of them ``bytes`` is 0 because more was dropped than taken.
+    :param transports: events that are not among them.
+    """
+    stored = hours.withColumn("data", F.col("bytes") + F.col("dropped_bytes")).select(*_HOUR, *_OF_HOUR)
+    both = stored.unionByName(_hour_sums(transports)).groupBy(*_HOUR).agg(*bounded_sums(*_OF_HOUR))
+    return _of_hour_sums(both)
 
 
 def close_day(transports: DataFrame) -> DataFrame:
@@ -54,6 +79,16 @@ def close_day(transports: DataFrame) -> DataFrame:
         .groupBy("server", "dt", "reason", "by")
         .agg(F.count(F.lit(1)).alias("transports"))
     )
+
+
+def add_close_day(days: DataFrame, transports: DataFrame) -> DataFrame:
+    """Return the rows of :func:`close_day` for more events.
+
+    :param days: rows for some events.
+    :param transports: events that are not among them.
+    """
+    both = days.unionByName(close_day(transports))
+    return both.groupBy("server", "dt", "reason", "by").agg(F.sum("transports").alias("transports"))
 
 
 def pair_day(transports: DataFrame) -> DataFrame:
@@ -89,6 +124,16 @@ def latency_hour(transports: DataFrame) -> DataFrame:
     both = answers.join(openings, keys, "full_outer")
     both = with_percentiles(with_percentiles(both, "rtt"), "accept")
     return both.select(*DAILY["latency_hour"].schema.fieldNames())
+
+
+def add_latency_hour(hours: DataFrame, transports: DataFrame) -> DataFrame:
+    """Return the rows of :func:`latency_hour` for more events.
+
+    :param hours: rows for some events.
+    :param transports: events that are not among them.
+    """
+    both = hours.unionByName(latency_hour(transports))
+    return latency(both, ["server", "dt", "hour"]).select(*DAILY["latency_hour"].schema.fieldNames())
 
 
 def latency_day(hours: DataFrame) -> DataFrame:

@@ -1,0 +1,148 @@
+"""Rows that new events affect: events of the same groups, and the stored rows that these replace. Needs no Spark.
+
+A few late events affect a few groups of events, such as those of a transport. Arrow finds the events of these groups
+in the files of bronze. Spark makes the groups' rows from them, by the same rules as for a whole day. They then take
+the place of the groups' stored rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyspark.sql.types import StructType
+
+from dmsg.analytics.data_files import File
+from dmsg.analytics.parquet import arrow_schema
+from dmsg.analytics.schemas import BRONZE, FAMILIES
+from dmsg.telemetry.schema import ENVELOPE, EVENTS
+
+MOST_NEW = 100_000
+"""Maximum number of new events whose groups are looked for; for more of them, whole days are computed."""
+MOST_AFFECTED = 300_000
+"""Maximum number of events of the affected groups that are held in memory (about 100 MB)."""
+MOST_STORED = 1_000_000
+"""Maximum number of stored rows of the days that are held in memory to replace some of them (about 200 MB)."""
+_SEPARATOR = "\x1f"
+
+
+class WholeDays(Exception):
+    """Whole days have to be computed: too many rows are affected, or the stored rows do not tell enough."""
+
+
+def event_schema(family: str) -> StructType:
+    """Return the columns of bronze that events of a family have."""
+    wanted = {field.name for field in ENVELOPE} | {"family", "dt"}
+    wanted |= {field.name for event in EVENTS if event.name in FAMILIES[family] for field in event.fields}
+    return StructType([one for one in BRONZE.fields if one.name in wanted])
+
+
+class Groups:
+    """Groups of events that have the same values in some columns.
+
+    :param columns: names of text columns. If there is one, events in which it is NULL belong to no group.
+    :raises WholeDays: there are several columns, and one is NULL in an event.
+    """
+
+    def __init__(self, columns: Sequence[str], events: Iterable[pa.Table]) -> None:
+        self.columns = list(columns)
+        found = [self._keys(rows) for rows in events]
+        if len(self.columns) > 1 and any(keys.null_count for keys in found):
+            raise WholeDays
+        self._wanted = pc.unique(pa.chunked_array(found, pa.string())).drop_null()
+
+    def hold(self, rows: pa.Table, columns: Sequence[str] | None = None) -> pa.Array:
+        """Return for each row whether it belongs to one of the groups.
+
+        :param columns: names of the columns in these rows, if they differ.
+        """
+        return pc.is_in(self._keys(rows, columns), self._wanted)
+
+    def _keys(self, rows: pa.Table, columns: Sequence[str] | None = None) -> pa.Array:
+        texts = [rows[name].cast(pa.string()).combine_chunks() for name in columns or self.columns]
+        if len(texts) == 1:
+            return texts[0]
+        return pc.binary_join_element_wise(*texts, _SEPARATOR)
+
+
+def read_events(
+    storage: pafs.FileSystem,
+    files: Iterable[File],
+    family: str,
+    groups: Groups | None = None,
+    most: int = MOST_AFFECTED,
+) -> pa.Table:
+    """Return events of a family, those of some groups or all, with the columns of :func:`event_schema`.
+
+    :param files: files of bronze with events of this family.
+    :param most: maximum number of events.
+    :raises WholeDays: there are more.
+    """
+    schema = arrow_schema(event_schema(family))
+    found, count = [schema.empty_table()], 0
+    for file in files:
+        with storage.open_input_file(file.path) as opened:
+            source = pq.ParquetFile(opened)
+            there = set(source.schema_arrow.names)
+            names = [name for name in schema.names if name in there]
+            for group in range(source.num_row_groups):
+                if groups is not None:
+                    if not there.issuperset(groups.columns):
+                        continue  # The file's events lack a column, so they belong to no group.
+                    keep = groups.hold(source.read_row_group(group, groups.columns))
+                    affected = pc.sum(keep).as_py() or 0
+                else:
+                    keep, affected = None, source.metadata.row_group(group).num_rows
+                count += affected
+                if count > most:
+                    raise WholeDays
+                if affected:
+                    rows = source.read_row_group(group, names)
+                    found.append(with_columns(rows if keep is None else rows.filter(keep), schema, file.values))
+    return pa.concat_tables(found)
+
+
+def with_columns(rows: pa.Table, schema: pa.Schema, values: Mapping[str, str]) -> pa.Table:
+    """Return the rows of a data file with the columns and types of its table; a column that the file lacks is NULL.
+
+    :param values: values of the partition columns, which are not in the file.
+    """
+    columns = []
+    for one in schema:
+        if one.name in rows.column_names:
+            columns.append(rows[one.name].cast(one.type))
+        elif one.name in values:
+            columns.append(pa.array([values[one.name]] * rows.num_rows, pa.string()).cast(one.type))
+        else:
+            columns.append(pa.nulls(rows.num_rows, one.type))
+    return pa.table(columns, schema)
+
+
+def subtract(stored: pa.Table, rows: pa.Table) -> pa.Table | None:
+    """Return the stored rows without ``rows``, each as often as it occurs; None if one of ``rows`` is not stored."""
+    if not rows.num_rows:
+        return stored
+    stored = stored.combine_chunks()
+    # Only rows with the same numbers are compared as a whole, because that is expensive.
+    alike = pa.array([True] * stored.num_rows, pa.bool_())
+    for one in stored.schema:
+        if pa.types.is_int64(one.type):
+            alike = pc.and_(alike, pc.is_in(stored[one.name].combine_chunks(), rows[one.name].combine_chunks()))
+    places = pc.indices_nonzero(alike)
+    left: dict[str, int] = {}
+    for row in rows.to_pylist():
+        text = repr(row)
+        left[text] = left.get(text, 0) + 1
+    gone = []
+    for place, row in zip(places.to_pylist(), stored.take(places).to_pylist(), strict=True):
+        text = repr(row)
+        if left.get(text):
+            left[text] -= 1
+            gone.append(place)
+    if any(left.values()):
+        return None
+    kept = pc.invert(pc.is_in(pa.array(range(stored.num_rows), pa.int64()), pa.array(gone, pa.int64())))
+    return stored.filter(kept)

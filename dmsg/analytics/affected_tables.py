@@ -1,0 +1,298 @@
+"""Tables of which a run computes only what its new events affect.
+
+Three ways, each by the rules of :mod:`dmsg.analytics.table_plans`:
+
+* *by groups*: the rows of the groups that have new events are made from all events of these groups;
+* *by verdicts*: as by groups, but a verdict does not name its transport. The former verdicts on the affected
+  transports are made once more, and taken out of the stored rows;
+* *by sums*: the rows of the new events are added to the stored rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import cache, cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, functions as F
+from pyspark.sql.types import StructType
+
+from dmsg.analytics import bronze, silver
+from dmsg.analytics.affected_rows import (
+    MOST_NEW,
+    MOST_STORED,
+    Groups,
+    WholeDays,
+    event_schema,
+    read_events,
+    subtract,
+)
+from dmsg.analytics.broadcasts import Hint
+from dmsg.analytics.changes import days_around
+from dmsg.analytics.data_files import File
+from dmsg.analytics.gold import traffic
+from dmsg.analytics.lake import Lake, with_types
+from dmsg.analytics.parquet import arrow_schema
+from dmsg.analytics.runs import State
+from dmsg.analytics.schemas import FAMILIES, SILVER
+from dmsg.analytics.store import NUMBERS, SUMS, unrefined
+from dmsg.analytics.table_plans import Tables, daily_tables, silver_tables
+
+MOST_FILES = 16
+"""Number of files of a day at which rows are no longer appended in a file of their own: the day is written anew."""
+_PAIR = ("producer", "src", "dst")
+_BY_GROUPS = {"pair_day": ("server", "src", "dst")}
+_SUMS_OF: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
+    "traffic_hour": traffic.add_traffic_hour,
+    "close_day": traffic.add_close_day,
+    "latency_hour": traffic.add_latency_hour,
+}
+"""Functions that add the rows of new transport events to stored rows."""
+TABLES = ("verdicts", "unfinished", "settlement_conflict_day", *_BY_GROUPS, *_SUMS_OF)
+"""Tables that this module computes."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to write.
+
+    :ivar more: whether they are added to those that are stored, instead of replacing the days.
+    """
+
+    rows: pa.Table
+    more: bool = False
+
+
+@dataclass(frozen=True)
+class _Words:
+    """Transport events and receipts of the affected transports, by family: those of earlier runs, and all."""
+
+    old: Mapping[str, pa.Table]
+    all: Mapping[str, pa.Table]
+
+
+class AffectedTables:
+    """Tables of which the new events of a run affect few rows.
+
+    Each method raises :class:`~dmsg.analytics.affected_rows.WholeDays` if whole days have to be computed.
+
+    :param before: state that the newest finished run left. The tables are as that run left them.
+    :param state: state that the run will leave.
+    :param hint: marks rows for a broadcast if they are few.
+    """
+
+    def __init__(self, lake: Lake, before: State, state: State, hint: Hint) -> None:
+        self._lake = lake
+        self._before = before
+        self._state = state
+        self._hint = hint
+        self._last_day = date.fromisoformat(max(state.days))
+        self._bronze = lake.table("", "bronze")
+        self._verdict_days: tuple[str, ...] | None = None
+        self._words = cache(self._read_words)
+        self._verdicts = cache(self._compute_verdicts)
+
+    # --- events ---
+
+    def _files(self, family: str, days: Iterable[str], *, new: bool | None = None) -> list[File]:
+        """Return the files of bronze with events of a family.
+
+        :param new: only files that no run has refined, or only the others; None for both.
+        """
+        chosen = set(days)
+        return [
+            file
+            for file in self._bronze.files()
+            if file.values["family"] == family
+            and file.values["dt"] in chosen
+            and new in (None, bool(unrefined(file, self._before.batches)))
+        ]
+
+    def _events(
+        self, family: str, days: Iterable[str], *, new: bool | None = None, groups: Groups | None = None
+    ) -> pa.Table:
+        return read_events(self._bronze.storage(), self._files(family, days, new=new), family, groups)
+
+    @cached_property
+    def _new(self) -> dict[str, pa.Table]:
+        """New events by family."""
+        files = {family: self._files(family, self._state.days, new=True) for family in FAMILIES}
+        if sum(MOST_NEW + 1 if file.rows is None else file.rows for some in files.values() for file in some) > MOST_NEW:
+            raise WholeDays
+        return {family: read_events(self._bronze.storage(), some, family) for family, some in files.items()}
+
+    def _stored(self, layer: str, name: str, days: Iterable[str]) -> pa.Table:
+        chosen = set(days)
+        files = self._lake.table(layer, name).files(self._before.versions.get(f"{layer}/{name}"))
+        if (
+            sum(MOST_STORED if one.rows is None else one.rows for one in files if one.values["dt"] in chosen)
+            > MOST_STORED
+        ):
+            raise WholeDays
+        return self._lake.stored(layer, name, self._before, days)
+
+    # --- numbers of events ---
+
+    def sums(self, days: Iterable[str]) -> pa.Table:
+        """Return the rows of ``sums`` of these days."""
+        schema = SUMS.schema
+        added = bronze.add_sums(
+            self._lake.frame(self._stored("silver", SUMS.name, days), schema), bronze.sums(self._identities(self._new))
+        )
+        return _collect(added, schema)
+
+    def _identities(self, events: Mapping[str, pa.Table]) -> DataFrame:
+        """Return the columns of events of all families that number them."""
+        names = ["producer", "boot", "seq", "ts", "mono", "dt"]
+        rows = pa.concat_tables([some.select(names) for some in events.values()])
+        return self._lake.frame(rows, StructType([one for one in event_schema("life").fields if one.name in names]))
+
+    def numbers(self, sums: pa.Table, days: Iterable[str]) -> pa.Table:
+        """Return the rows of ``numbers`` of these days.
+
+        :param sums: rows of ``sums`` of the same days.
+        """
+        keys = ["producer", "boot", "bucket", "dt"]
+        stored = self._stored("silver", NUMBERS.name, days)
+        # Rows of the same processes and days are counted anew, the others stay.
+        groups = Groups(("producer", "boot", "dt"), self._new.values())
+        affected = sums.filter(groups.hold(sums))
+        doubt = not bronze.incomplete_sums(frame := self._lake.frame(affected, SUMS.schema)).isEmpty()
+        events = None
+        if doubt:
+            known = {tuple(row.values()) for row in stored.select(keys).to_pylist()}
+            if any(tuple(row.values()) in known for row in affected.select(keys).to_pylist()):
+                of_processes = Groups(("producer", "boot"), self._new.values())
+                found = {family: self._events(family, days, groups=of_processes) for family in FAMILIES}
+                events = self._identities(found)
+            else:
+                events = self._identities(self._new)
+        counted = _collect(bronze.numbers(frame, events, self._hint), NUMBERS.schema)
+        return pa.concat_tables([stored.filter(pc.invert(groups.hold(stored))), counted])
+
+    # --- tables ---
+
+    def rows(self, name: str, days: tuple[str, ...]) -> Rows:
+        """Return the rows of a table, one of :data:`TABLES`, of these days."""
+        if name == "verdicts":
+            return self._replaced_verdicts(days)
+        if name in _SUMS_OF:
+            return Rows(self._by_sums(name, days))
+        if name in _BY_GROUPS:
+            return Rows(self._by_groups(name, days))
+        if self._verdict_days is None:
+            raise WholeDays
+        verdicts = self._verdicts(self._verdict_days)
+        chosen = pc.is_in(verdicts["dt"].cast(pa.string()), pa.array(days))
+        tables = self._tables(days, self._words(days).all, verdicts.filter(chosen))
+        layer = "gold" if name == "settlement_conflict_day" else "silver"
+        return Rows(self._replaced(layer, name, days, tables[name]))
+
+    def _check_views(self, days: Iterable[str]) -> None:
+        """Check that the views select from the events of these days, not from rows stored because events came twice."""
+        for name in ("transports", "receipts"):
+            if not self._lake.stored_days(name, self._state).isdisjoint(days):
+                raise WholeDays
+
+    def _read_words(self, days: tuple[str, ...]) -> _Words:
+        around = days_around(days)
+        self._check_views(around)
+        families = ("transport", "receipt")
+        storage = self._bronze.storage()
+        old, every = {}, {}
+        for family in families:
+            old[family] = read_events(storage, self._files(family, around, new=False), family, self._transports)
+            new = read_events(storage, self._files(family, around, new=True), family, self._transports)
+            every[family] = pa.concat_tables([old[family], new])
+        return _Words(old, every)
+
+    @cached_property
+    def _transports(self) -> Groups:
+        return Groups(("transport",), (self._new["transport"], self._new["receipt"]))
+
+    def _tables(self, days: Sequence[str], words: Mapping[str, pa.Table], verdicts: pa.Table | None = None) -> Tables:
+        """Plan the tables of the affected transports.
+
+        :param words: their events and receipts, by family.
+        :param verdicts: the verdicts on them, for the tables that are made from verdicts.
+        """
+        events = {family: self._lake.frame(rows, event_schema(family)) for family, rows in words.items()}
+        around = {"transports": silver.transports(events["transport"]), "receipts": silver.receipts(events["receipt"])}
+        wanted = F.col("dt").cast("string").isin(list(days))
+        read = {name: rows.where(wanted) for name, rows in around.items()}
+        if verdicts is not None:
+            read["verdicts"] = self._lake.frame(verdicts, SILVER["verdicts"].schema)
+        return {
+            **silver_tables(
+                events.__getitem__,
+                read.__getitem__,
+                around.__getitem__,
+                days,
+                lambda: silver.accepted(events["receipt"]),
+                self._hint,
+                last_day=self._last_day,
+            ),
+            **daily_tables(read.__getitem__, around.__getitem__, self._hint),
+        }
+
+    def _compute_verdicts(self, days: tuple[str, ...]) -> pa.Table:
+        """Return the verdicts on the affected transports."""
+        return _collect(self._tables(days, self._words(days).all)["verdicts"](), SILVER["verdicts"].schema)
+
+    def _replaced_verdicts(self, days: tuple[str, ...]) -> Rows:
+        schema, old = SILVER["verdicts"].schema, self._words(days).old
+        fresh = self._verdicts(days)
+        former = arrow_schema(schema).empty_table()
+        if any(rows.num_rows for rows in old.values()):
+            former = _collect(self._tables(days, old)["verdicts"](), schema)
+        files = self._lake.table("silver", "verdicts").files()
+        if not former.num_rows and sum(file.values["dt"] in days for file in files) < MOST_FILES * len(days):
+            self._verdict_days = days
+            return Rows(fresh, more=True)
+        kept = subtract(self._stored("silver", "verdicts", days), former)
+        if kept is None:
+            # The stored verdicts were made from other days than this run looks at.
+            raise WholeDays
+        self._verdict_days = days
+        return Rows(pa.concat_tables([kept, fresh]))
+
+    def _replaced(self, layer: str, name: str, days: Sequence[str], plan: Callable[[], DataFrame]) -> pa.Table:
+        """Replace the stored rows of the affected transports."""
+        stored = self._stored(layer, name, days)
+        kept = stored.filter(pc.invert(self._transports.hold(stored)))
+        return pa.concat_tables([kept, _collect(plan(), self._lake.table(layer, name).schema)])
+
+    def _by_groups(self, name: str, days: tuple[str, ...]) -> pa.Table:
+        self._check_views(days)
+        groups = Groups(_PAIR, [self._new["transport"]])
+        events = silver.transports(
+            self._lake.frame(self._events("transport", days, groups=groups), event_schema("transport"))
+        )
+        read = {"transports": events}.__getitem__
+        tables = daily_tables(read, read, self._hint)
+        stored = self._stored("gold", name, days)
+        kept = stored.filter(pc.invert(groups.hold(stored, _BY_GROUPS[name])))
+        return pa.concat_tables([kept, _collect(tables[name](), self._lake.table("gold", name).schema)])
+
+    def _by_sums(self, name: str, days: tuple[str, ...]) -> pa.Table:
+        self._check_views(days)
+        stored = self._stored("gold", name, days)
+        if (
+            name == "traffic_hour"
+            and pc.any(pc.and_(pc.equal(stored["bytes"], 0), pc.greater(stored["dropped_bytes"], 0))).as_py()
+        ):
+            # More was dropped than received, and the difference is not stored.
+            raise WholeDays
+        schema = self._lake.table("gold", name).schema
+        events = self._lake.frame(self._new["transport"], event_schema("transport"))
+        wanted = F.col("dt").cast("string").isin(list(days))
+        return _collect(
+            _SUMS_OF[name](self._lake.frame(stored, schema), silver.transports(events).where(wanted)), schema
+        )
+
+
+def _collect(rows: DataFrame, schema: StructType) -> pa.Table:
+    return with_types(rows, schema).toArrow().cast(arrow_schema(schema))

@@ -1,0 +1,138 @@
+"""Choice of the tables and days that a run computes again: those made from something that has changed.
+
+A run knows which families of events are new on which day. Whatever it computes anew it compares with what is
+stored, if that is small. A table of which nothing that it is made from has changed is not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import date, timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+ENDS = "ends"
+"""Input of tables that need the first and last event of processes."""
+OBSERVED = "observed"
+"""Input of tables that need the first and last minute of a day that has events."""
+COMPARED_ROWS = 20_000
+"""Maximum number of rows of a table and day that are compared with those that are stored."""
+_INPUTS: dict[str, tuple[str, ...]] = {
+    "transports": ("transport",),
+    "heartbeats": ("beat",),
+    "refusals": ("refusal",),
+    "entries": ("entry",),
+    "receipts": ("receipt",),
+    "sessions": ("session", "life", ENDS),
+    "boots": ("life", "beat", ENDS),
+    "unfinished": ("transport", "receipt", "verdicts"),
+    **dict.fromkeys(("traffic_hour", "close_day", "pair_day", "latency_hour"), ("transport",)),
+    "latency_day": ("latency_hour",),
+    "session_day": ("sessions",),
+    "server_hour": ("beat", "entry"),
+    "minute_day": ("server_hour", OBSERVED),
+    "settlement_day": ("verdicts",),
+    "settlement_conflict_day": ("verdicts",),
+    "refusal_hour": ("refusal",),
+    "refusal_day": ("refusal",),
+    "abuse_day": ("refusal", "transport", "entry"),
+    "clock_day": ("entry",),
+    "discovery_hour": ("entry", "refusal"),
+    "capacity_day": ("server_hour", "refusal"),
+    "network_day": ("traffic_hour", "session_day", "sessions", "refusal_hour", "settlement_day", "latency_hour"),
+    "boot": ("boots", "lost_transport"),
+    "uptime_day": ("minute_day", "boots", "clock_day"),
+    "lost_transport": ("unfinished", "boots"),
+    "actor": ("abuse_day", "boots"),
+    "quality_day": ("numbers",),
+    "capacity_forecast": ("capacity_day",),
+    "placement": ("uptime_day", "capacity_day", "latency_day", "settlement_day"),
+    "public_day": ("network_day",),
+}
+"""Families of events, tables, :data:`ENDS` and :data:`OBSERVED` from which a table's rows of a day are made."""
+_INPUTS_AROUND: dict[str, tuple[str, ...]] = {
+    "verdicts": ("transport", "receipt"),
+    "settlement_conflict_day": ("receipt",),
+}
+"""Inputs of which the days before and after count as well."""
+
+
+class Changes:
+    """Days on which families of events and tables have changed.
+
+    :param days: days that the run refines.
+    :param families: days that have new events, by family.
+    """
+
+    def __init__(self, days: Iterable[str], families: Mapping[str, Iterable[str]]) -> None:
+        self._days = set(days)
+        self._changed = {family: set(some) for family, some in families.items()}
+
+    def note(self, name: str, days: Iterable[str]) -> None:
+        """Note that a table, or another input, has changed on these days."""
+        self._changed[name] = set(days)
+
+    def note_everything(self) -> None:
+        """Note that every family of events has changed on every day."""
+        for inputs in (*_INPUTS.values(), *_INPUTS_AROUND.values()):
+            self._changed |= {name: set(self._days) for name in inputs if name not in _INPUTS}
+
+    def days_of(self, name: str) -> tuple[str, ...]:
+        """Return the days on which a table can change."""
+        found: set[str] = set()
+        for one in _INPUTS.get(name, ()):
+            found |= self._changed.get(one, set())
+        for one in _INPUTS_AROUND.get(name, ()):
+            found |= set(days_around(self._changed.get(one, ())))
+        return tuple(sorted(found & self._days))
+
+    def has_changed(self, name: str) -> bool:
+        """Whether an input of a table has changed on any day."""
+        return any(self._changed.get(one) for one in _INPUTS[name])
+
+
+def days_around(days: Iterable[str]) -> list[str]:
+    """Return days with the days before and after each."""
+    return sorted({str(date.fromisoformat(day) + timedelta(step)) for day in days for step in (-1, 0, 1)})
+
+
+def of_day(rows: pa.Table, day: str) -> pa.Table:
+    """Return the rows of a day."""
+    return rows.filter(pc.equal(rows["dt"].cast(pa.date32()), pa.scalar(date.fromisoformat(day))))
+
+
+def are_equal(one: pa.Table, other: pa.Table) -> bool:
+    """Whether two tables hold the same rows, in any order. Large tables are not compared, and count as different."""
+    if one.num_rows != other.num_rows or one.num_rows > COMPARED_ROWS:
+        return False
+    return sorted(map(repr, one.to_pylist())) == sorted(map(repr, other.to_pylist()))
+
+
+def changed_ends(before: pa.Table, after: pa.Table, last_day: str) -> tuple[set[str], set[str]]:
+    """Return the days on which the first or last event of processes has changed, and those of the observed minutes.
+
+    A process without events before does not count: tables that need its first or last event need other events of it.
+
+    :param before: rows of ``numbers`` that are stored.
+    :param after: the rows that replace them.
+    :param last_day: the last day that has events. On it the newest event of all counts for every process.
+    """
+    times = [("first_ts", "min"), ("last_ts", "max")]
+    old, new = (_by_keys(rows, ["producer", "boot", "dt"], times) for rows in (before, after))
+    ends = {str(key[2]) for key, found in old.items() if new.get(key) != found}
+    old, new = (_by_keys(rows, ["dt"], times) for rows in (before, after))
+    observed = set()
+    for key in old.keys() | new.keys():
+        one, other = old.get(key), new.get(key)
+        if one is None or other is None or [time // 60_000 for time in one] != [time // 60_000 for time in other]:
+            observed.add(str(key[0]))
+        if str(key[0]) == last_day and one != other:
+            ends.add(last_day)
+    return ends, observed
+
+
+def _by_keys(rows: pa.Table, keys: list[str], times: list[tuple[str, str]]) -> dict[tuple[object, ...], list[int]]:
+    found = rows.group_by(keys).aggregate(times)
+    columns = [found[name].to_pylist() for name in (*keys, *(f"{name}_{what}" for name, what in times))]
+    return {row[: len(keys)]: list(row[len(keys) :]) for row in zip(*columns, strict=True)}

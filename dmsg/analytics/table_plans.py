@@ -1,0 +1,141 @@
+"""Plans of the silver and gold tables: how Spark makes each of them from events and from other tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import date
+
+from pyspark.sql import DataFrame, functions as F
+
+from dmsg.analytics import silver
+from dmsg.analytics.broadcasts import Hint
+from dmsg.analytics.gold import abuse, capacity, lost_transports, network, settlement, traffic, uptime
+from dmsg.analytics.neighbour_days import MIDNIGHT_MS
+from dmsg.analytics.schemas import DAY_MS
+
+HISTORY_DAYS = 28
+"""Days that gold tables without days look back."""
+
+Read = Callable[[str], DataFrame]
+"""Function that returns the rows of the silver or gold table, or of the family of events, of that name."""
+Tables = dict[str, Callable[[], DataFrame]]
+"""Functions that plan the tables, by name. Nothing is computed before the rows are written or collected."""
+
+
+def silver_tables(
+    events: Read,
+    read: Read,
+    around: Read,
+    days: Iterable[str],
+    accepted: Callable[[], DataFrame] | None = None,
+    hint: Hint = F.broadcast,
+    *,
+    last_day: date,
+) -> Tables:
+    """Plan the silver tables of some days. The last two are made from the others.
+
+    :param events: returns the events of a family.
+    :param around: as ``read``, including the days before and after.
+    :param accepted: returns the receipts of ``around``, which need not be joined to one row for each end.
+    :param hint: marks rows for a broadcast if they are few.
+    :param last_day: the last day of all that has events.
+    """
+
+    def ends() -> DataFrame:
+        return (
+            read("numbers")
+            .groupBy("producer", "boot", F.col("dt").cast("string").alias("dt"))
+            .agg(F.min("first_ts").alias("first_ts"), F.max("last_ts").alias("last_ts"))
+        )
+
+    return {
+        "transports": lambda: silver.transports(events("transport")),
+        "sessions": lambda: silver.sessions(events("session"), ends(), events("life"), hint, last_day=last_day),
+        "heartbeats": lambda: silver.heartbeats(events("beat")),
+        "refusals": lambda: silver.refusals(events("refusal")),
+        "entries": lambda: silver.entries(events("entry")),
+        "receipts": lambda: silver.receipts(events("receipt")),
+        "boots": lambda: silver.boots(events("life"), events("beat"), ends(), hint),
+        "verdicts": lambda: _verdicts(
+            around("transports"), around("receipts") if accepted is None else accepted(), days, hint
+        ),
+        "unfinished": lambda: lost_transports.select_unfinished(
+            read("transports"), read("verdicts"), read("receipts").where("former"), hint
+        ),
+    }
+
+
+def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str], hint: Hint) -> DataFrame:
+    """Compare the three counts of the transports of these days, including data just beyond midnight."""
+    wanted = F.col("dt").cast("string").isin(list(days))
+    of_day = F.unix_millis("at") % DAY_MS
+    near = (of_day < MIDNIGHT_MS) | (of_day >= DAY_MS - MIDNIGHT_MS)
+    transports = transports.where(wanted | near)
+    is_former = F.coalesce("former", F.lit(False))
+    former = settlement.of_ends(receipts.where(is_former), transports, hint)
+    # A receipt arrives within ten minutes of its transport's end, so receipts of other days belong to other transports.
+    due = receipts.where(~is_former & (wanted | near))
+    rows = settlement.verdicts(settlement.three_words(transports, due.unionByName(former)))
+    return rows.where(wanted)
+
+
+def daily_tables(read: Read, around: Read, hint: Hint = F.broadcast) -> Tables:
+    """Plan the gold tables of some days, from their silver tables and from each other (``_OF_GOLD``).
+
+    :param around: as ``read``, including the days before and after.
+    :param hint: marks rows for a broadcast if they are few.
+    """
+
+    def observed() -> DataFrame:
+        first, last = (F.floor(F.col(name) / 60_000) for name in ("first_ts", "last_ts"))
+        return read("numbers").groupBy("dt").agg((F.max(last) - F.min(first) + 1).alias("observed_minutes"))
+
+    return {
+        "traffic_hour": lambda: traffic.traffic_hour(read("transports")),
+        "close_day": lambda: traffic.close_day(read("transports")),
+        "pair_day": lambda: traffic.pair_day(read("transports")),
+        "latency_hour": lambda: traffic.latency_hour(read("transports")),
+        "latency_day": lambda: traffic.latency_day(read("latency_hour")),
+        "session_day": lambda: traffic.session_day(read("sessions")),
+        "server_hour": lambda: uptime.server_hour(read("heartbeats"), read("entries")),
+        "minute_day": lambda: uptime.minute_day(read("server_hour"), observed()),
+        "settlement_day": lambda: settlement.settlement_day(read("verdicts")),
+        "settlement_conflict_day": lambda: settlement.settlement_conflict_day(
+            read("verdicts"), around("receipts"), hint
+        ),
+        "refusal_hour": lambda: abuse.refusal_hour(read("refusals")),
+        "abuse_day": lambda: abuse.abuse_day(read("refusals"), read("transports"), read("entries")),
+        "clock_day": lambda: uptime.clock_day(read("entries")),
+        "refusal_day": lambda: abuse.refusal_day(read("refusals")),
+        "discovery_hour": lambda: abuse.discovery_hour(read("entries"), read("refusals")),
+        "capacity_day": lambda: capacity.capacity_day(read("server_hour"), read("refusals")),
+        "network_day": lambda: network.network_day(
+            *(read("traffic_hour"), read("session_day"), read("sessions")),
+            *(read("refusal_hour"), read("settlement_day"), read("latency_hour")),
+        ),
+    }
+
+
+def overall_tables(read: Read, recent: Read, today: date) -> Tables:
+    """Plan the gold tables that are recomputed as a whole. ``placement`` and ``boot`` are made from one of the others.
+
+    :param read: returns the rows of all days.
+    :param recent: returns the rows of the last :data:`HISTORY_DAYS`.
+    :param today: day of the run.
+    """
+
+    return {
+        "boot": lambda: lost_transports.with_lost(uptime.boot(read("boots")), read("lost_transport")),
+        "uptime_day": lambda: uptime.uptime_day(
+            read("minute_day"), uptime.boot(read("boots")), read("boots"), read("clock_day")
+        ),
+        "lost_transport": lambda: lost_transports.lost_transport(recent("unfinished"), uptime.boot(read("boots"))),
+        "actor": lambda: abuse.actor(read("abuse_day"), read("boots")),
+        "quality_day": lambda: network.quality_day(read("numbers")),
+        "capacity_forecast": lambda: capacity.capacity_forecast(recent("capacity_day"), today=today),
+        "placement": lambda: capacity.placement(
+            *(read("uptime_day"), recent("capacity_day"), recent("latency_day"), recent("settlement_day")),
+            today=today,
+        ),
+        "public_day": lambda: network.public_day(read("network_day"), today=today),
+    }
