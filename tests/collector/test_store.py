@@ -185,7 +185,7 @@ class StoreTests(SynchronousTestCase):
         self.store.close()
         self.store = self.opened(limit=1000)
         self.store.check_room(ALICE, 500)
-        self.assertRaisesRegex(StoreFull, "its share", self.store.check_room, ALICE, 501)
+        self.assertRaisesRegex(StoreFull, "its quota", self.store.check_room, ALICE, 501)
         self.bring(spool_name(1), data := packed())
         self.assertRaisesRegex(StoreFull, "its share", self.store.check_room, ALICE, 501 - len(data))
         self.store.check_room(BOB, 500)
