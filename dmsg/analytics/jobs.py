@@ -486,5 +486,5 @@ class Pipeline:
         if any(not is_of_arrow(file.path) for file in lake.fresh_files(state.batches)):
             known = known.unionByName(bronze.file_names(lake.fresh(state.batches)))
         if (registered := lake.register(state.batches)).num_rows:
-            known = known.unionByName(self.spark.createDataFrame(registered.select(["file"])))
+            known = known.unionByName(lake.frame(registered.select(["file"])))
         return known

@@ -189,7 +189,7 @@ class Lake(Store):
             return found
         # An empty frame made from Python rows would start Python workers to unpack nothing; one made from Arrow does
         # not.
-        return self.spark.createDataFrame(arrow_schema(table.schema).empty_table(), table.schema)
+        return self.frame(arrow_schema(table.schema).empty_table(), table.schema)
 
     def read(self, layer: str, name: str, state: State, days: Iterable[str] | None = None) -> DataFrame:
         """Return the rows of a table in the version that belongs to ``state``.
@@ -206,8 +206,11 @@ class Lake(Store):
             state.versions.get(f"{layer}/{name}"),
         )
 
-    def frame(self, rows: pa.Table, schema: StructType) -> DataFrame:
-        """Return rows in memory as a frame of one partition."""
+    def frame(self, rows: pa.Table, schema: StructType | None = None) -> DataFrame:
+        """Return rows in memory as a frame of one partition.
+
+        :param schema: columns of the frame; None for those of the rows.
+        """
         # Spark makes a partition of each chunk of an Arrow table, and was seen to lose the chunks behind an empty one.
         return self.spark.createDataFrame(rows.combine_chunks(), schema)
 
@@ -224,7 +227,7 @@ class Lake(Store):
         return pa.concat_tables([schema.empty_table(), *found])
 
     def is_as_left(self, state: State) -> bool:
-        """Whether no run has refined any table since the run that left this state."""
+        """Whether every table has the version that a run's state names. Otherwise a later run has written to it."""
         return all(
             self.table(layer, name).version() == state.versions.get(f"{layer}/{name}")
             for layer, name in self.names()

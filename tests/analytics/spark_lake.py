@@ -363,6 +363,16 @@ class CountTests(LakeCase):
         self.assertTrue({(None, None)} < spans, spans)
 
 
+class FrameTests(LakeCase):
+    """Frames of rows in memory."""
+
+    def test_rows_behind_an_empty_chunk_are_kept(self) -> None:
+        """``createDataFrame`` of Spark loses them."""
+        chunks = pa.chunked_array([pa.array(some, pa.string()) for some in (["a", "b"], [], ["c"])])
+        found = self.pipeline().lake.frame(pa.table({"file": chunks})).collect()
+        self.assertEqual(sorted(row.file for row in found), ["a", "b", "c"])
+
+
 class OthersTests(LakeCase):
     """The tables of a run, for other programs and for later versions of this one."""
 
