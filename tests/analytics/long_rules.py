@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+from dmsg.analytics.attention import needs_attention
+from dmsg.cli.pipeline.watch import _shown
+from dmsg.telemetry.spool_listing import Reason, shown
 from tests.analytics import spark_lives, spark_self_dealing, spark_settlement
-from tests.analytics.support import ByRuns
+from tests.analytics.support import DAY, NOW, S1, Boot, ByRuns, LakeCase, write_file
 
 
 class CutTests(ByRuns, spark_settlement.CutTests):
@@ -22,3 +27,69 @@ class PlantedTests(spark_self_dealing.PlantedTests):
     """Self-dealing in other networks."""
 
     seeds = (2, 3)
+
+
+class ListingTests(LakeCase):
+    """Files that cannot be read beside readable events; ``spark_intake`` has the same beside lines that are none."""
+
+    def test_what_cannot_be_read_ends_no_run(self) -> None:
+        """It is told until it can be read, and then it is read."""
+        boot = Boot(S1, "b")
+        boot.event("start", DAY, "10:00:00", capacity=5)
+        boot.beats(DAY, "10:01:00", 3, sessions=1)
+        write_file(self.spool / "events-1.jsonl.gz", boot.rows[:2])
+        write_file(self.root / "outside" / "events-2.jsonl.gz", boot.rows[2:])
+        (self.spool / "relay").symlink_to(self.root / "not yet")
+        os.mkfifo(self.spool / "events-3.jsonl.gz")
+        vanishing = self.spool / "events-4.jsonl.gz"
+        write_file(vanishing, [], garbage=[b"hello"])
+        pipeline = self.pipeline(left={Reason.FORBIDDEN: {"/receipts"}})
+
+        def vanish(what: str, done: int, total: int) -> None:
+            if what == "bronze: spool":
+                vanishing.unlink()
+
+        pipeline._progress = vanish
+        first = pipeline.run(self.sources())
+        self.assertEqual(first.events, 3)
+        expected = {
+            Reason.DANGLING: (1, shown(f"{self.spool}/relay")),
+            Reason.SPECIAL: (1, shown(f"{self.spool}/events-3.jsonl.gz")),
+            Reason.GONE: (1, shown(str(vanishing))),
+            Reason.FORBIDDEN: (1, "/receipts"),
+        }
+        self.assertEqual(first.left, expected)
+        lake = pipeline.lake
+        self.assertEqual(lake.state().left, expected)
+        told = [one.text for one in needs_attention(lake, lake.state(), now=NOW) if one.kind == "not read"]
+        self.assertEqual(len(told), 4)
+        self.assertIn("not read, because the link leads to nothing: " + shown(f"{self.spool}/relay"), told)
+        # Nothing new, but fewer faults: attention has to know.
+        (self.spool / "events-3.jsonl.gz").unlink()
+        second = self.run_jobs()
+        self.assertEqual((second.days, set(second.left)), ([], {Reason.DANGLING}))
+        self.assertEqual(set(lake.state().left), {Reason.DANGLING})
+        self.assertEqual(lake.state().versions, first.state.versions)
+        (self.root / "outside").rename(self.root / "not yet")
+        write_file(vanishing, [{**boot.event("stop", DAY, "10:30:00")}])
+        third = self.run_jobs()
+        self.assertEqual((third.events, third.left), (5, {}))
+        self.assertEqual(lake.state().left, {})
+        self.assertEqual(self.run_jobs().state, lake.state())
+
+
+class NamelessTests(LakeCase):
+    """A producer that leaves out the fields by which tables group."""
+
+    def test_closes_without_a_source_do_not_blind_the_operator(self) -> None:
+        boot = Boot(S1, "b")
+        boot.event("start", DAY, "10:00:00")
+        for number in range(100):
+            boot.event("transport_close", DAY, f"10:{number // 60:02d}:{number % 60:02d}", dst="b", reason="aborted")
+        write_file(self.spool / "events-1.jsonl.gz", boot.rows)
+        self.assertEqual(self.run_jobs().quarantined, 100)
+        lake = self.pipeline().lake
+        state = lake.computed()
+        found = needs_attention(lake, state, now=NOW)
+        self.assertNotIn("unanswered", {one.kind for one in found})
+        _shown(state, found, NOW)
