@@ -1,7 +1,7 @@
 """Two runs of tests at the same time: ``python -m tests.alongside ARGUMENTS -- ARGUMENTS``, each for one ``python``.
 
-The second run prints as usual, and the first one prints after it: its output is kept in a file until then. The exit
-status is 0 if it is so of both. Ctrl-C and SIGTERM end both.
+The second run prints as usual. The output of the first run is kept in a file, and printed after that of the second. The
+exit status is 0 if both runs succeed. Ctrl-C and SIGTERM end both runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _end(runs: list[subprocess.Popen[bytes]]) -> None:
-    """End these runs, and wait for each of them."""
+    """End the runs, and wait until all of them have ended."""
     for run in runs:
         # At a terminal, Ctrl-C has reached the runs as well. A second signal would break off their clean-up.
         try:
@@ -55,7 +55,7 @@ def _both(first: list[str], second: list[str], kept: BinaryIO) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status of both runs."""
+    """Run both, and return 0 if both succeed."""
     middle = arguments.index("--")
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)

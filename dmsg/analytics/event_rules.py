@@ -1,4 +1,4 @@
-"""Rules for valid events, which Spark's reader and Arrow's have in common, and for the silence of a process."""
+"""Rules that all readers of events share: which events are valid, and how long a living process can be silent."""
 
 from __future__ import annotations
 

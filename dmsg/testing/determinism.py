@@ -14,6 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from hashlib import blake2b
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -76,7 +77,8 @@ class Determinism:
     def __init__(self, seed: object, clock: Clock) -> None:
         self._random = random.Random(f"chance {seed}")
         self._clock = clock
-        self._replaced: list[tuple[Any, str, object]] = []
+        self._real = ExitStack()
+        """Puts the real sources back."""
 
     def date(self) -> float:
         """Return the lab's date in seconds since 1970."""
@@ -112,21 +114,15 @@ class Determinism:
         self._replace(threading.Thread, "start", _refuse_thread)
         self._replace(http, "time", self.date)
         self._replace(http, "gmtime", gmtime)
-        state = random.getstate()
-        self._replaced.append((random, "", state))
+        self._real.callback(random.setstate, random.getstate())
         random.seed(self._random.randbytes(32))
         return self
 
     def _replace(self, owner: type | ModuleType, name: str, replacement: Callable[..., object]) -> None:
-        self._replaced.append((owner, name, getattr(owner, name)))
+        self._real.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, replacement)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        while self._replaced:
-            owner, name, real = self._replaced.pop()
-            if name:
-                setattr(owner, name, real)
-            else:
-                random.setstate(real)  # type: ignore[arg-type]
+        self._real.close()

@@ -36,7 +36,7 @@ SOURCES: dict[str, Callable[[], object]] = {
     "gmtime": lambda: tuple(time.gmtime()),
     "date of HTTP": lambda: http.datetimeToString().decode(),
 }
-"""What a program asks for chance and time."""
+"""Sources of random numbers and of the time that a program can ask."""
 
 WALK = """
 import json, sys

@@ -92,17 +92,19 @@ class WebSocketTransport:
 
     def loseConnection(self, code: int = NORMAL) -> None:
         """Send a close frame, and end the connection when everything is sent."""
-        if not self._closed:
-            write_now(self.tcp, close_frame(code, self._key()))
-        self.stop()
+        self._send_close(code)
         self.tcp.loseConnection()
 
     def end_writing(self) -> None:
         """Send a close frame, and end the direction to the peer when everything is sent. TCP must allow that."""
-        if not self._closed:
-            write_now(self.tcp, close_frame(NORMAL, self._key()))
-        self.stop()
+        self._send_close(NORMAL)
         self.tcp.loseWriteConnection()
+
+    def _send_close(self, code: int) -> None:
+        """Send a close frame, unless one was sent, and nothing after it."""
+        if not self._closed:
+            write_now(self.tcp, close_frame(code, self._key()))
+        self.stop()
 
     def abortConnection(self) -> None:
         """End the connection at once."""

@@ -117,7 +117,7 @@ class Congestion:
     def _release_sources(peer: RelayPeer) -> None:
         # The state is cleared before the call, because resumed reading may congest the peer again at once.
         while peer.pausing:
-            source = next(iter(peer.pausing))  # the one that has waited longest
+            source = next(iter(peer.pausing))  # the source that has waited longest
             del peer.pausing[source]
             source.paused_by = None
             source.port.resume_reading()
