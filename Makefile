@@ -94,7 +94,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_lint tests.contracts_run
+	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_lint tests.contracts_run tests.docs.types_run
 
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html
