@@ -1,4 +1,4 @@
-"""Addresses of servers and of clients: parsing, kinds, and the blocks by which they count."""
+"""Parsing and classification of the addresses of servers and clients, and the blocks of addresses that limits count."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def block_of(host: str, bits: int = IPV6_BLOCK) -> str:
 
 
 def kind_of(address: Address) -> str:
-    """Return ``public``, ``private``, ``loopback``, or ``none`` for an address where no server can be."""
+    """Return ``public``, ``private``, ``loopback``, or ``none`` for an address that no server can have."""
     if address.is_loopback:
         return "loopback"
     if isinstance(address, IPv6Address) and (
@@ -71,7 +71,9 @@ def kind_of(address: Address) -> str:
 
 @lru_cache(maxsize=4096)
 def is_public(host: str) -> bool:
-    """Return whether a text is a public IP address. Whoever has it is a stranger, and not a proxy of ours."""
+    """Return whether a text is a public IP address. A client with such an address is a stranger, never the operator's
+    own reverse proxy.
+    """
     found = literal(host)
     return found is not None and kind_of(found) == "public"
 

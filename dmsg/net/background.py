@@ -1,7 +1,7 @@
-"""Work in steps between the turns of the reactor: whole, or for at most half of a core.
+"""Work in steps between reactor turns, without a limit or limited to half of a core.
 
-Twisted's own cooperator measures its slices by the wall clock. When that clock is set back, a slice does not end before
-the work does, and the program serves nobody else meanwhile. Here slices are measured by the monotonic clock.
+Twisted's own cooperator measures its slices by the wall clock. When that clock is set back, a slice does not end
+before the work does, and the program serves nobody else meanwhile. Here slices are measured by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ _whole, _half = _cooperator(NO_REST), _cooperator(SLICE)
 
 
 def work(steps: Iterator[Any]) -> CooperativeTask[Any]:
-    """Do work in steps, as many in a turn of the reactor as others can wait for."""
+    """Run an iterator in steps, for at most ``SLICE`` seconds of each reactor turn."""
     return _whole.cooperate(steps)
 
 
 def work_for_strangers(steps: Iterator[Any]) -> CooperativeTask[Any]:
-    """Do work that a peer causes with few bytes. All such work of the program takes at most half of a core."""
+    """Run an iterator whose work a peer causes with few bytes. All such work of the program takes at most half of a
+    core.
+    """
     return _half.cooperate(steps)

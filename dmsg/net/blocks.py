@@ -1,6 +1,6 @@
 """Blocks of addresses: a limit for one address counts at several widths at once.
 
-Whoever has a /64 of IPv6 often has the /56 or /48 around it, and a /24 of IPv4 is rented as a whole. So each limit
+The holder of a /64 of IPv6 often has the /56 or /48 around it, and a /24 of IPv4 is rented as a whole. So each limit
 holds for the narrow block, and a larger one for each block around it. The larger limit is the block's *factor* times
 the limit, because independent neighbours share the block.
 """
@@ -136,9 +136,10 @@ class BlockCounts:
         return ""
 
     def heaviest(self, block: str = "") -> str:
-        """Return the narrow block with most, inside the block with most for its width. Empty if nothing is counted.
+        """Return the narrow block with the largest count inside the block with the highest load; an empty text if
+        nothing is counted.
 
-        :param block: wide block to look in, instead of the one with most.
+        :param block: wide block to search instead of the one with the highest load.
         """
         first = block or self._ranks.first()
         if first is None:

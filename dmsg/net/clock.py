@@ -41,7 +41,7 @@ class SteadyClock:
 class ClockWatch(Service):
     """Service that notices when the system's clock was set, and logs it.
 
-    :param on_step: called with the seconds by which it was set, negative when it was set back.
+    :param on_step: called with the seconds by which the clock was set, negative if the clock was set back.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Fair queue for work that strangers cause: blocks of addresses take turns, however much others have queued.
+"""Fair queue for work that strangers cause: blocks of addresses take turns, however many jobs each has queued.
 
 A limited number of jobs runs at a time. When there are more, the next turn goes to the widest block that has waited
 longest. Within it, it goes to the narrower block that has waited longest, and there to the oldest job.
@@ -77,7 +77,7 @@ class FairQueue:
         return turn
 
     def release(self, host: str) -> None:
-        """Note that a job of ``host`` has ended, and start waiting ones."""
+        """Note that a job of ``host`` has ended, and start waiting jobs."""
         self._running.remove(host)
         self.running -= 1
         while self.running < self._most and (found := self._next(self._levels)) is not None:
@@ -108,8 +108,8 @@ class FairQueue:
         return None
 
     def _make_room(self, host: str) -> bool:
-        """Drop the newest waiting job of the block with the highest load. Return False if ``host`` has
-        about as much.
+        """Drop the newest waiting job of the block with the highest load. Return False if the load of ``host`` is
+        about as high.
         """
         heaviest = self._waiting.heaviest()
         if self._waiting.load(heaviest) <= self._waiting.load(host) + 1:

@@ -1,4 +1,4 @@
-"""Isolation of calls: an exception in one is logged and does not prevent the next."""
+"""Isolation of calls: an exception in one call is logged and does not prevent the next call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def dispatch(
     handler: object,
     on_lost: Callable[[_T], object],
 ) -> None:
-    """Call the handler of each event by its type. An exception in one does not prevent the next.
+    """Call the handler of each event by its type. An exception in one handler does not prevent the next call.
 
     :param handlers: methods of ``handler``'s class, by type of event.
     :param on_lost: called with each event whose handler raised.

@@ -100,7 +100,7 @@ class MemoryWatch(Generic[Holder]):
     A source calls :meth:`next_check` before it goes through its holders, then :meth:`age` for each.
 
     :cvar interval: seconds between checks.
-    :cvar holders: name, in log lines, of those for whom data are held.
+    :cvar holders: name, for log lines, of the parties for whom data are held.
     :ivar now: time when the current check began.
     """
 

@@ -51,7 +51,7 @@ class Pending(Generic[K, V]):
             deferred.errback(reason)
 
     def fail_all(self, reason: Failure) -> None:
-        """Fail all pending Deferreds, and whatever is added from now on."""
+        """Fail all pending Deferreds, and all that are added from now on."""
         # The table is taken away first, because callbacks may add to it.
         waiting, self._waiting = self._waiting, None
         self._reason = reason

@@ -1,4 +1,4 @@
-"""Change of the protocol of a connection, when a handshake such as that of a proxy is done."""
+"""Replacement of a connection's protocol after a handshake, such as that of a proxy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from twisted.protocols.policies import ProtocolWrapper
 
 
 def change_protocol(transport: ITransport, protocol: IProtocol) -> None:
-    """Deliver what arrives at ``transport`` to ``protocol`` from now on.
+    """Deliver the bytes that ``transport`` receives to ``protocol`` from now on.
 
     :param transport: transport of TCP, or the wrapper of TLS.
     """

@@ -1,9 +1,8 @@
 """Connections through a proxy: HTTP CONNECT (RFC 9110, section 9.3.6) and SOCKS5 (RFC 1928, RFC 1929).
 
-Which proxy is used is said by variables of the environment, as for other programs: ``DMSG_PROXY``, else
-``HTTPS_PROXY``, else ``ALL_PROXY``, each also in lower case; ``NO_PROXY`` names hosts that are connected to directly.
-Loopback always is. When a proxy is named and fails, nothing is connected to directly, because the person may need the
-proxy for anonymity.
+Environment variables name the proxy, as for other programs: ``DMSG_PROXY``, else ``HTTPS_PROXY``, else ``ALL_PROXY``,
+each also in lower case. Connections to loopback, and to the hosts in ``NO_PROXY``, are direct. When a named proxy
+fails, no direct connection is tried, because the user may need the proxy for anonymity.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from dmsg.net.protocols import change_protocol
 VARIABLES = ("DMSG_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 """Variables that name a proxy; the first one that is set counts."""
 SCHEMES = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
-"""Schemes of proxies, with their default ports. Names are resolved by the proxy with both of SOCKS5."""
+"""Schemes of proxies, with their default ports. With both schemes of SOCKS5, the proxy resolves host names."""
 MAX_ANSWER = 16 * 1024
 """Maximum number of bytes of a proxy's answer."""
 _REFUSALS = {
@@ -55,7 +54,7 @@ class ProxyError(DmsgError):
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy.
+    """Proxy with its address and credentials.
 
     :ivar scheme: ``http``, ``https`` (TLS to the proxy), ``socks5`` or ``socks5h``.
     :ivar user: user name; empty without one.
@@ -94,7 +93,7 @@ def parse_proxy(url: str) -> Proxy:
 def proxy_for(host: str, environment: Mapping[str, str] | None = None) -> Proxy | None:
     """Return the proxy for connections to a host; None to connect directly.
 
-    :raises ProxyError: the variable that counts is malformed.
+    :raises ProxyError: the variable that names the proxy is malformed.
     """
     environment = os.environ if environment is None else environment
     named = next((found for name in VARIABLES if (found := _variable(environment, name))), "")
@@ -121,7 +120,7 @@ def _is_loopback(host: str) -> bool:
 class ProxyEndpoint:
     """Client endpoint that connects to a host through a proxy.
 
-    :param endpoint: leads to the proxy.
+    :param endpoint: endpoint of the proxy.
     :param timeout: seconds for the proxy's answer.
     """
 
@@ -169,9 +168,9 @@ class ProxyEndpoint:
 
 
 class _Handshake(Protocol):
-    """Asks a proxy for a connection, and then makes way for the protocol that wanted it.
+    """Base of protocols that ask a proxy for a connection, and then hand it to the protocol of the caller.
 
-    :ivar opened: fires with that protocol.
+    :ivar opened: Deferred that fires with the caller's protocol.
     """
 
     def __init__(self, proxy: Proxy, host: str, port: int, factory: IProtocolFactory) -> None:
@@ -208,7 +207,7 @@ class _Handshake(Protocol):
         return ProxyError(f"the proxy {self._proxy.shown} {problem} (asked for {self._host}:{self._port})")
 
     def _take(self, size: int) -> bytes | None:
-        """Take bytes from the front; None if they are not there yet."""
+        """Remove and return ``size`` bytes from the front of the buffer; None if fewer have arrived."""
         if len(self._received) < size:
             return None
         taken, self._received = self._received[:size], self._received[size:]
@@ -221,7 +220,7 @@ class _Handshake(Protocol):
         protocol = self._factory.buildProtocol(address)
         if protocol is None:
             raise self._error("connected, but the attempt was cancelled meanwhile")
-        # From here on the transport belongs to the protocol that wanted it, as if it had connected itself.
+        # From here on the transport belongs to the caller's protocol, as if it had connected itself.
         change_protocol(transport, protocol)
         protocol.makeConnection(transport)
         rest, self._received = self._received, b""
@@ -232,7 +231,7 @@ class _Handshake(Protocol):
 
 
 class _HTTPConnect(_Handshake):
-    """HTTP CONNECT."""
+    """Handshake of HTTP CONNECT."""
 
     def connectionMade(self) -> None:
         at = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
@@ -258,7 +257,7 @@ class _HTTPConnect(_Handshake):
 
 
 class _Socks(_Handshake):
-    """SOCKS5, with names that the proxy resolves."""
+    """Handshake of SOCKS5, in which the proxy resolves host names."""
 
     def connectionMade(self) -> None:
         methods = [_NO_AUTHENTICATION] + ([_PASSWORD] if self._proxy.user else [])

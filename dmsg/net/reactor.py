@@ -66,7 +66,9 @@ def use_monotonic_clock(reactor: object) -> None:
 
 
 def the_reactor(given: Reactor | None = None) -> Reactor:
-    """Return the given reactor, or else that of this process, which then waits by the monotonic clock."""
+    """Return the given reactor, or else the reactor of this process, after switching its timers to the monotonic
+    clock.
+    """
     if given is not None:
         return given
     from twisted.internet import reactor

@@ -66,7 +66,7 @@ def redis_address(url: str) -> tuple[str, int, int]:
     :raises RedisUnavailable: the URL is malformed or contains a password.
     """
     if "@" in url:
-        # Everybody who may list processes can read arguments.
+        # Any user who may list processes can read their arguments.
         raise RedisUnavailable(f"{without_password(url)}: put the password into {REDIS_PASSWORD}, not into the URL")
     try:
         parts = urlsplit(url)
@@ -83,9 +83,9 @@ def redis_address(url: str) -> tuple[str, int, int]:
 def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa: C901
     """Return two subclasses of the factory of txredisapi: one for commands, one for subscriptions.
 
-    The package is an extra, so it is imported here. Two of its habits are changed. Its calls wait without limit while
-    there is no connection: these fail :data:`GRACE` seconds after it was lost. Its factory stops reconnecting for good
-    when SELECT or AUTH is not answered in time: these continue.
+    The package is an extra, so it is imported here. Both differ from the package in two ways. Its calls wait without
+    limit while there is no connection; here calls fail :data:`GRACE` seconds after the connection was lost. Its
+    factory stops reconnecting for good when SELECT or AUTH is not answered in time; here reconnecting continues.
     """
     from twisted.internet import reactor
     from txredisapi import ConnectionError as NotConnected, RedisFactory, RedisProtocol

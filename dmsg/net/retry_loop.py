@@ -1,4 +1,4 @@
-"""Repeated work that talks to the outside. The next try is scheduled whatever the last one raised."""
+"""Repeated work that depends on other machines. The next run is scheduled even if the last one raised."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _set_options(handle: socket.socket) -> bool:
 
 
 def _is_set(handle: socket.socket) -> bool:
-    """Return whether the socket inherited our options: nobody else sets the last one to this number."""
+    """Return whether the socket inherited our options: no other code sets the last option to this number."""
     level, name, value = _OPTIONS[-1]
     option = getattr(socket, name, None)
     try:
@@ -134,8 +134,8 @@ def can_half_close(transport: object) -> bool:
 def set_reset_on_close(transport: object, enabled: bool) -> None:
     """Choose whether the kernel resets the connection when the socket is closed, also at the death of the process.
 
-    Otherwise the kernel of a killed process tells the peer a clean end.  Disable it before an orderly close, because a
-    reset discards sent data that the peer has not acknowledged.
+    Otherwise the kernel of a killed process tells the peer a clean end.  Disable the reset before an orderly close,
+    because a reset discards sent data that the peer has not acknowledged.
     """
     if isinstance(transport, Connection) and transport.connected:
         try:

@@ -3,8 +3,8 @@
 The cost of a read depends on its content: 64 KiB may be one frame or thirteen thousand. So time is measured. Each
 *owner*, a block of addresses, has a share of a turn. The wider blocks around it have a share that is their factor
 times as large (:mod:`dmsg.net.blocks`). An owner that has used up its share waits for the next turn, with the data
-received so far. In the next turn, those who waited longest come first. When nobody else has work, the next turn begins
-at once.
+received so far. In the next turn, the owners that have waited longest come first. When nobody else has work, the next
+turn begins at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TurnWaiter(Protocol):
 class TurnShare:
     """Account of the time that each owner has used in the current turn.
 
-    :ivar waited: number of times that somebody had to wait for the next turn.
+    :ivar waited: number of times that a receiver had to wait for the next turn.
     """
 
     def __init__(self, reactor: IReactorTime) -> None:

@@ -1,9 +1,9 @@
 """Work in turns of the reactor, and the reasons why a connection is not read.
 
 A peer may send more in one read than its owner's share of a reactor turn allows. The receiver handles that share,
-keeps the rest, and continues in the next turn. Until then the connection is not read. Others can stop reading too,
-each for a reason of its own; reading continues when no reason is left. So whoever stops reading never has to know who
-else did.
+keeps the rest, and continues in the next turn. Until then the connection is not read. Other parts of the program can
+stop reading too, each under a reason of its own; reading continues when no reason is left. So no part has to know
+which other parts have stopped reading.
 
 Data keep their order, because the rest of a read is handled before the connection is read again. Every receiver with a
 rest continues in a later turn, whatever the others do. This module needs neither Twisted nor a clock: both come with

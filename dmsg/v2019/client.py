@@ -285,7 +285,7 @@ class Client(DelegatedClient[ClientSession]):
         )
 
     def _is_plain(self, entry: Entry) -> None:
-        """Remember that a connection showed this server to be of 2019, although its entry has the mark of dmsg.
+        """Remember that a server is of 2019, as a connection showed, although its entry has the mark of dmsg.
 
         The mark remains when a program of 2019 replaces a newer one with the same key.
         """

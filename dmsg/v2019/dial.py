@@ -43,10 +43,11 @@ class SessionEndpoint:
         memory: CarrierMemory | None = None,
     ) -> None:
         """:param address: ``host:port``.
-        :param carriers: ways to reach the server.
-        :param memory: remembers which way worked.
+        :param carriers: carriers over which the server can be reached.
+        :param memory: memory of the carrier that worked last.
         :param pings: returns whether the server is known to support PING and secure transports.
-        :param no_pings: callback invoked when a connection shows that the server supports neither.
+        :param no_pings: callback invoked when a connection shows that the server supports neither PING nor secure
+            transports.
         :param receipts: whether the server gets receipts.
 
         :raises DmsgError: the address is malformed.

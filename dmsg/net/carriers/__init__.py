@@ -1,1 +1,3 @@
-"""Carriers: what the connection of a client and a server lies in, such as a websocket on the port of a web server."""
+"""Carriers: protocols that wrap the connection of a client and a server, such as a websocket on the port of a web
+server.
+"""

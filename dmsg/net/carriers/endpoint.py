@@ -10,7 +10,7 @@ from dmsg.net.carriers.websocket import WebSocketEndpoint
 from dmsg.net.outgoing import outgoing_endpoint
 
 _HTTP = b"http/1.1"
-"""Name of HTTP/1.1 in TLS. Without it, a web server may answer in HTTP/2, which has another kind of websockets."""
+"""Name of HTTP/1.1 in TLS. Without it, a web server may answer in HTTP/2, whose websockets work differently."""
 
 
 def carrier_endpoint(

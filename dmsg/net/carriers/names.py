@@ -1,4 +1,4 @@
-"""Names of carriers: how a server's entry says in which ways its port can be reached. No I/O.
+"""Names of carriers, by which a server's entry announces further ways to reach its port. No I/O.
 
 An entry carries the names as features of its version, which programs of 2019 ignore:
 

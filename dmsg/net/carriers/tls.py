@@ -18,8 +18,8 @@ ALPN = b"dmsg"
 class _AnyCertificate:
     """Creator of TLS connections that accept every certificate.
 
-    The handshake inside proves the server's key and encrypts what follows. So a certificate would add nothing, and a
-    proxy of a company that shows one of its own would keep clients out.
+    The handshake inside proves the server's key and encrypts what follows. So a certificate would add nothing.
+    Checking it would lock out clients behind a company's proxy, which presents a certificate of its own.
     """
 
     def __init__(self, host: str, protocol: bytes) -> None:
@@ -37,7 +37,7 @@ class _AnyCertificate:
 def tls_endpoint(endpoint: IStreamClientEndpoint, host: str, protocol: bytes = ALPN) -> IStreamClientEndpoint:
     """Return an endpoint for TLS over another endpoint.
 
-    :param host: name that the client asks for in TLS; an address is not named.
+    :param host: server name that the client sends in TLS (SNI); an IP address is not sent.
     :param protocol: protocol that the client offers by ALPN.
     """
     found: IStreamClientEndpoint = wrapClientTLS(_AnyCertificate(host, protocol), endpoint)

@@ -1,4 +1,4 @@
-"""Transport of a link inside a websocket: what the link writes leaves in binary messages."""
+"""Transport of a link inside a websocket, which sends the link's bytes in binary messages."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def tcp_of(transport: object) -> object:
 
 @implementer(IPushProducer)
 class WebSocketTransport:
-    """Transport that frames what is written and passes everything else on to TCP.
+    """Transport that wraps written bytes in websocket frames and passes every other call on to TCP.
 
-    Bytes that arrive do not come here: the link reads them from TCP, and unpacks them by ``reader``.
+    Received bytes bypass this class: the link reads them from TCP, and unpacks them with ``reader``.
 
     :param tcp: transport of the connection.
     :param client: whether this is the end of a client, which masks its frames and sends pings.
-    :param encrypted: whether what the link writes is ciphertext. Then the mask is zero, which costs nothing: a mask
-        protects intermediaries from bytes that a third party chose, and nobody can choose ciphertext.
+    :param encrypted: whether the link writes ciphertext. Then the mask is zero, which costs nothing: a mask protects
+        intermediaries from bytes that a third party chose, and nobody can choose ciphertext.
     :ivar reader: reader of the frames of the other end.
     """
 
@@ -79,7 +79,7 @@ class WebSocketTransport:
         pinging, self._pinging = self._pinging, None
         cancel_call(pinging)
 
-    # --- what a link needs of a transport ---
+    # --- interface of a transport that links use ---
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send ``data`` in a binary message."""
@@ -101,7 +101,7 @@ class WebSocketTransport:
         self.tcp.loseWriteConnection()
 
     def _send_close(self, code: int) -> None:
-        """Send a close frame, unless one was sent, and nothing after it."""
+        """Send a close frame, unless one was sent. Nothing is sent after a close frame."""
         if not self._closed:
             write_now(self.tcp, close_frame(code, self._key()))
         self.stop()

@@ -67,9 +67,9 @@ class WebSocketEndpoint:
 
 
 class _Upgrade(Protocol):
-    """Request for a websocket, which makes way for the protocol inside it.
+    """Protocol that asks for a websocket, and then hands the connection to the protocol inside it.
 
-    :ivar opened: Deferred that fires with that protocol.
+    :ivar opened: Deferred that fires with the protocol inside.
     """
 
     def __init__(self, reactor: IReactorTime, host: str, wanted: IProtocolFactory, encrypted: bool) -> None:

@@ -166,7 +166,7 @@ class Acceptor(Factory):
         """Whether the server is draining and takes no new clients."""
         raise NotImplementedError
 
-    # --- what there is ---
+    # --- numbers of clients and handshakes ---
 
     @property
     def available_connections(self) -> int:

@@ -100,7 +100,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     owner: Hashable = None
     """Owner in whose name the work of this link is counted in ``share``."""
     first_bytes: OnFirstBytes | None = None
-    """Callback called with what arrives first, until it returns False: from then on the handshake gets the bytes."""
+    """Callback that gets the received bytes until it returns False; from then on the handshake gets them."""
     in_websocket: WebSocketTransport | None = None
     """Transport of a link inside a websocket; None for other links."""
     _waits = False
@@ -142,7 +142,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._left = False
         self._error: RemoteProtocolError | None = None
         self._tcp: object = None
-        """Transport of TCP, whatever the link lies in."""
+        """TCP transport below the link, also if the link is inside a websocket."""
 
     def enter_websocket(self, carrier: WebSocketTransport, data: bytes = b"") -> None:
         """Read and write inside a websocket from now on.
@@ -305,7 +305,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             return
         self._cancel_timer()
         self._handshake = None
-        self._failed = None  # From here on the user is told of the end instead.
+        self._failed = None  # From here on the user is notified of the end instead.
         self.remote = handshake.remote
         self._begin(handshake)
         self._up = True

@@ -1,4 +1,4 @@
-"""Race of carriers: a client reaches a server in the first way that works."""
+"""Race of carriers: a client connects to a server over the first carrier that works."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ class CarrierMemory:
 
 
 class CarrierRace:
-    """Ways to one server, which are tried one after the other, each ``HEAD_START`` after the one before.
+    """Connection attempt to one server over several carriers, each started ``HEAD_START`` seconds after the one
+    before.
 
-    The first way by which the server answers the handshake is used, and the others are given up. That is before the
-    server knows the client's key. So the server never sees two connections of one client.
+    The first carrier over which the server answers the handshake is used, and the others are given up. At that time
+    the server does not know the client's key yet, so it never sees two connections of one client.
 
     :param carriers: carriers in the order in which to try them.
     :param endpoint: returns the endpoint of a carrier.
     :param make_link: makes a link, given the factory of its user and the callback for a failure.
-    :ivar used: carrier of the connection; None before a way has worked.
+    :ivar used: carrier of the connection; None before a carrier has worked.
     :ivar failed: error messages by carrier.
     """
 
@@ -74,12 +75,14 @@ class CarrierRace:
     def connect(self, make_user: Callable[[PubKey], _U]) -> Deferred[_U]:
         """Connect; see :meth:`~dmsg.net.links.connect.LinkClientEndpoint.connect`.
 
-        If no way works, the Deferred fails with the error of the first one.
+        If no carrier works, the Deferred fails with the error of the first one.
         """
         return _Run(self._reactor, self, self._carriers, make_user).result
 
     def begin(self, carrier: Carrier, first_bytes: Callable[[Link, bytes], bool]) -> LinkClientEndpoint:
-        """Return the endpoint that tries a carrier; ``first_bytes`` is called with what the server answers first."""
+        """Return the endpoint that tries a carrier; ``first_bytes`` is called with the first bytes of the server's
+        answer.
+        """
 
         def make_link(make_user: MakeUser, failed: OnFailure) -> Link:
             link = self._make_link(make_user, failed)
@@ -90,7 +93,7 @@ class CarrierRace:
 
 
 class _Run(Generic[_U]):
-    """One race."""
+    """State of one race."""
 
     def __init__(
         self, reactor: IReactorTime, race: CarrierRace, carriers: Sequence[Carrier], make_user: Callable[[PubKey], _U]

@@ -28,7 +28,7 @@ class Deadlines:
     def set(self, name: str, seconds: float | None, matters: Callable[[], bool]) -> None:
         """Set a deadline ``seconds`` from now, or cancel it if ``seconds`` is None.
 
-        :param matters: called when the time is over; the deadline counts if it returns True.
+        :param matters: called when the time is over; the deadline counts if the callback returns True.
         """
         timer = self._timers.pop(name, None)
         if timer is not None:
@@ -61,7 +61,7 @@ class Deadlines:
         # Traffic only notes the time, and one timer checks it later. Moving a timer for each frame would cost more than
         # the frame.
         left = self._last_traffic + self.idle - self._reactor.seconds()
-        # A rest below the clock's resolution would fire again and again in the same moment.
+        # With a remaining time below the clock's resolution, the timer would fire again and again in the same moment.
         self.set(IDLE, max(left, 0.001), self._is_idle)
 
     def _is_idle(self) -> bool:

@@ -96,8 +96,8 @@ class HalfClosing:
         self._end_ticket = EndOfData(done)
         done.addCallback(self._on_end_acknowledged)
         self._outbox.wait(self._end_ticket)
-        # The one byte stands for the end of data in the queue and in flight; the carrier sends a frame of its own for
-        # the ticket.
+        # One byte stands for the end of data in the queue and in flight; the carrier sends a frame of its own for the
+        # ticket.
         self._outbox.add(b"\1", self._end_ticket)
         self._schedule()
         return done
@@ -142,7 +142,7 @@ class HalfClosing:
     def data_ended(self) -> None:
         """Note that the other end has ended its data."""
         self._remote_ended = True
-        # During a delivery the protocol may be inside ``dataReceived``; the end is told after the data.
+        # During a delivery the protocol may be inside ``dataReceived``; the end is reported after the data.
         if not self._delivering:
             self._tell_remote_end()
 

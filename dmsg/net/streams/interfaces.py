@@ -17,8 +17,8 @@ class StreamCarrier(Protocol):
 
     @property
     def confirms(self) -> bool:
-        """Whether a frame counts as acknowledged when the remote has received it. Otherwise it does when the link has
-        taken it.
+        """Whether a frame counts as acknowledged when the remote has received it. Otherwise a frame counts as
+        acknowledged when the link has accepted it.
         """
 
     def may_send(self) -> bool:

@@ -39,7 +39,9 @@ from dmsg.net.streams.outbox import Outbox, Ticket, tickets_among
 from dmsg.net.streams.producers import ProducerHolder
 
 SEND_LIMIT = 64 * 1024 * 1024
-"""Maximum number of unsent bytes of a stream; more aborts it. Only an application that never waits gets there."""
+"""Maximum number of unsent bytes of a stream; more aborts it. Only an application that ignores back-pressure reaches
+the limit.
+"""
 UNREAD_PIECES = 64
 """Number of pieces for a paused reader that are kept as they came; beyond it, small ones are joined."""
 UNREAD_PIECE = 4096

@@ -1,4 +1,4 @@
-"""Reading of response bodies up to a limit, for servers that nobody vouches for."""
+"""Reading of response bodies from untrusted servers, up to a limit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def drop(transport: object) -> None:
 def read_body(response: IResponse, limit: int) -> Deferred[bytes]:
     """Return the body of a response of :class:`twisted.web.client.Agent`.
 
-    Fails with :class:`AnswerTooLong` if the body exceeds ``limit`` bytes, and with any error that ends a connection.
+    The Deferred fails with :class:`AnswerTooLong` if the body exceeds ``limit`` bytes, and with any error that ends a
+    connection.
     """
 
     def cancelled(_: Deferred[bytes]) -> None:

@@ -222,7 +222,7 @@ class PlainRequest(Request):
     channel: BoundedChannel
 
     def parseCookies(self) -> None:
-        """Skip cookies: nobody asks for them, and each would be one or two objects."""
+        """Skip cookies: no route uses them, and each would cost one or two objects."""
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         hosts = self.requestHeaders.getRawHeaders(b"host")

@@ -1,4 +1,4 @@
-"""HTTP client for servers that nobody vouches for, with limits.
+"""HTTP client with limits, for untrusted servers.
 
 Bodies are read by :func:`dmsg.net.web.body.read_body`. Headers have a limit too, because Twisted accepts any number.
 Nothing is decompressed, because a few bytes could become any amount of data. Redirections are not followed, because
@@ -260,7 +260,7 @@ def cancellable(asking: Deferred[T]) -> Deferred[T]:
     """Return a Deferred for the same result that fails with CancelledError as soon as it is cancelled.
 
     A cancelled request itself fails with various errors, such as ConnectingCancelledError. A caller that tries one
-    server after the other would take them for the server's failure, and try the next one.
+    server after the other would take such an error for the server's failure, and try the next server.
     """
     wanted = True
 

@@ -102,7 +102,7 @@ class Guard:
     """Set of the open connections of one site.
 
     :param limit: limit of connections in all; None to use the limit of descriptors.
-    :param by_place: whether to count by address. Not behind a proxy, from which all connections come.
+    :param by_place: whether to count by address; False behind a proxy, from which all connections come.
     :param refused: called with ``too_many_connections``, ``slow_request`` or ``unreadable_request``.
     """
 

@@ -214,7 +214,7 @@ class Requesters:
         return blocks_of(self.client_of(request) or str(getattr(request.getClientAddress(), "host", "")))[0].name
 
     def charge(self, request: IRequest, requests: float) -> None:
-        """Take ``requests`` from the address of a request, because its content was worthless."""
+        """Charge ``requests`` to the address of a request, because the content of the request was worthless."""
         self.limit.charge(self.address_of(request), requests, self._reactor.seconds())
 
 

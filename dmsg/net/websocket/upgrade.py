@@ -40,7 +40,9 @@ def is_key(key: bytes) -> bool:
 
 
 def plain_upgrade(data: bytes) -> Upgrade | None:
-    """Return the upgrade with which these bytes begin, if it is complete and unremarkable, otherwise None."""
+    """Return the upgrade with which these bytes begin, if it is complete and has only ordinary headers, otherwise
+    None.
+    """
     head, blank, rest = data.partition(b"\r\n\r\n")
     if not head.startswith(b"GET ") or not blank or len(head) > MAX_HEAD:
         return None

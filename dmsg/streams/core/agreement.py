@@ -8,7 +8,7 @@ returns the keys and the other's hello, or raises :exc:`~dmsg.errors.HandshakeEr
 prologue names both keys in the order of their roles, so a message is valid for this pair in these roles only.  An
 unknown option is ignored, except a critical one, which ends the handshake.  So later versions can add options.
 
-An authentic REQUEST may be a replay.  Whoever accepts an offer waits for the initiator's first frame
+An authentic REQUEST may be a replay.  A responder that accepts an offer waits for the initiator's first frame
 (:mod:`dmsg.v2019.core.handshakes`).  ``docs/protocol/secure-transport.md`` is the specification.
 """
 

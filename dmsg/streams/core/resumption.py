@@ -6,7 +6,7 @@ their positions and continue.
 
 The responder changes nothing before the initiator has confirmed the new transport.  The initiator changes nothing
 before an authentic frame proves that the responder has moved.  The handshake messages alone prove nothing, because
-whoever holds one of the two static keys can make them.
+anybody who holds one of the two static keys can make them.
 """
 
 from __future__ import annotations

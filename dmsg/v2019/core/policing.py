@@ -4,8 +4,8 @@ Each kind of control frame has a token bucket per connection; a key may have a f
 REQUEST is refused with a reason, a PING or a stray frame gets no answer, and a receipt is discarded.  A client that
 continues regardless loses its connection.
 
-Answers are free.  Whoever opened a transport has paid for its first ACCEPT and its CLOSE, and frames that others
-provoke are forgiven (:class:`~dmsg.base.policing.ProvokedFrames`).
+Answers are free.  The REQUEST that opened a transport has paid for its first ACCEPT and its CLOSE, and frames that
+others provoke are forgiven (:class:`~dmsg.base.policing.ProvokedFrames`).
 
 REQUESTs to one destination have a rate of their own, so that no client is asked for more than it can answer.  Sources
 share that rate (:mod:`dmsg.base.fair_rate`).  A REQUEST above it is refused and counts as flooding by the requester.

@@ -77,10 +77,10 @@ class FrameType(IntEnum):
     CLOSE = 0x3  # reason(1); a secure transport's has encrypt(reason(1)) after it
     # PING to NOTICE pass only between clients and servers that both know them (docs/protocol/frames.md).
     PING = 0x4  # anything up to 64 bytes; client to server, id 0
-    PONG = 0x5  # what was in the PING
+    PONG = 0x5  # payload of the PING
     DRAIN = 0x6  # seconds(2) + pk(33) of other servers; server to client, id 0
-    RECEIPT = 0x7  # what was delivered, signed (telemetry.receipts); client to server, id 0
-    NOTICE = 0x8  # what(1) + text; server to client, id 0, to those whose PING names an instance
+    RECEIPT = 0x7  # signed statement of what was delivered (telemetry.receipts); client to server, id 0
+    NOTICE = 0x8  # code(1) + text; server to client, id 0, to those whose PING names an instance
     FWD = 0xA  # seq(2) + data; encrypted on a secure transport
     ACK = 0xB  # seq(2); encrypted seq(2) + hash(4) [+ window(4)] on a secure transport
 
