@@ -25,7 +25,7 @@ def state_directory() -> Path:
 
 
 def data_directory() -> Path:
-    """Return the directory of what a person would miss if it were lost, whether it is there or not."""
+    """Return the path of the directory of data that cannot be created again, whether it exists or not."""
     return Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "dmsg"
 
 
@@ -43,7 +43,8 @@ def socket_directory() -> Path:
 def free_bytes(path: str | Path) -> int | None:
     """Return the number of bytes that this user may still write to the file system of ``path``.
 
-    :returns: None if the file system does not tell; one without block counts, as many in user space are, is not full.
+    :returns: None if the file system does not report the number. Many file systems in user space report no blocks at
+        all, and such a file system is not full.
     """
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize if found.f_blocks else None

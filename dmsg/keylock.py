@@ -1,4 +1,4 @@
-"""Locks on key files: only one program at a time uses a key on this machine, and a second one learns which one.
+"""Locks on key files: only one program at a time uses a key on this machine, and a second program learns which one.
 
 Two programs with one key disturb each other: servers send new requests to the newest connection, and each program
 replaces the other's entry in discovery.  The lock is ``FILE.lock`` beside the key file, or the key file itself if
@@ -62,7 +62,7 @@ def hold_key(
 
     :param share: whether other holders that share the lock are accepted.
     :param advice: what a user can do who finds the file in use.
-    :param shown: what is in use, for the message.  Default: the file.
+    :param shown: name, for the message, of the thing in use; by default the path of the file.
     :raises KeyInUse: another program holds the lock; the message says which one, and what to do.
     """
     real = os.path.realpath(path)

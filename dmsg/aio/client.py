@@ -83,10 +83,11 @@ class Client:
     async def connect(
         self, key: PubKey | str, port: int = 0, *, timeout: float = CONNECT_TIMEOUT
     ) -> AsyncIterator[Stream]:
-        """Open a stream to a port of a public key; it is closed when the block ends, and aborted after an error.
+        """Open a stream to a port of a public key; the stream is closed when the block ends, and aborted after an
+        error.
 
         :param key: public key, or its text.
-        :raises DmsgError: nobody is there, or it takes longer than ``timeout`` seconds.
+        :raises DmsgError: the peer cannot be reached, or opening takes longer than ``timeout`` seconds.
         """
         from twisted.internet.protocol import Factory
 
@@ -137,7 +138,7 @@ class Client:
 class Listener:
     """Port on which a client serves streams.
 
-    :ivar key: public key at which others reach it.
+    :ivar key: public key at which others reach the port.
     """
 
     def __init__(self, key: PubKey, port: int) -> None:
@@ -187,7 +188,7 @@ async def _close(stream: Stream) -> None:
     except TimeoutError:
         stream.writer.transport.abort()
     except (DmsgError, OSError):
-        pass  # Whoever reads or writes has had this error.
+        pass  # The reader or writer of the stream has already got this error.
 
 
 async def _handled(handler: Handler, stream: Stream) -> None:

@@ -1,6 +1,6 @@
 """Twisted's reactor on the event loop of a program that runs on asyncio.
 
-The loop is the program's own: it runs already, and goes on when dmsg is not used any more. So the reactor is started
+The loop belongs to the program: it already runs, and continues when dmsg is no longer used. So the reactor is started
 here but never run, and stops nothing when it is released.
 """
 
@@ -39,7 +39,7 @@ def reactor_of(loop: asyncio.AbstractEventLoop) -> Reactor:
                 f"Twisted's {name} is installed already: import nothing that imports twisted.internet.reactor before "
                 "dmsg.aio is used, or install twisted.internet.asyncioreactor"
             )
-        # Twisted has no public name for it.
+        # Twisted has no public name for the event loop.
         theirs: asyncio.AbstractEventLoop = installed._asyncioEventloop  # noqa: SLF001
         if theirs is loop:
             return _started(installed)
@@ -57,7 +57,7 @@ def _started(reactor: object) -> Reactor:
     found = cast(Reactor, reactor)
     if not found.running:
         use_monotonic_clock(found)
-        # Signals are the business of whoever runs the loop.
+        # Signals are left to the program that runs the loop.
         cast(Any, found).startRunning(installSignalHandlers=False)
         let_process_end(found)
     return found

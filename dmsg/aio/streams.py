@@ -1,4 +1,4 @@
-"""Streams as asyncio knows them: an asyncio transport and protocol over a stream of dmsg."""
+"""Streams of dmsg as streams of asyncio: an asyncio transport and protocol over each stream."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.streams.transports import stream_of
 
 READ_LIMIT = 64 * 1024
-"""Limit of the StreamReader: a line may have so many bytes, and reading pauses at twice as many."""
+"""Limit of the StreamReader: maximum bytes of a line. Reading pauses at twice as many unread bytes."""
 
 
 class Stream(NamedTuple):
     """Open stream.
 
-    :ivar reader: what the peer sends.
-    :ivar writer: takes what is sent to the peer. ``writer.get_extra_info("peername")`` is the peer's
+    :ivar reader: reader of the data that the peer sends.
+    :ivar writer: writer of data to the peer. ``writer.get_extra_info("peername")`` is the peer's
         :class:`~dmsg.DmsgAddress`, and ``writer.get_extra_info("dmsg")`` the :class:`~dmsg.StreamTransport`.
     """
 
@@ -33,7 +33,7 @@ class Stream(NamedTuple):
 
 
 class _Transport(asyncio.Transport):
-    """asyncio's view of a stream."""
+    """asyncio transport over a stream of dmsg."""
 
     def __init__(self, stream: StreamTransport, protocol: asyncio.BaseProtocol) -> None:
         super().__init__({"peername": stream.getPeer(), "sockname": stream.getHost(), "dmsg": stream})

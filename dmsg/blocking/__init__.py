@@ -1,4 +1,4 @@
-"""dmsg for scripts and notebooks: calls that wait, with the reactor in a thread behind them.
+"""dmsg for scripts and notebooks: blocking calls, with the reactor in a thread of its own.
 
 ::
 

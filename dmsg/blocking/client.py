@@ -103,7 +103,7 @@ class Client:
     def listen(self, port: int = 0, *, timeout: float | None = ONLINE_TIMEOUT) -> Listener:
         """Listen on a port, and wait until others can find this client.
 
-        :param timeout: seconds for that; None for ever.
+        :param timeout: seconds to wait until others can find it; None for ever.
         :raises DmsgError: the client is not found in time.
         :raises twisted.internet.error.CannotListenError: the port is taken.
         """
@@ -119,9 +119,9 @@ class Client:
 
 
 class Listener:
-    """Port on which peers open streams; iterate over it, or call :meth:`accept`.
+    """Port on which peers open streams; iterate over the object, or call :meth:`accept`.
 
-    :ivar key: public key at which others reach it.
+    :ivar key: public key at which others reach the port.
     """
 
     def __init__(self, key: PubKey, port: int) -> None:
@@ -150,8 +150,8 @@ class Listener:
     def accept(self, timeout: float | None = None, *, stream_timeout: float | None = None) -> Stream:
         """Return the next stream.
 
-        :param timeout: seconds to wait for it; None for ever.
-        :raises TimeoutError: no peer has opened one.
+        :param timeout: seconds to wait for a stream; None for ever.
+        :raises TimeoutError: no peer has opened a stream in time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._waiting), timeout):

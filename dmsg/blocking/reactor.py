@@ -1,4 +1,4 @@
-"""The reactor in a thread of its own, and calls of other threads that wait for it."""
+"""Reactor in a thread of its own, and blocking calls from other threads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _starting = threading.Lock()
 
 
 class NotPossibleHere(DmsgError):
-    """A call that waits was made where waiting would stop the program: in the reactor's own thread."""
+    """Error: a blocking call was made in the reactor's own thread, where it would stop the program."""
 
 
 def running_reactor() -> Reactor:
-    """Return the reactor of this process; start it in a thread of its own if nobody runs it.
+    """Return the reactor of this process; start it in a thread of its own if it does not run yet.
 
     :raises NotPossibleHere: the caller is in the thread in which the reactor runs.
     """
@@ -57,12 +57,12 @@ def _start(reactor: Reactor) -> None:
 
 
 def wait(make: Callable[[], Coroutine[Deferred[Any], Any, T]], timeout: float | None = None) -> T:
-    """Run a coroutine in the reactor's thread, and return what it returns.
+    """Run a coroutine in the reactor's thread, and return its result.
 
     When the wait is interrupted by Ctrl-C or by the timeout, the coroutine is cancelled.
 
     :param timeout: seconds; None to wait for ever.
-    :raises TimeoutError: it took longer.
+    :raises TimeoutError: the coroutine took longer.
     """
     reactor = running_reactor()
     result: Future[T] = Future()

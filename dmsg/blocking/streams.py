@@ -33,7 +33,7 @@ CLOSE_TIMEOUT = 10.0
 
 @implementer(IHalfCloseableProtocol, IPushProducer)
 class StreamProtocol(Protocol):
-    """The reactor's side of a stream.
+    """Protocol of a stream, on the side of the reactor.
 
     :ivar changed: condition that guards everything below; it is notified of every change.
     :ivar unread: received data that no thread has read yet.

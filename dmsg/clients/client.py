@@ -138,7 +138,7 @@ class DelegatedClient(Service, Generic[SessionT]):
     def _migrate(self, stream: StreamTransport) -> None:
         """Move a stream whose server is leaving or slow."""
 
-    # --- what an application uses ---
+    # --- interface for applications ---
 
     @property
     def public_key(self) -> PubKey:
@@ -396,8 +396,8 @@ class DelegatedClient(Service, Generic[SessionT]):
 
 
 def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: Iterable[object]) -> ConnectFailed:
-    """Return the error for a remote that no server led to. If all servers agree, it blames the remote, not the
-    servers.
+    """Return the error for a remote that could not be reached through any server. If all servers agree, the error
+    blames the remote, not the servers.
     """
     said = set(reasons)
     if said == {CloseReason.REFUSED}:

@@ -1,4 +1,4 @@
-"""Discovery and key of a client that a program names by texts, as scripts do."""
+"""Discovery and key of a client, which scripts name by texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Identity:
     """
 
     def __init__(self, discovery: str | Sequence[str] | None, key: KeySource) -> None:
-        """:raises ValueError: no discovery is named, or by a text that is no URL.
+        """:raises ValueError: no discovery is named, or its text is no URL.
         :raises KeyFileError: the key file cannot be used.
         """
         if discovery is None:

@@ -21,7 +21,7 @@ byte with the length, and a name of DNS in ASCII.
 
 An invitation holds no secret: it says where a network is, not that its reader may use it. The key of the server lets
 the reader notice that an address belongs to another network: only the server could sign the entry for that key.
-Whoever has recorded the entry can show it too, so the entry is no proof; a connection to the server is one.
+Anybody who has recorded the entry can present it too, so the entry is no proof; a connection to the server is one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Invitation:
 
     @property
     def text(self) -> str:
-        """The invitation as one word.
+        """Invitation as one word.
 
         :raises NotAnInvitation: a part of it does not fit into an invitation.
         """
@@ -94,7 +94,7 @@ class Invitation:
 
 
 def parse_invitation(text: str) -> Invitation:
-    """Return what an invitation says. White space and upper case do no harm; people and QR codes bring both.
+    """Parse an invitation. White space and upper case are accepted, because people and QR codes add both.
 
     :raises NotAnInvitation: ``text`` is not an invitation, or was copied with a mistake; the error says which.
     """
@@ -120,7 +120,7 @@ def parse_invitation(text: str) -> Invitation:
 
 
 class _Reader:
-    """Reads fields from the front of a payload."""
+    """Reader of fields from the front of a payload."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -112,7 +112,7 @@ class ServerSet(Generic[SessionT]):
         self._search_loop = RetryLoop(reactor, self._search_servers, self._after_failure, "looking for servers")
         self.last_error = ""
 
-    # --- what there is ---
+    # --- sessions ---
 
     def sessions(self) -> list[SessionT]:
         """Return all sessions, including visits."""
@@ -189,7 +189,7 @@ class ServerSet(Generic[SessionT]):
     def _after_failure(self, failures: int) -> float:
         return retry_delay(failures, self._random)
 
-    # --- looking ---
+    # --- search for servers ---
 
     async def _search_servers(self) -> float | None:
         """Check the servers, and open links until ``min_servers`` of them are good or no candidate is left.
@@ -201,7 +201,7 @@ class ServerSet(Generic[SessionT]):
         good = self._good()
         missing = self._min_servers - len(good)
         if missing <= 0 and not self._only and not any(link.carries for link in good):
-            missing = 1  # Seek one that carries what the others do not.
+            missing = 1  # Seek a server that carries what the present ones do not.
         if missing > 0:
             now = self._reactor.seconds()
             self._avoid = {server: until for server, until in self._avoid.items() if until > now}

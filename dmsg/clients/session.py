@@ -143,7 +143,7 @@ class Session:
         """
         raise NotImplementedError
 
-    # --- what the application does ---
+    # --- calls of the application ---
 
     def close(self) -> None:
         """Close the connection and its streams."""

@@ -114,7 +114,7 @@ class Client(DelegatedClient[ClientSession]):
     def probe(
         self, remote: PubKey, *, timeout: float = CONNECT_TIMEOUT, via: PubKey | None = None
     ) -> Deferred[IProtocol]:
-        """Open a channel that only measures the way to ``remote``, whose program need not listen.
+        """Open a channel that only measures the round trip to ``remote``, whose program need not listen.
 
         The remote's client answers such a channel itself.  Clients of 2019 and of earlier versions of this package
         pass it to their program.  The Deferred fails as that of :meth:`connect`.

@@ -44,8 +44,8 @@ class SessionEndpoint:
     ) -> None:
         """:param address: the server's ``host:port``.
 
-        :param carriers: ways to reach the server.
-        :param memory: remembers which way worked.
+        :param carriers: carriers over which the server can be reached.
+        :param memory: memory of the carrier that worked last.
 
         :param doorman: rate limits; see :class:`~dmsg.messaging.session.ClientSession`.
         :param timeout: seconds for TCP, and again for the handshake.

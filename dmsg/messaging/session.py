@@ -107,7 +107,7 @@ class ClientSession(Session):
         self._holding: dict[ClientChannel, IDelayedCall] = {}
         self._ended: list[ChannelStream] = []
 
-    # --- what the application does ---
+    # --- calls of the application ---
 
     def open(
         self,

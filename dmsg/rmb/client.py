@@ -300,14 +300,14 @@ class RmbClient(Service):
     # --- being called ---
 
     def serve(self, command: str, handler: Handler) -> None:
-        """Answer a command with what ``handler`` returns, at once or later.
+        """Answer a command with the value that ``handler`` returns, at once or later.
 
-        An exception of the handler is answered as an error with code 255; :class:`~dmsg.rmb.HandlerError` has a code of
-        its own. ``module.*`` stands for every command of a module.
+        An exception of the handler is answered as an error with code 255; :class:`~dmsg.rmb.HandlerError` has a code
+        of its own. ``module.*`` stands for every command of a module.
         """
         self._handlers.add(command, handler)
 
-    # --- what came ---
+    # --- received messages ---
 
     async def _rejected(self, rejected: MessageRejected) -> None:
         _log.debug("a received message was dropped: {why}", why=str(rejected))

@@ -62,7 +62,7 @@ class ServedRelay(Protocol[PeerT, LimitsT]):
 
     @property
     def peers(self) -> Collection[PeerT]:
-        """The connected clients."""
+        """Connected clients."""
 
     @property
     def frames(self) -> int:

@@ -161,7 +161,8 @@ class RelayServer(ListeningService):
 
         def looked(result: object) -> None:
             self._looking = None
-            # The server stays registered even if the check fails, because some routers do not lead back in.
+            # The server stays registered even if the check fails: some routers do not lead connections to their own
+            # public address back inside.
             self.reachable = not isinstance(result, Failure)
             if not self.running or not isinstance(result, Failure):
                 return

@@ -101,7 +101,7 @@ class ClientConnection:
         out, self._out = self._out, []
         return out
 
-    # --- what the application does ---
+    # --- calls of the application ---
 
     @property
     def has_free_id(self) -> bool:

@@ -69,9 +69,9 @@ class Encryption:
         return nonce + AESGCM(self.shared_key(pk)).encrypt(nonce, data, None)
 
     def decrypt(self, data: bytes, pk: bytes) -> bytes:
-        """Return the plaintext of what the twin with ``pk`` encrypted for this twin.
+        """Return the plaintext of data that the twin with ``pk`` encrypted for this twin.
 
-        :raises CipherError: another twin encrypted it, or it was changed.
+        :raises CipherError: another twin encrypted the data, or they were changed.
         """
         return _open(self.shared_key(pk), data, None)
 
@@ -85,7 +85,7 @@ class Encryption:
         return nonce + AESGCM(self._bound_key(self.pk, pk)).encrypt(nonce, data, frame)
 
     def decrypt_bound(self, data: bytes, pk: bytes, frame: bytes) -> bytes:
-        """Decrypt what :meth:`encrypt_bound` returned.
+        """Decrypt a result of :meth:`encrypt_bound`.
 
         :raises CipherError: the twin with ``pk`` did not encrypt ``data``, or ``data`` or ``frame`` was changed.
         """

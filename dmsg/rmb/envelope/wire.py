@@ -4,7 +4,7 @@ The functions convert between bytes and envelopes, and say which bytes a signatu
 ends. They check the form only; :mod:`dmsg.rmb.session.seal` decides whether a message is believed. The format is the
 reference's (docs/rmb/protocol.md).
 
-The field ``signature`` signs the MD5 of a concatenation without borders ("challenge"). So whoever carries a message can
+The field ``signature`` signs the MD5 of a concatenation without borders ("challenge"). So any carrier of a message can
 move characters from one field to the next. Peers of this package therefore add a second signature over all fields with
 their borders: :func:`strict_challenge`.
 """
@@ -20,7 +20,7 @@ from dmsg.rmb.envelope.envelope_pb2 import Address, Envelope
 from dmsg.rmb.errors import EnvelopeError
 from dmsg.rmb.twins.address import Session
 
-# --- what the protocol says ---
+# --- constants of the protocol ---
 
 FAIL_FAST = "fail-fast"
 """Tag that tells relays not to keep this message for a destination that is not connected."""
@@ -36,7 +36,7 @@ PONG = b"hello world"
 JSON = "application/json"
 """Schema of payloads that are JSON."""
 
-# --- what this package says ---
+# --- limits of this package ---
 
 MAX_EXPIRATION = 3600
 """Maximum life in seconds that a receiver accepts; the reference sends at most 1800."""
@@ -173,7 +173,7 @@ def times_error(envelope: Envelope, now: int) -> str | None:
     return None
 
 
-# --- what is signed ---
+# --- signed bytes ---
 
 
 def _place(address: Address) -> str:
@@ -253,7 +253,7 @@ def strict_challenge(envelope: Envelope) -> bytes:
     return hashlib.sha256(frame_of_payload(envelope) + _item(which or "") + _item(payload_of(envelope))).digest()
 
 
-# --- what relays make ---
+# --- messages that relays make ---
 
 
 def to_pong(envelope: Envelope) -> None:

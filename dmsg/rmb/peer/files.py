@@ -133,7 +133,7 @@ Ask: TypeAlias = Callable[[str, LocalRequest, int, int, str], Coroutine[Deferred
 class FileUploads:
     """Sender and receiver of uploads.
 
-    :param directory: where received files are stored; None refuses uploads.
+    :param directory: directory for received files; None refuses uploads.
     :param ask: sends a request under a uid, and says which module handles the answers.
     """
 

@@ -45,9 +45,9 @@ _log = Logger()
 
 
 class RegistryAPI:
-    """Maps HTTP onto a table of twins.
+    """HTTP interface to a table of twins.
 
-    :ivar refused: how often each reason occurred.
+    :ivar refused: number of refused requests, by reason.
     """
 
     _app = QuickKlein()

@@ -21,7 +21,7 @@ from dmsg.rmb.twins.twin import Twin
 from dmsg.shared_files import FileBusy, exclusive_change, replace_file
 
 POLL = 2.0
-"""Seconds between checks of the file for changes, while somebody watches the registry."""
+"""Seconds between checks of the file for changes, while a caller watches the registry."""
 MAX_FILE = 64 * 1024 * 1024
 """Maximum bytes of the file."""
 
@@ -32,9 +32,8 @@ _log = Logger()
 class FileRegistry:
     """Registry in a file that an operator may edit.
 
-    An entry in the file needs no signature, because whoever may write the file may change the registry. A statement
-    that
-    is written through :meth:`put` must be signed.
+    An entry in the file needs no signature, because everybody who may write the file may change the registry, too. A
+    statement that is written through :meth:`put` must be signed.
     """
 
     def __init__(self, path: str | os.PathLike[str], reactor: IReactorTime) -> None:

@@ -127,7 +127,7 @@ class TfchainRegistry:
     """
 
     def __init__(self, reactor: IReactorTime, url: str) -> None:
-        """:raises ValueError: it is no URL.
+        """:raises ValueError: ``url`` is no URL.
         :raises RegistryUnavailable: the extra is not installed.
         """
         try:

@@ -292,9 +292,9 @@ class Delivery:
             self._store.hand_later(self)
 
     def count_delivered(self) -> bool:
-        """Count as delivered what was handed to the connection of a trusted session.
+        """Count the messages that were handed to the connection of a trusted session as delivered.
 
-        :returns: whether that is everything; otherwise call it again later.
+        :returns: whether all messages are counted; otherwise call this method again later.
         """
         self._handing = False
         if not self.trusted or self.closed:
@@ -442,7 +442,7 @@ class Delivery:
         if self.catching_up:
             self._read()
 
-    # --- what is not confirmed ---
+    # --- unconfirmed messages ---
 
     def spill(self) -> None:
         """Store the window in the queue, because its confirmation takes long."""

@@ -63,7 +63,7 @@ class Presence:
         return next((one for one in reversed(self._newest[most].values()) if one.is_idle), None)
 
     def add(self, session: RelaySession) -> RelaySession | None:
-        """Register a connected session under its name and tell those who await it.
+        """Register a connected session under its name, and notify the callers that await the session.
 
         :returns: the older connection with this name, if there is one.
         """

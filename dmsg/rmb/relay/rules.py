@@ -5,7 +5,7 @@ time. The output is a :class:`Decision`, or :exc:`MessageRefused` with the reaso
 carries the decision out (:mod:`dmsg.rmb.relay.switch`).
 
 A message comes only from the session that its source names. A message that another relay brings is never forwarded a
-second time, so messages cannot circulate. Each refusal has one reason, which is counted by whoever catches it.
+second time, so messages cannot circulate. Each refusal has one reason, which the catching code counts.
 
 The order of the rules and the texts of the errors are those of the reference (docs/rmb/protocol.md); clients match on
 the texts.

@@ -65,7 +65,7 @@ class SessionHost(Store[Delivery], Protocol):
 
 
 class RelaySession:
-    """Connected session: takes what comes from its socket and sends what goes to it.
+    """Connected session, which processes the messages from its socket and sends messages to it.
 
     Provides :class:`~dmsg.rmb.socket.websocket.Receiver` and :class:`~dmsg.rmb.relay.ports.Carrier`.
     """

@@ -216,7 +216,7 @@ class Switch:
                 break
             session.end(Drop.UNFINISHED, TRY_LATER, "too much is not whole, and most of it is here")
 
-    # --- the way of a message ---
+    # --- path of a message ---
 
     def received(self, session: RelaySession, data: bytes) -> None:
         """Process one message of a session: check it, then deliver or route it."""
@@ -362,7 +362,7 @@ class Switch:
         self._say(header, texts.TEXTS[drop], to)
 
     def _say(self, header: Header, text: str, to: Session | None = None, *, addressed: bool = True) -> None:
-        """Tell the sender of a request what became of it.
+        """Send the sender of a request an error or notice about it.
 
         :param to: the session that sent it; None takes the one that the header names.
         """

@@ -1,6 +1,7 @@
-"""Participant: one program of a twin on the bus, which seals what it sends and opens what it receives.
+"""Participant: one program of a twin on the bus, which seals outgoing messages and opens incoming ones.
 
-Clients and peers differ in where messages come from and go to; everything between that and the relays is here.
+Clients and peers differ in where their messages come from and go to. Everything between these places and the relays is
+here.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class Participant:
         """
         return retry_registry(self._reactor, self._random, question, until=until, now=self.now)
 
-    # --- out ---
+    # --- outbound ---
 
     def send(
         self, envelope: Envelope, payload: bytes | None, receiver: Twin, to: Session, until: float | None = None
@@ -188,7 +189,7 @@ class Participant:
         data = self.seal.close(envelope, payload, receiver, to, int(self.now()))
         return self.uplink.send(data, envelope.timestamp + envelope.expiration if until is None else until)
 
-    # --- in ---
+    # --- inbound ---
 
     def received(self, data: bytes, done: Callable[[bool], None]) -> None:
         """Process a message that came from a relay.

@@ -1,8 +1,8 @@
 """Fast path for the first bytes of a connection to a relay: a plain upgrade needs no HTTP channel.
 
-Most of the cost of a twin's connection is Twisted's parsing of a request that is always the same. So the first read
-is checked here. A complete and unremarkable ``GET`` is passed on directly; everything else, and everything doubtful,
-goes to the site, from its first byte.
+Most of the cost of a twin's connection is Twisted's parsing of a request that is always the same. So the first read is
+checked here. A complete ``GET`` with only ordinary headers is passed on directly. Everything else goes to the site,
+from its first byte.
 """
 
 from __future__ import annotations

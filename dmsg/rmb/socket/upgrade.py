@@ -156,7 +156,7 @@ class UpgradeResource:
 
     @staticmethod
     def _is_plain(request: Request) -> bool:
-        """Whether the upgrade is unremarkable and not over TLS; all others are left to autobahn."""
+        """Whether the upgrade has only ordinary headers and is not over TLS; all others are left to autobahn."""
         transport = cast("SocketTransport | None", request.channel.transport)
         if transport is None or any(isinstance(one, ProtocolWrapper) for one in (transport, transport.protocol)):
             return False

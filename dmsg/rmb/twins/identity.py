@@ -37,7 +37,7 @@ _WORDS = Mnemonic("english")
 
 
 class Signer(Protocol):
-    """Interface of whatever signs for a twin."""
+    """Interface of an object that signs for a twin."""
 
     account: bytes
     """Public key, 32 bytes."""

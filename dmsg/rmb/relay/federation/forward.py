@@ -128,7 +128,7 @@ class Federation:
     def __len__(self) -> int:
         return len(self._items)
 
-    # --- what belongs elsewhere ---
+    # --- messages for other relays ---
 
     def forward(
         self,

@@ -150,7 +150,7 @@ class Poster:
             return None
 
     async def _read(self, response: IResponse, url: str) -> None:
-        """Read the body, which says nothing, so that the connection can be used again."""
+        """Read the body, which has no content of interest, so that the connection can be used again."""
         try:
             await cancellable(read_body(response, MAX_ANSWER).addTimeout(POST_TIMEOUT, self._reactor))
         except CancelledError:

@@ -77,13 +77,13 @@ class QueueWatcher(Protocol):
     """Callbacks of a queue to the relay that uses it."""
 
     def dropped(self, session: str, number: int) -> None:
-        """The oldest ``number`` messages of a session were deleted, because its queue was full."""
+        """Note that the oldest ``number`` messages of a session were deleted, because its queue was full."""
 
     def appended_elsewhere(self, name: str) -> None:
-        """Another process appended a message to the queue of that name."""
+        """Note that another process appended a message to the queue of that name."""
 
     def connected_elsewhere(self, name: str) -> None:
-        """The session of that name connected to another process."""
+        """Note that the session of that name connected to another process."""
 
 
 class RelayQueue(Interface):
