@@ -36,7 +36,7 @@ from urllib.parse import urlsplit
 from dmsg.clients.address_book import check_name
 from dmsg.errors import DmsgError, KeyFormatError, WrongUse
 from dmsg.keys import PUBKEY_SIZE, PubKey, sha256
-from dmsg.net.addresses import parse_address
+from dmsg.net.addresses import is_host, parse_address
 
 PREFIX = "dmsg1"
 """Beginning of every invitation; the digit is the version of what follows."""
@@ -46,7 +46,6 @@ MAX_INVITATION = 1024
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _TLS, _OWN_HOST, _PATH = 1, 2, 4
 _NAME, _IPV4, _IPV6 = 0, 4, 6
-_DNS_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")
 _URL_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 """Path of a URL in the characters of RFC 3986."""
 
@@ -153,7 +152,7 @@ class _Reader:
         if kind != _NAME:
             raise ValueError("discovery's host is neither an IPv4 address, nor an IPv6 address, nor a name")
         name = self.text()
-        if not _DNS_NAME.fullmatch(name):
+        if ":" in name or name != name.lower() or not is_host(name):
             raise ValueError("discovery's host is not a name of DNS")
         return name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -14,11 +15,29 @@ address is kept in memory.
 IPV6_BLOCK = 64
 """Prefix length of the IPv6 block that one customer usually has."""
 
+_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?")
+"""Name of DNS in ASCII. A name in other letters has a form in ASCII, which begins with ``xn--``."""
+_ZONE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""Zone of an IPv6 address, such as the name of a network interface."""
+
 Address = IPv4Address | IPv6Address
+
+
+def is_host(text: str) -> bool:
+    """Return whether a text is an IP address or a name in ASCII. Such a text can stand in the line of a request: it
+    has no blanks, line ends or other control characters.
+    """
+    if _NAME.fullmatch(text):
+        return True
+    address, percent, zone = text.partition("%")
+    return ":" in address and literal(address) is not None and (not percent or bool(_ZONE.fullmatch(zone)))
 
 
 def parse_address(address: str) -> tuple[str, int]:
     """Return host and port of a server entry's address, such as ``host:1``, ``1.2.3.4:1`` or ``[::1]:1``.
+
+    Strangers write addresses, so only what :func:`is_host` accepts is a host. Another text could add lines to a
+    request of HTTP.
 
     :raises DmsgError: the text is not an address.
     """
@@ -27,9 +46,10 @@ def parse_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         colon = ""
-    if not colon or not host or len(port) > 5 or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    number = int(port) if len(port) <= 5 and port.isascii() and port.isdigit() else 0
+    if not colon or not is_host(host) or not 0 < number < 65536:
         raise DmsgError(f"{address[:80]!r} is not HOST:PORT")
-    return host, int(port)
+    return host, number
 
 
 def literal(host: str) -> Address | None:

@@ -26,6 +26,7 @@ from zope.interface import implementer
 
 from dmsg.base.printable import shorten
 from dmsg.errors import DmsgError
+from dmsg.net.addresses import is_host
 from dmsg.net.protocols import change_protocol
 
 VARIABLES = ("DMSG_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -147,6 +148,9 @@ class ProxyEndpoint:
         return Deferred.fromCoroutine(self._connect(protocolFactory))
 
     async def _connect(self, inner_factory: IProtocolFactory) -> IProtocol:
+        # A host with a line end would add lines to the request.
+        if not is_host(self._host):
+            raise ProxyError(f"{self._host[:80]!r} is neither a name in ASCII nor an IP address")
         kind = _Socks if self._proxy.scheme.startswith("socks") else _HTTPConnect
         factory = Factory.forProtocol(lambda: kind(self._proxy, self._host, self._port, inner_factory))
         factory.noisy = False

@@ -15,7 +15,6 @@ posters of silent servers queue with each other only.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -84,7 +83,6 @@ UNLISTED_AFTER = 3
 TRIES = 6
 """Number of consecutive failed checks after which a quiet server, which does not post its entry regularly, is not
 checked again before its next POST."""
-_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 CHECKS_PER_TTL = 3
 """Number of checks of a quiet server in the time after which it would no longer be listed."""
 LONGEST = 3600.0
@@ -126,10 +124,8 @@ def _read(address: str) -> tuple[Address | None, str, int] | None:
         host, port = parse_address(address)
     except DmsgError:
         return None
-    number = literal(host)
-    if "%" in host or (number is None and not _NAME.fullmatch(host)):
-        return None
-    return number, host, port
+    # The zone of an address has a meaning only on the server's machine.
+    return None if "%" in host else (literal(host), host, port)
 
 
 class _CheckedAddress(NamedTuple):

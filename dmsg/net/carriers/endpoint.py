@@ -49,7 +49,8 @@ def over_carrier(
         endpoint = tls_endpoint(endpoint, host, ALPN if carrier.kind == TLS else _HTTP)
     if carrier.kind not in (WEBSOCKET, SECURE_WEBSOCKET):
         return endpoint
-    named = f"[{host}]" if ":" in host else host
+    # Web servers refuse the zone of an address, which has a meaning only on this machine.
+    named = f"[{host.partition('%')[0]}]" if ":" in host else host
     if carrier.port != 443:
         named = f"{named}:{carrier.port or port}"
     return WebSocketEndpoint(reactor, endpoint, named, encrypted=encrypted, timeout=timeout)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from dmsg.base.printable import without_userinfo
+from dmsg.net.addresses import is_host
 from dmsg.rmb.errors import IdentityError, NotTheOwner, RegistryRefused, SignatureInvalid
 from dmsg.rmb.twins.address import MAX_TWIN
 from dmsg.rmb.twins.identity import Signer, parse_account, ss58, verify
@@ -36,7 +36,7 @@ def check_relay(text: str) -> str:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         good = good and parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
-        good = good and _is_host(parts.hostname or "") and text.isascii() and text.isprintable()
+        good = good and _is_host(parts.hostname or "") and text.isascii() and text.isprintable() and " " not in text
     except ValueError:
         good = False
     if not good or "_" in text:
@@ -47,11 +47,7 @@ def check_relay(text: str) -> str:
 def _is_host(host: str) -> bool:
     if _DOMAIN.fullmatch(host):
         return True
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+    return ":" in host and "%" not in host and is_host(host)
 
 
 def relay_url(relay: str) -> str:
