@@ -267,7 +267,7 @@ class Bridge(Protocol):
         self._congested = is_congested
         self._tell()
 
-    # --- from time to time ---
+    # --- periodic checks ---
 
     def update_rates(self, seconds: float) -> None:
         """Update the rates, and tell the program if the stream has another path now.

@@ -99,7 +99,7 @@ class LocalCarrier:
     def schedule(self) -> None:
         self._turn.add_stream(self.stream)
 
-    # --- what the agent says ---
+    # --- frames of the agent ---
 
     def received(self, kind: Kind, payload: bytes) -> None:
         """Handle a frame from the agent.

@@ -290,7 +290,7 @@ class ProgramConnection(Protocol):
         if self.transport is not None:
             self.transport.loseConnection()
 
-    # --- a Line ---
+    # --- the connection as the link of a bridge (ProgramLink) ---
 
     def joined(self, bridge: Bridge) -> None:
         self._bridge = bridge
@@ -463,7 +463,7 @@ class ProgramConnection(Protocol):
         self._work = Deferred.fromCoroutine(work())
         self._work.addBoth(done)
 
-    # --- behind the answer ---
+    # --- frames after the answer ---
 
     def _on_frames(self, bridge: Bridge) -> None:
         while self._bridge is bridge and (found := self._reader.next_frame()) is not None:

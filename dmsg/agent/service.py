@@ -131,7 +131,7 @@ class Agent(TwistedService):
         for bridge in self.bridges:
             bridge.update_rates(seconds)
 
-    # --- what programs ask ---
+    # --- requests of programs ---
 
     @property
     def is_full(self) -> bool:

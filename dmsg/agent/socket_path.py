@@ -69,7 +69,7 @@ def find_agent(path: Path | None = None) -> FoundAgent | None:
     """Return the agent that answers at a socket, or None.
 
     :param path: path of the socket; None takes that of this user, see ``DMSG_AGENT``.
-    :raises AgentError: something else is there, or it does not answer as an agent of this user does.
+    :raises AgentError: the path belongs to something else than an agent of this user, or the agent does not answer.
     """
     path = path or agent_path()
     if path is None or not is_socket(path):

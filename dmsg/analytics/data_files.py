@@ -1,4 +1,4 @@
-"""Data files of a table: what its log says of each, and what their footers tell."""
+"""Data files of a table, as its log and their footers describe them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _milliseconds(info: pafs.FileInfo) -> int:
 
 
 def _count_rows(store: pafs.FileSystem, path: str) -> RowCount:
-    """Return what the footer of a Parquet file tells."""
+    """Return the number of rows and the times of a Parquet file, from its footer."""
     with store.open_input_file(path) as file:
         footer = pq.read_metadata(file)
     return (footer.num_rows, *_times(footer))

@@ -1,4 +1,4 @@
-"""Explanation of a full disk, whoever noticed it: this program, Spark's Java, delta-rs, Arrow or SQLite."""
+"""Explanation of a full disk, wherever it was noticed: in this program, Spark's Java, delta-rs, Arrow or SQLite."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _texts(error: BaseException | None) -> Iterator[str]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield str(error)
-        # Spark's exceptions keep what Java said of the cause apart from their own text.
+        # Spark's exceptions keep Java's description of the cause apart from their own text.
         java: BaseException | None = error
         while java is not None and hasattr(java, "_stackTrace"):
             yield f"{java} {getattr(java, '_stackTrace', '')}"

@@ -254,7 +254,9 @@ class Lake(Store):
     def _view(
         self, name: str, state: State, days: Iterable[str] | None, select: Callable[[DataFrame], DataFrame]
     ) -> DataFrame:
-        """Return the rows of a view: those stored for some days, and what ``select`` makes of events of the others."""
+        """Return the rows of a view: those stored for some days, and for the others the rows that ``select`` makes of
+        events.
+        """
         stored = self.stored_days(name, state)
         bronze, family = self.table("", "bronze"), VIEWS[name].family
         chosen = None if days is None else set(days)

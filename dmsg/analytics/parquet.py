@@ -1,4 +1,4 @@
-"""Parquet files that Arrow writes: the types of their columns, and what a table's log has to say of each file."""
+"""Parquet files that Arrow writes: the types of their columns, and the description of each file for a table's log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Part:
     :ivar values: values of the partition columns, by name.
     :ivar first: smallest ``ts`` of its events, None if there are none.
     :ivar last: largest ``ts``.
-    :ivar at: when the file was written, in ms since 1970; None is just now.
+    :ivar at: when the file was written, in ms since 1970; None means now.
     """
 
     path: str

@@ -38,7 +38,7 @@ _OF_CLIENTS = {
 }
 """Tables whose rows grow with clients, transports or events. The rows of all others grow with servers and hours."""
 _OFTEN_FEW = ("abuse_day", "actor", "lost_transport")
-"""Those of them that are collected and compared, unless they have more than
+"""Tables of :data:`_OF_CLIENTS` that are collected and compared, unless they have more than
 :data:`~dmsg.analytics.changes.COMPARED_ROWS` rows, as while a network is attacked.
 """
 MEMORY_EVENTS = 50_000_000

@@ -317,7 +317,7 @@ class _Writer:
             self._parts.setdefault((family, day), []).append(of_day.append_column("batch", batch))
 
     def flush(self) -> Iterator[Part]:
-        """Write what is held."""
+        """Write the columns that are held."""
         for (family, day), tables in self._parts.items():
             table = pa.concat_tables(tables, promote_options="default").unify_dictionaries()
             yield self._write(table, family, _day(day))

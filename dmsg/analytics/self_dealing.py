@@ -1,18 +1,16 @@
 """Self-dealing: signs that a server's operator also owns the clients that its credit comes from.
 
-Keys cost nothing, so nothing proves that two keys have one owner, and nothing here changes a credit or a weight.
-Whoever pays servers should look at a server with a flag, and may ask who the clients are. The rules use the receipts of
-both ends alone, as credits do; only the hour of a transport and the heartbeats are the server's word.
+Keys cost nothing, so nothing proves that two keys have one owner, and nothing here changes a credit or a weight. An
+operator who pays servers should look at a server with a flag, and may ask who the clients are. The rules use the
+receipts of both ends alone, as credits do; only the hour of a transport and the heartbeats are the server's word.
 
 Two signs are looked for on a day:
 
-*Closed groups*
-    A client is apart if it used one server and had few partners, but for a small share of its bytes. A group of
-    clients is closed if all of them and all their partners are apart: own keys that talk to each other, pairs and
-    rings. Clients of a real network have partners that also talk to others.
+*Closed groups* A client is apart if it used one server and had few partners, but for a small share of its bytes. A
+group of clients is closed if all of them and all their partners are apart: own keys that talk to each other, pairs and
+rings. Clients of a real network have partners that also talk to others.
 
-*Bursts*
-    Most of a server's transports and bytes came in one hour, at which the other servers were not busy.
+*Bursts* Most of a server's transports and bytes came in one hour, at which the other servers were not busy.
 """
 
 from __future__ import annotations

@@ -114,8 +114,6 @@ def _java_version(java: str) -> int | None:
 def find_java() -> Path:
     """Return the home of a suitable Java, looking in ``JAVA_HOME``, ``PATH`` and Debian's directories.
 
-    :param archives: directory in which an archive of classes may be, for a faster start of a local session.
-    :param archive_to: file to which Java writes an archive of its classes when it ends.
     :raises JavaMissing: no suitable Java was found.
     """
     homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
@@ -173,6 +171,8 @@ def make_session(
         Connect. None: all cores of this machine, or the master that spark-submit names.
     :param memory: heap of the driver, if this process starts its Java.
     :param load: amount of work; for little of it, a fast start is better than throughput.
+    :param archives: directory in which an archive of classes may be, for a faster start of a local session.
+    :param archive_to: file to which Java writes an archive of its classes when it ends.
     :raises JavaMissing: no suitable Java was found.
     :raises SparkFailed: the master cannot be reached, or Spark does not start.
     """

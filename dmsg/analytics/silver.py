@@ -219,8 +219,8 @@ def receipts(events: DataFrame) -> DataFrame:
 def boots(lives: DataFrame, beats: DataFrame, ends: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
     """Return the table of processes, from the families ``life`` and ``beat``.
 
-    A process counts if it started, stopped or sent a heartbeat. Checked receipts are left out: whoever checked them
-    numbers them separately.
+    A process counts if it started, stopped or sent a heartbeat. Checked receipts are left out, because the program
+    that checks them numbers them separately.
 
     :param ends: the first and last event of each process and day (producer, boot, dt, first_ts, last_ts).
     :param hint: marks rows for a broadcast if they are few.

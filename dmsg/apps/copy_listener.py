@@ -102,7 +102,7 @@ class CopyPeer(Protocol):
         else:
             raise TransferError(OLD_PROGRAM)
 
-    # --- what is fetched ---
+    # --- files that the peer fetches ---
 
     def _give(self, path: Path, *, directories: bool) -> None:
         base = self._root.resolve()
@@ -135,7 +135,7 @@ class CopyPeer(Protocol):
             # Peers must not learn where the directory is on this machine.
             self._refuse(TransferError(str(failure.value).replace(f"{self._path.parent}/", "")))
 
-    # --- what is sent ---
+    # --- files that the peer sends ---
 
     def _on_offer(self, offer: Offer) -> None:
         """Check an offer; see :data:`~dmsg.apps.parcels.receiver.Asked`.
@@ -183,7 +183,7 @@ class CopyPeer(Protocol):
     def _peer_key(self) -> object:
         return None if self.transport is None else getattr(self.transport.getPeer(), "public_key", None)
 
-    # --- both ---
+    # --- both directions ---
 
     def _switch_protocol(self, inner: ParcelSender | ParcelReceiver) -> None:
         self._inner = inner

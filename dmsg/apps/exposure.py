@@ -276,7 +276,7 @@ def has_secret(descriptor: int) -> bool:
     return set(words[1].decode().split()) <= set(word_list())
 
 
-# --- directories that hold more than was meant ---
+# --- directories that hold more than the user may expect ---
 
 
 def is_home_or_above(directory: Path) -> bool:

@@ -37,7 +37,7 @@ def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
 
 
 def complete_networks(incomplete: str) -> list[CompletionItem]:
-    """Networks that were joined."""
+    """Return the joined networks whose names begin with the typed text."""
     from dmsg.cli.networks import joined_networks
 
     with suppress(DmsgError):

@@ -1,4 +1,4 @@
-"""Changes to the configuration file, which keep the comments and the order of what a person wrote."""
+"""Changes to the configuration file, which keep its comments and the order of its lines."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dmsg.shared_files import FileBusy, exclusive_change, replace_file
 def write_settings(settings: Mapping[str, object]) -> None:
     """Write settings of the configuration file, all of them or none, without looking at their meaning.
 
-    :param settings: values by name; a name has the tables that the setting is in before it, separated by dots. None
+    :param settings: values by name; before the name stand the tables that contain the setting, separated by dots. None
         removes a setting, and the tables that are empty then.
-    :raises ConfigError: the file cannot be written, is no TOML, or a setting to remove is not there.
+    :raises ConfigError: the file cannot be written, is no TOML, or a setting to remove does not exist.
     """
     # An invalid setting can be removed as long as the file is TOML, so a removal does not read the settings.
     _change_file(lambda: settings if all(value is None for value in settings.values()) else _checked(settings))
 
 
 def change_settings(choose: Callable[[dict[str, object]], Mapping[str, object]]) -> None:
-    """Write settings that depend on what the file says; no other program changes the file meanwhile.
+    """Write settings that depend on the content of the file; no other program changes the file meanwhile.
 
     :param choose: called with the content of the file; returns the settings as for :func:`write_settings`.
     :raises ConfigError: as :func:`write_settings` raises it; errors of ``choose`` leave the file as it was.

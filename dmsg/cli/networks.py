@@ -33,8 +33,8 @@ class Network:
 def joined_networks(content: Mapping[str, object] | None = None) -> dict[str, Network]:
     """Return the networks of the configuration file, by name.
 
-    :param content: what stands in the file; None to read it.
-    :raises ConfigError: a table is not one of a network.
+    :param content: content of the file; None to read the file.
+    :raises ConfigError: a table does not describe a network.
     """
     tables = (read_config() if content is None else content).get(NETWORKS, {})
     if not isinstance(tables, dict):
@@ -45,7 +45,7 @@ def joined_networks(content: Mapping[str, object] | None = None) -> dict[str, Ne
 def find_network(name: str) -> Network:
     """Return the network of this name.
 
-    :raises NoSuchNetwork: none was joined.
+    :raises NoSuchNetwork: no network of this name was joined.
     :raises ConfigError: the file cannot be used.
     """
     networks = joined_networks()

@@ -132,7 +132,7 @@ class URLType(click.ParamType[str]):
         self._by_name = by_name
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The networks whose names begin so."""
+        """Return the networks whose names begin with the typed text."""
         return complete_networks(incomplete) if self._by_name else []
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:

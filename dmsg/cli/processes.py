@@ -27,7 +27,8 @@ class Child(ProcessProtocol):
     """Process protocol of a child.
 
     :param log: called with each line of its output.
-    :ivar ended: fires with its exit status, 128 and the signal for a process that ended by a signal.
+    :ivar ended: Deferred that fires with the exit status, which is 128 plus the signal for a process that a signal
+        ended.
     """
 
     def __init__(self, name: str, log: Callable[[str], object] | None = None) -> None:
@@ -57,7 +58,7 @@ class Child(ProcessProtocol):
 
     @property
     def last_line(self) -> str:
-        """The last line of its output."""
+        """Last line of the output."""
         return (self._output.decode(errors="replace").strip().splitlines()[-1:] or ["no output"])[0]
 
     errReceived = outReceived

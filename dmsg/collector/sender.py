@@ -158,10 +158,10 @@ class SpoolSender(Service):
     :param directory: directory of the spool. It holds the sender's key, which is made if absent; the collector's list
         must contain it.
     :param collector: the collector's key and port.
-    :param discovery: called when there is something to send. Returns the discovery to find collector and servers with:
+    :param discovery: called when files wait to be sent. Returns the discovery to find collector and servers with:
         URLs, or a Lookups.
     :param warned: called with a line of text when files wait or are refused.
-    :ivar sent: counts of what was sent.
+    :ivar sent: counts of the sent files.
     """
 
     name = "telemetry-sender"
@@ -248,7 +248,7 @@ class SpoolSender(Service):
         return retry_delay(failures, self._random)
 
     async def _round(self) -> float:
-        """Send the waiting files, and return the seconds until the next look."""
+        """Send the waiting files, and return the seconds until the next round."""
         under_way: Deferred[None] = Deferred()
         self._under_way = under_way
         try:

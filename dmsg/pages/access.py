@@ -94,7 +94,7 @@ class Access:
 
 
 HERE = Access()
-"""Rule without a token, for what a public port tells only to programs of its own machine, as monitoring."""
+"""Rule without a token, for answers of a public port that only programs of its own machine get, such as monitoring."""
 
 
 def is_foreign(request: PageRequest) -> bool:

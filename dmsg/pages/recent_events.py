@@ -37,7 +37,7 @@ class RecentEvents:
         return sorted([*self._changes, *bursts])
 
     def update(self, now: float, facts: Sequence[Fact], reasons: Mapping[str, float]) -> None:
-        """Compare facts and reasons with those of the previous call, and record what changed."""
+        """Compare facts and reasons with those of the previous call, and record the changes."""
         told = {fact.label: fact.value for fact in facts if fact.is_event}
         first = self._facts is None
         for label, value in told.items():

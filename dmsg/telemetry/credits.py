@@ -221,7 +221,7 @@ def _names(data: bytes) -> tuple[bytes, bytes, bytes]:
 
 @dataclass(slots=True)
 class _Word:
-    """What one end says of a transport: the first day of its receipts, and the smallest counts."""
+    """Statement of one end about a transport: the first day of its receipts, and their smallest counts."""
 
     day: int
     sent: int
@@ -229,7 +229,7 @@ class _Word:
 
 
 def _settle(found: Credits, server: bytes, receipts: dict[bytes, int]) -> None:
-    """Add what the receipts of one transport prove.
+    """Add the credits that the receipts of one transport prove.
 
     :param receipts: first day of each receipt.
     """
@@ -253,7 +253,7 @@ def _settle(found: Credits, server: bytes, receipts: dict[bytes, int]) -> None:
         if other is not None:
             pairs.append((a, b, word, other))
     if not any(word.day == today for word in words.values()):
-        return  # The server has handed in again what it handed in before.
+        return  # The server has handed in these receipts before.
     total = found.servers.setdefault(server, ServerSum())
     if len(pairs) > 1:
         total.conflict += 1

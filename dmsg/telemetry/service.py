@@ -162,7 +162,7 @@ class Telemetry:
         takes a name from the directory's secret.
     :ivar about: fields of the start event.
     :ivar loads: functions that return fields of a heartbeat.
-    :ivar sent: counts of what was sent to a collector, if there is one.
+    :ivar sent: counts of the files sent to a collector, if there is one.
     :ivar beats: functions called before each heartbeat, to record events along with it.
     :ivar turns: functions called each second.
     """

@@ -1,4 +1,4 @@
-"""Listing of the sealed files below a local directory, and of what in it cannot be read.
+"""Listing of the sealed files below a local directory, and of its entries that cannot be read.
 
 Links are followed. Whatever cannot be read is left out with a reason, and a program that lists the directory again
 finds it once the reason is gone. The names of files as URIs are those that Java gives them, because tables name files
@@ -217,7 +217,7 @@ def _quoted(path: str) -> Iterator[str]:
 
 
 def merge(listings: Iterable[Mapping[Reason, set[str]]]) -> Left:
-    """Return what several listings left out; something that both left out counts once."""
+    """Merge what several listings left out; a path that several of them left out counts once."""
     paths: dict[Reason, set[str]] = defaultdict(set)
     for left in listings:
         for reason, some in left.items():

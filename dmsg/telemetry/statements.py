@@ -1,7 +1,7 @@
-"""Statements: what servers delivered on a day by the word of both ends, as a file that an operator signs. No I/O.
+"""Statements: signed files of an operator about what servers delivered on a day, as both ends confirmed it. No I/O.
 
-The file is lines of canonical JSON (docs/pipeline/statement.md). All lines but the last follow from the sealed files of
-receipts alone, so that anybody who has these files makes them again, byte for byte. The last line is the operator's
+The file is lines of canonical JSON (docs/pipeline/statement.md). All lines but the last follow from the sealed files
+of receipts alone, so that anybody who has these files makes them again, byte for byte. The last line is the operator's
 signature of all bytes before it.
 """
 

@@ -78,7 +78,7 @@ class Determinism:
         self._random = random.Random(f"chance {seed}")
         self._clock = clock
         self._real = ExitStack()
-        """Puts the real sources back."""
+        """Stack that restores the real sources."""
 
     def date(self) -> float:
         """Return the lab's date in seconds since 1970."""

@@ -80,8 +80,8 @@ class Lab:
     Its faults, keys and names follow from the seed. Ids, tokens and dates come from the operating system, except in
     :func:`repeatable_lab`.
 
-    :param seed: of keys and of everything that happens by chance.
-    :param trace: takes all events between the hosts.
+    :param seed: seed of the keys and of everything that happens by chance.
+    :param trace: trace that records all events between the hosts.
     :param clock: clock of all hosts; by default a new one.
     """
 

@@ -108,9 +108,11 @@ class Running:
 
 
 class NamespaceLab:
-    """:param hosts: names.  :param seed: of what the wire does by chance.
+    """Lab of network namespaces, one for each host, which a wire connects.
 
-    :ivar addresses: name -> IPv4 address.
+    :param hosts: names of the hosts.
+    :param seed: seed of everything that the wire does by chance.
+    :ivar addresses: IPv4 address of each host, by name.
     """
 
     def __init__(self, hosts: Sequence[str], *, seed: int = 0) -> None:
@@ -185,10 +187,10 @@ class NamespaceLab:
             raise LabError("the wire is broken")
 
     def path(self, one: str, two: str, **settings: float) -> None:
-        """Both directions between two hosts.
+        """Set the properties of both directions between two hosts.
 
-        :param settings: ``delay`` in seconds, ``rate`` in bytes a second (0: any),
-            ``loss`` and ``reorder`` as shares of packets.
+        :param settings: ``delay`` in seconds, ``rate`` in bytes a second (0: any), ``loss`` and ``reorder`` as shares
+            of packets.
         """
         for source, target in ((one, two), (two, one)):
             self._order(**{"from": self.addresses[source], "to": self.addresses[target]}, **settings)

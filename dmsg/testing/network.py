@@ -55,7 +55,7 @@ class Network:
     """Network of all hosts, with one clock.
 
     :param seed: seed of everything that happens by chance.
-    :param trace: takes all events between the hosts.
+    :param trace: trace that records all events between the hosts.
     :param clock: clock of all hosts; by default a new one.
     """
 
@@ -291,7 +291,7 @@ class Host:
         """The host itself, with the type that entities take; they use only its time and its TCP."""
         return cast(Reactor, self)
 
-    # --- IReactorTime, and what else is asked of a reactor ---
+    # --- IReactorTime, and other methods of a reactor ---
 
     def seconds(self) -> float:
         return self.network.clock.seconds()

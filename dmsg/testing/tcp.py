@@ -40,10 +40,11 @@ USER_TIMEOUT = 30.0
 class Path:
     """Path of one direction between two hosts.
 
-    :ivar delay: seconds.  :ivar rate: bytes a second, 0 for as fast as you like.
+    :ivar delay: seconds that each segment takes.
+    :ivar rate: bytes a second; 0 for no limit.
     :ivar loss: share of segments that TCP has to send again.
-    :ivar reorder: share of segments that are overtaken, and so late by as much again.
-    :ivar cut_since: when it was cut, or None.
+    :ivar reorder: share of segments that others overtake; each takes twice the delay.
+    :ivar cut_since: time at which the path was cut; None while it is not cut.
     """
 
     def __init__(self, clock: Clock, random: Random, trace: Trace | None = None) -> None:
@@ -192,7 +193,7 @@ class End:
         if self.loss_reason is not None:
             producer.stopProducing()
             return
-        # One that does not stream is never paused.
+        # A pull producer is never paused.
         self._producer = cast(IPushProducer, producer)
         self._streaming, self._producer_paused = streaming, False
         if not streaming:

@@ -92,7 +92,11 @@ class Path:
 
 
 class Wire:
-    """:param tuns: address -> descriptor."""
+    """Forwarder of packets between the devices.
+
+    :param tuns: descriptors of the TUN devices, by address.
+    :param seed: seed of everything that happens by chance.
+    """
 
     def __init__(self, tuns: dict[str, int], seed: int) -> None:
         self._tuns = tuns

@@ -52,7 +52,7 @@ def _transports(stage: Scenario) -> DataFrame:
         return median * F.exp(sigma * draw_normal(seed, draw, *_KEY))
 
     clients = stage.network.clients
-    # What is sent for its own sake has one size, which is about the mean of all others.
+    # Transports of self-dealing have one size, which is about the mean of all others.
     out = F.when(more, lognormal(400_000.0, 0.2, 10)).otherwise(lognormal(30_000.0, 2.0, 10))
     in_burst = MINUTE_MS * (BURST_FROM + BURST_MINUTES * part)
     spread = stage.until * (part + F.sin(TURN * part) / 10)

@@ -141,7 +141,7 @@ class Destination:
             self._descent = Descent(self._top)
         return self._top
 
-    # --- one entry each ---
+    # --- operations on one entry ---
 
     def _parent(self, entry: Item) -> tuple[int, str]:
         """Return the descriptor of the directory that contains an entry, valid until the next call, and the name

@@ -184,7 +184,7 @@ class ParcelReceiver(ParcelEnd):
 
         waiting.addBoth(known)
 
-    # --- what is offered ---
+    # --- the offer ---
 
     def _take_offer(self) -> bool:
         message = self._messages.take()

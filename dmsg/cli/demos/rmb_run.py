@@ -56,7 +56,7 @@ while True:
 def find_redis() -> str:
     """Return the path of redis-server.
 
-    :raises DmsgError: it is not installed.
+    :raises DmsgError: redis-server is not installed.
     """
     found = shutil.which("redis-server")
     if found:

@@ -47,7 +47,7 @@ async def receive_at_key(
     max_size: int | None,
     once: bool,
 ) -> None:
-    """Receive what peers send until the command is ended.
+    """Receive files and texts from peers until the command is ended.
 
     :param once: whether to end after one transfer, successful or not.
     """

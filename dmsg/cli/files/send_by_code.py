@@ -65,7 +65,7 @@ async def send_by_code(
     show_qr: bool,
     expires: float | None = None,
 ) -> None:
-    """Make a code, wait for the peer who knows it, and send that peer what ``make`` makes.
+    """Make a code, wait for the peer who knows it, and send the parcel of ``make`` to that peer.
 
     :param expires: seconds after which the code is good for nobody; None for no limit.
     """
@@ -82,7 +82,7 @@ async def send_by_code(
 
 
 async def send_to_key(reactor: Reactor, client: Client, make: ParcelFactory, key: PubKey, timeout: float) -> None:
-    """Send what ``make`` makes to a key; a single file can also go to a program of dmsg 0.1.
+    """Send the parcel of ``make`` to a key; a single file can also go to a program of dmsg 0.1.
 
     :param timeout: seconds that opening a stream may take.
     """

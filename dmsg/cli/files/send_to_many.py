@@ -99,7 +99,7 @@ async def send_to_receivers(
     verify: bool,
     show_qr: bool,
 ) -> None:
-    """Make a code, and send what ``make`` makes to each peer who knows it.
+    """Make a code, and send the parcel of ``make`` to each peer who knows the code.
 
     :param receivers: number of peers for whom the code is good.
     :param is_limit_only: whether fewer receivers are no error.
@@ -168,7 +168,7 @@ async def send_to_receivers(
 async def send_to_group(
     reactor: Reactor, client: Client, make: ParcelFactory, members: Mapping[str, PubKey], timeout: float
 ) -> None:
-    """Send what ``make`` makes to each member of a group.
+    """Send the parcel of ``make`` to each member of a group.
 
     :param members: keys of the members, by the names to show.
     :param timeout: seconds that opening a stream may take.

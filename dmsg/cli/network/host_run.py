@@ -39,7 +39,7 @@ class NotAHost(WrongUse):
 class HostSettings:
     """Settings of ``dmsg host``.
 
-    :ivar directory: keeps the server's key and discovery's entries.
+    :ivar directory: directory of the server's key and of discovery's entries.
     :ivar key: secret key of the server.
     :ivar address: host at which others reach this machine.
     :ivar allow: file with the keys that the server admits; None for all keys.
@@ -143,7 +143,7 @@ class HostSettings:
     def hold(self) -> KeyLock:
         """Lock the directory against a second ``dmsg host``.
 
-        :raises KeyInUse: another one is running.
+        :raises KeyInUse: another ``dmsg host`` is running.
         """
         advice = "stop that, or name another --directory"
         return hold_key(self.directory / "host", "dmsg host", advice=advice, shown=f"the directory {self.directory}")
@@ -201,7 +201,7 @@ class Host:
         self._server = supervised("server", settings.server_arguments(), r"registered in discovery")
 
     async def run(self, ready: Callable[[], object]) -> None:
-        """Start both, call ``ready``, and run until the call is cancelled.
+        """Start both entities, call ``ready``, and run until the call is cancelled.
 
         :raises DmsgError: one of them cannot start.
         """
@@ -222,7 +222,9 @@ class Host:
 
 
 def _log_of(name: str) -> Callable[[str], None]:
-    """Return the function for lines of an entity's log: all go to a journal, and warnings to a person."""
+    """Return the function that prints lines of an entity's log: on a terminal only warnings and errors, elsewhere all
+    lines.
+    """
     whole = not sys.stderr.isatty()
 
     def log(line: str) -> None:

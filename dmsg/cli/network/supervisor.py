@@ -38,7 +38,7 @@ class Supervised:
     :param arguments: arguments of ``twistd``: the plugin and its options.
     :param ready: pattern of the line of the log that says that the entity can be used.
     :param log: called with each line of the entity's log.
-    :param notice: called with what the person should know.
+    :param notice: called with each message for the person.
     """
 
     def __init__(
@@ -105,7 +105,9 @@ class Supervised:
         return delay
 
     async def _until_ready(self, child: Child) -> None:
-        """Tell the caller of :meth:`start` how the first start went; later ones are only noticed."""
+        """Report the outcome of the first start to the caller of :meth:`start`; the end of a later process is only a
+        notice.
+        """
         try:
             await child.line(self._ready).addTimeout(START_TIMEOUT, self._reactor, self._too_late)
         except DmsgError as error:
@@ -150,7 +152,9 @@ def with_plain_addresses(line: str) -> str:
 
 
 def last_words(child: Child) -> str:
-    """Return what a process that could not start said last, without the name of its program; empty: nothing."""
+    """Return the last line of output of a process that could not start, without the name of its program; empty without
+    output.
+    """
     line = without_head(child.last_line)
     return line.removeprefix(f"{child.name}: ").removeprefix(f"twistd {child.name}: ")
 

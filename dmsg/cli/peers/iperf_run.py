@@ -76,7 +76,7 @@ class _Source:
 
 
 class _MeasuredStream(Protocol):
-    """Stream of a measurement; counts the received bytes, and gets the client's wishes in its first line."""
+    """Stream of a measurement; counts the received bytes, and reads the client's settings from its first line."""
 
     def __init__(self, reactor: Reactor, counted: Callable[[int], None] | None = None, *, longest: float = 0.0) -> None:
         self._reactor = reactor
@@ -118,7 +118,7 @@ class _MeasuredStream(Protocol):
 
 
 class MeasurementFactory(Factory):
-    """Factory of the side that is measured."""
+    """Factory of the serving side of a measurement."""
 
     noisy = False
 

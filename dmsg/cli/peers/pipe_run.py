@@ -170,7 +170,7 @@ class _Stream(Protocol):
 
 
 def _Half(console: _Console) -> object:
-    """Mark as half-closable, so that the end of input is distinguished from the end of both directions."""
+    """Mark a protocol as half-closable, so that the end of input is distinguished from the end of both directions."""
     from zope.interface import directlyProvides
 
     directlyProvides(console, IHalfCloseableProtocol)

@@ -1,4 +1,4 @@
-"""``dmsg analytics statement|verify-statement``: credits of a day by both ends' word, signed."""
+"""``dmsg analytics statement|verify-statement``: signed statements of a day's credits, which both ends confirm."""
 
 from __future__ import annotations
 

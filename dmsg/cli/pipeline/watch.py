@@ -78,7 +78,7 @@ def watch(out: str, every: float) -> None:
             run, problem = state.run, ""
             try:
                 state, found, at = _look(out, None)
-            # The last result stays on the screen, and the next look is as planned.
+            # The last result stays on the screen, and the next check is as planned.
             except (LakeError, DeltaError, OSError) as error:
                 problem = str(error).partition("\n")[0]
             shown = _fitting(console, state, found, at, problem)
@@ -119,7 +119,7 @@ def _say_each_run(out: str, every: float, state: State, found: list[Finding]) ->
             time.sleep(every)
             if _reader_is_gone():
                 raise SystemExit(output.EXIT_PIPE)
-            with suppress(LakeError, DeltaError, OSError):  # The last result stays, and the next look is as planned.
+            with suppress(LakeError, DeltaError, OSError):  # The last result stays, and the next check is as planned.
                 state, found, _ = _look(out, None)
 
 

@@ -179,8 +179,9 @@ class NameResolver:
 
 
 class ProvedHosts:
-    """Number of servers that have proved their keys at each public address. Limited, because clients are all sent
-    there."""
+    """Counts of the servers that have proved their keys at each public address; limited, because discovery sends
+    clients to all of these addresses.
+    """
 
     def __init__(self, seconds: float) -> None:
         """Start empty.

@@ -325,7 +325,7 @@ class ServerChecks:
         return why
 
     async def _ask(self, way: _CheckedAddress, entry: Entry, refreshes: bool) -> str:
-        """Check by a proof if one is due, else by a connection."""
+        """Check a server by a proof if one is due, else by a connection."""
         target = way.number, way.port, entry.static
         now = self._reactor.seconds()
         proved = self._proved.get(target)

@@ -26,8 +26,9 @@ OF_PLACE = 32
 MISSED = 20
 """Cost, in requests, of a look-up that finds nothing, so that nobody can find all nameplates by trying numbers."""
 LOOK_BURST, LOOK_RATE = 20.0, 0.1
-"""Rate limit of look-ups of one public address, successful or not: burst, and number per second. A person looks
-once."""
+"""Rate limit of look-ups of one public address, successful or not: burst, and number per second. A person looks a
+nameplate up once.
+"""
 BESIDE = 10
 """Factor of this rate limit for addresses that are not public, because many clients may share one."""
 DIGITS = (4, 6, 8)

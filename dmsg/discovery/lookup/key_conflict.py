@@ -13,7 +13,7 @@ CONFLICT_TIME = 600.0
 class KeyConflict:
     """Counter of how often another program with the same key has replaced this program's entry.
 
-    Without it the two programs would replace each other's entry for ever.
+    Without this limit the two programs would replace each other's entry for ever.
 
     :param now: monotonic clock, in seconds.
     """

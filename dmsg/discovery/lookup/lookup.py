@@ -138,14 +138,14 @@ class Lookup:
         return self._ask(self._delete(key))
 
     def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[bool]:
-        """Take back what :meth:`update` posted here, if it is still there.
+        """Withdraw the content that :meth:`update` posted here, if discovery still has it.
 
         Another program may use the same key. An entry that the other program has posted since stays as it is. So does
         the other half of an entry that both have written.
 
-        :param half: ``client`` or ``server``: the half to take back.
+        :param half: ``client`` or ``server``: the half to withdraw.
         :param features: features in the version that belong to this half.
-        :returns: whether there was something of ours. Fails with EntryNotFound.
+        :returns: whether discovery still had content of this program. Fails with EntryNotFound.
         """
         return self._ask(self._withdraw(key, half, frozenset(features)))
 

@@ -1,4 +1,4 @@
-"""Client of several discoveries of one network: takes the newest entry, and does not wait for one that hangs."""
+"""Client of several discoveries of one network: takes the newest entry, and does not wait for a hanging discovery."""
 
 from __future__ import annotations
 
