@@ -28,6 +28,7 @@ from dmsg.agent.wire import (
 from dmsg.errors import CloseReason
 from dmsg.net.streams.address import DmsgAddress, StreamLost
 from dmsg.net.streams.stream import StreamTransport
+from dmsg.net.turn_end import at_turn_end
 
 MAX_UNREAD = 256 * 1024 * 1024
 """Bytes buffered for programs on all streams, above which each stream may have only ``SMALL_WINDOW``."""
@@ -250,7 +251,7 @@ class Bridge(Protocol):
         self._outstanding -= size
         self._frames -= 1
         if not self._unconfirmed_count:
-            self._reactor.callLater(0, self._tell)
+            at_turn_end(self._reactor)(self._tell)
         self._unconfirmed_count += 1
 
     def _tell(self) -> None:

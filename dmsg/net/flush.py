@@ -8,6 +8,8 @@ from typing import Protocol
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from dmsg.net.turn_end import at_turn_end
+
 _log = Logger()
 
 
@@ -33,11 +35,12 @@ class TurnFlush:
     Streams are flushed first, because their frames leave with the links in the same turn.
     """
 
-    __slots__ = ("_began", "_links", "_measured", "_reactor", "_scheduled", "_streams")
+    __slots__ = ("_at_end", "_began", "_links", "_measured", "_reactor", "_scheduled", "_streams")
 
     def __init__(self, reactor: IReactorTime, measured: Callable[[float], None] | None = None) -> None:
         """:param measured: called with the seconds from the first object added in a turn to the end of writing."""
         self._reactor = reactor
+        self._at_end = at_turn_end(reactor)
         self._measured = measured
         self._began = 0.0
         self._links: list[Flushable] = []
@@ -60,7 +63,7 @@ class TurnFlush:
         self._scheduled = True
         if self._measured is not None:
             self._began = self._reactor.seconds()
-        self._reactor.callLater(0, self._run)
+        self._at_end(self._run)
 
     def _run(self) -> None:
         streams, self._streams = self._streams, []
@@ -71,6 +74,6 @@ class TurnFlush:
             self._measured(self._reactor.seconds() - self._began)
             self._began = self._reactor.seconds()
         if self._streams or self._links:
-            self._reactor.callLater(0, self._run)
+            self._at_end(self._run)
         else:
             self._scheduled = False

@@ -16,6 +16,7 @@ from dmsg.base.buckets import RateLimit
 from dmsg.errors import DmsgError
 from dmsg.net.addresses import forwarded_client
 from dmsg.net.blocks import blocks_of
+from dmsg.net.turn_end import at_turn_end
 from dmsg.net.web.channel import BoundedSite
 from dmsg.net.web.guard import Guard
 from dmsg.net.web.routes import finish_with
@@ -374,7 +375,7 @@ class BatchAnswer:
         if not self._is_flush_planned:
             # Outcomes of one reactor turn are written together.
             self._is_flush_planned = True
-            self._reactor.callLater(0, self._write)
+            at_turn_end(self._reactor)(self._write)
 
     def _write(self) -> None:
         self._is_flush_planned = False

@@ -25,6 +25,7 @@ from zope.interface import implementer
 
 from dmsg.net.isolate import call_isolated
 from dmsg.net.redis import open_redis, subscribe, with_timeout, without_password
+from dmsg.net.turn_end import at_turn_end
 from dmsg.rmb.errors import QueueUnavailable
 from dmsg.rmb.relay.queue.interface import (
     BATCH,
@@ -250,7 +251,7 @@ class RedisQueue:
         # All appends of a reactor turn share one call, because a call costs more than the work that Redis does for it.
         appended: Deferred[QueueId] = Deferred()
         if not self._batch:
-            self._reactor.callLater(0, self._flush)
+            at_turn_end(self._reactor)(self._flush)
         self._batch.append(_Append(session, data, until, sender, appended))
         return appended
 

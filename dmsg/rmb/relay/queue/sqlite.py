@@ -16,6 +16,7 @@ from zope.interface import implementer
 from dmsg.base.bounded_tables import decrement
 from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
+from dmsg.net.turn_end import at_turn_end
 from dmsg.rmb.errors import QueueUnavailable
 from dmsg.rmb.relay.queue.interface import (
     BATCH,
@@ -119,7 +120,7 @@ class SQLiteQueue:
             self._db.execute("BEGIN IMMEDIATE")
             self._open = True
             # A commit per message would cost more than its insert, so all writes of a reactor turn share one.
-            self._clock.callLater(0, self._commit)
+            at_turn_end(self._clock)(self._commit)
 
     def _commit(self) -> None:
         if not self._open:
