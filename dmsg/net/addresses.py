@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -12,6 +13,8 @@ MAX_ADDRESS = 64
 """Maximum number of characters of a client's address from an X-Forwarded-For header. The rest is cut off, because the
 address is kept in memory.
 """
+MAX_PROXIES = 8
+"""Maximum number of proxies of ours in a row that X-Forwarded-For may name behind a client."""
 IPV6_BLOCK = 64
 """Prefix length of the IPv6 block that one customer usually has."""
 
@@ -98,12 +101,27 @@ def is_public(host: str) -> bool:
     return found is not None and kind_of(found) == "public"
 
 
-def forwarded_client(header: bytes | None) -> str:
+def forwarded_client(header: bytes | None, is_proxy: Callable[[str], bool] = lambda host: False) -> str:
     """Return the client's address that our own proxy appended to X-Forwarded-For, or an empty text.
 
-    Only the last address is used: the client can write anything before it.
+    Only the last address is used, or the last one before those of other proxies of ours: the client can write anything
+    before it. The port that some proxies add is cut off.
+
+    :param is_proxy: returns whether an address belongs to a proxy of ours.
     """
-    return (header or b"").decode("latin-1").rpartition(",")[2].strip()[:MAX_ADDRESS]
+    rest = (header or b"").decode("latin-1")
+    for _ in range(MAX_PROXIES):
+        rest, _, last = rest.rpartition(",")
+        host = _without_port(last.strip()[:MAX_ADDRESS])
+        if not is_proxy(host):
+            return host
+    return ""
+
+
+def _without_port(text: str) -> str:
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0] if text.count(":") == 1 else text
 
 
 def parse_port(text: str) -> int:

@@ -50,10 +50,10 @@ class LinkHoldings(MemoryWatch[Link]):
                     stirred.pop(link, None)
                 continue
             age = self.age(link, link.written - link.queued(), link.written)
-            block, *around = blocks_of(link.address)
+            block, *around = blocks_of(self._factory.counted_as(link))
             owner = (block.name, bytes(link.remote))
             yield Holding(owner, "queues", size, age, partial(link.abort, DropReason.MEMORY), tuple(around))
         for link in self._factory.shaking:
-            block, *around = blocks_of(link.address)
+            block, *around = blocks_of(self._factory.counted_as(link))
             age = self.now - link.made_at
             yield Holding((block.name,), "handshakes", HANDSHAKE_SIZE, age, link.evict, tuple(around))

@@ -19,6 +19,7 @@ from dmsg.keys import SecKey
 from dmsg.net.addresses import parse_address
 from dmsg.net.carriers.names import WEBSOCKET_HERE, carriers_of
 from dmsg.net.links.link import Link, MakeUser, OnFailure
+from dmsg.net.links.trusted_proxies import TrustedProxies
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.pages.port import StatusPort
@@ -80,7 +81,7 @@ class RelayServer(ListeningService):
             available=lambda: self.factory.places,
         )
         self.registration.address = public_address
-        factory.trusted_proxies = tuple(settings.trusted_proxies)
+        factory.proxies = TrustedProxies(settings.trusted_proxies)
         self._looking: Deferred[None] | None = None
         self.reachable: bool | None = None
         """Whether the server reached itself at its public address; None before the check."""

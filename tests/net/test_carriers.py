@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import shutil
@@ -21,12 +22,20 @@ from twisted.internet.protocol import Factory, ProcessProtocol, Protocol
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
+from dmsg.base.buckets import RateLimit
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DropReason
+from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.client import Client as MessagingClient
+from dmsg.net.blocks import blocks_of
+from dmsg.net.carriers.endpoint import over_carrier
+from dmsg.net.carriers.names import Carrier
+from dmsg.net.carriers.websocket import WebSocketError
+from dmsg.net.links.acceptor import FAILED_RATE
 from dmsg.tap import messaging as messaging_tap
-from tests.net.support import LOOPBACK, EntityCase
-from tests.support import Accepting, Recorder, asynchronous
+from dmsg.v2019.core.wire import CLOSE, OK
+from tests.net.support import LOOPBACK, PATIENCE, EntityCase
+from tests.support import Accepting, RawClient, Recorder, asynchronous
 
 
 class Gateway(Protocol):
@@ -304,20 +313,26 @@ class NginxTests(CarrierCase):
         with socket.create_server(("127.0.0.1", 0)) as free:
             return int(free.getsockname()[1])
 
-    @asynchronous
-    async def test_nginx_with_tls_carries_links(self) -> None:
+    async def start_nginx(self, configuration: str = NGINX) -> tuple[int, int]:
+        """Start nginx; return its port, and the port at which it looks for the server."""
         assert _NGINX is not None
-        url, home = await self.start_discovery(), Path(self.mktemp()).absolute()
+        home = Path(self.mktemp()).absolute()
         port, inside = self.free_port(), self.free_port()
         home.mkdir()
         (home / "pem").write_text(certificate())
-        (home / "conf").write_text(NGINX.format(home=home, port=port, server=inside))
+        (home / "conf").write_text(configuration.format(home=home, port=port, server=inside))
         ended: Deferred[None] = Deferred()
         nginx = reactor.spawnProcess(Ended(ended), _NGINX, ["nginx", "-c", str(home / "conf"), "-p", str(home)])
         self.addCleanup(lambda: ended)
         self.addCleanup(nginx.signalProcess, "TERM")
-        # Discovery looks at the server once, so nginx has to listen before.
         await self.until((home / "pid").exists)
+        return port, inside
+
+    @asynchronous
+    async def test_nginx_with_tls_carries_links(self) -> None:
+        # Discovery looks at the server once, so nginx has to listen before.
+        url = await self.start_discovery()
+        port, inside = await self.start_nginx()
         server = await self.start_server(
             f"--listen=tcp:{inside}:interface=127.0.0.1",
             f"--discovery={url}",
@@ -329,6 +344,36 @@ class NginxTests(CarrierCase):
         await self.transfer(alice, bob)
         self.assertEqual([str(session.carrier) for session in alice._set.sessions()], [f"wss:{port}"])
         self.assertEqual({session.link.address for session in server.factory.sessions}, {"127.0.0.1"})
+
+    async def come(self, server: Any, port: int, source: str, key: PubKey | None = None) -> RawClient:
+        """Connect a client through nginx from an address, and wait for the server's first frame or the end."""
+        client = RawClient(SecKey.generate(), key or server._key.public)
+        tcp = TCP4ClientEndpoint(reactor, "127.0.0.1", port, bindAddress=(source, 0))
+        endpoint = over_carrier(reactor, tcp, "127.0.0.1", port, Carrier("wss", port), encrypted=True, timeout=PATIENCE)
+        with contextlib.suppress(WebSocketError):  # The server may refuse the request itself.
+            await endpoint.connect(Factory.forProtocol(lambda: client))
+            self.addCleanup(lambda: client.closed or client.transport.abortConnection())  # type: ignore[union-attr]
+            await self.until(lambda: client.frames or client.closed)
+        return client
+
+    @asynchronous
+    async def test_clients_behind_nginx_are_limited_by_their_own_addresses(self) -> None:
+        port, inside = await self.start_nginx()
+        server = await self.start_server(
+            f"--listen=tcp:{inside}:interface=127.0.0.1", "--trusted-proxy=127.0.0.1", "--max-per-address=2"
+        )
+        came = [await self.come(server, port, source) for source in ("127.0.0.2",) * 3 + ("127.0.0.3",)]
+        self.assertEqual([one.frames[0].type for one in came], [OK, OK, CLOSE, OK])
+        self.assertEqual(server.drops()[DropReason.TOO_MANY_FROM_ADDRESS], 1)
+        # A client whose handshakes fail is refused, and nobody else is.
+        server.factory._failures = RateLimit(FAILED_RATE, 3.0, blocks_of)
+        for _ in range(3):
+            await self.come(server, port, "127.0.0.4", SecKey.generate().public)
+        refused = await self.come(server, port, "127.0.0.4")
+        self.assertEqual(refused.frames, [])
+        await self.until(lambda: server.drops()[DropReason.FAILED_BEFORE] == 1)
+        for source in ("127.0.0.5", "127.0.0.1"):
+            self.assertEqual((await self.come(server, port, source)).frames[0].type, OK)
 
 
 class Ended(ProcessProtocol):

@@ -8,8 +8,6 @@ from a few addresses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from ipaddress import IPv4Network, IPv6Network
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
@@ -21,13 +19,13 @@ from twisted.python.failure import Failure
 from dmsg.base.buckets import RateLimit
 from dmsg.base.policing import ClientLimits
 from dmsg.errors import DropReason, RemoteProtocolError
-from dmsg.net.addresses import Address, literal
 from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.carriers.requests import is_http
 from dmsg.net.isolate import call_isolated
 from dmsg.net.links.http_first import HTTPFirst
 from dmsg.net.links.link import Link
 from dmsg.net.links.refusal_log import RefusalLog
+from dmsg.net.links.trusted_proxies import TrustedProxies
 from dmsg.net.turn_share import TurnShare
 
 MAX_HANDSHAKES = 512
@@ -124,7 +122,12 @@ class Acceptor(Factory):
         self._block_of: dict[AcceptedSession, str] = {}
         self._searched: list[str] = []
         self._next_search = 0.0
-        self._addresses: dict[Link, str] = {}
+        self._counted_as: dict[Link, str] = {}
+        """Name under which each link counts: a block of addresses, or a name of its own if the client is unknown."""
+        self._unnamed: set[Link] = set()
+        """Connections of proxies that have not yet named the client, and so are not yet checked."""
+        self._owners = 0
+        """Number of connections so far that were owners of their own."""
         self._refused_links: dict[Link, DropReason] = {}
         self._said_full = False
         self.strangers = RefusalLog(reactor)
@@ -140,8 +143,7 @@ class Acceptor(Factory):
         self.connections_opened = 0
         self.tuned = False
         """Whether accepted sockets inherit the options of the listening ones."""
-        self.trusted_proxies: Sequence[IPv4Network | IPv6Network] = ()
-        """Addresses of reverse proxies that name the client's address in X-Forwarded-For."""
+        self.proxies = TrustedProxies()
         self._drained: Deferred[None] | None = None
 
     # --- hooks of a family ---
@@ -263,7 +265,7 @@ class Acceptor(Factory):
             return False
         assert victim.link is not None
         # The place is taken before the victim is told, because its handler may run code that counts places.
-        self._refused(DropReason.CROWDED_OUT, victim.link.address)
+        self._refused(DropReason.CROWDED_OUT, self._shown(victim.link))
         self._take_place(victim)
         call_isolated(victim.crowd_out)
         return True
@@ -273,7 +275,7 @@ class Acceptor(Factory):
 
     def _give_place(self, session: AcceptedSession) -> None:
         assert session.link is not None
-        block = self._addresses.get(session.link, "")
+        block = self.counted_as(session.link)
         self._block_of[session] = block
         self._places.add(block)
         self._placed.setdefault(block, {})[session] = None
@@ -296,13 +298,18 @@ class Acceptor(Factory):
             return False
         if len(self._handshakes) >= self._max_handshakes:
             return False  # Room for handshakes is kept for clients that may enter.
-        same = sum(self._addresses.get(link) == block for link in self._refused_links)
+        same = sum(self._counted_as.get(link) == block for link in self._refused_links)
         return block is None or same < TOLD_PER_ADDRESS
 
-    def _refused(self, refusal: DropReason, host: str | None) -> None:
+    def _refused(self, refusal: DropReason, host: str | None, detail: str = "") -> None:
+        """Count a refusal and log it.
+
+        :param host: address of the client as the log shows it.
+        :param detail: explanation in words.
+        """
         self._drops[refusal] += 1
         if host is not None and refusal not in _SILENT:
-            self.strangers.tell(host, refusal.value)
+            self.strangers.tell(host, refusal.value, detail)
         if refusal is DropReason.TOO_MANY_CONNECTIONS and not self._said_full:
             self._said_full = True
             _log.warn(
@@ -312,9 +319,10 @@ class Acceptor(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> Link | None:
         host = getattr(addr, "host", None)
-        # The address of a trusted proxy says nothing about the client, which is counted when the proxy has named it.
-        block = None if host is None or self._is_trusted(host) else blocks_of(host)[0].name
-        refusal = self._refusal(block)
+        # The address of a proxy says nothing about the client, which is checked when the proxy has named it.
+        named_later = host is not None and self.proxies.name_clients(host)
+        block = None if host is None or named_later else blocks_of(host)[0].name
+        refusal = None if named_later else self._refusal(block)
         if refusal is not None:
             self._refused(refusal, host)
             if not self._may_be_told(refusal, block):
@@ -329,49 +337,81 @@ class Acceptor(Factory):
         link.active_links = self.active_links
         link.first_bytes = self._first_bytes
         self._handshakes[link] = None
+        if named_later:
+            self._unnamed.add(link)
         if refusal is not None:
             self._refused_links[link] = refusal
         self._count(link, block)
         return link
 
     def _count(self, link: Link, block: str | None) -> None:
-        """Count a link at its block of addresses."""
-        # Behind a proxy all come from one address, so each connection is an owner of its own.
-        link.owner = block if block is not None and self._by_block else id(link)
-        blocks = blocks_of(block) if block is not None and self._by_block else ()
-        link.places = tuple(one.name for one in reversed(blocks)) or (id(link),)
-        if block is not None:
-            self._of_address.add(block)
-            self._addresses[link] = block
-            self._shaking_of.add(block)
+        """Count a link at its block of addresses, or alone if the client's address is unknown."""
+        if block is not None and self._by_block:
+            link.owner = block
+            link.places = tuple(one.name for one in reversed(blocks_of(block)))
+        else:
+            # Behind a proxy all come from one address, so each connection is an owner of its own.
+            self._owners += 1
+            link.owner = self._owners
+            link.places = (link.owner,)
+        name = self._counted_as[link] = block or str(link.owner)
+        self._of_address.add(name)
+        self._shaking_of.add(name)
 
-    # --- websockets ---
+    def counted_as(self, link: Link) -> str:
+        """Return the name under which a link counts: a block of addresses, or a name of its own."""
+        return self._counted_as.get(link, str(link.owner))
+
+    # --- clients that a proxy names ---
 
     def _first_bytes(self, link: Link, data: bytes) -> bool:
-        if not is_http(data):
-            return False
-        link.first_bytes = HTTPFirst(self._reactor, self._client_named).received
-        return link.first_bytes(link, data)
+        if is_http(data):
+            link.first_bytes = HTTPFirst(self._reactor, self._requested).received
+            return link.first_bytes(link, data)
+        refusal = self._checked(link, "")
+        if refusal is not None:
+            link.abort(refusal)
+        return refusal is not None
 
-    def _client_named(self, link: Link, host: str) -> DropReason | None:
-        """Count a link at the address that a proxy names, and return why it is refused, or None.
+    def _requested(self, link: Link, header: bytes | None) -> DropReason | None:
+        """Check the client of a request for a websocket; ``header`` is its X-Forwarded-For."""
+        return self._checked(link, self.proxies.client_of(link.address, header))
 
-        :param host: address, empty if the proxy names none.
+    def _checked(self, link: Link, client: str) -> DropReason | None:
+        """Check a client by the address that its proxy named, as others are checked when they connect.
+
+        :param client: address, empty if it is unknown.
+        :returns: why the connection has to end now, or None.
         """
-        if not self._is_trusted(link.address) or link in self._addresses or literal(host) is None:
+        if link not in self._unnamed:
             return None
-        block = blocks_of(host)[0].name
+        self._unnamed.remove(link)
+        block = None
+        if client:
+            block = blocks_of(client)[0].name
+            link.address = client
         refusal = self._refusal(block)
-        if refusal is None:
-            link.address = host
+        if refusal is not None and not self._may_be_told(refusal, block):
+            return refusal
+        if refusal is not None:
+            self._refused(refusal, self._shown(link))
+            self._refused_links[link] = refusal
+        if block is not None:
+            self._uncount(link)
             self._count(link, block)
-        return refusal
+        return None
 
-    def _is_trusted(self, host: str) -> bool:
-        if not self.trusted_proxies:
-            return False
-        address: Address | None = literal(host)
-        return address is not None and any(address in network for network in self.trusted_proxies)
+    def _shown(self, link: Link) -> str:
+        """Return the address of a client for the log; that of a proxy is marked, so that nobody bans it."""
+        address = link.address
+        return f"behind the proxy {address}" if address and self.proxies.name_clients(address) else address
+
+    def _uncount(self, link: Link) -> None:
+        name = self._counted_as.pop(link, None)
+        if name is not None:
+            self._of_address.remove(name)
+            if link in self._handshakes:
+                self._shaking_of.remove(name)
 
     def _make_room(self) -> None:
         """Evict one handshake, so that silent connections cannot keep honest clients out.
@@ -381,10 +421,10 @@ class Acceptor(Factory):
         """
         heaviest = self._shaking_of.heaviest()
         silent = (link for link in self._handshakes if not link.spoken)
-        victim = next((link for link in silent if self._addresses.get(link, "") == heaviest), None)
+        victim = next((link for link in silent if self._counted_as[link] == heaviest), None)
         if victim is None:
             most = self._shaking_of.load(heaviest)
-            of_most = [one for one in self._handshakes if self._shaking_of.load(self._addresses.get(one, "")) >= most]
+            of_most = [one for one in self._handshakes if self._shaking_of.load(self._counted_as[one]) >= most]
             victim = next((link for link in of_most if not link.spoken), next(iter(of_most), None))
         (victim or next(iter(self._handshakes))).evict()
 
@@ -392,32 +432,24 @@ class Acceptor(Factory):
         """Remove a link from the handshakes under way, whatever its outcome."""
         if link not in self._handshakes:
             return
+        name = self._counted_as.get(link)
+        if name is not None:
+            self._shaking_of.remove(name)
         del self._handshakes[link]
-        block = self._addresses.get(link)
-        if block is not None:
-            self._shaking_of.remove(block)
-
-    def _gone(self, link: Link) -> str | None:
-        host = self._addresses.pop(link, None)
-        if host is not None:
-            self._of_address.remove(host)
-        return host
+        self._unnamed.discard(link)
 
     def _handshake_failed(self, link: Link, failure: Failure) -> None:
         self._shaken(link)
         self._refused_links.pop(link, None)
-        self._gone(link)
-        host = link.address
+        self._uncount(link)
         error = failure.value
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
         reason = reason or DropReason.HANDSHAKE_FAILED
-        self._drops[reason] += 1
         # Only a wrong message costs a Diffie-Hellman and is charged. Lost or slow connections happen to honest clients.
-        if reason is DropReason.HANDSHAKE_FAILED and self.limits.max_per_address:
-            self._failures.charge(str(link.owner), 1.0, self._reactor.seconds())
-        if reason not in _SILENT:
-            self.strangers.tell(host, reason.value, link.erred)
-        self._failed(reason, host or None)
+        if reason is DropReason.HANDSHAKE_FAILED and isinstance(link.owner, str):
+            self._failures.charge(link.owner, 1.0, self._reactor.seconds())
+        self._refused(reason, self._shown(link), link.erred)
+        self._failed(reason, None if self.proxies.name_clients(link.address) else link.address or None)
 
     def session_up(self, session: AcceptedSession) -> None:
         """Add the session of a link whose handshake is done, and refuse the session if there is no place."""
@@ -429,7 +461,7 @@ class Acceptor(Factory):
         # The key is proven now. Floods are charged to it, and not to an address that many people may share.
         if refusal is None and self._floods.is_exhausted(str(session.link.remote), self._reactor.seconds()):
             refusal = DropReason.FLOODED_BEFORE
-            self._refused(refusal, session.link.address)
+            self._refused(refusal, self._shown(session.link))
         if refusal is None:
             self._give_place(session)
             # A newcomer above the limit keeps its place until admission has decided (keep_place), because nobody should
@@ -438,7 +470,7 @@ class Acceptor(Factory):
             if beyond > 0 and (beyond > MAX_TOLD or not self._may_have_place(session)):
                 self._take_place(session)
                 refusal = DropReason.TOO_MANY_CONNECTIONS
-                self._refused(refusal, session.link.address)
+                self._refused(refusal, self._shown(session.link))
         if refusal is not None:
             session.refuse(refusal)
         self._sessions_changed()
@@ -454,7 +486,7 @@ class Acceptor(Factory):
             return True
         assert session.link is not None
         self._take_place(session)
-        self._refused(DropReason.TOO_MANY_CONNECTIONS, session.link.address)
+        self._refused(DropReason.TOO_MANY_CONNECTIONS, self._shown(session.link))
         session.refuse(DropReason.TOO_MANY_CONNECTIONS)
         return False
 
@@ -463,7 +495,7 @@ class Acceptor(Factory):
         self.sessions.pop(session, None)
         self._take_place(session)
         assert session.link is not None
-        self._gone(session.link)
+        self._uncount(session.link)
         reason = session.link.ended_for
         if reason is DropReason.FLOOD:
             self._floods.charge(str(session.link.remote), 1.0, self._reactor.seconds())
@@ -472,7 +504,7 @@ class Acceptor(Factory):
             remote = session.link.remote
             who = "" if remote is None else f"key {remote.short}"
             detail = ": ".join(one for one in (who, session.link.erred) if one)
-            self.strangers.tell(session.link.address, reason.value, detail)
+            self.strangers.tell(self._shown(session.link), reason.value, detail)
         # The mark is below the limit, so that a server at its limit does not log two lines for each client.
         if self._said_full and len(self._block_of) < ROOM_AGAIN * self.limits.max_connections:
             self._said_full = False

@@ -8,7 +8,6 @@ from typing import cast
 from twisted.internet.interfaces import IReactorTime
 
 from dmsg.errors import DropReason
-from dmsg.net.addresses import forwarded_client
 from dmsg.net.carriers.requests import Request, answer
 from dmsg.net.carriers.transport import TCPTransport, WebSocketTransport
 from dmsg.net.links.link import Link
@@ -21,13 +20,13 @@ class HTTPFirst:
 
     The link's timer of the handshake also limits the request.
 
-    :param client_named: called with the link and the client's address that the request names, which is empty if it
-        names none; returns why the client is refused, or None.
+    :param requested: called with the link and the header X-Forwarded-For of a request for a websocket, or None;
+        returns why the client is refused, or None.
     """
 
-    def __init__(self, reactor: IReactorTime, client_named: Callable[[Link, str], DropReason | None]) -> None:
+    def __init__(self, reactor: IReactorTime, requested: Callable[[Link, bytes | None], DropReason | None]) -> None:
         self._reactor = reactor
-        self._client_named = client_named
+        self._requested = requested
         self._request = Request()
 
     def received(self, link: Link, data: bytes) -> bool:
@@ -36,7 +35,7 @@ class HTTPFirst:
         request.feed(data)
         upgrade = request.upgrade
         if upgrade is not None:
-            refusal = self._client_named(link, forwarded_client(upgrade.headers.get(b"x-forwarded-for")))
+            refusal = self._requested(link, upgrade.headers.get(b"x-forwarded-for"))
             if refusal is not None:
                 self._end(link, answer(503), refusal)
                 return True

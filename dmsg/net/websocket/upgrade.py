@@ -13,6 +13,8 @@ _HEAD = re.compile(rb"GET (/[!-~]*) HTTP/1\.1((?:\r\n[0-9A-Za-z-]+:[^\0\r\n]*){1
 _FIELD = re.compile(rb"\r\n([0-9A-Za-z-]+):([^\r\n]*)")
 _ONCE = frozenset((b"host", b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version"))
 _ELSEWHERE = frozenset((b"content-length", b"transfer-encoding", b"origin", b"expect", b"te", b"trailer"))
+_LISTS = frozenset((b"x-forwarded-for",))
+"""Headers that may be repeated, because some proxies add a line instead of completing the one that is there."""
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 """GUID of RFC 6455, section 1.3, for Sec-WebSocket-Accept."""
 
@@ -51,8 +53,16 @@ def plain_upgrade(data: bytes) -> Upgrade | None:
     if whole is None:
         return None
     fields = _FIELD.findall(whole[2])
-    headers = {name.lower(): value.strip(b" \t") for name, value in fields}
-    if len(headers) != len(fields) or not headers.keys() >= _ONCE or _ELSEWHERE & headers.keys():
+    headers: dict[bytes, bytes] = {}
+    for written, value in fields:
+        name = written.lower()
+        if name not in headers:
+            headers[name] = value.strip(b" \t")
+        elif name in _LISTS:
+            headers[name] += b"," + value  # RFC 9110, section 5.3
+        else:
+            return None
+    if not headers.keys() >= _ONCE or _ELSEWHERE & headers.keys():
         return None
     key = headers[b"sec-websocket-key"]
     if (

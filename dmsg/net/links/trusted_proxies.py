@@ -1,0 +1,41 @@
+"""Reverse proxies of the operator, which name the clients whose connections they pass on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import IPv4Network, IPv6Network
+
+from dmsg.net.addresses import forwarded_client, literal
+
+Networks = Sequence[IPv4Network | IPv6Network]
+
+
+class TrustedProxies:
+    """Proxies that a server believes.
+
+    :ivar with_header: networks of proxies that name clients in the header X-Forwarded-For of their requests.
+    """
+
+    def __init__(self, with_header: Networks = ()) -> None:
+        self.with_header = tuple(with_header)
+
+    def name_clients(self, host: str) -> bool:
+        """Return whether a connection from ``host`` may belong to a client that is named later."""
+        return _is_in(host, self.with_header)
+
+    def client_of(self, peer: str, header: bytes | None) -> str:
+        """Return the client's address that X-Forwarded-For names, in its shortest form, or an empty text.
+
+        :param peer: address from which the request came. Only a proxy's header is believed.
+        """
+        if not _is_in(peer, self.with_header):
+            return ""
+        found = literal(forwarded_client(header, lambda host: _is_in(host, self.with_header)))
+        return "" if found is None else str(found)
+
+
+def _is_in(host: str, networks: Networks) -> bool:
+    if not networks:
+        return False
+    address = literal(host)
+    return address is not None and any(address in network for network in networks)
