@@ -18,7 +18,7 @@ GRACE = 20.0
 """Seconds within which an interrupted run must end; after that it is killed."""
 
 NICE = 5
-"""By how much the priority of the second run is lower."""
+"""Niceness of the second run, which has the lower priority."""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,6 @@
-"""Imports that go the wrong way are refused: one of each kind is planted in a copy.  ``make lint`` runs it."""
+"""Tests of the import contracts: a forbidden import of each kind, planted in a copy, is refused.  ``make lint`` runs
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 ROOT = Path(__file__).parents[1]
 FIRST = "from __future__ import annotations\n"
 PLANTED = (
-    # where, what, the contract that says no
+    # file, import to plant, contract that refuses the import
     ("dmsg/base/units.py", "from dmsg.net.retry import retry_delay", "Layers"),
     ("dmsg/v2019/dial.py", "from dmsg.messaging.core.wire import Profile", "Layers"),
     ("dmsg/streams/carrier.py", "from dmsg.v2019.core.state import ClientTransport", "Layers"),
@@ -45,7 +47,7 @@ PLANTED = (
 
 
 class ContractTests(SynchronousTestCase):
-    """Each planted import breaks the contract that is meant."""
+    """Each planted import breaks the contract that forbids it."""
 
     def lint(self, root: Path) -> tuple[int, str]:
         program = Path(sys.executable).with_name("lint-imports")

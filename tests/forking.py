@@ -28,7 +28,7 @@ from typing import Any
 COMMAND = "from dmsg.cli.entry import entry; entry()"
 """Code of the ``dmsg`` program."""
 DEBUGGED = f"from twisted.internet.defer import setDebugging; setDebugging(True); {COMMAND}"
-"""The same, with errors that nobody handled told in full."""
+"""The same, with full reports of errors that nobody handled."""
 CODES = (COMMAND, DEBUGGED, "from twisted.scripts.twistd import run; run()")
 """Code after ``-c`` of the programs that are forked."""
 LONGEST = 200_000

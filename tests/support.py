@@ -1,4 +1,4 @@
-"""What several tests share: vectors, keys of the vectors, a network in memory."""
+"""Helpers of several tests: vectors, keys of the vectors, a network in memory."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ T = TypeVar("T")
 
 
 def vectors(name: str) -> dict[str, Any]:
-    """A file of recorded exchanges of the 2019 reference."""
+    """Return a file of recorded exchanges of the 2019 reference."""
     loaded: dict[str, Any] = json.loads((VECTORS / f"{name}.json").read_text())
     return loaded
 
 
 def asynchronous(method: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Deferred[None]]:
-    """A coroutine as a test."""
+    """Turn a coroutine method into a test method."""
 
     def test(self: Any) -> Deferred[None]:
         running: Deferred[None] = Deferred.fromCoroutine(method(self))  # type: ignore[arg-type]
-        # a case in memory lets its own time pass
+        # A test case in memory advances its own time.
         drive: Callable[[Deferred[None]], None] | None = getattr(self, "drive", None)
         if drive is not None:
             drive(running)
@@ -52,7 +52,7 @@ def asynchronous(method: Callable[[Any], Awaitable[None]]) -> Callable[[Any], De
 
 
 class Draws:
-    """Stands for Random where a vector fixed the draw; then repeats the last."""
+    """Replacement of Random that returns the draws of a vector, and then repeats the last one."""
 
     def __init__(self, *values: int) -> None:
         self.values = list(values)
@@ -64,7 +64,7 @@ class Draws:
 
 
 class Recorder(Protocol):
-    """An application that keeps what it gets."""
+    """Application that keeps the data and events that it gets."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
@@ -82,7 +82,7 @@ class Recorder(Protocol):
 
 
 class Producer:
-    """Notes what it is told."""
+    """Producer that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -98,7 +98,7 @@ class Producer:
 
 
 class TurnClock(Clock):
-    """What is to happen at once happens in the next turn, as a reactor has it."""
+    """Clock that makes calls without a delay in the next turn, as a reactor does."""
 
     def advance(self, amount: float) -> None:
         self.rightNow += amount
@@ -111,13 +111,13 @@ class TurnClock(Clock):
 
 
 def some(value: T | None) -> T:
-    """What is there only while something runs, and is there now."""
+    """Return a value that is None only while nothing runs, and is not None now."""
     assert value is not None
     return value
 
 
 class Accepting(Factory):
-    """Keeps the protocols that it built."""
+    """Factory that keeps the protocols that it built."""
 
     noisy = False
 
@@ -133,9 +133,9 @@ class Accepting(Factory):
 
 
 class JoinedNetwork:
-    """One server and what is joined to it by iosim pumps, with one Clock.
+    """One server and the clients that iosim pumps join to it, with one Clock.
 
-    :ivar factory: the server's; it has a ``relay``.
+    :ivar factory: factory of the server, which has a ``relay``.
     """
 
     def __init__(self, clock: Clock, factory: Any) -> None:
@@ -144,7 +144,7 @@ class JoinedNetwork:
         self.pumps: list[iosim.IOPump] = []
 
     def join(self, client: Any, host: str | None = None) -> Any:
-        """Connect any protocol to the server, from an address or none; returns the server's link."""
+        """Connect any protocol to the server, with an address or without one; return the server's link."""
         server = self.factory.buildProtocol(None if host is None else SimpleNamespace(host=host))
         assert server is not None
         pump = iosim.connect(server, iosim.makeFakeServer(server), client, iosim.makeFakeClient(client), greet=False)
@@ -152,7 +152,7 @@ class JoinedNetwork:
         return server
 
     def settle(self) -> None:
-        """Deliver everything, and let the turns end."""
+        """Deliver all data, and let the pending turns end."""
         for _ in range(10_000):
             self.clock.advance(0)
             if not any([pump.pump() for pump in self.pumps]) and not any(
@@ -171,7 +171,7 @@ class MemoryNetwork(JoinedNetwork):
         super().__init__(clock, ServerFactory(clock, SERVER_KEY, **server_options))
 
     def client(self, key: SecKey, accept: Factory | None = None, **options: Any) -> ClientSession:
-        """A connected client."""
+        """Return a connected client."""
         turn = TurnFlush(self.clock)
         sessions: list[ClientSession] = []
 
@@ -190,13 +190,13 @@ class MemoryNetwork(JoinedNetwork):
 
 
 def ciphers(handshake: XKHandshake) -> tuple[RecordSealer, RecordOpener]:
-    """Of one end, when its handshake is done."""
+    """Return the sealer and the opener of one end whose handshake is done."""
     assert handshake.keys is not None
     return RecordSealer(handshake.keys[0]), RecordOpener(handshake.keys[1])
 
 
 class RawClient(Protocol):
-    """A client of plain bytes on a real or simulated connection, after the handshake."""
+    """Client of plain bytes on a real or simulated connection, after the handshake."""
 
     def __init__(self, key: SecKey, server: PubKey, ephemeral: SecKey | None = None) -> None:
 
@@ -228,15 +228,15 @@ class RawClient(Protocol):
         self.frames_changed()
 
     def frames_changed(self) -> None:
-        """For tests that wait."""
+        """Hook for tests that wait for frames."""
 
     def send(self, plaintext: bytes) -> None:
-        """One record."""
+        """Send one record."""
         assert self.sealer is not None and self.transport is not None
         self.transport.write(bytes(self.sealer.seal(plaintext)))
 
     def take(self) -> list[Any]:
-        """The frames since the last call."""
+        """Return the frames since the last call."""
         frames, self.frames = self.frames, []
         return frames
 

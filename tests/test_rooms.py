@@ -1,4 +1,4 @@
-"""Where tests stand: beside the module that they are about, or in the list of scenarios."""
+"""Places of tests: beside the module under test, or in the list of scenarios."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def lineage(path: Path, name: str) -> list[str]:
-    """The names of what a class that a module defines or imports has and inherits, with those of its ancestors."""
+    """Return the names of the class's members and bases, those of its ancestors included."""
     for node in tree(path).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             own = [one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -66,13 +66,13 @@ def is_run(path: Path, name: str) -> bool:
 
 
 def source_of(node: ast.ImportFrom) -> Path | None:
-    """The module of the tests from which something is imported."""
+    """Return the module of the tests from which something is imported; None for other modules."""
     path = ROOT / f"{(node.module or '').replace('.', '/')}.py"
     return path if path.is_relative_to(TESTS) and path.is_file() else None
 
 
 class RoomTests(SynchronousTestCase):
-    """What CONTRIBUTING.md says of where tests stand."""
+    """Tests of the rules in CONTRIBUTING.md for the place of tests."""
 
     def test_tests_stand_beside_their_modules(self) -> None:
         """``tests/x/test_y.py`` is about ``dmsg/x/y.py``, or the package ``dmsg/x/y``."""

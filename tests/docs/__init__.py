@@ -1,1 +1,1 @@
-"""What README and docs show is run as it stands."""
+"""Tests that run the commands and programs of README and docs as they stand there."""

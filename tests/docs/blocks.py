@@ -1,12 +1,11 @@
-"""The code blocks of the Markdown pages, and what the pages say of how they are run.
+"""Parser of the code blocks in Markdown pages, and of the comments that say how to run them.
 
-A page is read from its top to its bottom.  A console block is a list of
-commands, each with the output that it is said to have: a line that begins with
-``$`` or a name and ``$`` (``bob$``) is a command, those that end with a
-backslash go on, all others are output.  A Python block whose first line is
-``# NAME.py`` is a file that later commands run; any other is run to its end.
+A page is read from top to bottom.  A console block is a list of commands, each followed by its expected output.  A
+line that begins with ``$``, or with a name and ``$`` (``bob$``), is a command; a command that ends with a backslash
+continues on the next line; all other lines are output.  A Python block whose first line is ``# NAME.py`` is a file for
+later commands; any other Python block is run to its end.
 
-Two comments say what a page or the block below them needs::
+Two kinds of comments state the needs of a page, or of the block below the comment::
 
     <!-- page: network -->
     <!-- needs: java -->
@@ -28,7 +27,7 @@ LANGUAGES = ("console", "python", "toml")
 
 @dataclass
 class Command:
-    """One line that a person types; ``output`` is what the page says comes then."""
+    """Command line that a person types; ``output`` is the output that the page shows for it."""
 
     terminal: str
     text: str
@@ -37,7 +36,7 @@ class Command:
 
 @dataclass
 class Block:
-    """One fenced block, at ``line`` of its page."""
+    """Fenced block, which begins at ``line`` of its page."""
 
     language: str
     line: int
@@ -46,7 +45,7 @@ class Block:
 
     @property
     def commands(self) -> list[Command]:
-        """Of a console block."""
+        """Return the commands of a console block, each with its output."""
         commands: list[Command] = []
         going_on = False
         for line in self.text.splitlines():
@@ -62,14 +61,14 @@ class Block:
 
     @property
     def file_name(self) -> str | None:
-        """Of a Python or TOML block that is a file."""
+        """File name of a Python or TOML block that is a file; None for other blocks."""
         match = _FILE.match(self.text.partition("\n")[0])
         return match[1] if match else None
 
 
 @dataclass
 class Page:
-    """One Markdown file."""
+    """Markdown file with its blocks."""
 
     path: Path
     fixtures: tuple[str, ...]
@@ -77,12 +76,15 @@ class Page:
 
     @property
     def name(self) -> str:
-        """From the root of the project."""
+        """Path of the page below the root of the project."""
         return str(self.path.relative_to(ROOT))
 
 
 def read_page(path: Path) -> Page:
-    """:raises ValueError: a block does not end."""
+    """Parse a page.
+
+    :raises ValueError: a block does not end.
+    """
     fixtures: tuple[str, ...] = ()
     blocks: list[Block] = []
     needs: tuple[str, ...] = ()
@@ -111,7 +113,7 @@ def read_page(path: Path) -> Page:
 
 
 def all_pages() -> list[Page]:
-    """README and all that is in docs and has blocks."""
+    """Return README and all pages in docs that have blocks."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     pages = [read_page(path) for path in paths if "_build" not in path.parts and "_generated" not in path.parts]
     return [page for page in pages if page.blocks]

@@ -25,7 +25,7 @@ BEGINS = re.compile(rf"({'|'.join(WORDS)})\b")
 
 @dataclass(frozen=True)
 class Docstring:
-    """One docstring.
+    """Docstring of the product, and its place.
 
     :ivar place: path and line.
     :ivar text: the docstring without its indentation.

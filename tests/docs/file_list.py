@@ -18,7 +18,7 @@ GENERATED = "envelope_pb2.py"
 COLUMN = 28
 """Column at which descriptions begin."""
 WIDTH = 116
-"""Longest line of the list."""
+"""Maximum length of a line of the list."""
 _BLOCK = re.compile(r"(## Every file\n.*?```text\n).*?(```\n)", re.DOTALL)
 
 
@@ -56,7 +56,7 @@ def lines(directory: Path, depth: int) -> Iterator[str]:
 
 
 def with_list(text: str) -> str:
-    """Return the page with its list as the docstrings have it."""
+    """Return the page with its list replaced by the one that the docstrings give."""
     made = "\n".join(["dmsg/", *lines(ROOT / "dmsg", 1)]) + "\n"
     return _BLOCK.sub(lambda match: match[1] + made + match[2], text)
 

@@ -1,4 +1,4 @@
-"""What a page may say that it begins with: ``<!-- page: network alice -->``."""
+"""Fixtures that a page may ask for at its beginning, as in ``<!-- page: network alice -->``."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ BUS = (
 
 
 def set_up(person: Person, fixtures: tuple[str, ...]) -> None:
-    """``network``, ``bus``; any other word is somebody in the address book, whose key file has that name.
+    """Start the fixtures that a page asks for.
 
-    :raises Unexpected: it does not start.
+    :param fixtures: ``network``, ``bus``, or any other word, which becomes a name in the address book with a key file
+        of that name.
+    :raises Unexpected: a fixture does not start.
     """
     for fixture in fixtures:
         commands: tuple[str, ...]
         if fixture == "network":
             commands = NETWORK
         elif fixture == "bus":
-            # the page's reader has followed the overview, which begins with this
+            # The reader of the page has followed the overview, which begins with this command.
             commands = ("pip install -e '.[rmb]'", *BUS) if CLONE else BUS
         else:
             key_file = f"{fixture}.key"

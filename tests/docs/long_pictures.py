@@ -1,4 +1,4 @@
-"""Recorded terminals show what the commands say today."""
+"""Recorded terminals show the present output of the commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _KEY = re.compile(r"\b(?:0[23][0-9a-f]{64}|a[i-p][a-z2-7]{51})\b")
 
 
 def said(picture: Path) -> list[str]:
-    """The lines of a terminal, without what is another one each time: keys, codes, numbers and their units."""
+    """Return the lines of a terminal, without the parts that differ from run to run: keys, codes, numbers and their
+    units.
+    """
     rows: dict[int, str] = {}
     for number, text in _TEXT.findall(picture.read_text()):
         rows[int(number)] = rows.get(int(number), "") + html.unescape(text).replace("\xa0", " ")
@@ -33,7 +35,7 @@ def said(picture: Path) -> list[str]:
 
 
 class PictureTests(SynchronousTestCase):
-    """Of docs/pictures/record.py."""
+    """Tests of the recordings of docs/pictures/record.py."""
 
     def test_terminal_pictures_are_current(self) -> None:
         target = Path(self.mktemp()).absolute()
@@ -41,7 +43,7 @@ class PictureTests(SynchronousTestCase):
         script = [sys.executable, str(PICTURES / "record.py"), "--to", str(target), "session", "top"]
         subprocess.run(script, check=True, capture_output=True, timeout=300)
         self.assertEqual(said(target / "session.svg"), said(PICTURES / "session.svg"))
-        # what a server does at the time is another thing each time, the table is not
+        # The table is the same each time, but not the activity of the server.
         now, before = said(target / "top.svg"), said(PICTURES / "top.svg")
         self.assertEqual((now[:3], len(now)), (before[:3], len(before)))
         self.assertEqual(sorted(row.split()[:3] for row in now[3:]), sorted(row.split()[:3] for row in before[3:]))

@@ -19,7 +19,7 @@ LOGGED = frozenset({"debug", "info", "warn", "error", "failure", "critical"})
 SHOWN = frozenset({"say", "notice", "fail", "fail_with"})
 """Functions of the commands that write a line to the terminal."""
 LEFT_OUT = "dmsg/testing/"
-"""Code whose messages nobody but a programmer sees."""
+"""Directory whose messages only programmers see; the catalogue leaves them out."""
 HEAD = """# Messages
 
 Every error message and log line of the product, by package. `{...}` stands for a value. The second column is the
@@ -30,7 +30,7 @@ exception that carries the message, the level of the log line, or `shown` for a 
 
 @dataclass(frozen=True, order=True)
 class Message:
-    """One message.
+    """Message of the product.
 
     :ivar package: directory below ``dmsg/``, or the module for modules at the top.
     :ivar text: with ``{...}`` where a value stands.

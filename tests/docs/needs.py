@@ -1,4 +1,4 @@
-"""What a block of the documentation may need beside what README sets up."""
+"""Conditions that a block of the documentation may need besides the set-up of README."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import shutil
 from tests.redis import redis_server
 
 CLONE = os.environ.get("DMSG_DOCS_CLONE")
-"""A clone in which only README's set-up was done: then what installs something, and what takes minutes, is run too."""
+"""Path of a clone in which only README's set-up was done. If it is set, blocks that install something or take minutes
+are run, too.
+"""
 
 
 def _java() -> str | None:
@@ -32,14 +34,14 @@ def _never(why: str) -> str:
 
 
 NEEDS = {
-    # asked for in a block's mark -> why it cannot be had here, or None
+    # word in a block's mark -> function that returns why the condition cannot be met here, or None
     "curl": lambda: _program("curl"),
     "java": _java,
     "redis": lambda: None if redis_server() else "there is no redis-server",
     "clone": lambda: None if CLONE else "runs where DMSG_DOCS_CLONE names a clone in which only README was followed",
     "bare-clone": lambda: ".ci/run runs it in a bare clone",
     "spool": lambda: "needs what servers wrote over days: its commands are only parsed",
-    # what no test machine has
+    # conditions that no test machine meets
     "cluster": lambda: _never("a Spark cluster"),
     "domain": lambda: _never("a host name of one's own"),
     "root": lambda: _never("root, and Debian's packages"),
@@ -51,8 +53,8 @@ NEEDS = {
 
 
 def lacking(needs: tuple[str, ...]) -> str | None:
-    """The first reason for which a block with this mark cannot be run here.
+    """Return the first reason for which a block with these marks cannot be run here.
 
-    :raises KeyError: nobody knows the mark.
+    :raises KeyError: a mark is unknown.
     """
     return next((why for need in needs if (why := NEEDS[need]())), None)

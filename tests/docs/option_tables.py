@@ -1,7 +1,7 @@
 """Tables of options in the documentation, made from the rows of the plugins; ``python -m tests.docs.option_tables``.
 
-A table stands between ``<!-- options: PLUGIN [without OTHER] -->`` and ``<!-- end of options -->``.  With OTHER, only
-the options are listed that OTHER does not have, or has otherwise.
+A table stands between ``<!-- options: PLUGIN [without OTHER] -->`` and ``<!-- end of options -->``.  With OTHER, the
+table leaves out the options that OTHER has in the same form.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def table(rows: Sequence[Option]) -> str:
 
 
 def with_tables(text: str) -> str:
-    """Return a page with its tables as the rows have them."""
+    """Return a page with its tables replaced by those that the rows give."""
 
     def made(match: re.Match[str]) -> str:
         known = {} if match[3] is None else {row.name: row for row in PLUGINS[match[3]].rows}

@@ -1,4 +1,4 @@
-"""Who types what a page says: commands in terminals, one after the other, and looks at what comes."""
+"""Simulated reader who types the commands of a page in terminals, one after the other, and checks their output."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tests.ports import free_port
 from tests.redis import redis_server
 
 PATIENCE = 60.0
-"""Seconds that any one thing may take on a busy machine."""
+"""Seconds that a single step may take on a busy machine."""
 LONG = 900.0
-"""Seconds for what installs or computes."""
+"""Seconds that a command may take that installs or computes something."""
 KEPT = 200_000
-"""Bytes of a program's output that are kept."""
+"""Maximum number of bytes of a program's output that are kept."""
 PORTS = "5201 6379 6380 8080 8081 8082 9090 9091 9100 9101 9180 9443 1080 2222".split()
-"""Ports of the pages; each is another one, which is free, when the page is run."""
+"""Ports in the pages. When a page is run, each is replaced by a free port."""
 FILES = {"photo.jpg": 40_000, "film.mkv": 900_000, "public/notes.txt": 300, "public/film.mkv": 700_000}
-"""What a person has lying about: name and size."""
+"""Files that the reader has, by name, with their sizes in bytes."""
 KEY = r"a[i-p][a-z2-7]{51}|0[23][0-9a-f]{64}"
-"""A public key, in either form."""
-# what goes on until it is ended, and what it says when it is ready
+"""Pattern of a public key, in either form."""
+# Commands that run until they are ended, with the text that they print when they are ready.
 SERVING = {
     r"twistd .*dmsg-server|twistd .*dmsg-messaging-server": r"registered in discovery",
     r"twistd .*rmb-peer": r"connected|relay",
@@ -63,7 +63,7 @@ class Unexpected(Exception):
 
 
 def pattern(line: str) -> str:
-    """What a line of the page stands for: numbers and what is cut with three dots may be others."""
+    """Return the pattern for an expected line: numbers and texts cut with three dots may differ."""
     parts = []
     for word in line.split():
         if _PUBLIC.search(word):
@@ -83,12 +83,12 @@ def _escape(word: str) -> str:
 
 
 class Running:
-    """A program and what it has said."""
+    """Running program and its output so far."""
 
     def __init__(self, text: str, process: subprocess.Popen[bytes]) -> None:
         self.text, self.process = text, process
         self.terminal = -1
-        """The other end of the terminal that is its input."""
+        """Descriptor of the other end of the terminal that is the program's input; -1 without a terminal."""
         self.output = b""
         self._changed = threading.Condition()
         self._over = False
@@ -106,7 +106,10 @@ class Running:
             self._changed.notify_all()
 
     def until(self, wanted: str, patience: float = PATIENCE) -> re.Match[str]:
-        """:raises Unexpected: it never says that."""
+        """Wait until the output matches a pattern.
+
+        :raises Unexpected: the output never matches.
+        """
         regex = re.compile(wanted)
 
         def found() -> object:
@@ -124,7 +127,7 @@ class Running:
         return self.output.decode(errors="replace")
 
     def finish(self, patience: float) -> int:
-        """Its status, when it has ended and all its output is read."""
+        """Wait until the program has ended and its output is read; return its status."""
         try:
             status = self.process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -134,7 +137,7 @@ class Running:
         return status
 
     def end(self, how: int = signal.SIGINT) -> None:
-        """Ctrl-C, and what is needed beyond that."""
+        """End the program with Ctrl-C, and with stronger signals if needed."""
         for number in (how, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, number)
@@ -149,9 +152,10 @@ class Running:
 
 @contextlib.contextmanager
 def _clone(*, alone: bool = False) -> Iterator[None]:
-    """Pages are followed side by side: who installs something into their clone has it alone.
+    """Context in which a clone is used, alone if the caller installs something into it.
 
-    Two pips at once write one another's files, and a program that starts meanwhile finds half of them.
+    Pages are followed at the same time. Two concurrent runs of pip overwrite each other's files, and a program that
+    starts meanwhile finds half of them.
     """
     if CLONE is None:
         yield
@@ -162,7 +166,7 @@ def _clone(*, alone: bool = False) -> Iterator[None]:
 
 
 class Person:
-    """Follows one page in a directory of its own."""
+    """Reader who follows one page in a directory of its own."""
 
     def __init__(self, page: Page, directory: Path) -> None:
         self.page = page
@@ -170,7 +174,7 @@ class Person:
         self.ports = {port: str(free_port()) for port in PORTS}
         self.keys: dict[str, str] = {}
         self.own: dict[str, dict[str, str]] = {}
-        """What a terminal has set for itself."""
+        """Environment variables that each terminal has set for itself, by terminal."""
         self.terminals: dict[str, Running] = {}
         self.running: list[Running] = []
         directory.mkdir(parents=True)
@@ -183,10 +187,10 @@ class Person:
             paths.append(str(Path(server).parent))
         self.environment["PATH"] = os.pathsep.join([*paths, self.environment["PATH"]])
         self.environment.update(HOME=str(home), PYTHONUNBUFFERED="1", COLUMNS="200")
-        # a socket's path is short
+        # The path of a socket must be short.
         self.environment["XDG_RUNTIME_DIR"] = self.runtime = tempfile.mkdtemp(prefix="dmsg-")
         if page.name == "README.md":
-            # its reader has a clone and nothing else
+            # The reader has a clone and nothing else.
             hidden = shutil.ignore_patterns("_build", "_generated", ".*")
             shutil.copytree(ROOT / "docs", directory / "docs", ignore=hidden)
             shutil.copy(ROOT / "README.md", directory)
@@ -194,13 +198,13 @@ class Person:
             (directory / name).parent.mkdir(exist_ok=True)
             (directory / name).write_bytes(random.Random(name).randbytes(size))
 
-    # what stands on the page -> what is typed
+    # text of the page -> text that is typed
 
     def adapt(self, text: str) -> str:
-        """Other ports, real keys, directories below this one."""
+        """Replace ports, keys and directories of a page by those of this run."""
         text = re.sub(r"(?<![\d.])(" + "|".join(PORTS) + r")(?!\d)", lambda match: self.ports[match[1]], text)
         text = re.sub(r"(?<![\w./])/(var/lib|etc|srv)/", rf"{self.directory}/\1/", text)
-        # Its ports and its address are of this machine alone; the page has the defaults.
+        # The network gets ports and an address of this machine alone; the page has the defaults.
         ports = f"--discovery-port {self.ports['9090']} --server-port {self.ports['8080']}"
         host = f"dmsg host {ports} --status-port {self.ports['9180']} --public-address 127.0.0.1"
         text = re.sub(r"\bdmsg host\b", host, text)
@@ -209,14 +213,15 @@ class Person:
         return text
 
     def write(self, block: Block) -> None:
-        """A block that is a file."""
+        """Write a block that is a file."""
         assert block.file_name is not None
         (self.directory / block.file_name).write_text(self.adapt(block.text))
 
     def start(self, text: str, cwd: Path | None = None, terminal: str = "", *, typed_at: bool = False) -> Running:
-        """Begin a command in a process group of its own; ``typed_at``: its input is a terminal at which nobody types.
+        """Start a command in a process group of its own.
 
-        A program such as ``nc`` treats that otherwise than a pipe whose writer has not ended.
+        :param typed_at: whether its input is a terminal at which nobody types. A program such as ``nc`` treats that
+            otherwise than a pipe whose writer has not ended.
         """
         for directory in re.findall(rf"({re.escape(str(self.directory))}/(?:var/lib|etc|srv)/[\w/.-]*)", text):
             Path(directory).parent.mkdir(parents=True, exist_ok=True)
@@ -238,9 +243,9 @@ class Person:
         return running
 
     def type(self, command: Command, needs: tuple[str, ...] = ()) -> None:
-        """One command of the page, to its end, or until it serves.
+        """Run one command of the page until it ends, or until it is ready to serve.
 
-        :raises Unexpected: its status, or what it says, is not what the page says.
+        :raises Unexpected: its status or its output differs from the page.
         """
         text = self.adapt(command.text)
         if command.terminal in self.terminals and command.terminal:
@@ -252,7 +257,7 @@ class Person:
             if re.search(regex, text):
                 self._serve(command, text, ready)
                 return
-        # what installs is typed where the README was read
+        # Commands that install something are typed where README was read.
         in_clone = re.match(r"(pip|python3 -m venv|\.venv/bin/pip) ", text) if CLONE else None
         with _clone(alone=in_clone is not None):
             running = self.start(text, Path(CLONE) if in_clone and CLONE else None, command.terminal)
@@ -264,9 +269,11 @@ class Person:
             raise Unexpected(f"{text}\nended with status {status}:\n{running.said}")
 
     def _set(self, text: str, terminal: str) -> None:
-        """What changes the shell itself: that of one terminal, or, where none is named, of all."""
+        """Run a command that changes the shell itself: that of its terminal or, without a terminal's name, of all
+        terminals.
+        """
         if text.startswith(". .venv/bin/activate"):
-            return  # it is on PATH
+            return  # the directory is in PATH
         said = subprocess.run(
             ["bash", "-c", f"{text}\nenv -0"],
             cwd=self.directory,
@@ -290,12 +297,12 @@ class Person:
                     self._learn(line, running.until(pattern(line)))
             else:
                 running.until(ready)
-        # in the background it stays when the next command is typed there
+        # A command in the background continues while the next one is typed in the same terminal.
         if command.terminal and not text.partition(" #")[0].rstrip().endswith("&"):
             self.terminals[command.terminal] = running
 
     def _look(self, command: Command, running: Running) -> None:
-        """Whether it said, in this order, what the page shows."""
+        """Check that the output contains the lines of the page in their order."""
         rest = running.said
         for line in command.output:
             match = re.search(pattern(self.adapt(line) if _PUBLIC.search(line) is None else line), rest)
@@ -311,12 +318,12 @@ class Person:
                 self.keys.setdefault(shown, key)
 
     def run_python(self, block: Block) -> None:
-        """A block that is no file: to its end."""
+        """Run a block that is no file to its end."""
         (self.directory / "block.py").write_text(self.adapt(block.text))
         self.type(Command("", "python block.py"))
 
     def wait_for(self, text: str) -> None:
-        """A command of the page's fixtures that is to succeed in the end, tried until then."""
+        """Run a command of the page's fixtures repeatedly until it succeeds."""
         deadline = time.monotonic() + PATIENCE
         while True:
             running = self.start(text)
@@ -326,7 +333,7 @@ class Person:
                 raise Unexpected(f"{text}\ndid not succeed:\n{running.said}")
 
     def leave(self) -> None:
-        """End all that runs, the last first."""
+        """End all running programs, the last first."""
         if (Path(self.runtime) / "dmsg" / "agent.sock").exists():
             subprocess.run(["dmsg", "down"], env=self.environment, capture_output=True, check=False)
         for running in reversed(self.running):

@@ -1,4 +1,4 @@
-"""``trial tests.docs.suite``: each page of the documentation, followed by a person."""
+"""``trial tests.docs.suite``: a simulated reader follows each page of the documentation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from tests.docs.person import Person, Unexpected
 
 
 class PageTests(SynchronousTestCase):
-    """One test for each page; its blocks from the first to the last."""
+    """One test for each page, which runs its blocks from the first to the last."""
 
     def follow(self, page: Page) -> None:
-        """:raises SkipTest: some blocks could not be run here; all others were."""
+        """Follow a page.
+
+        :raises SkipTest: some blocks could not be run here; all others were.
+        """
         passed_over: dict[str, list[str]] = {}
         runnable = [block for block in page.blocks if lacking(block.needs) is None]
         for block in page.blocks:

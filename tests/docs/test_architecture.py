@@ -13,12 +13,12 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
 def there() -> set[str]:
-    """Files that are listed: all but generated ones and those that only mark a package."""
+    """Return the files to list: all but generated ones and those that only mark a package."""
     return {str(path.relative_to(ROOT)) for path in (ROOT / "dmsg").rglob("*.py") if file_list.is_listed(path)}
 
 
 class ArchitectureTests(SynchronousTestCase):
-    """The page lists the files of the tree, and names only what is there."""
+    """The page lists the files of the tree, and names only files that exist."""
 
     def test_the_list_of_files_is_current(self) -> None:
         self.assertTrue(file_list.with_list(PAGE) == PAGE, "say: python -m tests.docs.file_list")
@@ -40,7 +40,7 @@ class ArchitectureTests(SynchronousTestCase):
         self.assertEqual([name for name in named if not any((top / name).exists() for top in tops)], [])
 
     def test_names_in_drawings_are_there(self) -> None:
-        """``Class.method`` of any module."""
+        """``Class.method`` in a drawing exists in some module."""
         classes: dict[str, list[type]] = {}
         for file in there():
             if "analytics" not in file and "cli/demos" not in file and "strings" not in file:

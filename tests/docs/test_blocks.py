@@ -1,4 +1,4 @@
-"""What can be said of the blocks without running them; :mod:`tests.docs.suite` runs them."""
+"""Checks of the blocks that need not run them; :mod:`tests.docs.suite` runs them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def blocks() -> list[tuple[Page, Block]]:
 
 
 def simple_commands(text: str) -> list[list[str]]:
-    """The words of each command of a line of shell."""
+    """Return the words of each command in a line of shell."""
     text = text.replace("\\\n", " ")
     text = re.sub(r"\$\([^()]*(\([^()]*\)[^()]*)*\)", "SUBSTITUTED", text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars="|;&<>")
@@ -45,18 +45,18 @@ def simple_commands(text: str) -> list[list[str]]:
 
 
 class BlockTests(SynchronousTestCase):
-    """Marks, names of commands, options, extras."""
+    """Tests of marks, and of the names of commands, options and extras."""
 
     def test_documentation_has_command_blocks(self) -> None:
         self.assertGreater(len(blocks()), 40)
 
     def test_marks_are_known(self) -> None:
-        """A block that is not run says a reason that the tests know."""
+        """A block that is not run has a reason that the tests know."""
         for page, block in blocks():
             self.assertEqual(set(block.needs) - set(NEEDS), set(), f"{page.name}:{block.line}")
 
     def test_blocks_marked_for_bare_clones_run_there(self) -> None:
-        """The mark says that .ci/run does it."""
+        """A block whose mark says that .ci/run runs it is run there."""
         ci = (ROOT / ".ci" / "run").read_text()
         asked = [command.text for _, block in blocks() if "bare-clone" in block.needs for command in block.commands]
         self.assertGreater(len(asked), 3)
@@ -65,7 +65,7 @@ class BlockTests(SynchronousTestCase):
             self.assertRegex(ci, rf"(?m)^ +(for target in|bare) [^#]*(?<![\w-]){re.escape(target)}(?![\w-])")
 
     def test_an_unknown_fence_is_no_way_round(self) -> None:
-        """Shell and Python are called console and python, or nobody would run them."""
+        """Shell and Python blocks are called console and python; under another name no test would run them."""
         for page in all_pages():
             found = set(re.findall(r"^```(\w+)$", page.path.read_text(), re.MULTILINE))
             self.assertEqual(
@@ -132,7 +132,7 @@ class BlockTests(SynchronousTestCase):
                 self.assertTrue({f"--{name}", f"--{name}="} & known, f"{where}: {word}")
 
     def check_pip(self, words: list[str], where: str) -> None:
-        """What is installed is here, and its extras are called what setup.cfg calls them."""
+        """Check that pip installs this package, with extras that setup.cfg has."""
         self.assertEqual(words[0], "install", where)
         setup = configparser.ConfigParser()
         setup.read(ROOT / "setup.cfg")
@@ -140,7 +140,7 @@ class BlockTests(SynchronousTestCase):
         for word in words[1:]:
             if not word.startswith("-"):
                 if word in ("redis",):
-                    continue  # of others, for services that are theirs
+                    continue  # of other projects, for services of their own
                 match = re.fullmatch(r"\.(?:\[([a-z,-]+)\])?", word)
                 self.assertIsNotNone(match, where)
                 assert match is not None
@@ -148,7 +148,7 @@ class BlockTests(SynchronousTestCase):
 
 
 class ExtraTests(SynchronousTestCase):
-    """The pip of Python 3.11's venv does not know an extra by a name that the metadata write otherwise."""
+    """The pip of Python 3.11's venv knows an extra only by the exact name that the metadata write."""
 
     def test_documented_extras_match_the_metadata(self) -> None:
         setup = configparser.ConfigParser()
@@ -157,7 +157,7 @@ class ExtraTests(SynchronousTestCase):
             self.assertRegex(extra, r"^[a-z0-9]+(-[a-z0-9]+)*$")
 
     def test_all_that_are_asked_for_exist(self) -> None:
-        """In the Makefile, tox, the documentation and the code."""
+        """Every extra that the Makefile, tox, the documentation or the code asks for exists."""
         setup = configparser.ConfigParser()
         setup.read(ROOT / "setup.cfg")
         extras = set(setup["options.extras_require"])
@@ -185,14 +185,14 @@ def _limit_names(text: str) -> Iterator[tuple[str, str]]:
 
 
 class LimitTests(SynchronousTestCase):
-    """docs/limits.md names what is in the code."""
+    """docs/limits.md names constants that exist in the code."""
 
     def test_every_name_is_there(self) -> None:
         text = (ROOT / "docs/limits.md").read_text()
         names = list(_limit_names(text))
         self.assertGreater(len(names), 400)
         for module, constant in names:
-            # read and not imported: some need Spark
+            # The module is read and not imported, because some modules need Spark.
             source = (ROOT / "dmsg" / module.replace(".", "/")).with_suffix(".py")
             name = f"{module}.{constant}"
             self.assertRegex(source.read_text(), rf"(?m)^([A-Z_]+, )*{constant}\b.* =", name)
@@ -205,7 +205,7 @@ class LimitTests(SynchronousTestCase):
 
 
 class CodeTests(SynchronousTestCase):
-    """docs/protocol/codes.md says what codes in the names of tests mean."""
+    """docs/protocol/codes.md explains the codes in the names of tests."""
 
     def test_each_example_is_listed_and_included(self) -> None:
         page = (ROOT / "docs/protocol/codes.md").read_text()
@@ -223,7 +223,7 @@ class CodeTests(SynchronousTestCase):
 
 
 class ReadingTests(SynchronousTestCase):
-    """How blocks are read."""
+    """Tests of the parser of blocks."""
 
     def read(self, text: str) -> Page:
         from pathlib import Path

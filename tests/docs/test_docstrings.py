@@ -11,7 +11,7 @@ MOST = 0.01
 
 
 class DocstringTests(SynchronousTestCase):
-    """All of the product's."""
+    """Tests of all docstrings of the product."""
 
     def test_nearly_all_say_their_subject(self) -> None:
         every = list(docstrings())

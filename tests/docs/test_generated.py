@@ -9,7 +9,7 @@ from tests.docs import message_catalogue, state_drawings
 
 
 class DrawingTests(SynchronousTestCase):
-    """Drawings of states and of handshake messages."""
+    """Tests of the drawings of states and of handshake messages."""
 
     def test_each_is_current(self) -> None:
         for module, make in state_drawings.DRAWINGS.items():
@@ -23,7 +23,7 @@ class DrawingTests(SynchronousTestCase):
 
 
 class CatalogueTests(SynchronousTestCase):
-    """The catalogue of messages."""
+    """Tests of the catalogue of messages."""
 
     def test_the_message_catalogue_is_current(self) -> None:
         current = message_catalogue.PAGE.read_text() == message_catalogue.page()
@@ -34,6 +34,6 @@ class CatalogueTests(SynchronousTestCase):
         self.assertLessEqual({"DmsgError", "UsageError", "info", "warn", "failure", "shown"}, kinds)
 
     def test_only_one_message_says_that_a_server_is_registered(self) -> None:
-        """People and programs wait for these words, so a line about a failure must not have them too."""
+        """People and programs wait for these words, so a line about a failure must not contain them."""
         found = [one for one in message_catalogue.messages() if "registered in discovery" in one.text]
         self.assertEqual([one.kind for one in found], ["info"], found)

@@ -1,4 +1,4 @@
-"""Pictures are as their texts say, and nothing in them is of another host."""
+"""Pictures match their sources, and refer to no other host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 
 class PictureTests(SynchronousTestCase):
-    """What docs/pictures/draw.py draws."""
+    """Tests of the pictures that docs/pictures/draw.py draws."""
 
     def test_pictures_are_current(self) -> None:
         picture = runpy.run_path(str(PICTURES / "draw.py"))["Picture"]
@@ -29,7 +29,7 @@ class PictureTests(SynchronousTestCase):
             self.assertIn("prefers-color-scheme: dark", drawn)
 
     def test_text_fits_into_its_box(self) -> None:
-        """As far as the width of letters can be told without drawing them."""
+        """Texts fit into their boxes, as far as the width of letters can be estimated without drawing them."""
         for text in PICTURES.glob("*.txt"):
             for width, words in re.findall(r'^box \S+ \S+ \S+ (\S+) \S+ "([^"]*)"', text.read_text(), re.MULTILINE):
                 for line in words.split("|"):
@@ -49,7 +49,7 @@ class PictureTests(SynchronousTestCase):
             self.assertEqual({one for pair in found for one in pair if one.startswith("http")}, set(), path.name)
 
     def test_codes_are_such_as_commands_make(self) -> None:
-        """A recording, or a page, that shows codes of before."""
+        """Codes in recordings and pages are valid for the present commands."""
         texts = [html.unescape(path.read_text()).replace("\xa0", " ") for path in PICTURES.glob("*.svg")]
         texts += [block.text for page in all_pages() for block in page.blocks]
         found = {code for text in texts for code in re.findall(r"(?:code: |receive |pair \w+ )(\d+-[a-z-]+)", text)}

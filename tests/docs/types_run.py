@@ -1,4 +1,4 @@
-"""Type-check the examples of the pages: none may call a method that was renamed.  ``make lint`` runs it."""
+"""Type checks of the examples in the pages, which find calls of renamed methods.  ``make lint`` runs them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ABSTRACT = ('"IProtocol" has no attribute', '"ClientMeta | None"', "tuple[str, .
 
 
 class ExampleTypeTests(SynchronousTestCase):
-    """Examples call what exists."""
+    """Tests that examples only call existing functions."""
 
     def check(self, blocks: dict[str, str]) -> list[str]:
         """Return mypy's errors in ``blocks`` (the text by a name), without those that an example may have."""
