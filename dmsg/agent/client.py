@@ -35,7 +35,7 @@ class AgentClient:
 
     :param found: the agent, from :func:`dmsg.agent.find_agent`.
     :param program: name of this program in ``dmsg status``.
-    :param warned: callback invoked with each warning for the program's user.
+    :param on_warning: callback invoked with each warning for the program's user.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class AgentClient:
         found: FoundAgent,
         program: str,
         *,
-        warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text),
+        on_warning: Callable[[str], None] = lambda text: _log.warn("{text}", text=text),
     ) -> None:
         self._reactor = reactor
         self._key = found.key
         self._road = AgentConnections(reactor, found.path, program)
         self._services: set[AgentListeningPort] = set()
-        self._warned = warned
+        self._on_warning = on_warning
         self.status = "online"
         self.last_error = ""
         self.waiting_for = "the agent to be online"
@@ -154,7 +154,7 @@ class AgentClient:
         return Deferred.fromCoroutine(self._listen(factory, port))
 
     async def _listen(self, factory: IProtocolFactory, port: int) -> IListeningPort:
-        listening = AgentListeningPort(self._road, self._key, self._services, self._warned, factory, port)
+        listening = AgentListeningPort(self._road, self._key, self._services, self._on_warning, factory, port)
         await listening.register()
         self._services.add(listening)
         factory.doStart()

@@ -53,21 +53,21 @@ class AgentListeningPort:
         road: AgentConnections,
         key: PubKey,
         services: set[AgentListeningPort],
-        warned: Callable[[str], None],
+        on_warning: Callable[[str], None],
         factory: IProtocolFactory,
         port: int,
     ) -> None:
         self._road = road
         self._key = key
         self._services = services
-        self._warned = warned
+        self._on_warning = on_warning
         self._factory = factory
         self._port = port
         self._lines: LineConnection | None = None
         self._is_registered = False
         self._tries = 0
         self._taking = DeferredSemaphore(MAX_TAKING)
-        self._registration = RetryLoop(road.reactor, self._come_back, self._delay, "registering with the agent")
+        self._registration = RetryLoop(road.reactor, self._register_again, self._delay, "registering with the agent")
 
     async def register(self) -> None:
         """Ask the agent for the port.
@@ -87,7 +87,7 @@ class AgentListeningPort:
 
     def _watch(self) -> None:
         assert self._lines is not None
-        self._lines.ended.addCallback(lambda _: self._lost())
+        self._lines.ended.addCallback(lambda _: self._agent_lost())
 
     def _on_line(self, lines: LineConnection, content: Answer) -> None:
         try:
@@ -123,14 +123,14 @@ class AgentListeningPort:
         opened = self._road.open(connection, {"do": "accept", "stream": number, "half_close": True})
         return opened.addCallback(lambda _: self._road.with_timeout(connection.started))
 
-    def _lost(self) -> None:
+    def _agent_lost(self) -> None:
         self._lines = None
         if self in self._services:
-            self._warned("the agent has ended: this goes on when it is back (dmsg up)")
+            self._on_warning("the agent has ended: this goes on when it is back (dmsg up)")
             self._tries = 0
             self._registration.soon(FIRST_DELAY)
 
-    async def _come_back(self) -> float | None:
+    async def _register_again(self) -> float | None:
         try:
             await self.register()
         except AWAY:
@@ -140,10 +140,10 @@ class AgentListeningPort:
             self._tries += 1
             if not self._is_registered:
                 self._is_registered = True
-                self._warned(f"{error}; tried again")
+                self._on_warning(f"{error}; tried again")
             return self._delay(self._tries)
         self._is_registered = False
-        self._warned("the agent is back")
+        self._on_warning("the agent is back")
         self._watch()
         return None
 

@@ -92,16 +92,16 @@ class StreamBridge(Protocol):
     """Protocol of Twisted that hands a stream to asyncio's :class:`asyncio.StreamReaderProtocol`.
 
     :ivar stream: reader and writer, once the stream is open.
-    :param opened: called with the bridge when the stream is open.
+    :param on_opened: called with the bridge when the stream is open.
     """
 
     stream: Stream
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, opened: Callable[[StreamBridge], object] = lambda bridge: None
+        self, loop: asyncio.AbstractEventLoop, on_opened: Callable[[StreamBridge], object] = lambda bridge: None
     ) -> None:
         self._loop = loop
-        self._opened = opened
+        self._on_opened = on_opened
         self._reader = asyncio.StreamReader(READ_LIMIT, loop)
         self._aio = asyncio.StreamReaderProtocol(self._reader, loop=loop)
 
@@ -112,7 +112,7 @@ class StreamBridge(Protocol):
         # From now on drain() waits while more is written than the stream takes.
         stream.registerProducer(self, True)
         self.stream = Stream(self._reader, asyncio.StreamWriter(transport, self._aio, self._reader, self._loop))
-        self._opened(self)
+        self._on_opened(self)
 
     def dataReceived(self, data: bytes) -> None:
         self._aio.data_received(data)

@@ -117,7 +117,7 @@ class AffectedTables:
         return read_events(self._bronze.storage(), self._files(family, days, new=new), family, groups)
 
     @cached_property
-    def _new(self) -> dict[str, pa.Table]:
+    def _new_events(self) -> dict[str, pa.Table]:
         """New events by family."""
         files = {family: self._files(family, self._state.days, new=True) for family in FAMILIES}
         if sum(MOST_NEW + 1 if file.rows is None else file.rows for some in files.values() for file in some) > MOST_NEW:
@@ -140,7 +140,8 @@ class AffectedTables:
         """Return the rows of ``sums`` of these days."""
         schema = SUMS.schema
         added = bronze.add_sums(
-            self._lake.frame(self._stored("silver", SUMS.name, days), schema), bronze.sums(self._identities(self._new))
+            self._lake.frame(self._stored("silver", SUMS.name, days), schema),
+            bronze.sums(self._identities(self._new_events)),
         )
         return _collect(added, schema)
 
@@ -158,18 +159,18 @@ class AffectedTables:
         keys = ["producer", "boot", "bucket", "dt"]
         stored = self._stored("silver", NUMBERS.name, days)
         # Rows of the same processes and days are counted anew, the others stay.
-        groups = Groups(("producer", "boot", "dt"), self._new.values())
+        groups = Groups(("producer", "boot", "dt"), self._new_events.values())
         affected = sums.filter(groups.hold(sums))
         doubt = not bronze.incomplete_sums(frame := self._lake.frame(affected, SUMS.schema)).isEmpty()
         events = None
         if doubt:
             known = {tuple(row.values()) for row in stored.select(keys).to_pylist()}
             if any(tuple(row.values()) in known for row in affected.select(keys).to_pylist()):
-                of_processes = Groups(("producer", "boot"), self._new.values())
+                of_processes = Groups(("producer", "boot"), self._new_events.values())
                 found = {family: self._events(family, days, groups=of_processes) for family in FAMILIES}
                 events = self._identities(found)
             else:
-                events = self._identities(self._new)
+                events = self._identities(self._new_events)
         counted = _collect(bronze.numbers(frame, events, self._hint), NUMBERS.schema)
         return pa.concat_tables([stored.filter(pc.invert(groups.hold(stored))), counted])
 
@@ -211,7 +212,7 @@ class AffectedTables:
 
     @cached_property
     def _transports(self) -> Groups:
-        return Groups(("transport",), (self._new["transport"], self._new["receipt"]))
+        return Groups(("transport",), (self._new_events["transport"], self._new_events["receipt"]))
 
     def _tables(self, days: Sequence[str], words: Mapping[str, pa.Table], verdicts: pa.Table | None = None) -> Tables:
         """Plan the tables of the affected transports.
@@ -267,7 +268,7 @@ class AffectedTables:
 
     def _by_groups(self, name: str, days: tuple[str, ...]) -> pa.Table:
         self._check_views(days)
-        groups = Groups(_PAIR, [self._new["transport"]])
+        groups = Groups(_PAIR, [self._new_events["transport"]])
         events = silver.transports(
             self._lake.frame(self._events("transport", days, groups=groups), event_schema("transport"))
         )
@@ -287,7 +288,7 @@ class AffectedTables:
             # More was dropped than received, and the difference is not stored.
             raise WholeDays
         schema = self._lake.table("gold", name).schema
-        events = self._lake.frame(self._new["transport"], event_schema("transport"))
+        events = self._lake.frame(self._new_events["transport"], event_schema("transport"))
         wanted = F.col("dt").cast("string").isin(list(days))
         return _collect(
             _SUMS_OF[name](self._lake.frame(stored, schema), silver.transports(events).where(wanted)), schema

@@ -175,7 +175,7 @@ def _utc(time: datetime) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def _when(time: datetime) -> str:
+def _time_text(time: datetime) -> str:
     return f"{time:%-d %b %H:%M}"
 
 
@@ -183,7 +183,7 @@ def _day(day: date) -> str:
     return f"{day:%-d %b}"
 
 
-def _long(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     for size, name in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
@@ -199,11 +199,11 @@ def _down(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
     gone = [row for row in boots if row["ended"] == "silent" and row["next_at"] is None]
     for row in sorted(gone, key=lambda row: row["last_at"], reverse=True):
         if newest - row["last_at"] <= timedelta(FORGOTTEN_DAYS):
-            text = f"{row['role']} is silent since {_when(row['last_at'])}, for "
+            text = f"{row['role']} is silent since {_time_text(row['last_at'])}, for "
             if _seconds(now, newest) > OLD_SECONDS:  # Nothing is known of the time since the newest event.
-                text += f"{_long(_seconds(newest, row['last_at']))} until the newest event"
+                text += f"{_duration(_seconds(newest, row['last_at']))} until the newest event"
             else:
-                text += _long(_seconds(now, row["last_at"]))
+                text += _duration(_seconds(now, row["last_at"]))
             yield Finding(Urgency.NOW, "silent", row["producer"], text + lost_with([row]), "Servers")
 
 
@@ -244,7 +244,8 @@ def _crashed(boots: Sequence[Row], sessions: Sequence[Row], newest: date) -> Ite
     for (producer, role), rows in sorted(ends.items(), key=lambda item: -len(item[1])):
         down = sum(row["down_seconds"] or 0 for row in rows)
         times = "" if len(rows) == 1 else f" {len(rows)} times, the last"
-        text = f"{role} crashed{times} at {_when(max(row['last_at'] for row in rows))}; was down for {_long(down)}"
+        newest = _time_text(max(row["last_at"] for row in rows))
+        text = f"{role} crashed{times} at {newest}; was down for {_duration(down)}"
         if lost[producer]:
             text += f", {lost[producer]} sessions were lost"
         text += lost_with(rows)
@@ -356,13 +357,13 @@ def _attacks(actors: Sequence[Row], newest: date) -> Iterator[Finding]:
         if row["score"] >= ATTACK and row["last_day"] > newest - timedelta(RECENT_DAYS):
             numbers = {name: row[name] or 0 for name in ("targets", "refused", "posts", "requests")}
             deed = _DEEDS[row["kind"]].format(**numbers)
-            where = _at(row)
+            where = _places_text(row)
             text = f"{row['kind']}: {deed}, {where}, until {_day(row['last_day'])}; score {row['score']:,.0f}"
             urgency = Urgency.NOW if row["last_day"] == newest else Urgency.SOON  # SOON: the abuse is over
             yield Finding(urgency, row["kind"], row["who"] or UNNAMED, text, "Refusals")
 
 
-def _at(row: Row) -> str:
+def _places_text(row: Row) -> str:
     """Return a phrase for where an actor was seen, by the key or name of the producer that names the actor."""
     there = "discoveries" if row["kind"] in OF_DISCOVERY else "servers"
     most_at = row["most_at"] or UNNAMED
@@ -378,7 +379,7 @@ def _clocks(days: Sequence[Row], newest: date) -> Iterator[Finding]:
             worst[row["server"]] = max(worst.get(row["server"], row), row, key=lambda one: one["dt"])
     for server, row in worst.items():
         way = "ahead of" if row["skew_ms"] > 0 else "behind"
-        text = f"its clock was {_long(abs(row['skew_ms']) / 1000)} {way} discovery's on {_day(row['dt'])}"
+        text = f"its clock was {_duration(abs(row['skew_ms']) / 1000)} {way} discovery's on {_day(row['dt'])}"
         yield Finding(Urgency.SOON, "clock", server, text, "Servers")
 
 
@@ -405,7 +406,9 @@ def _missing(days: Sequence[Row]) -> Iterator[Finding]:
 def _old(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
     newest = max(row["last_at"] for row in boots)
     if _seconds(now, newest) > OLD_SECONDS:
-        text = f"the newest event is of {_when(newest)}: check that events are collected and that runs are scheduled"
+        text = (
+            f"the newest event is of {_time_text(newest)}: check that events are collected and that runs are scheduled"
+        )
         yield Finding(Urgency.NOW, "old", "", text, "Data")
 
 

@@ -156,7 +156,7 @@ def add_sums(stored: DataFrame, added: DataFrame) -> DataFrame:
     )
 
 
-def _whole() -> Column:
+def _is_whole() -> Column:
     """Return whether a bucket holds every number from its first to its last exactly once.
 
     The test compares count, sum and sum of squares with those of the complete range. A missing number together
@@ -177,7 +177,7 @@ def _whole() -> Column:
 
 def incomplete_sums(sums: DataFrame) -> DataFrame:
     """Return those rows of :func:`sums` in which numbers are missing, duplicated, or both."""
-    return sums.where(~_whole())
+    return sums.where(~_is_whole())
 
 
 def numbers(sums: DataFrame, rows: DataFrame | None, hint: Hint = F.broadcast) -> DataFrame:

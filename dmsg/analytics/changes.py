@@ -97,7 +97,7 @@ def days_around(days: Iterable[str]) -> list[str]:
     return sorted({str(date.fromisoformat(day) + timedelta(step)) for day in days for step in (-1, 0, 1)})
 
 
-def of_day(rows: pa.Table, day: str) -> pa.Table:
+def rows_of_day(rows: pa.Table, day: str) -> pa.Table:
     """Return the rows of a day."""
     return rows.filter(pc.equal(rows["dt"].cast(pa.date32()), pa.scalar(date.fromisoformat(day))))
 

@@ -70,7 +70,7 @@ def explain(store: Store, state: State, server: str, day: date) -> list[Section]
     ]
 
 
-def of_other_days(store: Store, state: State, server: str, day: date) -> set[date]:
+def other_crash_days(store: Store, state: State, server: str, day: date) -> set[date]:
     """Return the other days on which the server crashed, up to ``RECENT`` days before or after ``day``."""
     boots = store.gold("boot", state)
     ends = {boot["last_at"].date() for boot in boots if boot["producer"] == server and boot["ended"] == "crashed"}

@@ -49,7 +49,7 @@ def convert_files(spark: SparkSession, files: Sequence[tuple[Sealed, int]], targ
         tasks = max(context.defaultParallelism, sum(size for _, size in files) // GROUP_BYTES)
         groups = _groups(files, tasks)
         try:
-            rows = context.parallelize(groups, len(groups)).mapPartitions(partial(_of_partition, target))
+            rows = context.parallelize(groups, len(groups)).mapPartitions(partial(_convert_partition, target))
             found = rows.collect()
         except (PySparkException, Py4JError) as error:
             # A cluster's workers may lack Python, pyarrow or dmsg. What was written is not in the table's log.
@@ -73,7 +73,7 @@ def _converted(target: Target, files: list[Sealed]) -> list[Part | Sealed]:
     return list(convert(files, target))
 
 
-def _of_partition(target: Target, groups: list[list[Sealed]]) -> list[Part | Sealed]:
+def _convert_partition(target: Target, groups: list[list[Sealed]]) -> list[Part | Sealed]:
     """Convert the groups of a partition, in a Python worker of Spark."""
     import pyarrow as pa
 

@@ -151,14 +151,14 @@ class Pipeline:
         self,
         source: Source,
         every: str,
-        after: Callable[[Claim], object],
+        on_claim: Callable[[Claim], object],
         lock: AbstractContextManager[object],
         stop: Event,
     ) -> StreamingQuery:
         """Start a streaming query that writes new lines to bronze.
 
         :param every: interval between listings of the directory, as ``30 seconds``.
-        :param after: called after each batch, while the run holds its claim and ``lock``.
+        :param on_claim: called after each batch, while the run holds its claim and ``lock``.
         :param lock: serialises the batches of several streams of this process.
         :param stop: once set, the query no longer waits for another run to finish.
         """
@@ -179,7 +179,7 @@ class Pipeline:
             # Lock order: the lock of this process first, then the claim, as the caller of catch_up() does. In the other
             # order two streams could deadlock, each holding what the other waits for.
             with lock:
-                with self._turn(stop) as claim:
+                with self._wait_for_claim(stop) as claim:
                     self.lake.held = claim
                     state = self.lake.state()
                     if number <= state.batches.get(origin, -1):
@@ -192,7 +192,7 @@ class Pipeline:
                     if not self.lake.has_batch(origin, number):
                         rows = self._bronze_rows(batch, origin, number, now_ms, checked=source.checked)
                         self.lake.add_bronze(rows, origin, number)
-                    after(claim)
+                    on_claim(claim)
 
         writer = (
             lines.writeStream.foreachBatch(write)
@@ -201,13 +201,13 @@ class Pipeline:
         )
         return writer.trigger(processingTime=every).start()
 
-    def catch_up(self, after: Callable[[Claim], object]) -> None:
+    def run_claimed(self, on_claim: Callable[[Claim], object]) -> None:
         """Claim the right to write and call ``after`` with the claim; do nothing if another run is writing."""
         with suppress(TablesBusy), self.lake.claim() as claim:
             self.lake.held = claim
-            after(claim)
+            on_claim(claim)
 
-    def _turn(self, stop: Event) -> Claim:
+    def _wait_for_claim(self, stop: Event) -> Claim:
         """Claim the right to write; wait for another run up to :data:`PATIENCE` seconds, or until ``stop`` is set."""
         patience = time.monotonic() + PATIENCE
         while True:
@@ -227,7 +227,7 @@ class Pipeline:
         if not files:
             return
         number = self.lake.batch(source.name) + 1
-        parts, refused = self._converted(files, source, number)
+        parts, refused = self._convert(files, source, number)
         rows = None
         if refused:
             lines = self._lines("json", refused)
@@ -244,7 +244,7 @@ class Pipeline:
         reader = self.spark.read.options(**READ_OPTIONS, **AS_NAMED).format(kind)
         return open_files(reader.schema(RAW) if kind == "json" else reader, paths)
 
-    def _converted(self, files: list[Unread], source: Source, number: int) -> tuple[list[Part], list[str]]:
+    def _convert(self, files: list[Unread], source: Source, number: int) -> tuple[list[Part], list[str]]:
         """Convert with Arrow what it takes.
 
         :returns: the Parquet files, and the paths of the files that Spark has to read.
@@ -384,7 +384,7 @@ class Pipeline:
             problems = self._write_files(before, number, unread)
         torn = sum(problem is not None for problem in problems.values())
         taken = self._with_day_over(replace(taken, torn_files=torn), before)
-        return replace(taken, days=self._concerned(taken, before))
+        return replace(taken, days=self._days_to_refine(taken, before))
 
     def _with_day_over(self, taken: NewLines, before: State) -> NewLines:
         """Add the day that was the last until now, if it has sessions. Those that seemed open may be lost."""
@@ -398,7 +398,7 @@ class Pipeline:
         sessions = {*taken.changed.get("session", ()), last}
         return replace(taken, days=sorted({*taken.days, last}), changed={**taken.changed, "session": sessions})
 
-    def _concerned(self, taken: NewLines, before: State) -> list[str]:
+    def _days_to_refine(self, taken: NewLines, before: State) -> list[str]:
         """Return the days to refine, without those beside new events that the new events cannot change."""
         own = {day for some in taken.changed.values() for day in some}
         beside = [day for day in taken.days if day not in own]

@@ -89,8 +89,8 @@ class Lake(Store):
         parts = []
         if table.partitions:
             for day in pc.unique(rows["dt"]).to_pylist():
-                of_day = rows.filter(pc.equal(rows["dt"], day)).drop_columns(["dt"])
-                parts.append(write_part(files, of_day, directory, {"dt": str(day)}))
+                rows_of_day = rows.filter(pc.equal(rows["dt"], day)).drop_columns(["dt"])
+                parts.append(write_part(files, rows_of_day, directory, {"dt": str(day)}))
         elif rows.num_rows:
             parts.append(write_part(files, rows, directory, {}))
         replaces = None if more else {"dt": days} if table.partitions and days is not None else {}
@@ -159,9 +159,9 @@ class Lake(Store):
         return {directory + unquote(path).rpartition(directory)[2]: tuple(counts) for path, *counts in found}
 
     def _merge_small(self, table: Delta, least: int, may: Callable[[File], bool]) -> None:
-        table.merge_small(least, may, partial(self._merged, table))
+        table.merge_small(least, may, partial(self._merge_files, table))
 
-    def _merged(self, table: Delta, files: Sequence[File]) -> list[Part]:
+    def _merge_files(self, table: Delta, files: Sequence[File]) -> list[Part]:
         """Write the rows of small files to few files."""
         if self.held is not None:
             self.held.check()

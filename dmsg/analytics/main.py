@@ -93,13 +93,13 @@ def stream(
     receipts: str | None,
     out: str,
     every: str,
-    told: Callable[[RunOutcome], None],
+    on_outcome: Callable[[RunOutcome], None],
     stop: threading.Event,
     check: Callable[[], object] = lambda: None,
 ) -> None:
     """Read new files continuously and refine the tables after each batch, until ``stop`` is set.
 
-    :param told: called with the outcome of each refinement that changed the tables.
+    :param on_outcome: called with the outcome of each refinement that changed the tables.
     :param check: called about once a second; verifies new receipts.
     :raises SparkFailed: ``spark`` is a Spark Connect session.
     :raises LakeError: one of the streaming queries ended.
@@ -124,7 +124,7 @@ def stream(
             before = pipeline.lake.state()
             outcome = pipeline.refine(before, claim, [])
         if outcome.state.run != before.run:
-            told(outcome)
+            on_outcome(outcome)
 
     queries = [pipeline.follow(source, every, refine, one_at_a_time, stop) for source in sources(spool, receipts)]
     try:
@@ -132,7 +132,7 @@ def stream(
             check()
             if turns.due():
                 with one_at_a_time:
-                    pipeline.catch_up(refine)
+                    pipeline.run_claimed(refine)
             for query in queries:
                 if not query.isActive:
                     error = query.exception()

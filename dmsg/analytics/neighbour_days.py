@@ -75,8 +75,8 @@ def _near(storage: pafs.FileSystem, path: str, *, after: bool) -> pa.Array:
         names = [name for name in ("transport", "ts", "former") if name in file.schema_arrow.names]
         rows = file.read(names)
     times = rows["ts"].combine_chunks()
-    of_day = pc.subtract(times, pc.multiply(pc.divide(times, DAY_MS), DAY_MS))
-    counts = pc.less(of_day, MIDNIGHT_MS) if after else pc.greater_equal(of_day, DAY_MS - MIDNIGHT_MS)
+    rows_of_day = pc.subtract(times, pc.multiply(pc.divide(times, DAY_MS), DAY_MS))
+    counts = pc.less(rows_of_day, MIDNIGHT_MS) if after else pc.greater_equal(rows_of_day, DAY_MS - MIDNIGHT_MS)
     if "former" in names:
         # A receipt that was handed in after a restart may belong to any transport of the day beside.
         counts = pc.or_(counts, pc.fill_null(rows["former"].combine_chunks(), False))

@@ -81,11 +81,13 @@ def run_sql(store: Store, state: State, sql: str, rows: int) -> Answer:
             for name in wanted:
                 _define(connection, store, state, name)
             connection.execute("SET lock_configuration = true")
-            names, found = _interruptible(connection, lambda: _first(connection, sql, rows + 1))
+            names, found = _interruptible(connection, lambda: _fetch_first(connection, sql, rows + 1))
     return Answer(names, found[:rows], len(found) > rows)
 
 
-def _first(connection: duckdb.DuckDBPyConnection, sql: str, most: int) -> tuple[list[str], list[tuple[object, ...]]]:
+def _fetch_first(
+    connection: duckdb.DuckDBPyConnection, sql: str, most: int
+) -> tuple[list[str], list[tuple[object, ...]]]:
     """Run the query, and return the names of the columns and at most ``most`` rows."""
     # DuckDB's own rows would need pytz for points in time; Arrow's do not.
     reader = connection.sql(sql).to_arrow_reader(BATCH_ROWS)
@@ -153,7 +155,7 @@ def _bronze(store: Store, state: State, name: str) -> tuple[Delta, Sequence[File
     return table, [one for one in files if one.values["family"] == family and one.values["dt"] not in stored]
 
 
-def _own(store: Store, state: State, name: str) -> tuple[Delta, Sequence[File]]:
+def _table_files(store: Store, state: State, name: str) -> tuple[Delta, Sequence[File]]:
     """Return a table, and its files."""
     layer = _TABLES[name]
     table = store.table(layer, name)
@@ -165,14 +167,14 @@ def _files(store: Store, state: State, name: str) -> list[str]:
     """Return the paths of all files from which a table is read."""
     if not store.local:
         return []
-    parts = [_own(store, state, name), *([_bronze(store, state, name)] if name in VIEWS else [])]
+    parts = [_table_files(store, state, name), *([_bronze(store, state, name)] if name in VIEWS else [])]
     return [table.location(file) for table, files in parts for file in files]
 
 
 def _define(connection: duckdb.DuckDBPyConnection, store: Store, state: State, name: str) -> None:
     """Define a table for the query."""
     if store.local:
-        rows = _select(*_own(store, state, name))
+        rows = _select(*_table_files(store, state, name))
         if name in VIEWS:
             view = VIEWS[name].sql(name)
             # The views are written for delta-rs; these two functions of its dialect are all that DuckDB lacks.
@@ -181,7 +183,7 @@ def _define(connection: duckdb.DuckDBPyConnection, store: Store, state: State, n
             rows += f" UNION ALL BY NAME (WITH it AS ({_select(*_bronze(store, state, name))}) {view})"
         connection.execute(f'CREATE TEMP VIEW "{name}" AS {rows}')
         return
-    table, files = _own(store, state, name)
+    table, files = _table_files(store, state, name)
     sources = [*files, *(_bronze(store, state, name)[1] if name in VIEWS else [])]
     if sum(file.size for file in sources) > REMOTE_LIMIT:
         raise QueryError(

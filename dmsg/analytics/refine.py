@@ -16,7 +16,16 @@ from dmsg.analytics import bronze
 from dmsg.analytics.affected_rows import WholeDays
 from dmsg.analytics.affected_tables import TABLES, AffectedTables
 from dmsg.analytics.broadcasts import bounded
-from dmsg.analytics.changes import COMPARED_ROWS, ENDS, OBSERVED, Changes, are_equal, changed_ends, days_around, of_day
+from dmsg.analytics.changes import (
+    COMPARED_ROWS,
+    ENDS,
+    OBSERVED,
+    Changes,
+    are_equal,
+    changed_ends,
+    days_around,
+    rows_of_day,
+)
 from dmsg.analytics.lake import Lake, with_types
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.runs import Claim, State
@@ -257,7 +266,7 @@ class Refinement:
                 if are_equal(rows, stored):
                     return ()
             else:
-                days = [day for day in days if not are_equal(of_day(rows, day), of_day(stored, day))]
+                days = [day for day in days if not are_equal(rows_of_day(rows, day), rows_of_day(stored, day))]
                 if not days:
                     return ()
                 wanted = pa.array(days).cast(rows["dt"].type)

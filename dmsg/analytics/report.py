@@ -60,7 +60,7 @@ def _label(hour: tuple[date, int]) -> str:
     return f"{hour[0]:%d %b} {hour[1]:02d}h"
 
 
-def _anchor(title: str) -> str:
+def _anchor_of(title: str) -> str:
     return title.lower().replace(" ", "-")
 
 
@@ -69,7 +69,7 @@ def _attention(content: Content) -> str:
     for found in shorten_findings(content.attention):
         kind = word = found.urgency.word
         about = f"{short_name(found.about)} " if found.about else ""
-        place = f"<a href='#{_anchor(found.place)}'>{found.place}</a>"
+        place = f"<a href='#{_anchor_of(found.place)}'>{found.place}</a>"
         lines.append(f"<li><b class='{kind}'>{word}</b><span>{about}{escape(found.text)}</span>{place}</li>")
     body = f"<ul>{''.join(lines)}</ul>" if lines else "<p class='note'>Nothing.</p>"
     return f"<section id='attention'><h2>What needs attention</h2>{body}</section>"
@@ -308,7 +308,7 @@ def render(content: Content) -> str:
         _cards(content),
     ]
     for title, note, section in _SECTIONS:
-        head = f"<section id='{_anchor(title)}'><h2>{title}</h2><p class='note'>{note}</p>"
+        head = f"<section id='{_anchor_of(title)}'><h2>{title}</h2><p class='note'>{note}</p>"
         parts.append(f"{head}{section(content)}</section>")
     if content.cut:
         parts.append(

@@ -232,7 +232,7 @@ class Runs:
                 ago = (
                     f"{silent:.0f} s ago" if silent >= 0 else f"from a clock that is {-silent:.0f} s ahead of this one"
                 )
-                raise self._busy(f", last sign of life {ago}")
+                raise self._busy_error(f", last sign of life {ago}")
 
     def claim(self) -> Claim:
         """Claim the right to write.
@@ -245,9 +245,9 @@ class Runs:
             try:
                 table = DeltaTable.create(self._uri, Schema.from_arrow(_COLUMNS), configuration=_CONFIGURATION)
             except CommitFailedError:
-                raise self._busy() from None
+                raise self._busy_error() from None
             except DeltaError as error:
-                raise self._not_made(error) from None
+                raise self._creation_failed(error) from None
         self._check_free(rows)
         done = [row for row in rows if row.phase == DONE]
         number = max((row.run for row in done), default=0) + 1
@@ -255,12 +255,12 @@ class Runs:
         self.write(table, [*done, row])
         return Claim(self, row)
 
-    def _not_made(self, error: DeltaError) -> LakeError:
+    def _creation_failed(self, error: DeltaError) -> LakeError:
         if DeltaTable.is_deltatable(self._uri):
-            return self._busy()  # Another run created the table first.
+            return self._busy_error()  # Another run created the table first.
         return LakeError(f"there can be no tables in {self._root}: {str(error).splitlines()[0]}")
 
-    def _busy(self, more: str = "") -> TablesBusy:
+    def _busy_error(self, more: str = "") -> TablesBusy:
         return TablesBusy(f"another run writes to {self._root}{more}")
 
     def write(self, table: DeltaTable, rows: list[_Row]) -> None:
@@ -272,7 +272,7 @@ class Runs:
         try:
             write_deltalake(table, said, mode="overwrite", commit_properties=CommitProperties(max_commit_retries=0))
         except CommitFailedError:
-            raise self._busy() from None
+            raise self._busy_error() from None
         if table.version() % TIDY_AT == 0:
             table.vacuum(0, dry_run=False, enforce_retention_duration=False)
 
@@ -287,7 +287,7 @@ class Runs:
             raise self.taken_over()
         row = replace(own, at=int(self._clock() * 1000) if phase == BEGUN else own.at, phase=phase, said=said)
         kept = [*rows[:-1], *([] if forget else [row])]
-        self.write(table, _kept(kept) if phase == DONE else kept)
+        self.write(table, _runs_to_keep(kept) if phase == DONE else kept)
         return row
 
     def taken_over(self) -> LakeError:
@@ -308,7 +308,7 @@ class Runs:
         return found
 
 
-def _kept(rows: list[_Row]) -> list[_Row]:
+def _runs_to_keep(rows: list[_Row]) -> list[_Row]:
     """Return the finished runs to keep: the newest, the last of each day, and all of the last few minutes."""
     done = [row for row in rows if row.phase == DONE]
     newest = done[-1]

@@ -310,11 +310,11 @@ class _Writer:
         number = pc.divide(table["ts"], DAY_MS)
         days = pc.unique(number).to_pylist()
         for day in days:
-            of_day = table if len(days) == 1 else table.filter(pc.equal(number, day))
+            rows_of_day = table if len(days) == 1 else table.filter(pc.equal(number, day))
             for name, value in (("file", file.uri), ("origin", self._target.origin)):
-                of_day = of_day.append_column(name, _repeated(value, of_day.num_rows))
-            batch = pa.repeat(pa.scalar(self._target.batch, pa.int64()), of_day.num_rows)
-            self._parts.setdefault((family, day), []).append(of_day.append_column("batch", batch))
+                rows_of_day = rows_of_day.append_column(name, _repeated(value, rows_of_day.num_rows))
+            batch = pa.repeat(pa.scalar(self._target.batch, pa.int64()), rows_of_day.num_rows)
+            self._parts.setdefault((family, day), []).append(rows_of_day.append_column("batch", batch))
 
     def flush(self) -> Iterator[Part]:
         """Write the columns that are held."""

@@ -148,7 +148,7 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def _not_given(options: dict[str, str]) -> dict[str, str]:
+def _without_submitted(options: dict[str, str]) -> dict[str, str]:
     """Return the options without those that the user gave to spark-submit, which a builder would override."""
     SparkContext._ensure_initialized()  # noqa: SLF001  # PySpark has no other name for it
     given = dict(SparkConf().getAll())
@@ -186,7 +186,7 @@ def make_session(
         builder = builder.remote(master)
         options = {key: value for key, value in options.items() if key.startswith("spark.sql.")}
     elif submitted:
-        options = _not_given(options)
+        options = _without_submitted(options)
     else:
         java_home = find_java()
         os.environ["JAVA_HOME"] = str(java_home)

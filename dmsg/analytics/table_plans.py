@@ -68,8 +68,8 @@ def silver_tables(
 def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str], hint: Hint) -> DataFrame:
     """Compare the three counts of the transports of these days, including data just beyond midnight."""
     wanted = F.col("dt").cast("string").isin(list(days))
-    of_day = F.unix_millis("at") % DAY_MS
-    near = (of_day < MIDNIGHT_MS) | (of_day >= DAY_MS - MIDNIGHT_MS)
+    rows_of_day = F.unix_millis("at") % DAY_MS
+    near = (rows_of_day < MIDNIGHT_MS) | (rows_of_day >= DAY_MS - MIDNIGHT_MS)
     transports = transports.where(wanted | near)
     is_former = F.coalesce("former", F.lit(False))
     former = settlement.of_ends(receipts.where(is_former), transports, hint)

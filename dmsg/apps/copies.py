@@ -66,10 +66,10 @@ class Copy(Protocol):
         stops the client; otherwise the other side may not hear that everything has arrived.
     """
 
-    def __init__(self, name: str, started: Started) -> None:
+    def __init__(self, name: str, on_started: Started) -> None:
         self._name = name
         self.label = f"{name}: "
-        self._started = started
+        self._on_started = on_started
         self._progress: Callable[[int], None] | None = None
         self._size = 0
         self._inner: ParcelSender | ParcelReceiver | None = None
@@ -79,17 +79,17 @@ class Copy(Protocol):
 
     def _on_progress(self, done: int) -> None:
         if self._progress is None:
-            self._progress = self._started(self._name, self._size, done)
+            self._progress = self._on_started(self._name, self._size, done)
         self._progress(done)
 
     def _switch_protocol(self, inner: ParcelSender | ParcelReceiver, **message: object) -> None:
         """Send the request, and then act as one side of a parcel."""
         self.transport.write(encode(**message))  # type: ignore[union-attr]
         self._inner = inner
-        inner.done.addCallbacks(self._carried, self._failed)
+        inner.done.addCallbacks(self._parcel_done, self._failed)
         inner.makeConnection(self.transport)  # type: ignore[no-untyped-call]
 
-    def _carried(self, result: SentParcel | ReceivedParcel) -> None:
+    def _parcel_done(self, result: SentParcel | ReceivedParcel) -> None:
         if not self.done.called:
             self.done.callback(transfer_result(self._name, result))
 
@@ -146,31 +146,31 @@ class Put(Copy):
         source: Path,
         target: str,
         *,
-        started: Started = lambda name, size, offset: lambda done: None,
+        on_started: Started = lambda name, size, offset: lambda done: None,
         hidden: bool = False,
-        left_out: Callable[[WalkResult], object] = lambda walked: None,
+        on_left_out: Callable[[WalkResult], object] = lambda walked: None,
     ) -> None:
-        """:param left_out: callback invoked before anything is sent, with what was found and what of it is left out."""
-        super().__init__(source.resolve().name if source.name in ("", "..") else source.name, started)
+        """:param on_left_out: callback invoked before anything is sent, with what was found and what is left out."""
+        super().__init__(source.resolve().name if source.name in ("", "..") else source.name, on_started)
         self._hidden = hidden
-        self._left_out = left_out
+        self._on_left_out = on_left_out
         self._source = source
         directory, _, self._called = target.rpartition("/")
         self._directory = directory.rstrip("/") or ("/" if target.startswith("/") else "")
 
     def connectionMade(self) -> None:
         walking = deferToThread(walk, [self._source], hidden=self._hidden, called=self._called)
-        walking.addCallbacks(self._walked, self._not_walked)
+        walking.addCallbacks(self._walked, self._walk_failed)
 
     def _walked(self, walked: WalkResult) -> None:
         if self.done.called or self._loss is not None:
             return
-        self._left_out(walked)
+        self._on_left_out(walked)
         self._size = walked.checked.size
         sender = FilesSender(walked, progress=self._on_progress, refusal=REFUSED)
         self._switch_protocol(sender, op=PUT, path=self._directory)
 
-    def _not_walked(self, failure: Failure) -> None:
+    def _walk_failed(self, failure: Failure) -> None:
         if not self.done.called:
             self.done.errback(failure)
         if self._loss is None:
@@ -190,9 +190,9 @@ class Get(Copy):
         *,
         directories: bool = False,
         hidden: bool = False,
-        started: Started = lambda name, size, offset: lambda done: None,
+        on_started: Started = lambda name, size, offset: lambda done: None,
     ) -> None:
-        super().__init__(target.name, started)
+        super().__init__(target.name, on_started)
         self._source = source
         self._directories = directories
         self._place = Destination(target.parent, overwrite=True, hidden=hidden, copies=True)

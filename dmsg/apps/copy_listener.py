@@ -122,14 +122,14 @@ class CopyPeer(Protocol):
             raise TransferError(f"{path.name}: is not a regular file")
         self.transport.pauseProducing()  # type: ignore[union-attr]
         walking = deferToThread(walk, [path], hidden=self._hidden, base=base)
-        walking.addCallbacks(self._walked, self._not_walked)
+        walking.addCallbacks(self._walked, self._walk_failed)
 
     def _walked(self, walked: WalkResult) -> None:
         if not self.done.called:
             self.transport.resumeProducing()  # type: ignore[union-attr]
             self._switch_protocol(FilesSender(walked))
 
-    def _not_walked(self, failure: Failure) -> None:
+    def _walk_failed(self, failure: Failure) -> None:
         if not self.done.called:
             self.transport.resumeProducing()  # type: ignore[union-attr]
             # Peers must not learn where the directory is on this machine.
@@ -187,12 +187,12 @@ class CopyPeer(Protocol):
 
     def _switch_protocol(self, inner: ParcelSender | ParcelReceiver) -> None:
         self._inner = inner
-        inner.done.addCallbacks(self._carried, self._failed)
+        inner.done.addCallbacks(self._parcel_done, self._failed)
         inner.makeConnection(self.transport)  # type: ignore[no-untyped-call]
         if rest := self._messages.take_some(self._messages.held):
             inner.dataReceived(rest)
 
-    def _carried(self, result: SentParcel | ReceivedParcel) -> None:
+    def _parcel_done(self, result: SentParcel | ReceivedParcel) -> None:
         if not self.done.called:
             self.done.callback(transfer_result(self._path.name, result))
 

@@ -27,7 +27,7 @@ from dmsg.apps.partial_files import PART_SUFFIX
 from dmsg.apps.sources import Source, SourceChanged, open_regular
 from dmsg.apps.transfer import TransferError
 from dmsg.base.units import human_size
-from dmsg.net.threads import giving_way, in_thread
+from dmsg.net.threads import in_thread, paced
 
 MAX_RANGES = 16
 """Maximum number of ranges of a file in one answer."""
@@ -215,7 +215,7 @@ class Listing(Resource):
         rows = []
         own = own_files()
         with os.scandir(self._path) as found:
-            for one in giving_way(found):
+            for one in paced(found):
                 try:
                     one.name.encode()  # A name that is not UTF-8 cannot be requested by URL.
                     status = one.stat(follow_symlinks=False)
@@ -287,7 +287,7 @@ class Listing(Resource):
             mark = (" \u25bc" if down else " \u25b2") if column == by else ""
             heads.append(f'<th><a href="?sort={column}&amp;order={order}">{column}{mark}</a></th>')
         lines = [] if below == "/" else ['<tr><td><a href="../">../</a></td><td></td><td></td></tr>']
-        for row in giving_way(rows[:ROWS_LIMIT]):
+        for row in paced(rows[:ROWS_LIMIT]):
             slash = "/" if row.directory else ""
             link = f'<a href="./{html.escape(quote(row.name))}{slash}">{html.escape(row.name)}{slash}</a>'
             size = "" if row.directory else f'<span title="{row.size} bytes">{human_size(row.size)}</span>'

@@ -59,7 +59,7 @@ def umask() -> int:
     return found
 
 
-def there_is(name: str, at: int) -> os.stat_result | None:
+def find_replaced(name: str, at: int) -> os.stat_result | None:
     """Return the file that a copy replaces, or None.
 
     :param at: descriptor of the directory.

@@ -54,17 +54,17 @@ async def open_probe(
     key: PubKey,
     port: int | None,
     timeout: float,
-    seen: Callable[[str], None],
+    on_seen: Callable[[str], None],
     via: PubKey | None = None,
 ) -> StreamTransport:
     """Return the transport of a stream for measuring.
 
-    :param seen: callback invoked with the reason if the peer's program sees the stream, because the peer is too old.
+    :param on_seen: callback invoked with the reason if the peer's program sees the stream, because the peer is too old.
     """
     try:
         protocol = await client.probe(key, port, timeout=timeout, via=via)
     except PingUnavailable as error:
-        seen(f"{error}: its program sees this one")
+        on_seen(f"{error}: its program sees this one")
         protocol = await client.connect(key, Factory.forProtocol(Protocol), port or 0, timeout=timeout, via=via)
     return stream_of(protocol)
 

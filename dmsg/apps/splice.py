@@ -40,15 +40,15 @@ class SplicedConnection(Protocol):
     _writing_ended = False
 
     def __init__(
-        self, connected: Callable[[SplicedConnection], None] | None = None, on_lost: Callable[[], None] | None = None
+        self, on_connected: Callable[[SplicedConnection], None] | None = None, on_lost: Callable[[], None] | None = None
     ) -> None:
-        self._connected = connected
+        self._on_connected = on_connected
         self._on_lost = on_lost
         self.loss: Failure | None = None
 
     def connectionMade(self) -> None:
-        if self._connected is not None:
-            self._connected(self)
+        if self._on_connected is not None:
+            self._on_connected(self)
 
     def dataReceived(self, data: bytes) -> None:
         if self.partner is not None and self.partner.transport is not None:
@@ -164,12 +164,12 @@ class SpliceFactory(Factory):
         connect: Callable[[IProtocolFactory], Deferred[IProtocol]],
         *,
         allowed: Callable[[IAddress], bool] = lambda address: True,
-        failed: Callable[[Failure], None] = lambda failure: None,
+        on_failed: Callable[[Failure], None] = lambda failure: None,
         max_joints: int = MAX_SPLICES,
     ) -> None:
         self._connect = connect
         self.admits = self._allowed = allowed
-        self._failed = failed
+        self._on_failed = on_failed
         self._max = max_joints
         self._halves: dict[SplicedConnection, None] = {}
         self.total = 0
@@ -208,13 +208,13 @@ class SpliceFactory(Factory):
     def _incoming(self, connection: SplicedConnection) -> None:
         transport = transport_of(connection)
         transport.pauseProducing()
-        dial(connection, self._connect, self._failed)
+        dial(connection, self._connect, self._on_failed)
 
 
 def dial(
     one: SplicedConnection,
     connect: Callable[[IProtocolFactory], Deferred[IProtocol]],
-    failed: Callable[[Failure], None],
+    on_failed: Callable[[Failure], None],
 ) -> None:
     """Open the other connection for ``one``, which is paused, and splice the two."""
     two = SplicedConnection()
@@ -226,7 +226,7 @@ def dial(
 
     def not_connected(failure: Failure) -> None:
         if not failure.check(CancelledError):
-            failed(failure)
+            on_failed(failure)
         if one.loss is None and one.transport is not None:
             one.transport.abortConnection()  # type: ignore[attr-defined]
 

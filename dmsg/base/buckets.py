@@ -60,7 +60,7 @@ class RateLimit:
         left = []
         wait = 0.0
         for name, factor in self._blocks(address):
-            tokens = self._left(name, factor, now)
+            tokens = self._tokens_left(name, factor, now)
             left.append((name, tokens))
             if tokens < 1.0:
                 wait = max(wait, (1.0 - tokens) / (self._rate * factor))
@@ -77,16 +77,18 @@ class RateLimit:
             return 0.0
         wait = 0.0
         for name, factor in self._blocks(address):
-            left = max(-self._burst * factor, self._left(name, factor, now) - requests)
+            left = max(-self._burst * factor, self._tokens_left(name, factor, now) - requests)
             self._keep(name, left, now)
             wait = max(wait, -left / (self._rate * factor))
         return wait
 
     def is_exhausted(self, address: str, now: float) -> bool:
         """Whether the limit has no request left."""
-        return bool(self._rate) and any(self._left(name, factor, now) < 1.0 for name, factor in self._blocks(address))
+        return bool(self._rate) and any(
+            self._tokens_left(name, factor, now) < 1.0 for name, factor in self._blocks(address)
+        )
 
-    def _left(self, name: str, factor: int, now: float) -> float:
+    def _tokens_left(self, name: str, factor: int, now: float) -> float:
         tokens, since = self._buckets.get(name, (self._burst * factor, now))
         return min(self._burst * factor, tokens + (now - since) * self._rate * factor)
 

@@ -42,8 +42,8 @@ class StreamProtocol(Protocol):
     :ivar may_write: whether the stream accepts more data.
     """
 
-    def __init__(self, opened: Callable[[StreamProtocol], object] = lambda protocol: None) -> None:
-        self._opened = opened
+    def __init__(self, on_opened: Callable[[StreamProtocol], object] = lambda protocol: None) -> None:
+        self._on_opened = on_opened
         self.changed = threading.Condition()
         self.unread: deque[bytes] = deque()
         self.size = 0
@@ -53,7 +53,7 @@ class StreamProtocol(Protocol):
 
     def connectionMade(self) -> None:
         stream_of(self).registerProducer(self, True)
-        self._opened(self)
+        self._on_opened(self)
 
     def dataReceived(self, data: bytes) -> None:
         with self.changed:

@@ -38,7 +38,7 @@ def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSetti
         settings = replace(settings, discovery=found.discovery)
     if not able:
         return settings.with_own_key() if named == found.key else settings
-    return replace(settings, agent=found) if mine and _suits(settings, found) else settings
+    return replace(settings, agent=found) if mine and _is_suitable(settings, found) else settings
 
 
 def ask_agent(agent: FoundAgent, request: dict[str, object], patience: float) -> Iterator[Answer]:
@@ -64,7 +64,7 @@ def key_in(path: str | None) -> PubKey | None:
     return None
 
 
-def _suits(settings: ClientSettings, found: FoundAgent) -> bool:
+def _is_suitable(settings: ClientSettings, found: FoundAgent) -> bool:
     """Whether the settings ask for nothing that the agent's connections may not have."""
     usual = (ServerChoice(), RESUME_TIMEOUT, False, False)
     asked = (settings.choice, settings.resume_timeout, settings.receipts, settings.share)

@@ -77,7 +77,7 @@ class ClientSettings:
         if self.agent is not None:
             from dmsg.agent.client import AgentClient
 
-            return cast("Client", AgentClient(reactor, self.agent, this_command(), warned=notice))
+            return cast("Client", AgentClient(reactor, self.agent, this_command(), on_warning=notice))
         from dmsg.v2019.client import Client
 
         return Client(
@@ -88,5 +88,5 @@ class ClientSettings:
             encryption=self.encryption,
             resume_timeout=self.resume_timeout,
             receipts=self.receipts,
-            warned=notice,
+            on_warning=notice,
         )

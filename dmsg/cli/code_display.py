@@ -38,7 +38,7 @@ async def show_code(
     :param on_agreed: called with the agreement of each peer.
     """
 
-    def told_wrong(left: int) -> None:
+    def report_wrong_guess(left: int) -> None:
         notice(f"somebody tried a wrong code; after {left} more wrong tries this code is used up")
 
     offered = await rendezvous.offer_code(
@@ -48,8 +48,8 @@ async def show_code(
         receivers=receivers,
         expires=expires,
         on_agreed=on_agreed,
-        wrong_guess=told_wrong,
-        warned=notice,
+        on_wrong_guess=report_wrong_guess,
+        on_warning=notice,
     )
     tell(f"code: {offered.code}", code=str(offered.code))
     if show_qr:

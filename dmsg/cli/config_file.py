@@ -69,10 +69,10 @@ def read_config() -> dict[str, object]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
     for name, value in content.items():
-        if not isinstance(value, dict) and _spelled(name) not in (*NETWORK, NAMES):
-            raise ConfigError(f"{_where(path, text, name)}: there is no setting {name!r} for all commands")
+        if not isinstance(value, dict) and _option_name(name) not in (*NETWORK, NAMES):
+            raise ConfigError(f"{_find_line(path, text, name)}: there is no setting {name!r} for all commands")
     if NAMES in content and not isinstance(content[NAMES], str):
-        raise ConfigError(f"{_where(path, text, NAMES)}: names must be a text")
+        raise ConfigError(f"{_find_line(path, text, NAMES)}: names must be a text")
     return content
 
 
@@ -90,7 +90,7 @@ def check_tables(content: dict[str, object], commands: Sequence[str]) -> None:
 def use_names(content: dict[str, object]) -> None:
     """Use the address book that the file names, unless the environment names another."""
     if NAMES in content and not os.environ.get("DMSG_NAMES"):
-        os.environ["DMSG_NAMES"] = _expanded(cast(str, content[NAMES]))
+        os.environ["DMSG_NAMES"] = _expand_home(cast(str, content[NAMES]))
 
 
 def defaults_of(command: click.Command, path: Sequence[str], content: dict[str, object]) -> dict[str, object]:
@@ -108,21 +108,21 @@ def defaults_of(command: click.Command, path: Sequence[str], content: dict[str, 
         table = table.get(name, {}) if isinstance(table, dict) else {}
     found: dict[str, object] = {}
     for name, value in content.items():
-        if not isinstance(value, dict) and _spelled(name) in options:
-            option = options[_spelled(name)]
+        if not isinstance(value, dict) and _option_name(name) in options:
+            option = options[_option_name(name)]
             found[option.name or ""] = _value_of(option, name, value)
     for name, value in table.items() if isinstance(table, dict) and path else ():
         if isinstance(value, dict):
             continue
-        named = options.get(_spelled(name))
+        named = options.get(_option_name(name))
         if named is None or not named.expose_value:
-            where = _where(config_path(), config_path().read_text(), name)
-            raise ConfigError(f"{where}: dmsg {' '.join(path)} has no option --{_spelled(name)}")
+            where = _find_line(config_path(), config_path().read_text(), name)
+            raise ConfigError(f"{where}: dmsg {' '.join(path)} has no option --{_option_name(name)}")
         found[named.name or ""] = _value_of(named, name, value)
     return found
 
 
-def _spelled(name: str) -> str:
+def _option_name(name: str) -> str:
     return name.replace("_", "-")
 
 
@@ -155,14 +155,14 @@ def _value(name: str, value: object) -> object:
         return [_value(name, one) for one in value]
     if not isinstance(value, str | int | float | bool):
         raise ConfigError(f"{config_path()}: {name} must be a text, a number, true, false, or a list of these")
-    return _expanded(value) if isinstance(value, str) else value
+    return _expand_home(value) if isinstance(value, str) else value
 
 
-def _expanded(text: str) -> str:
+def _expand_home(text: str) -> str:
     return os.path.expanduser(text) if text.startswith("~/") else text
 
 
-def _where(path: Path, text: str, name: str) -> str:
+def _find_line(path: Path, text: str, name: str) -> str:
     pattern = re.compile(rf"^\s*[\"']?{re.escape(name)}[\"']?\s*=")
     line = next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 0)
     return f"{path}, line {line}" if line else str(path)

@@ -254,7 +254,7 @@ def _clock(all_: Examination, url: str, response: IResponse, asked_at: float, to
 
 
 async def _network(reactor: Reactor, all_: Examination, urls: Sequence[str], servers: Sequence[Entry]) -> None:
-    asking, answering = (Client(reactor, SecKey.generate(), list(urls), warned=lambda text: None) for _ in range(2))
+    asking, answering = (Client(reactor, SecKey.generate(), list(urls), on_warning=lambda text: None) for _ in range(2))
     for client in (asking, answering):
         client.startService()
     try:

@@ -61,7 +61,7 @@ def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-def _common() -> list[click.Option]:
+def _shared_options() -> list[click.Option]:
     flag = partial(click.Option, is_flag=True, expose_value=False, is_eager=True)
     return [
         flag(["--json"], callback=_set_json, help="Print results as JSON, one object per line."),
@@ -94,7 +94,7 @@ class Command(_Described):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         taken = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
-        for option in _common():
+        for option in _shared_options():
             opts = [name for name in option.opts if name not in taken]
             if any(name.startswith("--") for name in opts):
                 option.opts = opts
@@ -176,7 +176,7 @@ class Group(_Described, click.Group):
         super().__init__(*args, **options)
         if self.invoke_without_command:
             taken = {name for param in self.params for name in param.opts}
-            self.params += [option for option in _common() if not taken & set(option.opts)]
+            self.params += [option for option in _shared_options() if not taken & set(option.opts)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each command with its whole first sentence."""

@@ -73,9 +73,9 @@ class DelegatedClient(Service, Generic[SessionT]):
         server_feature: str,
         advertise_visits: bool = False,
         random: Random | None = None,
-        warned: Callable[[str], None] = log_warning,
+        on_warning: Callable[[str], None] = log_warning,
     ) -> None:
-        """:param warned: called with each warning for the person who runs this client, once per text."""
+        """:param on_warning: called with each warning for the person who runs this client, once per text."""
         self._reactor = reactor
         self._key = key
         self._server_feature = server_feature
@@ -95,8 +95,8 @@ class DelegatedClient(Service, Generic[SessionT]):
             key_shared=self._key_shared,
             migrate=self._migrate,
             advertise_visits=advertise_visits,
-            failed=self._discovery_failed,
-            changed=self._servers_changed,
+            on_failure=self._discovery_failed,
+            on_change=self._servers_changed,
         )
         self._set = ServerSet(reactor, self._lookups, self._random, choice, uses)
         self._publisher = EntryPublisher(
@@ -107,9 +107,9 @@ class DelegatedClient(Service, Generic[SessionT]):
             self._discovery_failed,
             self._random,
             features=features,
-            warned=self._warn,
+            on_warning=self._warn,
         )
-        self._warned = warned
+        self._on_warning = on_warning
         self._warnings: set[str] = set()
         self._waiting: set[Deferred[None]] = set()
         """Deferreds of :meth:`when_online` and :meth:`when_published` that have a timeout."""
@@ -298,7 +298,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         # Texts may contain what a server or another program has sent, so their number is bounded.
         if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
             self._warnings.add(text)
-            self._warned(text)
+            self._on_warning(text)
 
     # --- connecting ---
 

@@ -88,7 +88,7 @@ class _ServiceEndpoint(Generic[SessionT]):
 class ServerLink(Generic[SessionT]):
     """Connection to one server, which is re-established when it is lost.
 
-    :param changed: called when the session starts or ends.
+    :param on_change: called when the session starts or ends.
     :param on_lost: called with the link and the number of failed tries in a row.
     :ivar session: current session, or None.
     """
@@ -100,7 +100,7 @@ class ServerLink(Generic[SessionT]):
         endpoint: SessionOpener[SessionT],
         random: Random,
         *,
-        changed: Callable[[ServerLink[SessionT]], None],
+        on_change: Callable[[ServerLink[SessionT]], None],
         on_lost: Callable[[ServerLink[SessionT], int], None],
     ) -> None:
         self.server = server
@@ -119,7 +119,7 @@ class ServerLink(Generic[SessionT]):
         """Whether the server announced that it is leaving."""
         self._reactor = reactor
         self._random = random
-        self._changed = changed
+        self._on_change = on_change
         self._on_lost = on_lost
         self._service = ClientService(
             _ServiceEndpoint(self, endpoint),
@@ -163,15 +163,15 @@ class ServerLink(Generic[SessionT]):
     def up_soon(self, session: SessionT) -> None:
         """Announce the session in the next turn."""
         # The session may be lost before that turn; it must not be announced then.
-        self._reactor.callLater(0, lambda: None if session.lost.called else self._up(session))
+        self._reactor.callLater(0, lambda: None if session.lost.called else self._session_up(session))
 
-    def _up(self, session: SessionT) -> None:
+    def _session_up(self, session: SessionT) -> None:
         self.session = session
         self.failures = 0
         self.leaving = False
-        self._changed(self)
+        self._on_change(self)
 
     def down(self) -> None:
         """Note that the session has ended."""
         self.session = None
-        self._changed(self)
+        self._on_change(self)

@@ -56,12 +56,12 @@ class Groups:
         """
         members = self.members(group)
         if not members:
-            raise UnknownName(f"{_shown(group)} has no members")
+            raise UnknownName(f"{_with_mark(group)} has no members")
         try:
             found = {self._names.find(one): one for one in reversed(members)}
             return {key.text if one == str(key) else one: key for key, one in reversed(found.items())}
         except UnknownName as error:
-            raise UnknownName(f"{_shown(group)}: {error}") from None
+            raise UnknownName(f"{_with_mark(group)}: {error}") from None
 
     def members(self, group: str) -> tuple[str, ...]:
         """Return the members of one group.
@@ -70,7 +70,7 @@ class Groups:
         """
         found = self.all().get(_plain(group))
         if found is None:
-            raise UnknownName(f"there is no group {_shown(group)} in {self.path}")
+            raise UnknownName(f"there is no group {_with_mark(group)} in {self.path}")
         return found
 
     def add(self, group: str, members: tuple[str, ...]) -> None:
@@ -98,7 +98,7 @@ class Groups:
         with changing_book(self.path):
             groups, there = self.all(), self.members(group)
             if not gone <= set(there):
-                raise UnknownName(f"{', '.join(sorted(gone - set(there)))}: not in {_shown(group)}")
+                raise UnknownName(f"{', '.join(sorted(gone - set(there)))}: not in {_with_mark(group)}")
             if gone:
                 groups[name] = tuple(one for one in there if one not in gone)
             else:
@@ -127,7 +127,7 @@ def _plain(group: str) -> str:
     return group.removeprefix(MARK).lower()
 
 
-def _shown(group: str) -> str:
+def _with_mark(group: str) -> str:
     return f"{MARK}{_plain(group)}"
 
 

@@ -36,8 +36,8 @@ class EntryPublisher:
 
     :param delegated: returns the connected servers as hexadecimal keys, in order.
     :param features: features that the entry offers (True) or withdraws (False).
-    :param failed: called with the error of a failed POST, which is repeated with a growing delay.
-    :param warned: called with a warning if another program posts the entry of the same key.
+    :param on_failure: called with the error of a failed POST, which is repeated with a growing delay.
+    :param on_warning: called with a warning if another program posts the entry of the same key.
     :ivar published: servers in the last accepted POST; None before the first.
     """
 
@@ -47,20 +47,20 @@ class EntryPublisher:
         lookups: Lookups,
         key: SecKey,
         delegated: Callable[[], tuple[str, ...]],
-        failed: Callable[[DiscoveryError], None],
+        on_failure: Callable[[DiscoveryError], None],
         random: Random,
         *,
         features: Mapping[str, bool],
-        warned: Callable[[str], None] = lambda text: None,
+        on_warning: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._reactor = reactor
         self._lookups = lookups
         self._key = key
         self._delegated = delegated
-        self._failed = failed
+        self._on_failure = on_failure
         self._random = random
         self._features = {**features, REFRESH: True}
-        self._warned = warned
+        self._on_warning = on_warning
         self._contest = KeyConflict(reactor.seconds)
         self._failures = 0
         self._publishing = RetryLoop(
@@ -138,7 +138,7 @@ class EntryPublisher:
             await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
         except DiscoveryError as error:
             self._failures += 1
-            self._failed(error)
+            self._on_failure(error)
             self.published = None
             return retry_delay(self._failures, self._random)
         self._failures = 0
@@ -178,7 +178,7 @@ class EntryPublisher:
             return bool(self._reactor.seconds() - self._posted_at >= REFRESH_EVERY)
         if not self._lookups.is_posted_here(entry) and entry.client != ClientMeta(delegated):
             given_up = self._contest.lost()
-            self._warned(
+            self._on_warning(
                 "another program with the same key has replaced its entry in discovery"
                 + (f"; not posted again for {CONFLICT_TIME / 60:.0f} minutes" if given_up else "; posted again")
                 + ": stop one of them, or give it a key of its own"

@@ -63,8 +63,8 @@ class ServerUses(Generic[SessionT]):
     :ivar key_shared: called with the address of another program that is connected with this client's key.
     :ivar migrate: called with each stream that should move to another server.
     :ivar advertise_visits: whether others can reach this client through visited servers, too, while the visit lasts.
-    :ivar failed: called with the error when discovery could not be asked for servers.
-    :ivar changed: called when the sessions through which others reach this client have changed.
+    :ivar on_failure: called with the error when discovery could not be asked for servers.
+    :ivar on_change: called when the sessions through which others reach this client have changed.
     """
 
     opener: Callable[[Entry], SessionOpener[SessionT]]
@@ -73,8 +73,8 @@ class ServerUses(Generic[SessionT]):
     key_shared: Callable[[str], None] = lambda address: None
     migrate: Callable[[StreamTransport], None] = lambda stream: None
     advertise_visits: bool = False
-    failed: Callable[[DiscoveryError], None] = lambda error: None
-    changed: Callable[[], None] = lambda: None
+    on_failure: Callable[[DiscoveryError], None] = lambda error: None
+    on_change: Callable[[], None] = lambda: None
 
 
 class ServerSet(Generic[SessionT]):
@@ -177,7 +177,7 @@ class ServerSet(Generic[SessionT]):
         self.links.clear()
         for session in list(self._visited.values()):
             call_isolated(session.close)
-            ends.append(_done_with(session.lost))
+            ends.append(_fire_after(session.lost))
         for visiting in list(self._visiting.values()):
             visiting.cancel()
         await DeferredList(ends, consumeErrors=True)
@@ -198,7 +198,7 @@ class ServerSet(Generic[SessionT]):
         """
         # Jitter, because clients that lost the same server would otherwise keep asking in step.
         delay = CHECK_INTERVAL * self._random.uniform(1 - JITTER, 1 + JITTER)
-        good = self._good()
+        good = self._good_links()
         missing = self._min_servers - len(good)
         if missing <= 0 and not self._only and not any(link.carries for link in good):
             missing = 1  # Seek a server that carries what the present ones do not.
@@ -224,7 +224,7 @@ class ServerSet(Generic[SessionT]):
                 self._failures = 0
         self._drop_surplus()
         self._close_idle_visits()
-        self._uses.changed()
+        self._uses.on_change()
         return delay
 
     def _drop_moved(self, entry: Entry) -> None:
@@ -243,7 +243,7 @@ class ServerSet(Generic[SessionT]):
                 del self.links[entry.key]
                 link.stop()
 
-    def _good(self) -> list[ServerLink[SessionT]]:
+    def _good_links(self) -> list[ServerLink[SessionT]]:
         """Return the links to keep: they work, or have not failed too often, and are not slow."""
         measured = [s.round_trip for link in self.links.values() if (s := link.session) and s.round_trip is not None]
         # A server is slow only in comparison with others: on a slow network all are.
@@ -274,7 +274,7 @@ class ServerSet(Generic[SessionT]):
             except DiscoveryError as error:
                 # Known servers are tried all the same, so clients survive an outage of discovery.
                 self.last_error = str(error)
-                self._uses.failed(error)
+                self._uses.on_failure(error)
             # The order of discovery's list would bring all clients to the same servers.
             self._random.shuffle(entries)
         known = {entry.key: entry for entry in entries}
@@ -307,7 +307,7 @@ class ServerSet(Generic[SessionT]):
             self._avoid[entry.key] = self._reactor.seconds() + AVOID_FOR
             return False
         link = ServerLink(
-            self._reactor, entry.key, endpoint, self._random, changed=self._link_changed, on_lost=self._link_away
+            self._reactor, entry.key, endpoint, self._random, on_change=self._link_changed, on_lost=self._link_away
         )
         link.carries = self._uses.carries(entry)
         link.entry = entry
@@ -328,7 +328,7 @@ class ServerSet(Generic[SessionT]):
 
         A server that still carries streams stays until they have moved.
         """
-        here = [link for link in self._good() if link.session is not None]
+        here = [link for link in self._good_links() if link.session is not None]
         if len(here) < self._min_servers:
             return
         preferred = {*self._only, *self._prefer}
@@ -361,11 +361,11 @@ class ServerSet(Generic[SessionT]):
         if link.session is not None:
             self.last_error = ""
             self._remember(link)
-            self._welcome(link.session)
+            self._adopt_session(link.session)
             self._drop_surplus()
         else:
             self.search_soon(0.1)
-        self._uses.changed()
+        self._uses.on_change()
 
     def _remember(self, link: ServerLink[SessionT]) -> None:
         if link.entry is not None:
@@ -381,7 +381,7 @@ class ServerSet(Generic[SessionT]):
 
     # --- a server that leaves ---
 
-    def _welcome(self, session: SessionT) -> None:
+    def _adopt_session(self, session: SessionT) -> None:
         session.keeper = self
 
     def key_shared(self, address: str) -> None:
@@ -402,7 +402,7 @@ class ServerSet(Generic[SessionT]):
             self._hints = [server for server in servers if server != session.server][:MAX_HINTS]
             self._hints_until = now + HINTS_FOR
         self.search_soon(0)
-        self._uses.changed()
+        self._uses.on_change()
         for stream in session.streams:
             self._uses.migrate(stream)
 
@@ -418,15 +418,15 @@ class ServerSet(Generic[SessionT]):
             session.close()
             raise DmsgError("the client is stopped")
         self._visited[server] = session
-        self._welcome(session)
+        self._adopt_session(session)
 
         def lost(_: None) -> None:
             self._visited.pop(server, None)
-            self._uses.changed()
+            self._uses.on_change()
 
         session.lost.addCallback(lost)
         if self._uses.advertise_visits:
-            self._uses.changed()
+            self._uses.on_change()
         return session
 
     def _close_idle_visits(self) -> None:
@@ -442,7 +442,7 @@ def _is_full(entry: Entry) -> bool:
     return entry.server is not None and entry.server.available_connections <= 0
 
 
-def _done_with(deferred: Deferred[None]) -> Deferred[None]:
+def _fire_after(deferred: Deferred[None]) -> Deferred[None]:
     done: Deferred[None] = Deferred()
 
     def fire(result: None) -> None:

@@ -113,7 +113,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
             return
         if answer.kind is Kind.SEND:
             file, self._file = self._file, None
-            FileSender().beginFileTransfer(file, self.transport, self._passed).addErrback(self._not_sent)
+            FileSender().beginFileTransfer(file, self.transport, self._passed).addErrback(self._send_failed)
             return
         answered, self._answered = self._answered, None
         self._file = None
@@ -127,7 +127,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         self.resetTimeout()  # type: ignore[no-untyped-call]
         return data
 
-    def _not_sent(self, failure: Failure) -> None:
+    def _send_failed(self, failure: Failure) -> None:
         if failure.check(OSError, ValueError):
             self._end(SendError(f"the file cannot be read: {failure.value}"))
         # Any other error means that the stream has ended; connectionLost reports the reason.
@@ -160,7 +160,7 @@ class SpoolSender(Service):
     :param collector: the collector's key and port.
     :param discovery: called when files wait to be sent. Returns the discovery to find collector and servers with:
         URLs, or a Lookups.
-    :param warned: called with a line of text when files wait or are refused.
+    :param on_warning: called with a line of text when files wait or are refused.
     :ivar sent: counts of the sent files.
     """
 
@@ -175,7 +175,7 @@ class SpoolSender(Service):
         *,
         sent: SentCounts | None = None,
         random: Random | None = None,
-        warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text),
+        on_warning: Callable[[str], None] = lambda text: _log.warn("{text}", text=text),
     ) -> None:
         """Load or create the sender's key.
 
@@ -192,7 +192,7 @@ class SpoolSender(Service):
         self._lock: KeyLock | None = None
         self._stream: SenderProtocol | None = None
         self._refused: dict[str, float] = {}
-        self._warned = warned
+        self._on_warning = on_warning
         self._taking = self._is_stopped = False
         self._failures = 0
         self._under_way: Deferred[None] | None = None
@@ -294,7 +294,7 @@ class SpoolSender(Service):
         if isinstance(error, ConnectFailed) and error.attempts:
             why = f"{why}; is {self.key.public} on its list?"
         if self._log_throttle.suffix(type(error).__name__) is not None:
-            self._warned(f"{count} files of events could not be sent to the collector and wait: {why}")
+            self._on_warning(f"{count} files of events could not be sent to the collector and wait: {why}")
 
     def _waiting(self) -> list[Path]:
         now = self._reactor.seconds()
@@ -377,7 +377,7 @@ class SpoolSender(Service):
         """Skip this file for :data:`REFUSED_INTERVAL` seconds; others are sent meanwhile."""
         self._refused[path.name] = self._reactor.seconds() + REFUSED_INTERVAL
         if (more := self._log_throttle.suffix(reason)) is not None:
-            self._warned(f"{path.name} {reason}{more}")
+            self._on_warning(f"{path.name} {reason}{more}")
 
 
 def _offer_of(path: Path, file: BufferedReader) -> Offer | None:

@@ -11,7 +11,7 @@ from dmsg.collector.receiver import ReceiverFactory
 from dmsg.collector.store import Store
 from dmsg.keys import PubKey
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
-from dmsg.pages.process import of_process
+from dmsg.pages.process import process_facts
 
 VERSION = version("dmsg")
 SHOWN_SENDERS = 100
@@ -62,7 +62,7 @@ class CollectorStatus(StatusSource):
         status = health["status"]
         return [
             Fact("State", status, GOOD if status == "ok" else BAD, is_event=True),
-            *of_process(self._started),
+            *process_facts(self._started),
             Fact("Connected servers", str(health["servers"]), is_event=True),
             Fact("Senders with files", human_count(len(health["newest_file_seconds"]))),
             Fact("Files stored since the start", human_count(health["files"])),

@@ -18,9 +18,9 @@ class AckedEnd:
     """End of a channel that uses acknowledgements, or may have to.
 
     :param send: sends one message over the channel.
-    :param acknowledged: callback invoked with the ticket of the payload that the remote has acknowledged.
-    :param ready: callback invoked when another payload may be sent.
-    :param undecided: callback invoked when data wait and the remote has not shown whether it uses acknowledgements.
+    :param on_acknowledged: callback invoked with the ticket of the payload that the remote has acknowledged.
+    :param on_ready: callback invoked when another payload may be sent.
+    :param on_undecided: callback invoked when data wait and the remote has not shown whether it uses acknowledgements.
     :ivar decided: whether the remote is known to use acknowledgements.
     """
 
@@ -29,16 +29,16 @@ class AckedEnd:
         reactor: IReactorTime,
         decided: bool,
         send: Callable[[bytes], None],
-        acknowledged: Callable[[Ticket | None], None],
-        ready: Callable[[], None],
-        undecided: Callable[[], None],
+        on_acknowledged: Callable[[Ticket | None], None],
+        on_ready: Callable[[], None],
+        on_undecided: Callable[[], None],
     ) -> None:
         self._reactor = reactor
         self._layer = AckLayer()
         self._send = send
-        self._acknowledged = acknowledged
-        self._ready = ready
-        self._undecided = undecided
+        self._acknowledged = on_acknowledged
+        self._ready = on_ready
+        self._on_undecided = on_undecided
         self._ticket: Ticket | None = None
         self._free_at = 0.0
         self._payload_last = False
@@ -53,15 +53,15 @@ class AckedEnd:
         return self._layer.in_flight
 
     def may_send(self) -> bool:
-        """Whether a payload may be sent now; if not, ``ready`` or ``undecided`` is called later."""
+        """Whether a payload may be sent now; if not, ``on_ready`` or ``on_undecided`` is called later."""
         if not self.decided:
-            self._after("undecided", UNDECIDED_LIMIT, self._undecided)
+            self._start_timer("undecided", UNDECIDED_LIMIT, self._on_undecided)
             return False
         if self._layer.in_flight:
             return False
         wait = self._free_at - self._reactor.seconds()
         if wait > 0:
-            self._after("ready", wait, self._ready)
+            self._start_timer("ready", wait, self._ready)
             return False
         return True
 
@@ -118,14 +118,14 @@ class AckedEnd:
             # Acknowledgements wait at least until the next reactor turn, because an answer that the application
             # writes in this turn can carry them.
             wait = ACK_INTERVAL if self._layer.in_flight else max(0.0, self._free_at - self._reactor.seconds())
-            self._after("acks", wait, self._send_acks)
+            self._start_timer("acks", wait, self._send_acks)
 
     def _send_acks(self) -> None:
         if self._layer.due:
             self._send(self._layer.acknowledgements())
             self._payload_last = False
             self._free_at = self._reactor.seconds() + GAP
-            self._after("acks", GAP, self._send_acks)
+            self._start_timer("acks", GAP, self._send_acks)
 
     def flush(self) -> None:
         """Send all acknowledgements that are due at once, because the channel is about to be closed."""
@@ -133,7 +133,7 @@ class AckedEnd:
         while self._layer.due:
             self._send(self._layer.acknowledgements())
 
-    def _after(self, name: str, seconds: float, call: Callable[[], None]) -> None:
+    def _start_timer(self, name: str, seconds: float, call: Callable[[], None]) -> None:
         def fire() -> None:
             del self._timers[name]
             call()

@@ -61,10 +61,10 @@ class Client(DelegatedClient[ClientSession]):
         acks: Acks = None,
         two_ids: bool = False,
         random: Random | None = None,
-        warned: Callable[[str], None] = log_warning,
+        on_warning: Callable[[str], None] = log_warning,
         **options: Unpack[ServerChoiceOptions],
     ) -> None:
-        """:param warned: callback that gets each warning for the client's operator once; the default writes a log line.
+        """:param on_warning: callback for each new warning to the client's operator; by default it is logged.
 
         :raises ValueError: ``min_servers`` is out of range, or the profile has neither acknowledgements nor two ids.
         """
@@ -78,7 +78,7 @@ class Client(DelegatedClient[ClientSession]):
             server_feature=self.profile.feature,
             advertise_visits=True,
             random=random,
-            warned=warned,
+            on_warning=on_warning,
         )
         self._doorman = HandshakeLimits(reactor.seconds, self.factories.values)
 

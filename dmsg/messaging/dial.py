@@ -70,13 +70,13 @@ class SessionEndpoint:
         """Connect; fires with a session once the server has proved its key and accepted the client's."""
         started = self._reactor.seconds()
 
-        def make_link(make_user: MakeUser, failed: OnFailure) -> PlainLink:
+        def make_link(make_user: MakeUser, on_failure: OnFailure) -> PlainLink:
             return PlainLink(
                 self._reactor,
                 self._turn,
                 JSONHandshake(self._key, self._server, profile=self._dialect.profile),
                 make_user,
-                failed=failed,
+                on_failure=on_failure,
                 timeout=self._timeout,
             )
 

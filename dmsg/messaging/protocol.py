@@ -71,7 +71,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
             self._turn,
             self._handshake(),
             self._make_session,
-            failed=self._handshake_failed,
+            on_failure=self._handshake_failed,
             timeout=self._handshake_timeout,
             tuned=self.tuned,
         )

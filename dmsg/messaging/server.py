@@ -61,9 +61,9 @@ class Server(RelayServer):
             reactor, key, listen, factory, settings, mark=lambda version: with_feature(version, profile.feature)
         )
 
-    def _make_visit(self, make_user: MakeUser, failed: OnFailure) -> Link:
+    def _make_visit(self, make_user: MakeUser, on_failure: OnFailure) -> Link:
         handshake = JSONHandshake(self._key, self._key.public, profile=self.factory.profile)
-        return PlainLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, failed=failed)
+        return PlainLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, on_failure=on_failure)
 
     async def _leave(self) -> None:
         # The entry is withdrawn first; otherwise discovery would send new clients here while the old ones leave.

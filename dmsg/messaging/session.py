@@ -377,7 +377,7 @@ class ClientSession(Session):
         channel.user = stream
         channel.reports_messages = acks is not False
         if acks is not False:
-            stream.expect_acks(acks is True, partial(self._send_message, channel), partial(self._undecided, stream))
+            stream.expect_acks(acks is True, partial(self._send_message, channel), partial(self._end_undecided, stream))
         return stream
 
     def _send_message(self, channel: ClientChannel, message: bytes) -> None:
@@ -386,7 +386,7 @@ class ClientSession(Session):
             self.core.send(channel, message)
             self.flush()
 
-    def _undecided(self, stream: ChannelStream) -> None:
+    def _end_undecided(self, stream: ChannelStream) -> None:
         """End a stream that has data to send to a remote that has not shown whether it uses acknowledgements."""
         self._end_now(stream.channel)
         self._end_stream(stream, CloseReason.ACKS_UNKNOWN)

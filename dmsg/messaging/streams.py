@@ -33,14 +33,14 @@ class ChannelStream(StreamTransport):
     acks: AckedEnd | None = None
     """Acknowledgement layer; None if the remote is known not to use acknowledgements."""
 
-    def expect_acks(self, known: bool, send: Callable[[bytes], None], undecided: Callable[[], None]) -> None:
+    def expect_acks(self, known: bool, send: Callable[[bytes], None], on_undecided: Callable[[], None]) -> None:
         """Add the acknowledgement layer.
 
         :param known: whether the remote certainly uses acknowledgements; otherwise its first message decides.
         """
         # Room for acknowledgements is reserved in every frame, even before the remote has shown that it needs them.
         self.max_frame -= OVERHEAD
-        self.acks = AckedEnd(self._reactor, known, send, self.acknowledged, self.window_opened, undecided)
+        self.acks = AckedEnd(self._reactor, known, send, self.acknowledged, self.window_opened, on_undecided)
 
     def understand(self, message: bytes) -> bytes | None:
         """Return the data in a message, or None if the message has none.

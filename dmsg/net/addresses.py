@@ -33,7 +33,7 @@ def is_host(text: str) -> bool:
     if _NAME.fullmatch(text):
         return True
     address, percent, zone = text.partition("%")
-    return ":" in address and literal(address) is not None and (not percent or bool(_ZONE.fullmatch(zone)))
+    return ":" in address and parse_ip(address) is not None and (not percent or bool(_ZONE.fullmatch(zone)))
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -55,7 +55,7 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, number
 
 
-def literal(host: str) -> Address | None:
+def parse_ip(host: str) -> Address | None:
     """Parse an IP address; an IPv4 address mapped into IPv6 is unmapped. Return None for a name."""
     try:
         found = ip_address(host.partition("%")[0])
@@ -72,7 +72,7 @@ def block_of(host: str, bits: int = IPV6_BLOCK) -> str:
 
     :param bits: prefix length of the block.
     """
-    found = literal(host)
+    found = parse_ip(host)
     if isinstance(found, IPv6Address):
         below = 128 - bits
         return f"{IPv6Address(int(found) >> below << below)}/{bits}"
@@ -97,7 +97,7 @@ def is_public(host: str) -> bool:
     """Return whether a text is a public IP address. A client with such an address is a stranger, never the operator's
     own reverse proxy.
     """
-    found = literal(host)
+    found = parse_ip(host)
     return found is not None and kind_of(found) == "public"
 
 

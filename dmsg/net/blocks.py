@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dmsg.base.bounded_tables import decrement
 from dmsg.base.priority_queue import PriorityQueue
-from dmsg.net.addresses import literal
+from dmsg.net.addresses import parse_ip
 
 WIDTHS_IPV6 = ((64, 1), (56, 4), (48, 8))
 """Prefix lengths of the blocks in which an IPv6 address counts, each with its factor."""
@@ -51,7 +51,7 @@ def blocks_of(host: str) -> tuple[Block, ...]:
         (the key at the end of a stream, a connection behind a proxy) counts as itself.
     """
     address, _, bits = host.partition("/")
-    found = literal(address) if "." in address or ":" in address else None
+    found = parse_ip(address) if "." in address or ":" in address else None
     if found is None:
         return (Block(host, 1),)
     size, widths = (128, WIDTHS_IPV6) if isinstance(found, IPv6Address) else (32, WIDTHS_IPV4)

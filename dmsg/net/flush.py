@@ -35,13 +35,13 @@ class TurnFlush:
     Streams are flushed first, because their frames leave with the links in the same turn.
     """
 
-    __slots__ = ("_at_end", "_began", "_links", "_measured", "_reactor", "_scheduled", "_streams")
+    __slots__ = ("_at_end", "_began", "_links", "_on_measured", "_reactor", "_scheduled", "_streams")
 
-    def __init__(self, reactor: IReactorTime, measured: Callable[[float], None] | None = None) -> None:
-        """:param measured: called with the seconds from the first object added in a turn to the end of writing."""
+    def __init__(self, reactor: IReactorTime, on_measured: Callable[[float], None] | None = None) -> None:
+        """:param on_measured: called with the seconds from the first object added in a turn to the end of writing."""
         self._reactor = reactor
         self._at_end = at_turn_end(reactor)
-        self._measured = measured
+        self._on_measured = on_measured
         self._began = 0.0
         self._links: list[Flushable] = []
         self._streams: list[Flushable] = []
@@ -61,7 +61,7 @@ class TurnFlush:
 
     def _schedule(self) -> None:
         self._scheduled = True
-        if self._measured is not None:
+        if self._on_measured is not None:
             self._began = self._reactor.seconds()
         self._at_end(self._run)
 
@@ -70,8 +70,8 @@ class TurnFlush:
         _flush_all(streams)
         links, self._links = self._links, []
         _flush_all(links)
-        if self._measured is not None:
-            self._measured(self._reactor.seconds() - self._began)
+        if self._on_measured is not None:
+            self._on_measured(self._reactor.seconds() - self._began)
             self._began = self._reactor.seconds()
         if self._streams or self._links:
             self._at_end(self._run)

@@ -69,9 +69,9 @@ class RetryLoop:
             if self._call.getTime() <= self._reactor.seconds() + delay:
                 return
             self._cancel()
-        self._call = self._reactor.callLater(delay, self._due)
+        self._call = self._reactor.callLater(delay, self._run_due)
 
-    def _due(self) -> None:
+    def _run_due(self) -> None:
         self._call = None
         self.now()
 

@@ -35,7 +35,7 @@ def in_thread(
     return deferToThreadPool(cast(IReactorFromThreads, reactor), pool(), act, *arguments, **options)
 
 
-def giving_way(items: Iterable[_T]) -> Iterator[_T]:
+def paced(items: Iterable[_T]) -> Iterator[_T]:
     """Iterate in a thread, and leave half of the time to the reactor's thread."""
     began = time.monotonic()
     for item in items:

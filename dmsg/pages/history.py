@@ -83,7 +83,7 @@ class History:
         return max(0.0, grown) / (self._times[-1] - self._times[-1 - over])
 
 
-def of_reason(name: str) -> str:
+def reason_number(name: str) -> str:
     """Return the name of the number that counts this reason."""
     return f"reason {name}"
 

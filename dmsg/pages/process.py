@@ -13,7 +13,7 @@ _BEGAN = monotonic()
 """Start time of this process, by the monotonic clock."""
 
 
-def of_process(started: float) -> list[Fact]:
+def process_facts(started: float) -> list[Fact]:
     """Return uptime, start time and memory of the process.
 
     :param started: Unix time of the start.

@@ -11,7 +11,7 @@ from twisted.web.template import Tag, flattenString, tags
 
 from dmsg.base.printable import printable
 from dmsg.pages.drawing import draw, spark, with_unit
-from dmsg.pages.history import History, of_reason
+from dmsg.pages.history import History, reason_number
 from dmsg.pages.model import Fact, Line, StatusSource, Table
 from dmsg.pages.recent_events import RecentEvents, worst_first
 
@@ -128,7 +128,7 @@ def _reasons(reasons: Mapping[str, float], samples: History) -> Tag:
     """Return a table of reasons: number since the start, present rate, and a sparkline of the last minutes."""
     rows = []
     for number, name in sorted(((number, name) for name, number in reasons.items() if number), reverse=True):
-        line = Line(name, of_reason(name), rate=True)
+        line = Line(name, reason_number(name), rate=True)
         now = samples.now(line)
         rows.append(
             tags.tr(

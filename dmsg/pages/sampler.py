@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.server import Request
 
 from dmsg.net.retry_loop import RetryLoop
-from dmsg.pages.history import History, of_reason
+from dmsg.pages.history import History, reason_number
 from dmsg.pages.model import StatusSource
 from dmsg.pages.recent_events import RecentEvents
 from dmsg.pages.rendering import Parts, flatten, parts
@@ -96,7 +96,7 @@ class Sampler:
         shown = self.source
         shown.refresh()
         reasons = shown.reasons()
-        counted = {of_reason(name): number for name, number in reasons.items() if number}
+        counted = {reason_number(name): number for name, number in reasons.items() if number}
         self.samples.add(self._reactor.seconds(), shown.numbers(), counted)
         self.happenings.update(self._wall(), shown.facts(), reasons)
         if self._watchers:

@@ -163,14 +163,14 @@ def _file(request: Request, name: str, kind: bytes) -> bytes:
     return (files("dmsg.pages") / name).read_bytes()
 
 
-def status_site(reactor: IReactorTime, pages: StatusPages, refused: Callable[[str], None]) -> GuardedFactory:
+def status_site(reactor: IReactorTime, pages: StatusPages, on_refused: Callable[[str], None]) -> GuardedFactory:
     """Return the site of the status port, protected because strangers may find it."""
     # Behind a proxy all clients share an address. The page and the metrics have separate rate limits, so that requests
     # for the page cannot keep Prometheus from its numbers.
     site = gated_site(
         pages.app.resource(),
         reactor,
-        refused,
+        on_refused,
         Requesters(reactor, STATUS_RATE, STATUS_BURST),
         max_body=0,
         posts=RateLimit(STATUS_RATE, STATUS_BURST, blocks_of),
@@ -178,5 +178,5 @@ def status_site(reactor: IReactorTime, pages: StatusPages, refused: Callable[[st
         independent=True,
     )
     return GuardedFactory(
-        site, reactor, limit=STATUS_CONNECTIONS, most_of_block=STATUS_CONNECTIONS // 2, refused=refused
+        site, reactor, limit=STATUS_CONNECTIONS, most_of_block=STATUS_CONNECTIONS // 2, on_refused=on_refused
     )

@@ -124,7 +124,7 @@ class RmbClient(Service):
             random or Random(),
             drops=self.drops,
             on_message=self._deliver,
-            rejected=self._rejected,
+            on_rejected=self._on_rejected,
         )
         self._handlers = Handlers(self._bus)
         self._calls: dict[str, tuple[int, Deferred[Reply]]] = {}
@@ -155,9 +155,9 @@ class RmbClient(Service):
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         self._starting = Deferred.fromCoroutine(self._start())
-        self._starting.addErrback(self._not_started)
+        self._starting.addErrback(self._start_failed)
 
-    def _not_started(self, failure: Failure) -> None:
+    def _start_failed(self, failure: Failure) -> None:
         if not failure.check(CancelledError) and not self.ready.called:
             self._could_not = failure
             self.ready.errback(failure)
@@ -309,7 +309,7 @@ class RmbClient(Service):
 
     # --- received messages ---
 
-    async def _rejected(self, rejected: MessageRejected) -> None:
+    async def _on_rejected(self, rejected: MessageRejected) -> None:
         _log.debug("a received message was dropped: {why}", why=str(rejected))
         if rejected.wants_answer is not None:
             code, request = rejected.wants_answer

@@ -201,14 +201,14 @@ class Admission:
         changed = [one.reload(force=force) for one in lists]
         return any(changed)
 
-    def watch(self, reactor: IReactorTime, changed: Callable[[], None]) -> None:
+    def watch(self, reactor: IReactorTime, on_change: Callable[[], None]) -> None:
         """Check the files periodically, and call ``changed`` when keys have changed."""
         if self.allow is None and self.deny is None:
             return
 
         def look_and_tell() -> None:
             if self.reload():
-                changed()
+                on_change()
 
         def look() -> None:
             # The next check is planned whatever this one raises: a server must not keep an old list for ever.

@@ -53,7 +53,7 @@ class LinkHoldings(MemoryWatch[Link]):
             block, *around = blocks_of(self._factory.counted_as(link))
             owner = (block.name, bytes(link.remote))
             yield Holding(owner, "queues", size, age, partial(link.abort, DropReason.MEMORY), tuple(around))
-        for link in self._factory.shaking:
+        for link in self._factory.handshaking_links:
             block, *around = blocks_of(self._factory.counted_as(link))
             age = self.now - link.made_at
             yield Holding((block.name,), "handshakes", HANDSHAKE_SIZE, age, link.evict, tuple(around))

@@ -91,7 +91,7 @@ class Registration:
     def start(self) -> None:
         """Register now, and refresh the entry from then on."""
         self._running = True
-        self._soon(0)
+        self._post_soon(0)
 
     def stop(self) -> None:
         """Stop posting."""
@@ -101,7 +101,7 @@ class Registration:
     def changed(self) -> None:
         """Post the number of free places if it has changed."""
         if self._available() != self._posted:
-            self._soon(CHANGE_DELAY)
+            self._post_soon(CHANGE_DELAY)
 
     async def others(self) -> list[PubKey]:
         """Return the other servers that have room, to which clients can go."""
@@ -128,7 +128,7 @@ class Registration:
         if self._lookups is not None:
             await self._lookups.close()
 
-    def _soon(self, delay: float) -> None:
+    def _post_soon(self, delay: float) -> None:
         if not self._running or self._lookups is None or self.address is None:
             return
         call = self._call
@@ -166,7 +166,7 @@ class Registration:
                 elif self._failures == 1:
                     # Programs wait for "registered in discovery" in the log, so this text must not contain it.
                     _log.warn("the server cannot register in discovery yet; retrying: {error}", error=str(result.value))
-                self._soon(retry_delay(self._failures, self._random))
+                self._post_soon(retry_delay(self._failures, self._random))
                 return
             if self._failures or self._posted is None:
                 _log.info("registered in discovery as {address}", address=self.address)
@@ -182,12 +182,12 @@ class Registration:
                     other=other,
                 )
                 if given_up:
-                    self._soon(CONFLICT_TIME)
+                    self._post_soon(CONFLICT_TIME)
                     return
             else:
                 self.shared_with = None
             # The number may have changed while the POST was under way.
-            self._soon(CHANGE_DELAY if self._available() != available else REFRESH_INTERVAL)
+            self._post_soon(CHANGE_DELAY if self._available() != available else REFRESH_INTERVAL)
 
         self._has_posted = True
         self._registering = self._lookups.update(self._key, make)

@@ -177,7 +177,7 @@ class RelayServer(ListeningService):
 
         return check_reachability(self._reactor, address, self._make_visit, self.settings.carriers).addBoth(looked)
 
-    def _make_visit(self, make_user: MakeUser, failed: OnFailure) -> Link:
+    def _make_visit(self, make_user: MakeUser, on_failure: OnFailure) -> Link:
         """Return a link of the family to this server itself."""
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from dmsg.base.units import human_count, human_size
 from dmsg.errors import DropReason
 from dmsg.pages.history import Growth, Quantiles, in_each
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
-from dmsg.pages.process import of_process
+from dmsg.pages.process import process_facts
 from dmsg.servers.admission import Admission
 from dmsg.servers.registration import Registration
 from dmsg.servers.relays import ServedPeer
@@ -103,7 +103,7 @@ class ServerStatus(StatusSource):
         admission = server.factory.admission
         facts = [
             Fact("State", status, GOOD if status == "ok" else BAD, is_event=True),
-            *of_process(server.started),
+            *process_facts(server.started),
             Fact("Clients", f"{connections:.0f} of {connections + free:.0f}"),
         ]
         if "transports" in gauges:

@@ -28,12 +28,12 @@ def reopen_at_signals(file: BaseLogFile) -> None:
     """Reopen ``file`` at each SIGUSR1; :func:`reopen_log_files` does so at SIGHUP."""
     _files.append(file)
 
-    def rotated(number: int, frame: object) -> None:
+    def is_rotated(number: int, frame: object) -> None:
         from twisted.internet import reactor
 
         cast(IReactorFromThreads, reactor).callFromThread(reopen_log_files)
 
-    signal.signal(signal.SIGUSR1, rotated)
+    signal.signal(signal.SIGUSR1, is_rotated)
 
 
 def reopen_log_files() -> None:

@@ -134,7 +134,7 @@ class _Reader:
         if digest in self.found.inputs or (only is not None and digest not in only):
             return
         days = set()
-        for number, data, reason in self._considered(text):
+        for number, data, reason in self._select_receipts(text):
             days.add(number)
             if number == self._high:
                 self._add(number, data, reason)
@@ -143,7 +143,7 @@ class _Reader:
         if days - {self._high}:
             self._earlier.append((digest, path))
 
-    def _considered(self, text: bytes) -> Iterator[tuple[int, bytes, str]]:
+    def _select_receipts(self, text: bytes) -> Iterator[tuple[int, bytes, str]]:
         for number, data, reason in _receipts(text):
             if self._low <= number <= self._high and (self._about is None or self._about in _names(data)):
                 yield number, data, reason
@@ -164,7 +164,7 @@ class _Reader:
             again, text = _read(path)
             if again != digest:
                 raise InputError(f"{path} has changed while it was read")
-            for number, data, reason in self._considered(text):
+            for number, data, reason in self._select_receipts(text):
                 known = self.of_day.get(data[_KEY])
                 if number < self._high and not reason and known is not None:
                     known[data] = min(number, known.get(data, number))

@@ -96,7 +96,7 @@ class RelayTelemetry:
                 "src": carried.source,
                 "dst": carried.target,
                 "secure": carried.secure,
-                **_took(now - carried.opened),
+                **_accept_time_fields(now - carried.opened),
             },
         )
 
@@ -128,7 +128,7 @@ class RelayTelemetry:
             self._receipts_due.ended(carried.identity, now)
         if carried.identity is not None and carried.accepted is not None:
             fields["transport"] = carried.identity.hex()
-            fields |= _took(carried.accepted - carried.opened)
+            fields |= _accept_time_fields(carried.accepted - carried.opened)
         self._telemetry.record("transport_close", fields)
 
     def progress(self, carried: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
@@ -199,7 +199,7 @@ class RelayTelemetry:
         return fields
 
 
-def _took(seconds: float) -> dict[str, int]:
+def _accept_time_fields(seconds: float) -> dict[str, int]:
     """Return the fields for the time from REQUEST to ACCEPT."""
     return {"accept_ms": round(seconds * 1000), "accept_us": round(seconds * 1_000_000)}
 

@@ -77,7 +77,7 @@ def check_line(
         if kind == "segment_end":
             return _written(row), None, ""
         if kind not in ("receipt", "receipt_checked"):
-            return _unreadable(line), None, ""
+            return _quarantine_line(line), None, ""
         text = row["receipt"] if kind == "receipt" else None
         row = {name: row[name] for name in _KEPT if name in row} | {"type": "receipt_checked"}
         try:
@@ -99,14 +99,14 @@ def check_line(
             row["delivered_out"], row["delivered_in"] = receipt.delivered_out, receipt.delivered_in
         return _written(row), "reason" not in row, str(row.get("reason", ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return _unreadable(line), None, ""
+        return _quarantine_line(line), None, ""
 
 
 def _written(row: Mapping[str, object]) -> bytes:
     return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _unreadable(line: bytes) -> bytes:
+def _quarantine_line(line: bytes) -> bytes:
     """Return a line that the pipeline keeps in quarantine."""
     return _NOT_READ + json.dumps(line[:SHOWN].decode(errors="replace")).encode() + b"\n"
 
@@ -133,7 +133,7 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms, *, processes: int
                 unknown.append(sealed.path)
                 size += sealed.size
         number = (os.cpu_count() or 1) if processes is None else processes
-        checks = _by_processes if number > 1 and size >= SMALL_BYTES else _here
+        checks = _by_processes if number > 1 and size >= SMALL_BYTES else _in_this_process
         for one in checks(unknown, partial(_check_file, target, names), number):
             if isinstance(one, _Unread):
                 listing.left[one.reason].add(one.path)
@@ -182,7 +182,7 @@ class _CheckedFile:
 _Check = Callable[[str], "_CheckedFile | _Unread"]
 
 
-def _here(paths: list[str], check: _Check, processes: int) -> Iterator[_CheckedFile | _Unread]:
+def _in_this_process(paths: list[str], check: _Check, processes: int) -> Iterator[_CheckedFile | _Unread]:
     return map(check, paths)
 
 

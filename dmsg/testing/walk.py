@@ -135,30 +135,30 @@ class Walk:
         hosts = list(self.lab.network.hosts)
         return [(one, two) for one in hosts for two in hosts if one < two and "discovery" not in (one, two)]
 
-    def _some_path(self) -> list[object]:
+    def _random_path(self) -> list[object]:
         one, two = self.random.choice(self._paths())
         network = self.lab.network
         return list(network.both_ways(network.host(one), network.host(two)))
 
     def _delay(self) -> None:
         seconds = self.random.choice((0.001, 0.02, 0.2))
-        for path in self._some_path():
+        for path in self._random_path():
             path.delay = seconds  # type: ignore[attr-defined]
 
     def _loss(self) -> None:
-        for path in self._some_path():
+        for path in self._random_path():
             path.loss = self.random.choice((0.0, 0.05, 0.3))  # type: ignore[attr-defined]
 
     def _reorder(self) -> None:
-        for path in self._some_path():
+        for path in self._random_path():
             path.reorder = self.random.choice((0.0, 0.2))  # type: ignore[attr-defined]
 
     def _bandwidth(self) -> None:
-        for path in self._some_path():
+        for path in self._random_path():
             path.rate = self.random.choice((0.0, 100_000.0, 1e6, 1e8))  # type: ignore[attr-defined]
 
     def _partition(self) -> None:
-        for path in self._some_path():
+        for path in self._random_path():
             path.cut_since = self.lab.clock.seconds()  # type: ignore[attr-defined]
 
     def _heal(self) -> None:

@@ -103,11 +103,11 @@ class Client(DelegatedClient[ClientSession]):
         resume_timeout: float = RESUME_TIMEOUT,
         receipts: bool = False,
         random: Random | None = None,
-        warned: Callable[[str], None] = log_warning,
+        on_warning: Callable[[str], None] = log_warning,
         memory: Memory | None = None,
         **options: Unpack[ServerChoiceOptions],
     ) -> None:
-        """:param warned: callback for each new warning to the person who runs this client; by default it is logged.
+        """:param on_warning: callback for each new warning to the person who runs this client; by default it is logged.
 
         :param memory: memory account that limits what the streams hold; None means that of all clients of the process.
 
@@ -122,7 +122,7 @@ class Client(DelegatedClient[ClientSession]):
             features=dict.fromkeys((FEATURE, PING_FEATURE, UPGRADE_FEATURE), self.encryption is not Encryption.OFF),
             server_feature=RELAY_FEATURE,
             random=random,
-            warned=warned,
+            on_warning=on_warning,
         )
         self._seen: dict[tuple[PubKey, str], None] = {}
         self._plain_servers: dict[PubKey, tuple[str, float]] = {}

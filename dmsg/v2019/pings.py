@@ -23,7 +23,7 @@ class Pings:
     """PINGs of one connection and their answers.
 
     :param send: sends a PING with the given payload: 8 random bytes and those of ``instance``.
-    :param stalled: callback invoked when the server did not answer a PING in time.
+    :param on_stalled: callback invoked when the server did not answer a PING in time.
     :param instance: 8 bytes by which a server tells two programs with one key apart, or none.
     :ivar round_trip: smoothed round trip to the server in seconds; None until the first measurement.
     :ivar known: whether the server is believed to support PING.
@@ -35,13 +35,13 @@ class Pings:
         self,
         reactor: IReactorTime,
         send: Callable[[bytes], None],
-        stalled: Callable[[], None],
+        on_stalled: Callable[[], None],
         instance: bytes = b"",
     ) -> None:
         self._instance = instance
         self._reactor = reactor
         self._send = send
-        self._stalled = stalled
+        self._on_stalled = on_stalled
         self._waiting: dict[bytes, tuple[float, Deferred[float]]] | None = {}
         self._timer: IDelayedCall | None = None
         self.round_trip: float | None = None
@@ -103,7 +103,7 @@ class Pings:
             if self._waiting is None:
                 return
             if isinstance(result, Failure):
-                self._stalled()
+                self._on_stalled()
             else:
                 self._timer = self._reactor.callLater(PING_INTERVAL, self._next)
 

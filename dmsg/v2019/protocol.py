@@ -182,7 +182,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
             self._turn,
             XKHandshake(self._key, ephemeral=self._ephemeral()),
             self._make_session,
-            failed=self._handshake_failed,
+            on_failure=self._handshake_failed,
             timeout=self._handshake_timeout,
             tuned=self.tuned,
         )

@@ -65,9 +65,9 @@ class Server(RelayServer):
             self.telemetry.start()
         super().startService()
 
-    def _make_visit(self, make_user: MakeUser, failed: OnFailure) -> Link:
+    def _make_visit(self, make_user: MakeUser, on_failure: OnFailure) -> Link:
         handshake = XKHandshake(self._key, self._key.public)
-        return RecordLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, failed=failed)
+        return RecordLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, on_failure=on_failure)
 
     async def _closed(self) -> None:
         if self.telemetry is not None:

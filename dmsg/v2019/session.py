@@ -105,7 +105,7 @@ class ClientSession(Session):
         super().__init__(turn, server, core, accept)
         self._incoming = Incoming(reactor, self, core, accept, streams)
         instance = streams.instance if streams is not None else b""
-        self.pings = Pings(reactor, self._send_ping, self._stalled, instance)
+        self.pings = Pings(reactor, self._send_ping, self._server_stalled, instance)
         self._outgoing = Outgoing(reactor, self, streams)
         self.open, self.reopen = self._outgoing.open, self._outgoing.reopen
         self._reading_requests: IDelayedCall | None = None
@@ -160,7 +160,7 @@ class ClientSession(Session):
         self.core.ping(name)
         self.flush()
 
-    def _stalled(self) -> None:
+    def _server_stalled(self) -> None:
         if self._link is not None:
             _log.info("server {server} does not answer pings: the connection is closed", server=self.server.short)
             self._link.abort(DropReason.STALLED)

@@ -68,7 +68,7 @@ class AgentCase(EntityCase):
     async def start_program(self) -> AgentClient:
         found = some(await deferToThread(find_agent, self.path))
         self.told: list[str] = []
-        program = AgentClient(reactor, found, "a test", warned=self.told.append)
+        program = AgentClient(reactor, found, "a test", on_warning=self.told.append)
         self.addCleanup(program.stopService)
         return program
 

@@ -15,7 +15,7 @@ from dmsg.analytics import explain, self_dealing
 from dmsg.analytics.schemas import DAY_MS
 from dmsg.analytics.self_dealing import AWAKE_HOURS, Dealing, judge, lines_of
 from dmsg.analytics.simulate import Network, Simulation
-from dmsg.analytics.simulate.ground_truth import befalls_servers
+from dmsg.analytics.simulate.ground_truth import server_anomalies
 from dmsg.analytics.simulate.traffic import receipt_lines
 from dmsg.analytics.store import Store
 from tests.analytics.spark_sql import PROGRAM
@@ -157,7 +157,7 @@ class PlantedTests(SynchronousTestCase):
     def check(self, seed: int) -> None:
         last = date(2026, 3, 10)
         simulation = Simulation(spark(), Network(3000, 13, 60, 2, seed, last))
-        planted = befalls_servers(13, last, 2)
+        planted = server_anomalies(13, last, 2)
         wanted = {(one.kind, one.about, one.day) for one in planted if one.kind in FLAGS.values()}
         self.assertEqual(len(wanted), 3)
         lines = receipt_lines(simulation.stage).toArrow()["value"].to_pylist()
@@ -165,8 +165,8 @@ class PlantedTests(SynchronousTestCase):
         found = set()
         for back in range(2):
             day = last - timedelta(back)
-            of_day = [row for row in rows if row["ts"] // DAY_MS == (day - date(1970, 1, 1)).days]
-            dealings = judged(pa.Table.from_pylist(of_day))
+            rows_of_day = [row for row in rows if row["ts"] // DAY_MS == (day - date(1970, 1, 1)).days]
+            dealings = judged(pa.Table.from_pylist(rows_of_day))
             self.assertEqual(len(dealings), 13)
             found |= {(FLAGS[flag], one.server, day) for one in dealings for flag in one.flags}
         self.assertEqual(found, wanted)

@@ -17,7 +17,7 @@ from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item
 from dmsg.apps.parcels.receiver import ParcelReceiver
 from dmsg.apps.parcels.walk import walk
 from dmsg.apps.parcels.wire import encode
-from dmsg.apps.paths import path_inside, there_is
+from dmsg.apps.paths import find_replaced, path_inside
 from dmsg.apps.sources import open_regular
 from dmsg.apps.transfer import TransferError
 from dmsg.keys import SecKey, write_key_file
@@ -65,7 +65,7 @@ class OwnFilesTests(HomeCase):
             self.assertRaises(OwnFile, open_regular, public / name, name)
             self.assertIn("is dmsg's own", str(self.assertRaises(TransferError, walk, [public / name])))
             self.assertRaises(OwnFile, check_target, name, self.at(public))
-            self.assertRaises(OwnFile, there_is, name, self.at(public))
+            self.assertRaises(OwnFile, find_replaced, name, self.at(public))
             self.assertRaises(OwnFile, Destination(public, overwrite=True).check, [(name, FILE)])
         (public / "poem").write_text("the bottom of a lake " * 3)  # words, and nobody's
         (public / "poem").chmod(0o600)

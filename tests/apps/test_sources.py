@@ -199,14 +199,14 @@ class CopyTests(ChangeCase):
     async def put(self, change: Callable[[Path], object], *, old: bool = False, tree: bool = False) -> list[Any]:
         peer = CopyPeer(reactor, self.there, writable=True)
         name, path = ("tree", self.inside) if tree else ("film", self.file)
-        putter = Put(self.here / name, name, started=self.started(path, change))
+        putter = Put(self.here / name, name, on_started=self.started(path, change))
         if old:
             self.know_no_pieces()
         return await self.carry(putter, peer)
 
     async def get(self, change: Callable[[Path], object], *, old: bool = False, tree: bool = False) -> list[Any]:
         name, path = ("tree", self.inside) if tree else ("film", self.file)
-        getter = Get(name, self.there / name, directories=tree, started=self.started(path, change))
+        getter = Get(name, self.there / name, directories=tree, on_started=self.started(path, change))
         if old:
             self.know_no_pieces()
         return await self.carry(getter, CopyPeer(reactor, self.here))

@@ -48,7 +48,7 @@ class SenderTests(SynchronousTestCase):
             self.spool,
             COLLECTOR,
             lambda: ["http://127.0.0.1:1"],
-            warned=self.warned.append,
+            on_warning=self.warned.append,
         )
         self.offered: list[str] = []
         self.answers: dict[str, Answer | None] = {}

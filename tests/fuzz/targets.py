@@ -13,7 +13,7 @@ from typing import Any
 
 from dmsg.apps.socks import SocksError, SocksRequest
 from dmsg.base.printable import printable
-from dmsg.discovery.entries.dialects import DIALECTS, decode, signed_one
+from dmsg.discovery.entries.dialects import DIALECTS, decode, find_signed_form
 from dmsg.discovery.entries.rules import decode_deletion
 from dmsg.errors import DmsgError, HandshakeError, KeyFormatError, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import PubKey, SecKey, Signature
@@ -22,7 +22,7 @@ from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.relay import Relay as MessagingRelay
 from dmsg.messaging.core.table import ClientConnection as MessagingClient
 from dmsg.messaging.core.wire import Profile
-from dmsg.net.addresses import block_of, forwarded_client, literal, parse_address
+from dmsg.net.addresses import block_of, forwarded_client, parse_address, parse_ip
 from dmsg.net.websocket import frames
 from dmsg.net.websocket.upgrade import plain_upgrade
 from dmsg.noise.records import MAX_RECORD, RecordOpener, RecordSealer
@@ -177,7 +177,7 @@ def entry(data: bytes) -> None:
             ways = dialect.decode(data)
             ways[0].validate()
             decode(ways[0].to_json())
-            signed_one(ways)
+            find_signed_form(ways)
     with suppress(DmsgError):
         decode_deletion(data)
 
@@ -227,7 +227,7 @@ def text(data: bytes) -> None:
     words = data.decode("utf-8", "surrogateescape")
     with suppress(DmsgError):
         parse_address(words)
-    literal(words)
+    parse_ip(words)
     block_of(words)
     forwarded_client(data)
     shown = printable(words)

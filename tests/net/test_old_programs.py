@@ -27,7 +27,7 @@ class OldServerTests(EntityCase):
         server.factory.relay.__class__ = OldRelay
         server.registration._mark = lambda version: mark
         server.registration._posted = None
-        server.registration._soon(0)
+        server.registration._post_soon(0)
 
         wanted = f'"version":"{mark}"'.encode()
         await self.until(lambda: wanted in self.entry_of(server._key.public.hex()))

@@ -139,6 +139,6 @@ class SiteTests(EntityCase):
         site = AiohttpThread()
         self.addCleanup(site.stop)
         endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", site.port)
-        exposed: Factory = SpliceFactory(endpoint.connect, failed=lambda failure: None)
+        exposed: Factory = SpliceFactory(endpoint.connect, on_failed=lambda failure: None)
         self.listen(exposed)
         await self.looked_at("127.0.0.1")

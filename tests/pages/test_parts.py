@@ -14,7 +14,7 @@ from dmsg.discovery.service.delegations import LASTS, MAX_CLIENTS, Delegations
 from dmsg.errors import DmsgError
 from dmsg.pages.access import Access, read_token
 from dmsg.pages.drawing import draw, with_unit
-from dmsg.pages.history import KEPT, MAX_NAMES, Growth, History, Quantiles, of_reason
+from dmsg.pages.history import KEPT, MAX_NAMES, Growth, History, Quantiles, reason_number
 from dmsg.pages.model import Chart, Fact, Line, Table
 from dmsg.pages.recent_events import KEPT as EVENTS_KEPT, RecentEvents
 from dmsg.pages.rendering import flatten, table
@@ -37,10 +37,10 @@ class HistoryTests(SynchronousTestCase):
 
     def test_a_new_counter_grows_from_zero(self) -> None:
         """What is refused for the first time is a growth from 0."""
-        samples, line = History(), Line("flood", of_reason("flood"), rate=True)
+        samples, line = History(), Line("flood", reason_number("flood"), rate=True)
         for at in (0.0, 2.0):
             samples.add(at, {})
-        samples.add(4.0, {}, {of_reason("flood"): 10.0})
+        samples.add(4.0, {}, {reason_number("flood"): 10.0})
         self.assertEqual(samples.points(line), [(2.0, 0.0), (0.0, 5.0)])
 
     def test_a_counter_that_starts_anew(self) -> None:

@@ -19,7 +19,7 @@ from dmsg.rmb.peer.files import FileUploads
 from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.session.seal import ReceivedMessage
-from dmsg.rmb.session.uplink import Uplink, dealt_with
+from dmsg.rmb.session.uplink import Uplink, report_outcome
 from dmsg.rmb.twins.address import Session
 from tests.rmb.relay.queue.test_sqlite import Watcher
 from tests.rmb.relay.test_delivery import FakeSocket
@@ -70,7 +70,7 @@ class TakingTests(SynchronousTestCase):
             if error is not None:
                 raise error
 
-        Deferred.fromCoroutine(dealt_with(taking(), said.append, drops)).addErrback(lambda _: None)
+        Deferred.fromCoroutine(report_outcome(taking(), said.append, drops)).addErrback(lambda _: None)
         return said, drops
 
     def test_failures_of_the_store_are_reported(self) -> None:

@@ -116,7 +116,7 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
     )
 
 
-def _near(one: Column, other: Column) -> Column:
+def _agree(one: Column, other: Column) -> Column:
     return F.abs(one - other) <= F.greatest(F.lit(LEAST_TOLERANCE), TOLERANCE * F.greatest(one, other))
 
 
@@ -164,7 +164,7 @@ def _direction(claim: str, sent: str, received: str, sender: int, receiver: int)
     behind = ~waited & on_its_way(sent, received)
     return _Direction(
         agreed=on_its_way(sent, received),
-        fits=(_near(told, got) | behind) & (_near(said, got) | (left & (said > got) & (said - got <= _window(told)))),
+        fits=(_agree(told, got) | behind) & (_agree(said, got) | (left & (said > got) & (said - got <= _window(told)))),
         sure=~left,
         word=got,
     )
@@ -212,21 +212,21 @@ def verdicts(words: DataFrame) -> DataFrame:
         .when(~one, "relay_only")
         .when(~both, "one_sided")
         .when(strangers, "conflict")
-        .when(_near(F.col("a_word"), F.col("b_word")) & _near(F.col("claimed"), F.col("credited")), "matched")
+        .when(_agree(F.col("a_word"), F.col("b_word")) & _agree(F.col("claimed"), F.col("credited")), "matched")
         .when(ways["relay_ab"].fits & ways["relay_ba"].fits, "cut")
         .otherwise("conflict"),
     )
-    agree = _near(F.col("a_word"), F.col("b_word"))
+    agree = _agree(F.col("a_word"), F.col("b_word"))
     larger = F.greatest("a_word", "b_word")
     word = (
         F.when(strangers, STRANGERS)
         .when(agree & (F.col("claimed") > F.col("credited")), "relay claims more than both ends")
         .when(agree, "relay claims less than both ends")
         .when(
-            _near(F.col("claimed"), larger) & (F.col("a_word") > F.col("b_word")),
+            _agree(F.col("claimed"), larger) & (F.col("a_word") > F.col("b_word")),
             "relay and initiator against responder",
         )
-        .when(_near(F.col("claimed"), larger), "relay and responder against initiator")
+        .when(_agree(F.col("claimed"), larger), "relay and responder against initiator")
         .otherwise("no two agree")
     )
     conflict = F.col("state") == "conflict"

@@ -48,7 +48,7 @@ def _hour_sums(transports: DataFrame) -> DataFrame:
     )
 
 
-def _of_hour_sums(sums: DataFrame) -> DataFrame:
+def _finish_hours(sums: DataFrame) -> DataFrame:
     handed_on = F.greatest(F.lit(0), F.col("data") - F.col("dropped_bytes"))
     return sums.withColumn("bytes", handed_on).select(*DAILY["traffic_hour"].schema.fieldNames())
 
@@ -58,7 +58,7 @@ def traffic_hour(transports: DataFrame) -> DataFrame:
 
     ``bytes`` are those handed on to the receiver; those taken from the sender and dropped are in ``dropped_bytes``.
     """
-    return _of_hour_sums(_hour_sums(transports))
+    return _finish_hours(_hour_sums(transports))
 
 
 def add_traffic_hour(hours: DataFrame, transports: DataFrame) -> DataFrame:
@@ -69,7 +69,7 @@ def add_traffic_hour(hours: DataFrame, transports: DataFrame) -> DataFrame:
     """
     stored = hours.withColumn("data", F.col("bytes") + F.col("dropped_bytes")).select(*_HOUR, *_OF_HOUR)
     both = stored.unionByName(_hour_sums(transports)).groupBy(*_HOUR).agg(*bounded_sums(*_OF_HOUR))
-    return _of_hour_sums(both)
+    return _finish_hours(both)
 
 
 def close_day(transports: DataFrame) -> DataFrame:

@@ -28,7 +28,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from dmsg.analytics.simulate.entities import discovery_lines, server_lines
-from dmsg.analytics.simulate.ground_truth import PlantedAnomaly, attackers, befalls_servers, crash, server_key
+from dmsg.analytics.simulate.ground_truth import PlantedAnomaly, attackers, crash, server_anomalies, server_key
 from dmsg.analytics.simulate.network import Network, Scenario
 from dmsg.analytics.simulate.traffic import receipt_lines, transport_lines
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SCHEMA_VERSION, SEGMENT_SUFFIX
@@ -50,7 +50,7 @@ class Simulation:
         network = self.network
         crashed = self.stage.plan().where("crashed").select("producer", "day").orderBy("day", "producer").collect()
         return [
-            *befalls_servers(network.servers, network.last_day, network.days),
+            *server_anomalies(network.servers, network.last_day, network.days),
             *(crash(row.producer, row.day, network.last_day, network.days) for row in crashed),
             *attackers(network.servers, network.last_day, network.days, fleet=network.fleet),
         ]

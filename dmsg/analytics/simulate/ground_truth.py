@@ -62,7 +62,7 @@ class PlantedAnomaly:
     day: date
 
 
-def befalls_servers(servers: int, last_day: date, days: int) -> list[PlantedAnomaly]:
+def server_anomalies(servers: int, last_day: date, days: int) -> list[PlantedAnomaly]:
     """Return the anomalies of servers chosen by rank. Crashes are drawn at random and not included."""
     kinds = {
         SLOW: "slow",

@@ -55,8 +55,8 @@ def offer_code(
     receivers: int = 1,
     expires: float | None = None,
     on_agreed: Callable[[CodeAgreement], object] = lambda agreed: None,
-    wrong_guess: Callable[[int], object] = lambda left: None,
-    warned: Callable[[str], object] = lambda text: _log.warn("{text}", text=text),
+    on_wrong_guess: Callable[[int], object] = lambda left: None,
+    on_warning: Callable[[str], object] = lambda text: _log.warn("{text}", text=text),
 ) -> Deferred[OfferedCode]:
     """Claim a nameplate, draw a code for it, and wait on port 25 of the client for the peers who know the code.
 
@@ -67,9 +67,9 @@ def offer_code(
     :param receivers: number of peers for whom the code is good, 1 to 100; each has a key agreement of its own.
     :param expires: seconds after which the code is good for nobody; None for no limit.
     :param on_agreed: called with the :class:`CodeAgreement` of each peer.
-    :param wrong_guess: called after each wrong code but the last, with the number of further wrong codes that end the
-        offer.
-    :param warned: called with a sentence if the nameplate may be lost, and the code with it.
+    :param on_wrong_guess: called after each wrong code but the last, with the number of further wrong codes that end
+        the offer.
+    :param on_warning: called with a sentence if the nameplate may be lost, and the code with it.
     :raises ValueError: ``words`` or ``receivers`` is out of bounds.
     :raises ~dmsg.DiscoveryError: no discovery gave a nameplate.
     :raises ~twisted.internet.error.CannotListenError: the client listens on port 25 already.
@@ -82,8 +82,8 @@ def offer_code(
     async def offer() -> OfferedCode:
         nameplate = await client.claim_nameplate()
         code = Code.make(nameplate.number, words)
-        factory = CodeFactory(reactor, code, wrong_guess, receivers=receivers, on_agreed=on_agreed)
-        offered = OfferedCode(reactor, code, factory, client.listen(factory, PORT), nameplate, warned)
+        factory = CodeFactory(reactor, code, on_wrong_guess, receivers=receivers, on_agreed=on_agreed)
+        offered = OfferedCode(reactor, code, factory, client.listen(factory, PORT), nameplate, on_warning)
         if expires is not None:
             expiry = reactor.callLater(expires, factory.expire)
             offered.agreed.addBoth(_cancelling, expiry)
@@ -109,12 +109,12 @@ class OfferedCode:
         factory: CodeFactory,
         listening: IListeningPort,
         nameplate: Nameplate,
-        warned: Callable[[str], object],
+        on_warning: Callable[[str], object],
     ) -> None:
         self._reactor = reactor
         self._listening = listening
         self._nameplate = nameplate
-        self._warned = warned
+        self._on_warning = on_warning
         self._renewing = Deferred.fromCoroutine(self._renew())
         self._renewing.addErrback(lambda _: None)  # The renewal ends by being cancelled.
         self.code = code
@@ -137,13 +137,13 @@ class OfferedCode:
             await deferLater(self._reactor, self._nameplate.renew_every)
             try:
                 if not await self._nameplate.renew():
-                    self._warned("discovery has given the number of this code to somebody else: make another code")
+                    self._on_warning("discovery has given the number of this code to somebody else: make another code")
                     return
                 failed = 0
             except DiscoveryError as error:
                 failed += 1
                 if failed == FAILURES_TOLD:
-                    self._warned(f"{error}; the code may be lost with it")
+                    self._on_warning(f"{error}; the code may be lost with it")
             except Exception:
                 _log.failure("unhandled error while the number of a code was renewed in discovery")
 

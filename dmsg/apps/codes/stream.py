@@ -202,7 +202,7 @@ class CodeFactory(Factory):
     Each peer has a key agreement of its own. Wrong guesses are counted for the code as a whole, and a right one gives
     none of them back: a code for many receivers is no easier to guess than a code for one.
 
-    :param told_wrong: callback invoked after each wrong guess but the last, with the number of guesses left.
+    :param on_wrong_guess: callback invoked after each wrong guess but the last, with the number of guesses left.
     :param receivers: number of peers for whom the code is good.
     :param on_agreed: callback invoked with each :class:`CodeAgreement`.
     :ivar agreed: Deferred that fires once, with the :class:`CodeAgreement` of the last of the receivers; fails with
@@ -216,14 +216,14 @@ class CodeFactory(Factory):
         self,
         reactor: IReactorTime,
         code: Code,
-        told_wrong: Callable[[int], object] = lambda left: None,
+        on_wrong_guess: Callable[[int], object] = lambda left: None,
         *,
         receivers: int = 1,
         on_agreed: Callable[[CodeAgreement], object] = lambda agreed: None,
     ) -> None:
         self._reactor = reactor
         self._code = code
-        self._told_wrong = told_wrong
+        self._on_wrong_guess = on_wrong_guess
         self._on_agreed = on_agreed
         self._running: dict[CodeEnd, float] = {}
         self._runs = Bucket(RUNS_BURST, reactor.seconds())
@@ -255,7 +255,7 @@ class CodeFactory(Factory):
                 return  # The peer has learnt nothing, because its own confirmation is compared first.
             self.tries -= 1
             if self.tries > 0:
-                self._told_wrong(self.tries)
+                self._on_wrong_guess(self.tries)
                 return
         else:
             self.receivers -= 1

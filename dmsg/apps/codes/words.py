@@ -88,7 +88,7 @@ class Code:
             raise CodeError(
                 f"{text[:80]!r} is not a code: a code has a number and at least three words, like {EXAMPLE}{older}"
             )
-        code = cls(int(number), tuple(_word(one) for one in words))
+        code = cls(int(number), tuple(_find_word(one) for one in words))
         if not code.fits:
             raise CodeError(
                 f"{text[:80]!r} is mistyped: its number and words do not match; it was not tried, so it is still valid"
@@ -148,7 +148,7 @@ def _as_typed(text: str) -> str:
     return "".join(plain).strip()
 
 
-def _word(text: str) -> str:
+def _find_word(text: str) -> str:
     words = word_list()
     at = bisect_left(words, text)
     if at < len(words) and (words[at] == text or (len(text) >= DISTINCT and words[at].startswith(text))):

@@ -18,7 +18,7 @@ from dmsg.apps.descriptors import Descent, make_private, new_file, open_ours, op
 from dmsg.apps.exposure import check_names, check_target
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Item, parts_of
 from dmsg.apps.partial_files import PART_SUFFIX, HeldPart, hold_part, part_name, take_away
-from dmsg.apps.paths import there_is, umask
+from dmsg.apps.paths import find_replaced, umask
 from dmsg.apps.sources import open_regular
 from dmsg.apps.transfer import TransferError
 from dmsg.directories import free_bytes
@@ -88,7 +88,7 @@ class Destination:
             except FileNotFoundError:
                 continue
             if kind == FILE and self._overwrite and self._copies:
-                there_is(name, at)
+                find_replaced(name, at)
             elif kind != FILE or not stat.S_ISREG(there.st_mode) or not (self._overwrite or self._copies):
                 raise _exists(name)
 
@@ -262,7 +262,7 @@ class Destination:
                 return
             mode = entry.mode & self._mask
             if self._copies and "/" not in entry.path:
-                before = there_is(entry.path, self._opened())
+                before = find_replaced(entry.path, self._opened())
                 if before is not None:  # A new mode must not give access to users who had none before.
                     mode = stat.S_IMODE(before.st_mode)
             os.fchmod(file.fileno(), mode)

@@ -51,19 +51,19 @@ def offer_of(message: dict[str, object]) -> Offer:
         return Offer("pipe", text=name)
     things, size, files = message.get("things"), message.get("size"), message.get("files")
     if kind == "files" and isinstance(things, list) and 0 < len(things) <= THINGS_LIMIT:
-        found = [thing_of(one) for one in things]
+        found = [parse_item(one) for one in things]
         entries = sum(files + directories for _, _, _, files, directories in found)
         if len({name for name, *_ in found}) == len(found) and entries <= ENTRIES_LIMIT:
             total, number = sum(one[2] for one in found), sum(one[3] for one in found)
             if (size, files) == (total, number):
                 return Offer("files", found, total, number)
     if kind is None and "name" in message:
-        file = thing_of({"kind": FILE, "files": 1, "directories": 0, "name": message["name"], "size": size})
+        file = parse_item({"kind": FILE, "files": 1, "directories": 0, "name": message["name"], "size": size})
         return Offer("files", [file], file[2], 1, of_0_1=True)
     raise TransferError("the offer is malformed")
 
 
-def thing_of(value: object) -> tuple[str, str, int, int, int]:
+def parse_item(value: object) -> tuple[str, str, int, int, int]:
     thing = value if isinstance(value, dict) else {}
     name, kind = thing.get("name"), thing.get("kind")
     numbers_of = [thing.get(one) for one in ("size", "files", "directories")]

@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from dmsg.apps.chunks import ChunkReader, digest_of
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item, decode_item
-from dmsg.apps.parcels.offers import Offer, offer_of, thing_of
+from dmsg.apps.parcels.offers import Offer, offer_of, parse_item
 from dmsg.apps.parcels.wire import (
     CHANGED_LIMIT,
     DIGEST_SIZE,
@@ -152,7 +152,7 @@ class ParcelReceiver(ParcelEnd):
         except TransferError as error:
             self._fail(error)
         except OSError as error:
-            self._fail(self._named(error))
+            self._fail(self._with_shown_name(error))
 
     def _wait(self, waiting: Deferred[_T], then: Callable[[_T], None]) -> None:
         """Pause reading until ``waiting`` fires, and then call ``then``."""
@@ -167,13 +167,13 @@ class ParcelReceiver(ParcelEnd):
             if isinstance(result, Failure):
                 error = result.value
                 if isinstance(error, OSError):
-                    error = self._named(error)
+                    error = self._with_shown_name(error)
                 self._fail(error if isinstance(error, TransferError) else TransferError(str(error)))
                 return
             try:
                 then(result)
             except OSError as error:
-                self._fail(self._named(error))
+                self._fail(self._with_shown_name(error))
                 return
             except TransferError as error:
                 self._fail(error)
@@ -294,7 +294,7 @@ class ParcelReceiver(ParcelEnd):
 
     def _check_destination(self) -> None:
         """Check that the manifest matches the accepted offer, and find out which parts exist already."""
-        if [thing_of(top) for top in self._checked.tops] != self._offer.things:
+        if [parse_item(top) for top in self._checked.tops] != self._offer.things:
             raise TransferError("the data differs from the offer")
         self._work(self._check_target(), self._on_destination_checked)
 
@@ -428,7 +428,7 @@ class ParcelReceiver(ParcelEnd):
 
     # --- the end ---
 
-    def _named(self, error: OSError) -> TransferError:
+    def _with_shown_name(self, error: OSError) -> TransferError:
         """Return the error of a file, with the name that the user knows."""
         name = Path(error.filename).name if isinstance(error.filename, str) else ""
         if not name or name.endswith(PART_SUFFIX):

@@ -174,11 +174,11 @@ class ParcelSender(ParcelEnd):
                 self._flow = None
                 transport.unregisterProducer()
             if isinstance(result, Failure) and not stopped:
-                self._broke(result)
+                self._sending_failed(result)
 
         flow.task.whenDone().addBoth(over)
 
-    def _broke(self, failure: Failure) -> None:
+    def _sending_failed(self, failure: Failure) -> None:
         error = failure.value
         if isinstance(error, OSError):
             error = TransferError(f"{error.filename or 'what is sent'}: {error.strerror}")

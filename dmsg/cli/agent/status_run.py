@@ -29,7 +29,7 @@ def show(answer: Answer) -> None:
         say(text)
     else:
         say(f"{name}  {text}" if len(name) + 2 + len(text) <= columns() else f"{name}\n{text}")
-    say(f"{answer['state']}, process {answer['pid']}, up for {_up(answer)}")
+    say(f"{answer['state']}, process {answer['pid']}, up for {_uptime(answer)}")
     servers = answer["servers"]
     say()
     _table(
@@ -57,7 +57,7 @@ def show(answer: Answer) -> None:
         [
             (
                 f"{'from' if one['incoming'] else 'to'} {_name(names, one['peer'])}:{one['port']}",
-                _way(names, one),
+                _path_text(names, one),
                 f"in {human_size(one['rate_in'])}/s",
                 f"out {human_size(one['rate_out'])}/s",
                 f"{human_size(one['bytes_in'])} and {human_size(one['bytes_out'])} in {human_time(one['seconds'])}",
@@ -100,7 +100,7 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
         say("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _way(names: AddressBook, one: Answer) -> str:
+def _path_text(names: AddressBook, one: Answer) -> str:
     if one["away"] is not None:
         return f"no way for {human_time(one['away'])}"
     kind = "" if one["secure"] else ", not encrypted"
@@ -129,6 +129,6 @@ def _name(names: AddressBook, key: str) -> str:
         return public.text
 
 
-def _up(answer: Answer) -> str:
+def _uptime(answer: Answer) -> str:
     """Return the text for the agent's uptime; an agent of an earlier version tells only its start time."""
     return human_time(answer.get("up_seconds", max(0.0, time.time() - answer["since"])))

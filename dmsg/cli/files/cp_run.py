@@ -119,7 +119,7 @@ def _putter(source: Path, path: str, hidden: bool) -> Make:
             say_left_out(walked)
         told.append(walked)
 
-    return lambda started: Put(source, path, started=started, hidden=hidden, left_out=left_out)
+    return lambda started: Put(source, path, on_started=started, hidden=hidden, on_left_out=left_out)
 
 
 def jobs_of(
@@ -152,10 +152,10 @@ def jobs_of(
         if (there is None) == (from_peer is None):
             raise WrongUse("SOURCE or TARGET must be at a peer: KEY:PATH or NAME:PATH")
         if there is not None:
-            job, becomes = _sent(source, *there, several=len(sources) > 1, recursive=recursive, hidden=hidden)
+            job, becomes = _plan_send(source, *there, several=len(sources) > 1, recursive=recursive, hidden=hidden)
         else:
             assert from_peer is not None
-            job, becomes = _fetched(
+            job, becomes = _plan_fetch(
                 source, *from_peer, target, several=len(sources) > 1, recursive=recursive, hidden=hidden
             )
         if becomes in made:
@@ -165,7 +165,9 @@ def jobs_of(
     return jobs
 
 
-def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: bool, hidden: bool) -> tuple[CopyJob, str]:
+def _plan_send(
+    source: str, peer: PubKey, path: str, *, several: bool, recursive: bool, hidden: bool
+) -> tuple[CopyJob, str]:
     """Return the copy of a local file or directory, and its remote name.
 
     :raises TransferError: it cannot be copied.
@@ -197,7 +199,7 @@ def check_name(display_name: str, name: str, *, hidden: bool) -> None:
         raise TransferError(f"{display_name}: its name begins with a dot; use --hidden to copy it")
 
 
-def _fetched(
+def _plan_fetch(
     source: str, peer: PubKey, path: str, target: str, *, several: bool, recursive: bool, hidden: bool
 ) -> tuple[CopyJob, str]:
     """Return the copy of a remote file or directory, and its local name.
@@ -224,7 +226,7 @@ def _fetched(
         raise TransferError(f"{local.parent}: there is no such directory")
 
     def make(started: Started) -> Copy:
-        return Get(path.rstrip("/"), local, directories=recursive, hidden=hidden, started=started)
+        return Get(path.rstrip("/"), local, directories=recursive, hidden=hidden, on_started=started)
 
     return CopyJob(peer, make), os.fspath(local)
 
@@ -285,7 +287,7 @@ async def copy_one(
                     if not reached:
                         raise ConnectFailed(f"{copier.label}{error}", key=getattr(error, "key", "")) from None
                     if away.is_given_up(busy=isinstance(error, CopyBusy)):
-                        raise CopyCut(f"{copier.label}{error}{away.where()}") from None
+                        raise CopyCut(f"{copier.label}{error}{away.resume_hint()}") from None
                 away.transport = None
                 await deferLater(reactor, RETRY_DELAY)
         finally:
@@ -324,7 +326,7 @@ class _CopyProgress:
         if offset and self._since is not None:
             self._say(f"{self._peer_name} is back, {name} goes on at {human_size(offset)} of {human_size(size)}")
         self._name, self._size, self._done = name, size, offset
-        self._back()
+        self._note_back()
         return self._on_progress
 
     def _on_progress(self, done: int) -> None:
@@ -332,9 +334,9 @@ class _CopyProgress:
         assert self._bar is not None
         self._progress.update(self._bar, completed=done)
         if self._since is not None:
-            self._back()
+            self._note_back()
 
-    def _back(self) -> None:
+    def _note_back(self) -> None:
         self._since, self._is_reported, self._is_busy = None, False, False
         if self._bar is not None:
             self._progress.update(self._bar, description=self._name)
@@ -351,7 +353,7 @@ class _CopyProgress:
             self._since = now
         return bool(now - self._since >= self._retry)
 
-    def where(self) -> str:
+    def resume_hint(self) -> str:
         """Return the text that says at which byte the same command would resume."""
         return (
             f"; the same command goes on at {human_size(self._done)} of {human_size(self._size)}" if self._done else ""

@@ -18,7 +18,7 @@ from dmsg.apps.parcels.sender import FilesSender, OldFileSender, ParcelSender, P
 from dmsg.apps.parcels.walk import WalkResult, walk
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
-from dmsg.cli.files.send_by_key import list_names, print_beside_bars, report, say_changed, say_left_out, were_there
+from dmsg.cli.files.send_by_key import list_names, print_beside_bars, report, resumed_text, say_changed, say_left_out
 from dmsg.cli.output import describe, notice, tell
 from dmsg.net.streams.transports import transport_of
 
@@ -108,7 +108,7 @@ class ParcelFactory:
         text = (
             f"sent {self.description}{to}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
         )
-        text += were_there(self.size - sent.size if self.size else 0)
+        text += resumed_text(self.size - sent.size if self.size else 0)
         tell(text, bytes=sent.size, seconds=sent.seconds, **fields)
         say_changed(sent.changed)
 
@@ -117,7 +117,7 @@ class ParcelFactory:
         fields = {**self.fields, "receiver": self.receiver, **({} if peer is None else {"peer": str(peer)})}
         size, rate = human_size(sent.size), human_size(sent.rate)
         text = f"sent {self.description} to {self.receiver}: {size} in {sent.seconds:.2f} s, {rate}/s"
-        text += were_there(self.size - sent.size if self.size else 0)
+        text += resumed_text(self.size - sent.size if self.size else 0)
         tell(text, bytes=sent.size, seconds=sent.seconds, **fields)
         say_changed(sent.changed)
 

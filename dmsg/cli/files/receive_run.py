@@ -89,7 +89,7 @@ class _Inbox(Factory):
         overwrite: bool,
         hidden: bool,
         max_size: int | None,
-        ended: Callable[[Failure | None], None],
+        on_ended: Callable[[Failure | None], None],
     ) -> None:
         self._progress = progress
         self._access = access
@@ -97,7 +97,7 @@ class _Inbox(Factory):
         self._overwrite = overwrite
         self._hidden = hidden
         self._max_size = max_size
-        self._ended = ended
+        self._on_ended = on_ended
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         if addr is None or not self._access(addr):
@@ -110,7 +110,7 @@ class _Inbox(Factory):
             progress=one.on_progress,
             limit=self._max_size,
         )
-        incoming.done.addBoth(one.finish).addBoth(self._ended)
+        incoming.done.addBoth(one.finish).addBoth(self._on_ended)
         return incoming
 
 

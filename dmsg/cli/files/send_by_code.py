@@ -32,9 +32,9 @@ from dmsg.cli.files.send_by_key import (
     list_names,
     print_beside_bars,
     quoted,
+    resumed_text,
     say_changed,
     transfer_progress,
-    were_there,
 )
 from dmsg.cli.output import cannot_write, notice, say, state, tell
 from dmsg.cli.prompts import ask, can_ask
@@ -213,7 +213,7 @@ class _TransferDialogue:
         text = (
             f"received {what}: {human_size(received.size)} in {received.seconds:.2f} s, {human_size(received.rate)}/s"
         )
-        text += were_there(offer.size - received.size if names else 0)
+        text += resumed_text(offer.size - received.size if names else 0)
         fields = {"bytes": received.size, "files": offer.files, "seconds": received.seconds}
         if offer.kind == "pipe":
             notice(text)  # Standard output has the received data, so the report goes to standard error.

@@ -109,7 +109,7 @@ def say_changed(paths: Sequence[str]) -> None:
         notice(printable(changed_text(path)))
 
 
-def were_there(size: int) -> str:
+def resumed_text(size: int) -> str:
     """Return the end of a report that says how much had arrived earlier; empty for nothing."""
     return f"; {human_size(size)} had arrived before" if size > 0 else ""
 

@@ -74,7 +74,7 @@ class Fleet:
             metrics = await self._get(f"{url}/metrics", MAX_METRICS)
             health = await self._get(f"{url}/health", MAX_HEALTH)
         except Exception as error:  # Twisted's connection errors have no common class.
-            return Snapshot(at, error=_why(error))
+            return Snapshot(at, error=_error_text(error))
         try:
             return read(at, metrics, health)
         except ValueError as error:
@@ -94,7 +94,7 @@ def _name(url: str) -> str:
     return url.partition("://")[2].rpartition("@")[2]
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     reasons = getattr(error, "reasons", None)
     cause = reasons[0].value if reasons else error
     if isinstance(cause, ConnectionRefusedError):
@@ -114,7 +114,7 @@ async def watch(
     rows = await fleet.poll()
     if once:
         await deferLater(reactor, min(every, 2.0))
-        rows = _chosen(await fleet.poll(), sort, name_filter)
+        rows = _filter_rows(await fleet.poll(), sort, name_filter)
         _say(console, rows)
         if name_filter and not rows:
             raise DmsgError(f"no watched entity has the column {name_filter!r}")
@@ -123,17 +123,17 @@ async def watch(
         return
     if state.json or not console.is_terminal:
         while True:
-            _say(console, _chosen(rows, sort, name_filter))
+            _say(console, _filter_rows(rows, sort, name_filter))
             await deferLater(reactor, every)
             rows = await fleet.poll()
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(draw_table(_chosen(rows, sort, name_filter), console.width, console.height), refresh=True)
+            live.update(draw_table(_filter_rows(rows, sort, name_filter), console.width, console.height), refresh=True)
             await deferLater(reactor, every)
             rows = await fleet.poll()
 
 
-def _chosen(rows: list[Row], sort: str, name_filter: str) -> list[Row]:
+def _filter_rows(rows: list[Row], sort: str, name_filter: str) -> list[Row]:
     found = [one for one in rows if name_filter.lower() in f"{one.name} {one.kind} {one.status} {one.why}".lower()]
     return sorted(found, key=ORDERS[sort])
 

@@ -21,7 +21,7 @@ from dmsg.directories import data_directory, make_directory
 from dmsg.errors import WrongUse
 from dmsg.keylock import KeyLock, hold_key
 from dmsg.keys import SecKey, load_or_create_key
-from dmsg.net.addresses import kind_of, literal
+from dmsg.net.addresses import kind_of, parse_ip
 from dmsg.net.reactor import Reactor
 
 IN_USE = os.strerror(errno.EADDRINUSE)
@@ -135,7 +135,7 @@ class HostSettings:
 
     @property
     def _kind(self) -> str:
-        number = literal(self.address)
+        number = parse_ip(self.address)
         if number is None:
             return "loopback" if self.address == "localhost" else "public"
         return kind_of(number)
@@ -183,7 +183,7 @@ class HostSettings:
     def _listen(self, port: int, *, here: bool) -> str:
         if here:
             return f"tcp:{port}:interface=127.0.0.1"
-        number = literal(self.address)
+        number = parse_ip(self.address)
         # This endpoint takes IPv4, too, unless the system was told otherwise.
         return f"tcp6:{port}:interface=\\:\\:" if number is not None and number.version == 6 else f"tcp:{port}"
 
@@ -252,7 +252,7 @@ def checked_host(text: str) -> str:
     :raises NotAHost: the text has a port or cannot be a host.
     """
     text = text.removeprefix("[").removesuffix("]")
-    number = literal(text)
+    number = parse_ip(text)
     if number is not None and "%" not in text:
         return str(number)
     if not text.isascii() or not all(one.isalnum() or one in ".-_" for one in text) or len(text) > 253 or not text:

@@ -78,11 +78,13 @@ class _Source:
 class _MeasuredStream(Protocol):
     """Stream of a measurement; counts the received bytes, and reads the client's settings from its first line."""
 
-    def __init__(self, reactor: Reactor, counted: Callable[[int], None] | None = None, *, longest: float = 0.0) -> None:
+    def __init__(
+        self, reactor: Reactor, on_counted: Callable[[int], None] | None = None, *, longest: float = 0.0
+    ) -> None:
         self._reactor = reactor
         self._longest = longest
-        self._counted = counted
-        self._header: bytes | None = b"" if counted is None else None
+        self._on_counted = on_counted
+        self._header: bytes | None = b"" if on_counted is None else None
         self._source: _Source | None = None
         self.lost: Deferred[str] = Deferred()
         """Deferred that fires with the reason for the end, which is empty after a clean end."""
@@ -105,8 +107,8 @@ class _MeasuredStream(Protocol):
             if seconds > 0:
                 self._source = _Source(self._reactor, transport_of(self))
                 self._reactor.callLater(seconds, self._end)
-        elif self._counted is not None:
-            self._counted(len(data))
+        elif self._on_counted is not None:
+            self._on_counted(len(data))
 
     def _end(self) -> None:
         if self._source is not None and not self.lost.called:
@@ -166,7 +168,7 @@ class _Measurement:
     def __init__(self, reactor: Reactor, reverse: bool) -> None:
         self._reactor = reactor
         self._reverse = reverse
-        self._counted = 0
+        self._on_counted = 0
         self._protocols: list[_MeasuredStream] = []
         self._transports: list[StreamTransport] = []
         self._sources: list[_Source] = []
@@ -176,7 +178,7 @@ class _Measurement:
         self._reported_bytes = 0
 
     def _count(self, size: int) -> None:
-        self._counted += size
+        self._on_counted += size
 
     async def connect(self, client: Client, address: DmsgAddress, parallel: int, timeout: float) -> None:
         """Open the streams, and print the round trip to the peer."""
@@ -214,7 +216,7 @@ class _Measurement:
         acknowledged = [transport.acknowledged_bytes for transport in self._transports]
         known = [size for size in acknowledged if size is not None]
         if self._reverse or len(known) < len(acknowledged):
-            return self._counted
+            return self._on_counted
         return sum(known) - sum(self._acknowledged)
 
     def tell_rate(self) -> None:

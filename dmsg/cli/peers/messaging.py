@@ -65,7 +65,7 @@ class MessagingSettings:
             profile=self.profile,
             acks=ACKS[self.acks],
             two_ids=IDS[self.ids],
-            warned=notice,
+            on_warning=notice,
         )
 
 

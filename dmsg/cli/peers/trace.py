@@ -58,14 +58,14 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
         async def use(client: Client) -> None:
             key, entry = await client.resolve(asked)
             if key != asked:
-                say(f"{_called(asked)} was replaced by the key {_called(key)}", err=True)
+                say(f"{_key_and_name(asked)} was replaced by the key {_key_and_name(key)}", err=True)
             if entry.client is None or not entry.client.delegated_servers:
                 raise ConnectFailed(
                     f"{key.short} is not connected to a server: its program is stopped, or just starting"
                 )
             secure = entry.offers(FEATURE)
             if not state.json:
-                say(f"{_called(key)}, offers {'' if secure else 'no '}secure transports")
+                say(f"{_key_and_name(key)}, offers {'' if secure else 'no '}secure transports")
             used = None
             try:
                 transport = await open_probe(client, key, at, timeout, notice)
@@ -97,7 +97,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
     run(main)
 
 
-def _called(key: PubKey) -> str:
+def _key_and_name(key: PubKey) -> str:
     name = AddressBook().name_of(key)
     return f"{key.text} ({name})" if name else key.text
 

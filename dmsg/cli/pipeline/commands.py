@@ -22,10 +22,10 @@ from dmsg.cli.pipeline.common import (
     local_directory,
     local_directory_option,
     needs_spark,
-    out_option,
     progress,
     session,
     spark_options,
+    tables_option,
 )
 from dmsg.cli.pipeline.explain import explain
 from dmsg.cli.pipeline.maintenance import forget, install, optimize
@@ -83,7 +83,7 @@ def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, V
     return str(target), checked
 
 
-def _apart(spool: str, out: str) -> None:
+def _check_separate(spool: str, out: str) -> None:
     """Check that the tables are not inside the spool, where they would be read as events."""
     source, tables = local_directory(spool), local_directory(out)
     if source is not None and tables is not None and tables.resolve().is_relative_to(source.resolve()):
@@ -108,7 +108,7 @@ def analytics() -> None:
 
 @analytics.command()
 @directory_option("--spool", "Directory or URI with the events of the entities; subdirectories are read too.")
-@out_option()
+@tables_option()
 @receipts_option
 @clear_keys_option
 @spark_options
@@ -131,7 +131,7 @@ def run(
     for uri in (spool, receipts):
         if uri is not None and (there := local_directory(uri)) is not None and not there.is_dir():
             raise WrongUse(f"{uri} is not a directory")
-    _apart(spool, out)
+    _check_separate(spool, out)
     jobs.check_free(out)
     with progress() as tell:
         tell("checking receipts", 0, None)
@@ -146,7 +146,7 @@ def run(
         click.echo(f"{checked.refused:,} receipts are not believed: {why}", err=True)
     seconds = time.monotonic() - started
     fields = {**_fields(outcome), "seconds": seconds, "receipts_refused": checked.refused}
-    output.tell(f"{_said(outcome)}, {seconds:.0f} s", **fields)
+    output.tell(f"{_outcome_text(outcome)}, {seconds:.0f} s", **fields)
 
 
 def _fields(outcome: RunOutcome) -> dict[str, object]:
@@ -170,7 +170,7 @@ def _say_left(left: Left) -> None:
         output.say(f"dmsg: {line}", err=True)
 
 
-def _said(outcome: RunOutcome) -> str:
+def _outcome_text(outcome: RunOutcome) -> str:
     if not outcome.events and not outcome.quarantined and not outcome.torn_files:
         return f"run {outcome.state.run}: nothing is new"
     parts = [f"run {outcome.state.run}: {outcome.events:,} events", f"{len(outcome.days)} days written"]
@@ -204,7 +204,7 @@ def _one_stream(out: str) -> Iterator[None]:
 
 @analytics.command()
 @directory_option("--spool", "Directory or URI into which entities write events.")
-@out_option()
+@tables_option()
 @receipts_option
 @clear_keys_option
 @click.option(
@@ -238,7 +238,7 @@ def stream(
             raise WrongUse(f"{spool} is not a directory")
         if set(str(there.absolute())) & set("*?[]{}"):
             raise WrongUse(f"a stream cannot read from {spool}, because its path has one of * ? [ ] {{ }}")
-    _apart(spool, out)
+    _check_separate(spool, out)
     looked = time.monotonic()
 
     def check() -> None:
@@ -261,7 +261,7 @@ def stream(
             if outcome.left != known:
                 known = outcome.left
                 _say_left(known)
-            output.tell(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}", **_fields(outcome))
+            output.tell(f"{datetime.now(UTC):%H:%M:%S} {_outcome_text(outcome)}", **_fields(outcome))
             if html is not None and outcome.state.days:
                 jobs.write_report(out, html)
 

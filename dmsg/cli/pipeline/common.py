@@ -178,7 +178,7 @@ def _end_of_day(ctx: click.Context, param: click.Parameter, value: datetime | No
     return value.replace(tzinfo=UTC)
 
 
-def out_option(text: str = "Directory or URI of the tables.") -> Callable[[_Command], _Command]:
+def tables_option(text: str = "Directory or URI of the tables.") -> Callable[[_Command], _Command]:
     return directory_option("--out", text)
 
 

@@ -10,11 +10,11 @@ import click
 from dmsg.base.printable import printable
 from dmsg.cli.options import command
 from dmsg.cli.output import writing_output
-from dmsg.cli.pipeline.common import as_of_option, needs_tables, out_option
+from dmsg.cli.pipeline.common import as_of_option, needs_tables, tables_option
 from dmsg.errors import DmsgError
 
 
-def _whole(known: list[str], said: str) -> str:
+def _full_name(known: list[str], said: str) -> str:
     """Return the full name of the server that a prefix or an address book name means.
 
     :raises DmsgError: there is none, or there are several.
@@ -42,7 +42,7 @@ def _whole(known: list[str], said: str) -> str:
 
 
 @command()
-@out_option()
+@tables_option()
 @click.argument("server")
 @click.argument("day", required=False, metavar="[DAY]", type=click.DateTime(["%Y-%m-%d"]))
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each section.")
@@ -59,7 +59,7 @@ def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: d
     """
     from rich.text import Text
 
-    from dmsg.analytics.explain import explain as sections_of, of_other_days
+    from dmsg.analytics.explain import explain as sections_of, other_crash_days
     from dmsg.analytics.store import Store
     from dmsg.cli.screen import screen
 
@@ -70,7 +70,7 @@ def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: d
         raise DmsgError(f"the tables have no data of {wanted}; the newest day is {max(state.days)}")
     known = {row["producer"] for row in store.gold("boot", state)}
     known |= {row["server"] for row in store.gold("uptime_day", state)}
-    name = _whole(sorted(known), server)
+    name = _full_name(sorted(known), server)
     sections = sections_of(store, state, name, wanted)
     if as_json:
         for one in sections:
@@ -87,6 +87,6 @@ def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: d
     if not sections:
         console.print(Text("nothing is known of that day"))
     if day is None:
-        for other in sorted(of_other_days(store, state, name, wanted)):
+        for other in sorted(other_crash_days(store, state, name, wanted)):
             text = f"crashed on {other}: dmsg analytics explain --out {out} {printable(server)} {other}"
             console.print(Text(text, style="dim"), soft_wrap=True)

@@ -9,7 +9,7 @@ import click
 
 from dmsg.cli import output
 from dmsg.cli.options import command
-from dmsg.cli.pipeline.common import ARCHIVES, needs_spark, needs_tables, out_option
+from dmsg.cli.pipeline.common import ARCHIVES, needs_spark, needs_tables, tables_option
 from dmsg.directories import cache_directory
 from dmsg.errors import DmsgError
 
@@ -34,7 +34,7 @@ def install() -> None:
 
 
 @command()
-@out_option()
+@tables_option()
 @needs_tables
 def optimize(out: str) -> None:
     """Merge small files of the tables and remove unneeded ones; runs do this themselves from time to time."""
@@ -49,7 +49,7 @@ def optimize(out: str) -> None:
 
 
 @command()
-@out_option()
+@tables_option()
 @click.option(
     "--before", required=True, type=click.DateTime(["%Y-%m-%d"]), metavar="DAY", help="Remove the days before this one."
 )

@@ -11,12 +11,12 @@ import click
 from dmsg.base.printable import printable
 from dmsg.cli import output
 from dmsg.cli.options import command
-from dmsg.cli.pipeline.common import as_of_option, needs_tables, out_option
+from dmsg.cli.pipeline.common import as_of_option, needs_tables, tables_option
 from dmsg.errors import DmsgError
 
 
 @command("self-dealing")
-@out_option()
+@tables_option()
 @click.argument("day", required=False, metavar="[DAY]", type=click.DateTime(["%Y-%m-%d"]))
 @as_of_option
 @needs_tables

@@ -40,7 +40,7 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
 
     async def main(reactor: Reactor) -> None:
         recover(spool)
-        sender = SpoolSender(reactor, spool, collector, lambda: split_urls(discovery), warned=notice)
+        sender = SpoolSender(reactor, spool, collector, lambda: split_urls(discovery), on_warning=notice)
         sent = await sender.send_once()
         if sent.delivered:
             tell(

@@ -20,7 +20,7 @@ from dmsg.cli.pipeline.common import (
     local_directory_option,
     needs_spark,
     needs_tables,
-    out_option,
+    tables_option,
 )
 from dmsg.errors import DmsgError, WrongUse
 from dmsg.keys import PubKey, load_or_create_key
@@ -30,7 +30,7 @@ TOP_ROWS = 15
 
 
 @command()
-@out_option()
+@tables_option()
 @click.option(
     "--html",
     default="report.html",
@@ -49,7 +49,7 @@ def report(out: str, html: Path, as_of: datetime | None) -> None:
 
 
 @command()
-@out_option()
+@tables_option()
 @click.argument("table", default="placement")
 @click.option(
     "--rows", default=TOP_ROWS, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of rows."
@@ -95,7 +95,7 @@ def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of:
             output.say(json.dumps({"table": table, **row}, default=str))
         return
     for row in shown:
-        grid.add_row(*(Text(_shown(row[name])) for name in names))
+        grid.add_row(*(Text(_cell_text(row[name])) for name in names))
     console = screen(10_000)  # The width suits other programs, and less -S.
     if not console.is_terminal:
         grid.expand = False
@@ -103,7 +103,7 @@ def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of:
         grid = Table(title=f"{table}: {GOLD[table].text}", title_justify="left", show_header=False)
         for row in shown:
             for name in names:
-                grid.add_row(name, Text(_shown(row[name])))
+                grid.add_row(name, Text(_cell_text(row[name])))
             grid.add_section()
     console.print(grid)
 
@@ -117,7 +117,7 @@ def _first_number(table: str) -> str:
     return str(GOLD[table].schema.fieldNames()[0])
 
 
-def _shown(value: object) -> str:
+def _cell_text(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -129,7 +129,7 @@ def _shown(value: object) -> str:
 
 
 @command()
-@out_option()
+@tables_option()
 @needs_spark
 def tables(out: str) -> None:
     """Print the location of each gold table as JSON, for programs that read Delta Lake."""
@@ -139,7 +139,7 @@ def tables(out: str) -> None:
 
 
 @command()
-@out_option()
+@tables_option()
 @click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key.")
 @create_option
 @click.option("--ranking", required=True, type=click.Path(dir_okay=False, path_type=Path), help="File to write.")

@@ -15,7 +15,7 @@ import click
 from dmsg.base.printable import printable
 from dmsg.cli import output
 from dmsg.cli.options import command
-from dmsg.cli.pipeline.common import as_of_option, needs_tables, out_option
+from dmsg.cli.pipeline.common import as_of_option, needs_tables, tables_option
 from dmsg.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ MAX_ROWS = 1_000_000
 
 
 @command()
-@out_option()
+@tables_option()
 @click.argument("query")
 @click.option(
     "--rows", default=ROWS, show_default=True, type=click.IntRange(1, MAX_ROWS), help="Maximum number of rows."

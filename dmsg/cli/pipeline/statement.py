@@ -236,7 +236,7 @@ def _verify_lines(found: Statement, about: PubKey, inputs: Path | None) -> None:
     if not output.state.json:
         output.say(f"{found.day}, signed by {found.operator.text}")
     for line in list(stated.values())[: None if output.state.json else SHOWN]:
-        output.tell(_said(line), **line)
+        output.tell(_line_text(line), **line)
     if len(stated) > SHOWN and not output.state.json:
         output.say(f"and {len(stated) - SHOWN:,} more (--json has all)")
     if not stated:
@@ -260,7 +260,7 @@ def _verify_lines(found: Statement, about: PubKey, inputs: Path | None) -> None:
     output.notice("the receipts confirm the statement")
 
 
-def _said(line: Mapping[str, Any]) -> str:
+def _line_text(line: Mapping[str, Any]) -> str:
     if line["kind"] == "server":
         text = f"credited {line['credited']:,} bytes of {line['transports']:,} transports"
         for name, words in (

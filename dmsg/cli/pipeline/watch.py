@@ -17,7 +17,7 @@ from dmsg.cli import output
 from dmsg.cli.options import command
 from dmsg.cli.output import EXIT_PIPE
 from dmsg.cli.params import Seconds
-from dmsg.cli.pipeline.common import as_of_option, needs_tables, out_option
+from dmsg.cli.pipeline.common import as_of_option, needs_tables, tables_option
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -30,14 +30,14 @@ SHOWN = 8
 
 
 @command()
-@out_option()
+@tables_option()
 @as_of_option
 @needs_tables
 def attention(out: str, as_of: datetime | None) -> None:
     """List what needs attention, most urgent first; needs no Java."""
     from dmsg.cli.screen import screen
 
-    state, found, at = _look(out, as_of)
+    state, found, at = _read_findings(out, as_of)
     if output.state.json:
         _say_findings(found)
         return
@@ -45,7 +45,7 @@ def attention(out: str, as_of: datetime | None) -> None:
 
 
 @command()
-@out_option()
+@tables_option()
 @click.option(
     "--every",
     default=10.0,
@@ -63,10 +63,10 @@ def watch(out: str, every: float) -> None:
     from dmsg.cli.screen import screen
 
     console = screen(10_000)
-    state, found, at = _look(out, None)
+    state, found, at = _read_findings(out, None)
     if output.state.json:
         _say_each_run(out, every, state, found)
-    shown = _fitting(console, state, found, at)
+    shown = _fit_findings(console, state, found, at)
     # A file or another program gets each run once.
     with Live(shown, console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         if live is None:
@@ -77,11 +77,11 @@ def watch(out: str, every: float) -> None:
                 raise SystemExit(EXIT_PIPE)
             run, problem = state.run, ""
             try:
-                state, found, at = _look(out, None)
+                state, found, at = _read_findings(out, None)
             # The last result stays on the screen, and the next check is as planned.
             except (LakeError, DeltaError, OSError) as error:
                 problem = str(error).partition("\n")[0]
-            shown = _fitting(console, state, found, at, problem)
+            shown = _fit_findings(console, state, found, at, problem)
             if live is not None:
                 live.update(shown, refresh=True)
             elif state.run != run:
@@ -120,7 +120,7 @@ def _say_each_run(out: str, every: float, state: State, found: list[Finding]) ->
             if _reader_is_gone():
                 raise SystemExit(output.EXIT_PIPE)
             with suppress(LakeError, DeltaError, OSError):  # The last result stays, and the next check is as planned.
-                state, found, _ = _look(out, None)
+                state, found, _ = _read_findings(out, None)
 
 
 def _reader_is_gone() -> bool:
@@ -130,7 +130,7 @@ def _reader_is_gone() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def _look(out: str, as_of: datetime | None) -> tuple[State, list[Finding], datetime]:
+def _read_findings(out: str, as_of: datetime | None) -> tuple[State, list[Finding], datetime]:
     from dmsg.analytics.attention import needs_attention
     from dmsg.analytics.store import Store
 
@@ -146,7 +146,7 @@ def _short(name: str) -> str:
     return name[:SHOWN] if re.fullmatch("[0-9a-f]{16,}", name) else printable(name)
 
 
-def _fitting(console: Console, state: State, found: list[Finding], looked: datetime, problem: str = "") -> Group:
+def _fit_findings(console: Console, state: State, found: list[Finding], looked: datetime, problem: str = "") -> Group:
     """Return as many findings as the terminal has lines for, most urgent first, and the number of the others."""
     from dmsg.analytics.attention import shorten_findings
 

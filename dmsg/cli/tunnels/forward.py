@@ -51,7 +51,7 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
-            factory = SpliceFactory(lambda inner: client.connect(address, inner, timeout=timeout), failed=warn)
+            factory = SpliceFactory(lambda inner: client.connect(address, inner, timeout=timeout), on_failed=warn)
             port = await TCP4ServerEndpoint(reactor, local_port, interface=interface).listen(factory)
             here = f"{interface}:{port.getHost().port}"
             tell(f"{here} leads to {address.text}", listening=here, leads_to=str(address), **describe_reach(interface))
@@ -92,7 +92,7 @@ def expose(
             target = f"{host}:{tcp_port}"
             listening = await listening_at(
                 client,
-                SpliceFactory(endpoint.connect, allowed=access, failed=lambda failure: warn(failure, target)),
+                SpliceFactory(endpoint.connect, allowed=access, on_failed=lambda failure: warn(failure, target)),
                 tcp_port if port is None else port,
                 access=access,
                 offers=f"{host}:{tcp_port}",

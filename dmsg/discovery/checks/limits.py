@@ -22,7 +22,7 @@ from twisted.internet.interfaces import (
 from zope.interface import implementer
 
 from dmsg.base.bounded_tables import remember
-from dmsg.net.addresses import Address, block_of, is_public, literal
+from dmsg.net.addresses import Address, block_of, is_public, parse_ip
 from dmsg.net.blocks import BlockCounts, blocks_of
 
 PORTS, PORTS_OF_PLACE = 16, 4
@@ -175,7 +175,7 @@ class NameResolver:
             if known is None:
                 raise CheckPostponed("the server's host name takes too long to resolve") from None
             return known
-        return [number for one in found if (number := literal(one)) is not None]
+        return [number for one in found if (number := parse_ip(one)) is not None]
 
 
 class ProvedHosts:

@@ -38,7 +38,7 @@ from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.entries.rules import NEVER
 from dmsg.discovery.store.base import DueServer, IEntryStore
 from dmsg.errors import DmsgError, EntryError, HandshakeError
-from dmsg.net.addresses import Address, block_of, kind_of, literal, parse_address
+from dmsg.net.addresses import Address, block_of, kind_of, parse_address, parse_ip
 from dmsg.net.blocks import blocks_of
 from dmsg.net.carriers.names import PLAIN, Carrier, carriers_of
 from dmsg.net.fair_queue import FairQueue, QueueCrowded
@@ -112,7 +112,7 @@ def may_check(address: str, poster: str, anywhere: bool = False) -> bool:
 
 def _kinds(poster: str, anywhere: bool) -> frozenset[str]:
     """Return the kinds of networks in which servers of this poster are checked."""
-    source = literal(poster.partition("/")[0])
+    source = parse_ip(poster.partition("/")[0])
     kind = "public" if source is None else kind_of(source)
     kinds = {"public"} if kind == "none" else {"public", kind}
     return frozenset(kinds | {"private", "loopback"}) if anywhere else frozenset(kinds)
@@ -125,7 +125,7 @@ def _read(address: str) -> tuple[Address | None, str, int] | None:
     except DmsgError:
         return None
     # The zone of an address has a meaning only on the server's machine.
-    return None if "%" in host else (literal(host), host, port)
+    return None if "%" in host else (parse_ip(host), host, port)
 
 
 class _CheckedAddress(NamedTuple):
@@ -256,7 +256,7 @@ class ServerChecks:
             return
         address = entry.server.address
         try:
-            why = await self._why_not(entry, due.place, due.refreshes, due.listed)
+            why = await self._reason_against(entry, due.place, due.refreshes, due.listed)
         except CheckPostponed:
             await self._store.record_check(entry.static, address, None, self._now() + self._postpone())
             return
@@ -295,7 +295,7 @@ class ServerChecks:
         self._postponed.append(now + seconds)
         return seconds
 
-    async def _why_not(self, entry: Entry, place: str, refreshes: bool, listed: bool = False) -> str:
+    async def _reason_against(self, entry: Entry, place: str, refreshes: bool, listed: bool = False) -> str:
         """Check a server; return an empty string if it is there, else the reason why not.
 
         :raises CheckPostponed: the server cannot be checked now.
@@ -331,7 +331,7 @@ class ServerChecks:
         proved = self._proved.get(target)
         known = proved is not None or way.listed
         if not refreshes and proved is not None and now - proved < PROVED_FOR:
-            return await self._check_once((way.number, way.port, ""), way, known, lambda: self._try(way, None))
+            return await self._check_once((way.number, way.port, ""), way, known, lambda: self._connect(way, None))
         why = await self._check_once(target, way, known, lambda: self._prove(way, entry))
         if not why and not self._hosts.has_room(way.number, entry.static, now):
             return "there are as many servers at its address as may be"
@@ -404,17 +404,17 @@ class ServerChecks:
         openings = openings_of(entry, self._openings)
         # Handshakes that are tried in turn would each cost a silent server's full timeout.
         if len(openings) > 1 and self._is_short(way):
-            tries = [Deferred.fromCoroutine(self._try(way, opening(entry.key))) for opening in openings]
+            tries = [Deferred.fromCoroutine(self._connect(way, opening(entry.key))) for opening in openings]
             found = await gatherResults(tries, consumeErrors=True)
             return "" if "" in found else found[0]
         why = "its entry names no protocol that can be checked"
         for opening in openings:
-            why = await self._try(way, opening(entry.key))
+            why = await self._connect(way, opening(entry.key))
             if not why or (way.number, way.port, "") in self._results:
                 break
         return why
 
-    async def _try(self, way: _CheckedAddress, opening: Opening | None) -> str:
+    async def _connect(self, way: _CheckedAddress, opening: Opening | None) -> str:
         number, port = way.number, way.port
         self.looked += 1
         self._results.pop((number, port, ""), None)

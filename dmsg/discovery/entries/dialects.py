@@ -137,7 +137,7 @@ class Dialect:
         """
         ways = self.decode(body)
         ways[0].validate()
-        return signed_one(ways)
+        return find_signed_form(ways)
 
     def decode_verified(self, body: bytes) -> Entry:
         """Do the same as :meth:`decode_signed`, and check that the delegated servers are public keys, as a post
@@ -159,7 +159,7 @@ class Dialect:
         return features(entry.version) if self.marks else frozenset()
 
 
-def signed_one(ways: Sequence[Entry]) -> Entry:
+def find_signed_form(ways: Sequence[Entry]) -> Entry:
     """Return the form of the entry that the signature covers.
 
     :raises EntrySignatureError: the signature covers none of them.

@@ -392,7 +392,7 @@ class Lookup:
                 if other is None:
                     await self._delete_or_empty(key, present)
                 else:
-                    await self._post(self._without(present, half, features).sign(key))
+                    await self._post(self._without_half(present, half, features).sign(key))
             except DiscoveryError as error:
                 # Status 422: somebody has written since, so check again whose entry it is.
                 if error.status != 422 or attempt == UPDATE_ATTEMPTS:
@@ -414,7 +414,7 @@ class Lookup:
         shared = present.client is not None and present.server is not None and posted.server is not None
         return shared and present.server.address == posted.server.address  # type: ignore[union-attr]
 
-    def _without(self, present: Entry, half: str, features: frozenset[str]) -> Entry:
+    def _without_half(self, present: Entry, half: str, features: frozenset[str]) -> Entry:
         version = present.version
         for feature in features:
             version = with_feature(version, feature, present=False)

@@ -41,7 +41,7 @@ class Lookups:
 
     def entry(self, key: PubKey) -> Deferred[Entry]:
         """Fetch the newest entry that one of the discoveries has, see :meth:`Lookup.entry`."""
-        return Deferred.fromCoroutine(self._newest(lambda lookup: lookup.entry(key)))
+        return Deferred.fromCoroutine(self._fetch_newest(lambda lookup: lookup.entry(key)))
 
     def available_servers(self) -> Deferred[list[Entry]]:
         """Fetch the servers of all discoveries that answer, each key once, see :meth:`Lookup.available_servers`."""
@@ -128,7 +128,7 @@ class Lookups:
                     self._hung.pop(lookup, None)
         return [results[number] for number in sorted(results)]
 
-    async def _newest(self, ask: Callable[[Lookup], Deferred[Entry]]) -> Entry:
+    async def _fetch_newest(self, ask: Callable[[Lookup], Deferred[Entry]]) -> Entry:
         if len(self.lookups) == 1:
             return await ask(self.lookups[0])
         answers = await self._gather(ask)

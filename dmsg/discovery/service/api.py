@@ -480,7 +480,7 @@ class DiscoveryAPI:
         return answer_http_error(request, failure)
 
     @_app.handle_errors(StoreContended)
-    def _contended(self, request: IRequest, failure: Failure) -> bytes:
+    def _answer_contended(self, request: IRequest, failure: Failure) -> bytes:
         self._refused(request, "contended", failure.value)
         request.setHeader(b"retry-after", b"1")
         return answer(request, 503, str(failure.value))

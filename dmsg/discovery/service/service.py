@@ -111,7 +111,7 @@ class Discovery(ListeningService):
             running.site,
             self._reactor,
             by_place=not settings.proxied,
-            refused=lambda why: self.metrics.refused.labels(why).inc(),
+            on_refused=lambda why: self.metrics.refused.labels(why).inc(),
         )
         self._status = StatusPort(
             self._reactor,
@@ -202,9 +202,9 @@ class Discovery(ListeningService):
     def _count_entries(self) -> None:
         """Ask the store for its size. The answer comes later, so a heartbeat reports the count of the previous one."""
         if self._running is not None:
-            self._running.store.count().addCallbacks(self._counted, lambda _: None)
+            self._running.store.count().addCallbacks(self._record_count, lambda _: None)
 
-    def _counted(self, entries: int) -> None:
+    def _record_count(self, entries: int) -> None:
         self._entries = entries
         self.metrics.entries.set(entries)
 

@@ -67,7 +67,7 @@ def make_site(
         patience=lambda request: GO_PATIENCE if request.path.startswith(_GO_PATHS) else 0.0,
         posts=RateLimit(settings.post_rate if settings.rate else 0.0, settings.post_burst, blocks_of),
         is_post=lambda request: request.method == b"POST" and request.path.startswith(_POST_PATHS),
-        finished=finished,
+        on_finished=finished,
     )
     gate = site.resource
     return site

@@ -23,7 +23,7 @@ from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.pages.history import Quantiles, in_each
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
-from dmsg.pages.process import of_process
+from dmsg.pages.process import process_facts
 from dmsg.telemetry.metrics import LATENCIES, Metrics
 
 VERSION = version("dmsg")
@@ -133,7 +133,7 @@ class DiscoveryStatus(StatusSource):
         kinds = self._kinds
         return [
             Fact("State", status, GOOD if status == "ok" else BAD if self._status else "", is_event=True),
-            *of_process(self._started),
+            *process_facts(self._started),
             Fact("Entries", human_count(sum(kinds.values()))),
             Fact("Entries of clients", human_count(kinds.get("client", 0) + kinds.get("both", 0))),
             Fact("Servers listed for clients", _at_least(self._servers[0]), is_event=True),
@@ -150,12 +150,12 @@ class DiscoveryStatus(StatusSource):
         if self._status and not self._kinds.get("server", 0) + self._kinds.get("both", 0):
             found.append("No server has an entry here: clients find no server to connect to.")
         now = time.time()
-        for one in map(json.loads, self._missed()[:SHOWN_MISSED]):
+        for one in map(json.loads, self._missing_servers()[:SHOWN_MISSED]):
             key, address, *_, posted = self._server(one, now)
             found.append(f"Server {key[:8]}… at {address} last posted {posted}: check whether it runs.")
         return found
 
-    def _missed(self) -> list[bytes]:
+    def _missing_servers(self) -> list[bytes]:
         """Return the entries of servers that stopped posting without announcing that they leave."""
         return [body for body in self._servers[2] if _takes_clients(json.loads(body))]
 
@@ -181,8 +181,11 @@ class DiscoveryStatus(StatusSource):
 
     def reasons(self) -> dict[str, float]:
         return {
-            **_by(self._metrics.refused, "reason"),
-            **{f"entries dropped: {name}": number for name, number in _by(self._metrics.dropped, "reason").items()},
+            **_totals_by_label(self._metrics.refused, "reason"),
+            **{
+                f"entries dropped: {name}": number
+                for name, number in _totals_by_label(self._metrics.dropped, "reason").items()
+            },
         }
 
     async def tables(self) -> list[Table]:
@@ -190,7 +193,7 @@ class DiscoveryStatus(StatusSource):
         self._api.delegations.forget_silent(self._store_clock())
         listed, quiet, _ = self._servers
         known = {str(json.loads(body).get("static")) for body in (*listed, *quiet)}
-        states = ("listed", listed), ("checked, does not post", quiet), ("missing", self._missed())
+        states = ("listed", listed), ("checked, does not post", quiet), ("missing", self._missing_servers())
         rows = [(*self._server(json.loads(body), now), state) for state, bodies in states for body in bodies]
         rows.sort(key=lambda row: row[1])
         return [
@@ -280,7 +283,7 @@ def _rows(entry: _Entry) -> Iterable[tuple[str, str]]:
         yield "Reached through server", str(server)
 
 
-def _by(counter: Collector, label: str) -> dict[str, float]:
+def _totals_by_label(counter: Collector, label: str) -> dict[str, float]:
     return {
         sample.labels[label]: sample.value
         for metric in counter.collect()

@@ -132,7 +132,7 @@ class IEntryStore(Interface):
         """Close files and connections."""
 
 
-def nobody_told(reason: str, place: str, number: int) -> None:
+def ignore_dropped(reason: str, place: str, number: int) -> None:
     """Ignore dropped entries; the default of :data:`Dropped`."""
 
 

@@ -48,13 +48,13 @@ class SQLiteNameplates:
         db = self._db
         db.execute("DELETE FROM nameplates WHERE ends <= ?", (now,))
         held = db.execute("SELECT count(*) FROM nameplates WHERE place = ?", (place,)).fetchone()[0]
-        free = (one for one in numbers if self._kept("number", one) is None)
-        number = decide_claim(self._kept("static", static), place, held, limit, free)
+        free = (one for one in numbers if self._stored("number", one) is None)
+        number = decide_claim(self._stored("static", static), place, held, limit, free)
         if number not in (TOO_MANY, NONE_FREE):
             db.execute("INSERT OR REPLACE INTO nameplates VALUES (?, ?, ?, ?)", (number, static, place, ends))
         return number
 
-    def _kept(self, column: str, value: int | str) -> StoredNameplate | None:
+    def _stored(self, column: str, value: int | str) -> StoredNameplate | None:
         """Return the nameplate with this number, or of this key."""
         row = self._db.execute(
             f"SELECT number, static, place, ends FROM nameplates WHERE {column} = ?",  # noqa: S608  # ours
@@ -64,14 +64,14 @@ class SQLiteNameplates:
 
     def find(self, number: int, now: float) -> Deferred[str]:
         try:
-            return succeed(check_stored(self._kept("number", number), now).static)
+            return succeed(check_stored(self._stored("number", number), now).static)
         except (EntryNotFound, sqlite3.Error):
             return fail()
 
     def release(self, number: int, static: str, now: float) -> Deferred[None]:
         try:
             with transaction(self._db):
-                check_stored(self._kept("number", number), now, static)
+                check_stored(self._stored("number", number), now, static)
                 self._db.execute("DELETE FROM nameplates WHERE number = ?", (number,))
         except (EntryNotFound, sqlite3.Error):
             return fail()
@@ -157,7 +157,7 @@ class RedisNameplates:
             asked = [static, place, repr(now), str(SWEPT), *map(str, numbers)]
             known, kept, held, used = await self._redis.eval(_READ, self._keys, asked)
             free = (one for one, key in zip(numbers, used, strict=True) if key is None)
-            number = decide_claim(self._kept(known, kept, ends), place, int(held), limit, free)
+            number = decide_claim(self._stored(known, kept, ends), place, int(held), limit, free)
             if number in (TOO_MANY, NONE_FREE):
                 return number
             read = [known or b"", kept or b"", held]
@@ -168,7 +168,7 @@ class RedisNameplates:
         return self._lock.run(lambda: Deferred.fromCoroutine(attempt(change)))
 
     @staticmethod
-    def _kept(number: bytes | None, kept: bytes | None, ends: float) -> StoredNameplate | None:
+    def _stored(number: bytes | None, kept: bytes | None, ends: float) -> StoredNameplate | None:
         if number is None or kept is None:
             return None
         static, _, place = kept.decode().partition(" ")
@@ -176,7 +176,7 @@ class RedisNameplates:
 
     async def _find(self, number: int, now: float, static: str | None = None) -> tuple[StoredNameplate, bytes]:
         kept, ends = await self._redis.eval(_LOOK, self._keys, [str(number)])
-        return check_stored(self._kept(b"%d" % number, kept, float(ends or 0)), now, static), kept
+        return check_stored(self._stored(b"%d" % number, kept, float(ends or 0)), now, static), kept
 
     def find(self, number: int, now: float) -> Deferred[str]:
         return Deferred.fromCoroutine(self._find(number, now)).addCallback(lambda found: found[0].static)

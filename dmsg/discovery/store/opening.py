@@ -10,7 +10,7 @@ from random import Random
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.discovery.store.base import Dropped, IEntryStore, StoreError, nobody_told
+from dmsg.discovery.store.base import Dropped, IEntryStore, StoreError, ignore_dropped
 from dmsg.discovery.store.redis import RedisStore
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.net.clock import SteadyClock
@@ -54,7 +54,7 @@ async def open_store(
     limit: float = math.inf,
     random: Random | None = None,
     now: Callable[[], float] = time.time,
-    dropped: Dropped = nobody_told,
+    on_dropped: Dropped = ignore_dropped,
 ) -> IEntryStore:
     """Open the store that ``--store`` names.
 
@@ -64,15 +64,15 @@ async def open_store(
     :param limit: maximum number of bytes of entries that are kept.
     :param random: chooses the servers that a store in memory returns.
     :param now: clock of the store, see :func:`clock_of`.
-    :param dropped: called for entries that the store drops.
+    :param on_dropped: called for entries that the store drops.
     :raises ~dmsg.discovery.store.base.StoreError: the description is unknown, the store cannot be opened, or Redis does
         not answer.
     """
     kind, rest = parse_store(description)
     if kind == "memory":
-        return SQLiteStore(":memory:", limit, random, dropped)
+        return SQLiteStore(":memory:", limit, random, on_dropped)
     if kind == "sqlite":
-        file = SQLiteStore(rest, limit, dropped=dropped)
+        file = SQLiteStore(rest, limit, on_dropped=on_dropped)
         try:
             await file.shift_times(now())
         except file.failures as error:
@@ -84,7 +84,7 @@ async def open_store(
         return file
     try:
         connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)
-        store = RedisStore(connection, limit=limit, dropped=dropped)
+        store = RedisStore(connection, limit=limit, on_dropped=on_dropped)
         await store.shift_times(now())
     except RedisUnavailable as error:
         raise StoreError(str(error)) from None

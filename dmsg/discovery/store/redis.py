@@ -38,9 +38,9 @@ from dmsg.discovery.store.base import (
     DueServer,
     IEntryStore,
     ends,
+    ignore_dropped,
     kind,
     listable,
-    nobody_told,
     size_of,
 )
 from dmsg.discovery.store.nameplates import RedisNameplates
@@ -91,19 +91,19 @@ class RedisStore:
         connection: RedisConnection,
         random: Random | None = None,
         limit: float = math.inf,
-        dropped: Dropped = nobody_told,
+        on_dropped: Dropped = ignore_dropped,
     ) -> None:
         """Use an open connection.
 
         :param connection: of txredisapi, with ``charset=None``;
             see :func:`~dmsg.discovery.store.opening.open_store`.
         :param limit: maximum number of bytes of entries that are kept.
-        :param dropped: called for entries that the store drops.
+        :param on_dropped: called for entries that the store drops.
         """
         self._redis = connection
         self._random = random or Random()
         self._limit = min(limit, _UNKNOWN_LIMIT)
-        self.dropped = dropped
+        self.dropped = on_dropped
         self.nameplates = RedisNameplates(connection, self.prefix)
 
     def _run(
@@ -191,11 +191,11 @@ class RedisStore:
 
     def _draw(self, key: str, limit: int, since: float) -> Deferred[list[bytes]]:
         seed = str(self._random.getrandbits(31))
-        return self._run(AVAILABLE, [key], [repr(since), str(limit), seed], _whole)
+        return self._run(AVAILABLE, [key], [repr(since), str(limit), seed], _existing)
 
     def listed(self, statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
         since = max(since, -_UNKNOWN_LIMIT)
-        return self._run(LISTED, ["servers", "entry:"], [repr(since), *statics], _whole)
+        return self._run(LISTED, ["servers", "entry:"], [repr(since), *statics], _existing)
 
     def due(self, limit: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
         def rows_of(found: list[bytes]) -> list[DueServer]:
@@ -257,6 +257,6 @@ def _nothing(answer: object) -> None:
     """Ignore an answer without content."""
 
 
-def _whole(found: list[bytes | None]) -> list[bytes]:
+def _existing(found: list[bytes | None]) -> list[bytes]:
     """Return the bodies that exist; entries may have been dropped meanwhile."""
     return [body for body in found if body]

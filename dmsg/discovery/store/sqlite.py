@@ -34,9 +34,9 @@ from dmsg.discovery.store.base import (
     IEntryStore,
     StoreError,
     ends,
+    ignore_dropped,
     kind,
     listable,
-    nobody_told,
     size_of,
 )
 from dmsg.discovery.store.nameplates import SQLiteNameplates
@@ -136,20 +136,20 @@ class SQLiteStore:
     :param path: path of the file; ``:memory:`` keeps entries until the store is closed.
     :param limit: maximum number of bytes of entries that are kept; the file is about twice as large.
     :param random: chooses the servers that are returned, if the choice has to be repeatable.
-    :param dropped: called for entries that the store drops.
+    :param on_dropped: called for entries that the store drops.
     """
 
     failures: tuple[type[Exception], ...] = (sqlite3.Error,)
 
     def __init__(
-        self, path: str, limit: float = math.inf, random: Random | None = None, dropped: Dropped = nobody_told
+        self, path: str, limit: float = math.inf, random: Random | None = None, on_dropped: Dropped = ignore_dropped
     ) -> None:
         """Open or create the file.
 
         :raises StoreError: the file cannot be opened, or is not a database of discovery.
         """
         self._limit = limit
-        self.dropped = dropped
+        self.dropped = on_dropped
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -182,7 +182,7 @@ class SQLiteStore:
                 decision = decide_post(present, entry, now, terms)
                 look_at = planned if decision.keeps_look and planned is not None else decision.look_at
                 body = entry.to_json()
-                around = self._know_around(terms.place)
+                around = self._register_blocks(terms.place)
                 db.execute(
                     _POST,
                     (
@@ -203,12 +203,12 @@ class SQLiteStore:
                         decision.checked,
                     ),
                 )
-                while self._one("SELECT size FROM places WHERE place = ?", terms.place) > terms.most:
+                while self._fetch_one("SELECT size FROM places WHERE place = ?", terms.place) > terms.most:
                     self._drop_oldest(terms.place)
                     dropped.append(("address", terms.place))
                 for block in around:
-                    while self._one("SELECT load FROM loads WHERE block = ?", block) > terms.most:
-                        place = self._greediest_in(block)
+                    while self._fetch_one("SELECT load FROM loads WHERE block = ?", block) > terms.most:
+                        place = self._largest_place_in(block)
                         self._drop_oldest(place)
                         dropped.append(("address", place))
                 dropped += self._make_room()
@@ -223,17 +223,17 @@ class SQLiteStore:
         :returns: reason and place of each.
         """
         dropped: list[tuple[str, str]] = []
-        while len(dropped) < ROOM_AT_ONCE and self._one("SELECT size FROM total") > self._limit:
-            place = self._greediest()
+        while len(dropped) < ROOM_AT_ONCE and self._fetch_one("SELECT size FROM total") > self._limit:
+            place = self._largest_place()
             self._drop_oldest(place)
             dropped.append(("total", place))
         return dropped
 
-    def _know_around(self, place: str) -> list[str]:
+    def _register_blocks(self, place: str) -> list[str]:
         """Register the wider blocks around a place with its first entry, and return them."""
         blocks = blocks_of(place)[1:]
-        if blocks and not self._one("SELECT count(*) FROM around WHERE place = ?", place):
-            size = self._one("SELECT size FROM places WHERE place = ?", place)
+        if blocks and not self._fetch_one("SELECT count(*) FROM around WHERE place = ?", place):
+            size = self._fetch_one("SELECT size FROM places WHERE place = ?", place)
             for name, factor in blocks:
                 self._db.execute("INSERT INTO around VALUES (?, ?, ?, ?)", (place, name, factor, size))
                 self._db.execute(
@@ -242,13 +242,13 @@ class SQLiteStore:
                 )
         return [name for name, _ in blocks]
 
-    def _greediest(self) -> str:
+    def _largest_place(self) -> str:
         """Return the place to take from: the largest place, or the largest one in the block with the highest load."""
         place, size = self._db.execute("SELECT place, size FROM places ORDER BY size DESC LIMIT 1").fetchone()
         block = self._db.execute("SELECT block, load FROM loads ORDER BY load DESC LIMIT 1").fetchone()
-        return str(place) if block is None or block[1] <= size else self._greediest_in(block[0])
+        return str(place) if block is None or block[1] <= size else self._largest_place_in(block[0])
 
-    def _greediest_in(self, block: str) -> str:
+    def _largest_place_in(self, block: str) -> str:
         row = self._db.execute(
             "SELECT place FROM around WHERE block = ? ORDER BY size DESC LIMIT 1", (block,)
         ).fetchone()
@@ -260,7 +260,7 @@ class SQLiteStore:
             (place,),
         )
 
-    def _one(self, question: str, *arguments: str) -> int:
+    def _fetch_one(self, question: str, *arguments: str) -> int:
         row = self._db.execute(question, arguments).fetchone()
         return 0 if row is None else int(row[0])
 
@@ -379,7 +379,7 @@ class SQLiteStore:
         return succeed(len(rows))
 
     def count(self) -> Deferred[int]:
-        return succeed(self._one("SELECT sum(number) FROM counts"))
+        return succeed(self._fetch_one("SELECT sum(number) FROM counts"))
 
     def counts(self) -> Deferred[dict[str, int]]:
         rows = self._db.execute("SELECT kind, number FROM counts WHERE number").fetchall()
@@ -389,7 +389,7 @@ class SQLiteStore:
         return isinstance(error, sqlite3.Error)
 
     def size(self) -> Deferred[int]:
-        return succeed(self._one("SELECT size FROM total"))
+        return succeed(self._fetch_one("SELECT size FROM total"))
 
     def close(self) -> Deferred[None]:
         self._db.close()

@@ -188,7 +188,7 @@ class JSONHandshake:
             self._check_repeated(frame)
             if first:
                 self._sig1 = self._take_signature(frame, "sig1", self._responder, self._preimage())
-                self._absent(frame, "sig2", "accepted")
+                self._check_absent(frame, "sig2", "accepted")
                 self._sig2 = self._sign(self._preimage() + self._sig1)
                 self._write()
                 return
@@ -205,7 +205,7 @@ class JSONHandshake:
         else:
             self._check_repeated(frame)
             self._same_signature(frame, "sig1", self._sig1)
-            self._absent(frame, "accepted")
+            self._check_absent(frame, "accepted")
             assert self._initiator is not None and self._sig1 is not None
             self._sig2 = self._take_signature(frame, "sig2", self._initiator, self._preimage() + self._sig1)
             self._write(accepted=True)
@@ -218,7 +218,7 @@ class JSONHandshake:
             raise HandshakeError("handshake names another responder than this key")
         self._nonce = _hex(frame, "nonce", NONCE_SIZE)
         # In Go the signed text includes a signature that is already set, so one from the initiator is refused.
-        self._absent(frame, "sig1", "sig2", "accepted")
+        self._check_absent(frame, "sig1", "sig2", "accepted")
 
     def _check_version(self, frame: dict[str, object]) -> None:
         if frame.get("version") != VERSION:
@@ -240,7 +240,7 @@ class JSONHandshake:
                 raise HandshakeError(f"{name} differs from an earlier frame")
 
     @staticmethod
-    def _absent(frame: dict[str, object], *names: str) -> None:
+    def _check_absent(frame: dict[str, object], *names: str) -> None:
         for name in names:
             value = frame.get(name)
             if value not in (None, False, _ZERO_SIGNATURE):

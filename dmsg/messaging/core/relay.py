@@ -294,7 +294,7 @@ class Relay(ConnectionTable[RelayPeer]):
         fits = end is not None and not end.open and not end.opener
         allowed = fits or self._allows_stray(peer, end, now)
         if end is None:
-            self._of_no_channel(peer, CHANNEL_OPENED, body, allowed)
+            self._on_no_channel(peer, CHANNEL_OPENED, body, allowed)
         else:
             self._opened(end, body)
 
@@ -303,7 +303,7 @@ class Relay(ConnectionTable[RelayPeer]):
         end = peer.ends.get(body[0])
         allowed = answers or (end is not None and not end.closed) or self._allows_stray(peer, end, now)
         if end is None:
-            self._of_no_channel(peer, CLOSE_CHANNEL, body, allowed)
+            self._on_no_channel(peer, CLOSE_CHANNEL, body, allowed)
         elif len(body) != 1:
             self.drops[DropReason.BAD_FRAME] += 1
         else:
@@ -314,7 +314,7 @@ class Relay(ConnectionTable[RelayPeer]):
             return  # This answers the CloseChannel of a former channel and must not end the present one of that id.
         end = peer.ends.get(body[0])
         if end is None:
-            self._of_no_channel(peer, CHANNEL_CLOSED, body, self._allows_stray(peer, end, now))
+            self._on_no_channel(peer, CHANNEL_CLOSED, body, self._allows_stray(peer, end, now))
             return
         if not end.open and not end.opener:
             # A client that refuses an OpenChannel may do so because it believes the id in use.
@@ -324,7 +324,7 @@ class Relay(ConnectionTable[RelayPeer]):
                 del peer.doubtful[next(iter(peer.doubtful))]
         self._close(end, notify=False)
 
-    def _of_no_channel(self, peer: RelayPeer, frame_type: int, body: bytes, allowed: bool) -> None:
+    def _on_no_channel(self, peer: RelayPeer, frame_type: int, body: bytes, allowed: bool) -> None:
         self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         if allowed:
             self._stray(peer, frame_type, body)
@@ -402,7 +402,7 @@ class Relay(ConnectionTable[RelayPeer]):
             self._close(end)
             return
         name, message = opened
-        self._learn(end.peer, name is not None)
+        self._record_two_ids(end.peer, name is not None)
         if name is not None:
             end.name = name
         other = end.other
@@ -415,7 +415,7 @@ class Relay(ConnectionTable[RelayPeer]):
             two = self._two_ids if self._two_ids is not None else name is not None
         self._answer(other.peer, encode_opened(self._profile, other.name, message, other.id if two else None))
 
-    def _learn(self, peer: RelayPeer, two_ids: bool) -> None:
+    def _record_two_ids(self, peer: RelayPeer, two_ids: bool) -> None:
         """Remember by a client's own answer whether it uses two ids, for this link and later links of its key."""
         peer.two_ids = two_ids
         self._known.pop(peer.key, None)

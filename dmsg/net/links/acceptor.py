@@ -203,7 +203,7 @@ class Acceptor(Factory):
         return found
 
     @property
-    def shaking(self) -> list[Link]:
+    def handshaking_links(self) -> list[Link]:
         """Links whose handshake is under way."""
         return list(self._handshakes)
 
@@ -265,7 +265,7 @@ class Acceptor(Factory):
             return False
         assert victim.link is not None
         # The place is taken before the victim is told, because its handler may run code that counts places.
-        self._refused(DropReason.CROWDED_OUT, self._shown(victim.link))
+        self._refused(DropReason.CROWDED_OUT, self._address_for_log(victim.link))
         self._take_place(victim)
         call_isolated(victim.crowd_out)
         return True
@@ -394,14 +394,14 @@ class Acceptor(Factory):
         if refusal is not None and not self._may_be_told(refusal, block):
             return refusal
         if refusal is not None:
-            self._refused(refusal, self._shown(link))
+            self._refused(refusal, self._address_for_log(link))
             self._refused_links[link] = refusal
         if block is not None:
             self._uncount(link)
             self._count(link, block)
         return None
 
-    def _shown(self, link: Link) -> str:
+    def _address_for_log(self, link: Link) -> str:
         """Return the address of a client for the log; that of a proxy is marked, so that nobody bans it."""
         address = link.address
         return f"behind the proxy {address}" if address and self.proxies.name_clients(address) else address
@@ -428,7 +428,7 @@ class Acceptor(Factory):
             victim = next((link for link in of_most if not link.spoken), next(iter(of_most), None))
         (victim or next(iter(self._handshakes))).evict()
 
-    def _shaken(self, link: Link) -> None:
+    def _handshake_ended(self, link: Link) -> None:
         """Remove a link from the handshakes under way, whatever its outcome."""
         if link not in self._handshakes:
             return
@@ -439,7 +439,7 @@ class Acceptor(Factory):
         self._unnamed.discard(link)
 
     def _handshake_failed(self, link: Link, failure: Failure) -> None:
-        self._shaken(link)
+        self._handshake_ended(link)
         self._refused_links.pop(link, None)
         self._uncount(link)
         error = failure.value
@@ -448,20 +448,20 @@ class Acceptor(Factory):
         # Only a wrong message costs a Diffie-Hellman and is charged. Lost or slow connections happen to honest clients.
         if reason is DropReason.HANDSHAKE_FAILED and isinstance(link.owner, str):
             self._failures.charge(link.owner, 1.0, self._reactor.seconds())
-        self._refused(reason, self._shown(link), link.erred)
+        self._refused(reason, self._address_for_log(link), link.erred)
         self._failed(reason, None if self.proxies.name_clients(link.address) else link.address or None)
 
     def session_up(self, session: AcceptedSession) -> None:
         """Add the session of a link whose handshake is done, and refuse the session if there is no place."""
         assert session.link is not None
-        self._shaken(session.link)
+        self._handshake_ended(session.link)
         refusal = self._refused_links.pop(session.link, None)
         self.sessions[session] = None
         self.connections_opened += 1
         # The key is proven now. Floods are charged to it, and not to an address that many people may share.
         if refusal is None and self._floods.is_exhausted(str(session.link.remote), self._reactor.seconds()):
             refusal = DropReason.FLOODED_BEFORE
-            self._refused(refusal, self._shown(session.link))
+            self._refused(refusal, self._address_for_log(session.link))
         if refusal is None:
             self._give_place(session)
             # A newcomer above the limit keeps its place until admission has decided (keep_place), because nobody should
@@ -470,7 +470,7 @@ class Acceptor(Factory):
             if beyond > 0 and (beyond > MAX_TOLD or not self._may_have_place(session)):
                 self._take_place(session)
                 refusal = DropReason.TOO_MANY_CONNECTIONS
-                self._refused(refusal, self._shown(session.link))
+                self._refused(refusal, self._address_for_log(session.link))
         if refusal is not None:
             session.refuse(refusal)
         self._sessions_changed()
@@ -486,7 +486,7 @@ class Acceptor(Factory):
             return True
         assert session.link is not None
         self._take_place(session)
-        self._refused(DropReason.TOO_MANY_CONNECTIONS, self._shown(session.link))
+        self._refused(DropReason.TOO_MANY_CONNECTIONS, self._address_for_log(session.link))
         session.refuse(DropReason.TOO_MANY_CONNECTIONS)
         return False
 
@@ -504,7 +504,7 @@ class Acceptor(Factory):
             remote = session.link.remote
             who = "" if remote is None else f"key {remote.short}"
             detail = ": ".join(one for one in (who, session.link.erred) if one)
-            self.strangers.tell(self._shown(session.link), reason.value, detail)
+            self.strangers.tell(self._address_for_log(session.link), reason.value, detail)
         # The mark is below the limit, so that a server at its limit does not log two lines for each client.
         if self._said_full and len(self._block_of) < ROOM_AGAIN * self.limits.max_connections:
             self._said_full = False

@@ -72,7 +72,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
 
     :param handshake: handshake of this connection.
     :param make_user: factory of the user above the link, called when the handshake is done.
-    :param failed: callback called once if the handshake fails.
+    :param on_failure: callback called once if the handshake fails.
     :param tuned: whether the socket inherited its options from the listening one.
     """
 
@@ -116,7 +116,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         handshake: LinkHandshake,
         make_user: MakeUser,
         *,
-        failed: OnFailure | None = None,
+        on_failure: OnFailure | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
         tuned: bool = False,
     ) -> None:
@@ -125,7 +125,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._tuned = tuned
         self._handshake: LinkHandshake | None = handshake
         self._make_user: MakeUser | None = make_user
-        self._failed = failed
+        self._on_failure = on_failure
         self._timeout = timeout
         self._timer: IDelayedCall | None = None
         self._user: LinkUser[Link] | None = None
@@ -280,11 +280,11 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         user, self._user = self._user, None
         if user is not None:
             user.link_lost(reason)
-        elif self._failed is not None:
-            failed, self._failed = self._failed, None
+        elif self._on_failure is not None:
+            on_failure, self._on_failure = self._on_failure, None
             if self.ended_for is None:
                 reason = Failure(HandshakeError("connection lost in the handshake", DropReason.HANDSHAKE_ABANDONED))
-            failed(self, reason)
+            on_failure(self, reason)
         self._make_user = None
 
     # --- handshake ---
@@ -305,7 +305,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             return
         self._cancel_timer()
         self._handshake = None
-        self._failed = None  # From here on the user is notified of the end instead.
+        self._on_failure = None  # From here on the user is notified of the end instead.
         self.remote = handshake.remote
         self._begin(handshake)
         self._up = True
@@ -335,9 +335,9 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             peer = self.remote.short if self.remote is not None else "unknown key"
             _log.info("link with {peer} ended: {error}", peer=peer, error=self.erred, reason=error.reason.value)
         self.ended_for = error.reason
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            failed(self, Failure(error))
+        if self._on_failure is not None:
+            on_failure, self._on_failure = self._on_failure, None
+            on_failure(self, Failure(error))
         self._abort()  # A clean close would first send the queue to a peer that may never read it.
 
     # --- reading ---
@@ -570,7 +570,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
 
     def abandon(self) -> None:
         """End the link at once, without calling the failure callback."""
-        self._failed = None
+        self._on_failure = None
         self._abort()
 
     def _abort(self) -> None:

@@ -45,11 +45,11 @@ class RecordLink(Link):
         handshake: KeyedHandshake,
         make_user: MakeUser,
         *,
-        failed: OnFailure | None = None,
+        on_failure: OnFailure | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
         tuned: bool = False,
     ) -> None:
-        super().__init__(reactor, turn, handshake, make_user, failed=failed, timeout=timeout, tuned=tuned)
+        super().__init__(reactor, turn, handshake, make_user, on_failure=on_failure, timeout=timeout, tuned=tuned)
         self._keyed: KeyedHandshake | None = handshake
         """Handshake, until its keys are taken."""
         self._sealer: RecordSealer | None = None
@@ -180,7 +180,7 @@ def record_links(
 ) -> MakeLink:
     """Return a factory of links to a server of known key: Noise XK, then records."""
 
-    def make_link(make_user: MakeUser, failed: OnFailure) -> RecordLink:
-        return RecordLink(reactor, turn, XKHandshake(key, remote), make_user, failed=failed, timeout=timeout)
+    def make_link(make_user: MakeUser, on_failure: OnFailure) -> RecordLink:
+        return RecordLink(reactor, turn, XKHandshake(key, remote), make_user, on_failure=on_failure, timeout=timeout)
 
     return make_link

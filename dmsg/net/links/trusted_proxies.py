@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network
 
-from dmsg.net.addresses import forwarded_client, literal
+from dmsg.net.addresses import forwarded_client, parse_ip
 
 Networks = Sequence[IPv4Network | IPv6Network]
 
@@ -30,12 +30,12 @@ class TrustedProxies:
         """
         if not _is_in(peer, self.with_header):
             return ""
-        found = literal(forwarded_client(header, lambda host: _is_in(host, self.with_header)))
+        found = parse_ip(forwarded_client(header, lambda host: _is_in(host, self.with_header)))
         return "" if found is None else str(found)
 
 
 def _is_in(host: str, networks: Networks) -> bool:
     if not networks:
         return False
-    address = literal(host)
+    address = parse_ip(host)
     return address is not None and any(address in network for network in networks)

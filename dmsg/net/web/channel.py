@@ -112,7 +112,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
 
     def requestDone(self, request: Request) -> None:
         super().requestDone(request)  # type: ignore[no-untyped-call]
-        if self._over:
+        if self._has_ended:
             self._unparsed.clear()
         self.site.unanswered.settle(self, sum(map(len, self._unparsed)))
         self._feed()
@@ -150,12 +150,12 @@ class BoundedChannel(TurnTaker, HTTPChannel):
     def _feed(self) -> None:
         if self.feeding:
             return
-        while self._unparsed and not self._handlingRequest and not self._waitingForTransport and not self._over:
+        while self._unparsed and not self._handlingRequest and not self._waitingForTransport and not self._has_ended:
             if not self._may_work():
                 self._next_turn()
                 break
             self._spend(self._parse, self._unparsed.popleft())
-        if self._over:
+        if self._has_ended:
             self.drop_buffer()
         elif self._unparsed:
             self._paused = True
@@ -165,7 +165,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
             self._networkProducer.resumeProducing()
 
     @property
-    def _over(self) -> bool:
+    def _has_ended(self) -> bool:
         # An upgrade takes the transport away, and a response may end the connection.
         return self._given_up or self.transport is None or bool(self.transport.disconnecting)  # type: ignore[attr-defined]
 
@@ -263,15 +263,15 @@ class BoundedSite(Site):
         *,
         requestFactory: type[PlainRequest] = PlainRequest,
         share: TurnShare | None = None,
-        refused: Callable[[str], None] = lambda reason: None,
+        on_refused: Callable[[str], None] = lambda reason: None,
         **options: Unpack[SiteOptions],
     ) -> None:
-        """:param refused: called with ``busy`` when a connection ends because all together use too much memory.
+        """:param on_refused: called with ``busy`` when a connection ends because all together use too much memory.
         :param options: arguments of :class:`twisted.web.server.Site`.
         """
         super().__init__(resource, requestFactory=requestFactory, **options)  # type: ignore[no-untyped-call]
         self.share = share or TurnShare(self.reactor)
-        self.unanswered = PendingRequests(refused=refused)
+        self.unanswered = PendingRequests(on_refused=on_refused)
 
     def buildProtocol(self, addr: IAddress | None) -> BoundedChannel:  # type: ignore[override]
         channel: BoundedChannel = super().buildProtocol(addr)  # type: ignore[no-untyped-call]

@@ -34,7 +34,7 @@ WHOLE_WITHIN = 20.0
 """Maximum number of seconds from the first byte of a request to its last."""
 
 
-def _possible() -> int:
+def _descriptor_limit() -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit - RESERVE))
 
@@ -75,7 +75,7 @@ class GuardedConnection:
 
     def _on_deadline(self) -> None:
         self._timer = None
-        self.guard.refused("slow_request")
+        self.guard.on_refused("slow_request")
         self.drop()
 
     def drop(self) -> None:
@@ -85,7 +85,7 @@ class GuardedConnection:
 
     def failed(self) -> None:
         """Count a request that made Twisted's parser raise, and close the connection."""
-        self.guard.refused("unreadable_request")
+        self.guard.on_refused("unreadable_request")
         self.drop()
 
 
@@ -95,7 +95,7 @@ class GuardOptions(TypedDict, total=False):
     limit: int | None
     most_of_block: int
     by_place: bool
-    refused: Callable[[str], None]
+    on_refused: Callable[[str], None]
 
 
 class Guard:
@@ -103,7 +103,7 @@ class Guard:
 
     :param limit: limit of connections in all; None to use the limit of descriptors.
     :param by_place: whether to count by address; False behind a proxy, from which all connections come.
-    :param refused: called with ``too_many_connections``, ``slow_request`` or ``unreadable_request``.
+    :param on_refused: called with ``too_many_connections``, ``slow_request`` or ``unreadable_request``.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class Guard:
         limit: int | None = None,
         most_of_block: int = MAX_OF_BLOCK,
         by_place: bool = True,
-        refused: Callable[[str], None] = lambda reason: None,
+        on_refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.clock = clock
-        self.refused = refused
-        self._most = _possible() if limit is None else limit
+        self.on_refused = on_refused
+        self._most = _descriptor_limit() if limit is None else limit
         self._most_of_block = most_of_block
         self._by_place = by_place
         self._open: dict[GuardedConnection, None] = {}
@@ -141,7 +141,7 @@ class Guard:
             # The victim comes from the address with most inside the block, because one address may have all of a wide
             # block.
             victim = self._victim(self._of.heaviest(crowded) if crowded else connection.block, connection)
-            self.refused("too_many_connections")
+            self.on_refused("too_many_connections")
             self.remove(victim)
             victim.drop()
 

@@ -32,13 +32,13 @@ class PendingRequests:
     memory for longest.
 
     :param limit: limit in bytes.
-    :param refused: called with ``busy`` for each connection that is closed.
+    :param on_refused: called with ``busy`` for each connection that is closed.
     :ivar held: bytes held now.
     """
 
-    def __init__(self, limit: int = MAX_HELD, refused: Callable[[str], None] = lambda reason: None) -> None:
+    def __init__(self, limit: int = MAX_HELD, on_refused: Callable[[str], None] = lambda reason: None) -> None:
         self.most = limit
-        self.refused = refused
+        self.on_refused = on_refused
         self.held = 0
         self._of = BlockCounts()
         self._holders: dict[str, dict[MemoryHolder, int]] = {}
@@ -77,7 +77,7 @@ class PendingRequests:
 
     def _make_room(self) -> None:
         oldest = next(one for one, size in self._holders[self._of.heaviest()].items() if size)
-        self.refused("busy")
+        self.on_refused("busy")
         try:
             oldest.give_up()
         finally:

@@ -55,7 +55,7 @@ def answer_http_error(request: IRequest, failure: Failure) -> bytes:
     return answer(request, error.code or 500, (error.name or "error").lower())
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     """Do nothing; stands for a missing hook of the guard."""
 
 
@@ -104,7 +104,7 @@ class BoundedRequest(TurnTaker, PlainRequest):
 
     def _guard(self, name: str) -> Callable[[], None]:
         """Return a hook of the guard of this connection, or a function that does nothing if there is no guard."""
-        found: Callable[[], None] = getattr(getattr(self.channel, "transport", None), name, _nobody)
+        found: Callable[[], None] = getattr(getattr(self.channel, "transport", None), name, _do_nothing)
         return found
 
     def finish(self) -> None:
@@ -167,23 +167,23 @@ class BoundedOptions(SiteOptions):
 
     requestFactory: type[BoundedRequest]
     share: TurnShare
-    refused: Callable[[str], None]
+    on_refused: Callable[[str], None]
 
 
 def bounded_arguments(
-    reactor: IReactorTime, max_body: int, refused: Callable[[str], None], timeout: float
+    reactor: IReactorTime, max_body: int, on_refused: Callable[[str], None], timeout: float
 ) -> BoundedOptions:
     """Return the arguments of a :class:`~dmsg.net.web.channel.BoundedSite` of :class:`BoundedRequest`.
 
-    :param refused: called with ``too_long`` or ``busy``.
+    :param on_refused: called with ``too_long`` or ``busy``.
     :param timeout: seconds that a connection may be silent.
     """
     share = TurnShare(reactor)
-    of_site = {"max_body": max_body, "share": share, "count_refusal": staticmethod(refused)}
+    of_site = {"max_body": max_body, "share": share, "count_refusal": staticmethod(on_refused)}
     return {
         "requestFactory": type("Bounded", (BoundedRequest,), of_site),
         "share": share,
-        "refused": refused,
+        "on_refused": on_refused,
         "timeout": timeout,
         "reactor": reactor,
         "parsePOSTFormSubmission": False,
@@ -225,7 +225,7 @@ class GateOptions(TypedDict, total=False):
     posts: RateLimit | None
     is_post: Callable[[Request], bool]
     independent: bool
-    finished: Callable[[Request, int, float], None]
+    on_finished: Callable[[Request, int, float], None]
 
 
 class Gate(Resource):
@@ -235,7 +235,7 @@ class Gate(Resource):
     :param posts: separate limit for requests for which ``is_post`` is true, unless their address exceeds the general
         limit.
     :param independent: whether the separate limit applies even if the address exceeds the general one.
-    :param finished: called with the request, its status and its duration in seconds.
+    :param on_finished: called with the request, its status and its duration in seconds.
     """
 
     isLeaf = True
@@ -245,25 +245,25 @@ class Gate(Resource):
         root: IResource,
         reactor: IReactorTime,
         requesters: Requesters,
-        refused: Callable[[str], None],
+        on_refused: Callable[[str], None],
         *,
         patience: Callable[[Request], float] = lambda request: 0.0,
         posts: RateLimit | None = None,
         is_post: Callable[[Request], bool] = lambda request: False,
         independent: bool = False,
-        finished: Callable[[Request, int, float], None] = lambda request, status, seconds: None,
+        on_finished: Callable[[Request, int, float], None] = lambda request, status, seconds: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._root = root
         self._reactor = reactor
         self._limit = requesters.limit
         self._address_of = requesters.address_of
-        self._refused = refused
+        self._refused = on_refused
         self._patience = patience
         self._posts = posts
         self._is_post = is_post
         self._independent = independent
-        self._finished = finished
+        self._on_finished = on_finished
         self._waiting: dict[Request, IDelayedCall] = {}
         self._open = BlockCounts()
         self._waiting_size = 0
@@ -272,8 +272,8 @@ class Gate(Resource):
         """Number of requests that were delayed."""
 
     def log(self, request: Request) -> None:
-        """Report an answered request to ``finished``; replaces Twisted's access log."""
-        self._finished(request, request.code, self._reactor.seconds() - getattr(request, "began", 0.0))
+        """Report an answered request to ``on_finished``; replaces Twisted's access log."""
+        self._on_finished(request, request.code, self._reactor.seconds() - getattr(request, "began", 0.0))
 
     def stop(self) -> None:
         """Drop all delayed requests."""
@@ -288,7 +288,7 @@ class Gate(Resource):
         crowded = self._open.crowded_block(address, MAX_WAITING_OF_ADDRESS)
         self._open.add(address)
         finished = request.notifyFinish()
-        finished.addErrback(self._left, request)
+        finished.addErrback(self._client_left, request)
         finished.addBoth(self._done, address)
         if crowded:
             self._refused("too_many_waiting")
@@ -319,10 +319,10 @@ class Gate(Resource):
     def _done(self, _: object, address: str) -> None:
         self._open.remove(address)
 
-    def _left(self, _: object, request: Request) -> None:
+    def _client_left(self, _: object, request: Request) -> None:
         """Forget a request whose client has left, and report it with status 499."""
         self._forget(request)
-        self._finished(request, 499, self._reactor.seconds() - request.began)  # type: ignore[attr-defined]
+        self._on_finished(request, 499, self._reactor.seconds() - request.began)  # type: ignore[attr-defined]
 
     def _forget(self, request: Request) -> None:
         call = self._waiting.pop(request, None)
@@ -359,7 +359,7 @@ class Gate(Resource):
 def gated_site(
     root: IResource,
     reactor: IReactorTime,
-    refused: Callable[[str], None],
+    on_refused: Callable[[str], None],
     requesters: Requesters,
     *,
     max_body: int,
@@ -367,12 +367,12 @@ def gated_site(
 ) -> BoundedSite:
     """Return the factory of a site behind a :class:`Gate`.
 
-    :param refused: called with ``too_long``, ``busy``, ``rate_limit`` or ``bad_path``.
+    :param on_refused: called with ``too_long``, ``busy``, ``rate_limit`` or ``bad_path``.
     :param max_body: maximum number of bytes of a request's body.
     :param of_gate: arguments of :class:`Gate`, which is the site's ``resource``.
     """
-    gate = Gate(root, reactor, requesters, refused, **of_gate)
-    site = BoundedSite(gate, **bounded_arguments(reactor, max_body, refused, IDLE_TIMEOUT))
+    gate = Gate(root, reactor, requesters, on_refused, **of_gate)
+    site = BoundedSite(gate, **bounded_arguments(reactor, max_body, on_refused, IDLE_TIMEOUT))
     # The log gets no line for each request.
     site.log = gate.log  # type: ignore[method-assign,assignment]  # All requests are of the class above.
     return site

@@ -155,7 +155,7 @@ class RmbPeer(Service):
             self._random,
             drops=self.drops,
             on_message=self._deliver,
-            rejected=self._rejected,
+            on_rejected=self._on_rejected,
         )
         files = FileUploads(self._reactor, settings.uploads, self._ask, store, self._now)
         self._running = _Running(store, registry, bus, files)
@@ -352,7 +352,7 @@ class RmbPeer(Service):
 
     # --- the network ---
 
-    async def _rejected(self, rejected: MessageRejected) -> None:
+    async def _on_rejected(self, rejected: MessageRejected) -> None:
         self._say(rejected.drop, f"dropped: {rejected}")
         if rejected.wants_answer is not None:
             code, request = rejected.wants_answer
@@ -410,7 +410,7 @@ class RmbPeer(Service):
             envelope.schema if envelope.HasField("schema") else None,
             envelope.timestamp,
         )
-        await self._once(received, f"msgbus.{command}", message)
+        await self._hand_over_once(received, f"msgbus.{command}", message)
 
     def _may_ask(self, twin: int, command: str) -> bool:
         """Whether ``twin`` may request this command; each command makes a list in Redis, whether or not a service
@@ -426,7 +426,7 @@ class RmbPeer(Service):
             self._commands.pop(next(iter(self._commands)))
         return True
 
-    async def _once(self, received: ReceivedMessage, key: str, message: bytes) -> None:
+    async def _hand_over_once(self, received: ReceivedMessage, key: str, message: bytes) -> None:
         envelope = received.envelope
         ttl_left = max(1, envelope.timestamp + envelope.expiration - int(self._now()) + 1)
         same = (str(received.source.twin), envelope.uid, received.kind)
@@ -467,4 +467,4 @@ class RmbPeer(Service):
             # A relay's error does not say which destination it concerns, so several may come and none is a duplicate.
             await self._running_parts.store.hand_over(backlog.reply_to, message)
             return
-        await self._once(received, backlog.reply_to, message)
+        await self._hand_over_once(received, backlog.reply_to, message)

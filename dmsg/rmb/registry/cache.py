@@ -162,8 +162,8 @@ class CachedRegistry:
     def twins(self, after: int, limit: int) -> Deferred[list[Twin]]:
         return self.registry.twins(after, limit)
 
-    def watch(self, changed: Callable[[Twin], None]) -> None:
-        self.registry.watch(changed)
+    def watch(self, on_change: Callable[[Twin], None]) -> None:
+        self.registry.watch(on_change)
 
     def close(self) -> Deferred[None]:
         return self.registry.close()

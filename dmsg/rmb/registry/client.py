@@ -141,8 +141,8 @@ class HTTPRegistry:
 
     # --- the change feed ---
 
-    def watch(self, changed: Callable[[Twin], None]) -> None:
-        self._watchers.append(changed)
+    def watch(self, on_change: Callable[[Twin], None]) -> None:
+        self._watchers.append(on_change)
         if self._following is None:
             self._following = Deferred.fromCoroutine(self._follow())
             self._following.addErrback(self._not_following)

@@ -141,8 +141,8 @@ class FileRegistry:
         ids = sorted(number for number in self._twins if number > after)
         return succeed([self._twins[number] for number in ids[: min(limit, PAGE)]])
 
-    def watch(self, changed: Callable[[Twin], None]) -> None:
-        self._watchers.append(changed)
+    def watch(self, on_change: Callable[[Twin], None]) -> None:
+        self._watchers.append(on_change)
         if not self._poll.running:
             self._poll.start(POLL, now=False)
 

@@ -36,7 +36,7 @@ class TwinRegistry(Interface):
     def twins(after: int, limit: int) -> Deferred[list[Twin]]:
         """Return at most ``limit`` twins with ids above ``after``, in the order of their ids."""
 
-    def watch(changed: Callable[[Twin], None]) -> None:
+    def watch(on_change: Callable[[Twin], None]) -> None:
         """Call ``changed`` with every twin that is created or changed from now on."""
 
     def close() -> Deferred[None]:

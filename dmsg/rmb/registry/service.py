@@ -123,7 +123,7 @@ class RegistryService(ListeningService):
             max_body=MAX_BODY,
         )
         self._guarded = GuardedFactory(
-            site, self._reactor, by_place=not self._settings.proxied, refused=api.count_refusal
+            site, self._reactor, by_place=not self._settings.proxied, on_refused=api.count_refusal
         )
         await self._listen(self._guarded)
 

@@ -139,8 +139,8 @@ class TableRegistry:
         number: int = self._db.execute("SELECT count(*) FROM twins").fetchone()[0]
         return number
 
-    def watch(self, changed: Callable[[Twin], None]) -> None:
-        self._watchers.append(changed)
+    def watch(self, on_change: Callable[[Twin], None]) -> None:
+        self._watchers.append(on_change)
 
     def close(self) -> Deferred[None]:
         self._db.close()

@@ -211,7 +211,7 @@ class TfchainRegistry:
     def twins(self, after: int, limit: int) -> Deferred[list[Twin]]:
         return Deferred.fromCoroutine(self._page(after, limit))
 
-    def watch(self, changed: Callable[[Twin], None]) -> None:
+    def watch(self, on_change: Callable[[Twin], None]) -> None:
         """Ignore ``changed``: tfchain has no change feed, and the cache in front asks again."""
 
     def close(self) -> Deferred[None]:

@@ -169,15 +169,15 @@ class Delivery:
         return self.lazy and self.answers and not self.stalled
 
     @property
-    def _full(self) -> bool:
+    def _is_full(self) -> bool:
         return len(self._window) >= WINDOW_MESSAGES or self._size >= WINDOW_SIZE
 
     def offer(self, message: Message) -> bool:
         """Take a message for the window or the line; return False when the caller has to put it into the queue."""
-        if not (self._line or self.catching_up or self._full):
+        if not (self._line or self.catching_up or self._is_full):
             self._send(message)
             return True
-        if self.stalled or self._too_long or message.durable:
+        if self.stalled or self._is_too_long or message.durable:
             self._queued_count += 1
             self._queued_size += len(message.data)
             self._wait_for_me(message)
@@ -198,21 +198,21 @@ class Delivery:
         holder = message.owner.holder if message.owner is not None else None
         if holder is None or holder in self._held or (self.stalled and message.is_answer):
             return
-        if self._crowded(1):
+        if self._reaches_limit(1):
             self._held.add(holder)
             holder.wait_for(self)
 
     @property
     def is_crowded(self) -> bool:
         """Whether so many messages wait that further senders are held."""
-        return self._crowded(1)
+        return self._reaches_limit(1)
 
     @property
-    def _too_long(self) -> bool:
+    def _is_too_long(self) -> bool:
         """Whether the line has twice the size at which senders are held, because of senders that cannot be held."""
         return len(self._line) >= 2 * self._line_messages or self._line_size >= 2 * LINE_SIZE
 
-    def _crowded(self, part: int) -> bool:
+    def _reaches_limit(self, part: int) -> bool:
         """Whether the waiting messages reach one ``part``-th of the limit at which senders are held."""
         waiting, size = len(self._line) + self._queued_count, self._line_size + self._queued_size
         most = LINE_SIZE if self._most_size is None else min(LINE_SIZE, self._most_size)
@@ -221,14 +221,14 @@ class Delivery:
     def _advance_line(self) -> None:
         """Move messages from the line into the window, as long as the queue holds nothing older."""
         line = self._line
-        while line and not (self.catching_up or self._full):
+        while line and not (self.catching_up or self._is_full):
             message = line.popleft()
             self._line_size -= len(message.data)
             self._send(message)
         self._release_if_roomy()
 
     def _release_if_roomy(self) -> None:
-        if self._held and not self._crowded(2):
+        if self._held and not self._reaches_limit(2):
             self._release()
 
     def _release(self) -> None:
@@ -399,14 +399,14 @@ class Delivery:
         self._inside = True
         try:
             self._more = True
-            while self._more and not (self._reading or self.closed or self._full or self._keeping):
+            while self._more and not (self._reading or self.closed or self._is_full or self._keeping):
                 self._reading = True
                 self._read_again = self._more = False
-                self._store.read(self.session, self._after).addCallbacks(self._got, self._not_read)
+                self._store.read(self.session, self._after).addCallbacks(self._batch_read, self._read_failed)
         finally:
             self._inside = False
 
-    def _got(self, batch: list[QueuedMessage]) -> None:
+    def _batch_read(self, batch: list[QueuedMessage]) -> None:
         self._reading = False
         if self.closed:
             return
@@ -433,7 +433,7 @@ class Delivery:
             self.catching_up = False
             self._advance_line()
 
-    def _not_read(self, failure: Failure) -> None:
+    def _read_failed(self, failure: Failure) -> None:
         # The relay's periodic check reads again.
         self._reading = False
 

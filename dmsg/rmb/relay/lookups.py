@@ -40,9 +40,8 @@ class WaitingMail(NamedTuple):
 class LookupLines:
     """Lines of waiting messages, one for each twin that is being looked up.
 
-    :param answered: called for each message, in order, with the registry's answer: the twin, None for an unknown twin,
-        or
-        the failure.
+    :param on_answered: called for each message, in order, with the registry's answer: the twin, None for an unknown
+        twin, or the failure.
     :ivar looking: bytes of waiting messages, by the session that sent them.
     """
 
@@ -50,11 +49,11 @@ class LookupLines:
         self,
         clock: IReactorTime,
         registry: CachedRegistry,
-        answered: Callable[[WaitingMail, Twin | Failure | None], None],
+        on_answered: Callable[[WaitingMail, Twin | Failure | None], None],
     ) -> None:
         self._clock = clock
         self._registry = registry
-        self._answered = answered
+        self._on_answered = on_answered
         self._lines: dict[int, deque[WaitingMail]] = {}
         self.size = 0
         """Bytes of all waiting messages."""
@@ -102,7 +101,7 @@ class LookupLines:
 
     def _finish(self, waiting: WaitingMail, result: Twin | Failure | None) -> None:
         self._count(waiting.session, -len(waiting.mail.data))
-        self._answered(waiting, result)
+        self._on_answered(waiting, result)
 
     def lost(self, session: RelaySession) -> None:
         """Forget a session that has ended, so that it is not released later."""

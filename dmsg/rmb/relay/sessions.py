@@ -94,7 +94,7 @@ class RelaySession:
         self.switch = switch
         self.session = session
         self.socket: Socket | None = None
-        self.ledger = Ledger(self._answer_ping, self._broken)
+        self.ledger = Ledger(self._answer_ping, self._end_for_loss)
         self.delivery = Delivery(session, self, switch, switch.line_messages, switch.line_size)
         self.parking = HeldMessages(
             self._receive,
@@ -105,7 +105,7 @@ class RelaySession:
             lambda: len(self.delivery) > 0,
         )
         self.ledger.holder = self.parking
-        self._asks(resends)
+        self._set_resends(resends)
         self.heard_at = 0.0
         self.unfinished = 0
         """Bytes of the incomplete message."""
@@ -151,7 +151,7 @@ class RelaySession:
         if not self.is_lost:
             self.switch.fragmented(self, small)
 
-    def _asks(self, resends: bool) -> None:
+    def _set_resends(self, resends: bool) -> None:
         self.ledger.durable = self.switch.durable and not resends
         self.delivery.lazy = not resends
 
@@ -189,7 +189,7 @@ class RelaySession:
     def ping_received(self, payload: bytes) -> None:
         # A session counts as one that resends from its first ping of this size on.
         if self.delivery.lazy and len(payload) == ASKING_PING:
-            self._asks(True)
+            self._set_resends(True)
         if self.parking.closed:
             self.parking.put(payload, is_message=False)
         else:
@@ -211,7 +211,7 @@ class RelaySession:
         if self.socket is not None:
             self.socket.release(HoldReason.UNSETTLED)
 
-    def _broken(self) -> None:
+    def _end_for_loss(self) -> None:
         """End the session because a message of it was lost here, so that it connects again and resends."""
         if not self.is_lost:
             self.end(Drop.QUEUE_FAILED, TRY_LATER, "the queue of this relay does not take messages now")

@@ -103,7 +103,7 @@ class RelaySite(Resource):
         site.displayTracebacks = False
         # The URL contains the token, so requests are not logged.
         site.log = lambda request: None  # type: ignore[method-assign]
-        guard = Guard(self._reactor, by_place=not self._settings.proxied, refused=unguarded)
+        guard = Guard(self._reactor, by_place=not self._settings.proxied, on_refused=unguarded)
         return PlainUpgradeFactory(site, self._reactor, self._take, IDLE_TIMEOUT, guard)
 
     # --- routes ---
@@ -355,9 +355,9 @@ class BatchAnswer:
                 continue
             taking = Deferred.fromCoroutine(self._bringing.take(data, only_connected=only_connected))
             self._taking[number] = taking
-            taking.addCallbacks(self._taken, self._failed, callbackArgs=(number,), errbackArgs=(number,))
+            taking.addCallbacks(self._answer_verdict, self._failed, callbackArgs=(number,), errbackArgs=(number,))
 
-    def _taken(self, judged: tuple[Verdict, bool], number: int) -> None:
+    def _answer_verdict(self, judged: tuple[Verdict, bool], number: int) -> None:
         verdict, worthless = judged
         if worthless:
             self._bringing.charge(self._address, self._reactor.seconds())

@@ -11,7 +11,7 @@ from dmsg.base.memory import Memory
 from dmsg.base.units import human_count, human_size
 from dmsg.pages.history import Growth
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
-from dmsg.pages.process import of_process
+from dmsg.pages.process import process_facts
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.relay.switch import Switch
@@ -80,7 +80,7 @@ class RmbRelayStatus(StatusSource):
         asked = cache.hits + cache.misses
         return [
             Fact("State", status, GOOD if status == "ok" else BAD, is_event=True),
-            *of_process(relay.started),
+            *process_facts(relay.started),
             Fact("Sessions", f"{len(switch.sessions)} of {relay.settings.max_sessions}"),
             Fact("Messages in transit to other relays", human_count(len(switch.federation))),
             Fact("Twins in the cache", human_count(len(cache))),

@@ -184,10 +184,10 @@ class Switch:
         :param wait: seconds before the next check; a check takes up to 0.15 ms, and many sessions may read nothing.
         """
         if not self._to_hand:
-            self._clock.callLater(0, self._hand)
+            self._clock.callLater(0, self._count_handed)
         self._to_hand.append((delivery, wait))
 
-    def _hand(self) -> None:
+    def _count_handed(self) -> None:
         waiting, self._to_hand = self._to_hand, []
         for delivery, wait in waiting:
             if not delivery.count_delivered():
@@ -411,7 +411,7 @@ class Switch:
             return result
 
         def failed(failure: Failure) -> None:
-            self._not_kept(session, mail, failure, answers=answers)
+            self._store_failed(session, mail, failure, answers=answers)
             if connected is not None:
                 connected.delivery.retry()
 
@@ -434,7 +434,7 @@ class Switch:
         elif other_relays:
             self.federation.offers.add(str(session), QueuedMessage(number, mail.data), other_relays, mail.until)
 
-    def _not_kept(self, session: Session, mail: Message, failure: Failure, *, answers: bool) -> None:
+    def _store_failed(self, session: Session, mail: Message, failure: Failure, *, answers: bool) -> None:
         self.rules.drops[Drop.QUEUE_FAILED] += 1
         why = str(failure.value) if failure.check(DmsgError) else type(failure.value).__name__
         if not failure.check(QueueUnavailable):

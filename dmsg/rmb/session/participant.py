@@ -23,7 +23,7 @@ from dmsg.rmb.errors import Drop, IdentityError
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.session.seal import MessageRejected, ReceivedMessage, Seal
 from dmsg.rmb.session.setup import find_twin, publish, retry_registry
-from dmsg.rmb.session.uplink import Uplink, dealt_with
+from dmsg.rmb.session.uplink import Uplink, report_outcome
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity
@@ -64,7 +64,7 @@ class Participant:
 
     :param on_message: coroutine function called with each valid message. A relay's ping behind the message is answered
         once the coroutine has ended.
-    :param rejected: coroutine function called with each invalid message.
+    :param on_rejected: coroutine function called with each invalid message.
     :param drops: counter of drops by reason.
     :ivar twin: the registry entry; ``twin``, ``seal`` and ``uplink`` exist once ``is_open`` is true.
     """
@@ -79,7 +79,7 @@ class Participant:
         *,
         drops: Counter[Drop],
         on_message: Callable[[ReceivedMessage], Coroutine[Deferred[object], object, None]],
-        rejected: Callable[[MessageRejected], Coroutine[Deferred[object], object, None]],
+        on_rejected: Callable[[MessageRejected], Coroutine[Deferred[object], object, None]],
     ) -> None:
         self._reactor = reactor
         self._profile = profile
@@ -87,7 +87,7 @@ class Participant:
         self.now = wall_clock
         self._random = random
         self._on_message = on_message
-        self._rejected = rejected
+        self._on_rejected = on_rejected
         self._running: set[Deferred[None]] = set()
         self.drops = drops
         self.twin: Twin
@@ -197,7 +197,7 @@ class Participant:
         :param done: called with True when the message is handled, or with False when the relay has to bring it
             again.
         """
-        self.run(dealt_with(self.take(data), done, self.drops))
+        self.run(report_outcome(self.take(data), done, self.drops))
 
     async def take(self, data: bytes) -> None:
         """Open one message and pass it on; while the registry is unavailable, retry until the message expires."""
@@ -207,7 +207,7 @@ class Participant:
             except MessageRejected as rejected:
                 if rejected.drop is not Drop.REGISTRY_DOWN:
                     self.drops[rejected.drop] += 1
-                    await self._rejected(rejected)
+                    await self._on_rejected(rejected)
                     return
             else:
                 await self._on_message(received)

@@ -177,7 +177,7 @@ class RelayLink:
         self._sent = self._confirmed = 0
         self._barrier = False
         # Pings are answered on their own connection or not at all, so each connection has a ledger of its own.
-        self._ledger = Ledger(partial(self._answer, socket), partial(self._not_taken, socket))
+        self._ledger = Ledger(partial(self._answer, socket), partial(self._message_failed, socket))
         self._since = self._heard_at = self._spoke_at = now
         self.error = None
         _log.info("connected to the relay {url}", url=self.shown_url)
@@ -210,7 +210,7 @@ class RelayLink:
 
         self._uplink.received(data, done)
 
-    def _not_taken(self, socket: Socket) -> None:
+    def _message_failed(self, socket: Socket) -> None:
         """Drop the connection, so that the relay brings the unconfirmed message again over another one."""
         if self._socket is socket:
             self.error = f"a message of {self.shown_url} could not be taken"
@@ -276,7 +276,7 @@ class RelayLink:
             socket.ping(b"")
 
 
-async def dealt_with(
+async def report_outcome(
     taking: Coroutine[Deferred[object], object, None], done: Callable[[bool], None], drops: Counter[Drop]
 ) -> None:
     """Await ``taking`` and report whether the message was taken.
@@ -306,7 +306,7 @@ class Uplink:
 
     :param urls: ``ws://`` or ``wss://``; the relay that worked last is used first.
     :param make_token: returns a new token for each attempt to connect.
-    :param received: called with each message and a function to call once the message is handled. The function's
+    :param on_received: called with each message and a function to call once the message is handled. The function's
         argument
         is True, or False to have the relay bring the message again.
     :param wall_clock: seconds since 1970.
@@ -317,13 +317,13 @@ class Uplink:
         reactor: IReactorTime,
         urls: Sequence[str],
         make_token: Callable[[], str],
-        received: Callable[[bytes, Callable[[bool], None]], None],
+        on_received: Callable[[bytes, Callable[[bool], None]], None],
         wall_clock: Callable[[], float],
         random: Random | None = None,
     ) -> None:
         self._reactor = reactor
         self.make_token = make_token
-        self.received = received
+        self.received = on_received
         self._now = wall_clock
         turn = TurnFlush(reactor)
         random = random or Random()

@@ -63,14 +63,14 @@ class Ledger:
     """Unsettled messages of a session, and its pings that wait until they are settled.
 
     :param pong: sends the answer to a ping.
-    :param broken: called when a message was lost that the session has to send again.
+    :param on_broken: called when a message was lost that the session has to send again.
     """
 
-    __slots__ = ("_added", "_broken", "_pings", "_pong", "_waiting", "durable", "holder", "relaxed", "size")
+    __slots__ = ("_added", "_on_broken", "_pings", "_pong", "_waiting", "durable", "holder", "relaxed", "size")
 
-    def __init__(self, pong: Callable[[bytes], None], broken: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, pong: Callable[[bytes], None], on_broken: Callable[[], None] = lambda: None) -> None:
         self._pong = pong
-        self._broken = broken
+        self._on_broken = on_broken
         self.holder: HeldMessages | None = None
         """Holder of the session while a receiver catches up; None for messages of another relay."""
         self.durable = False
@@ -94,7 +94,7 @@ class Ledger:
 
     def lost(self) -> None:
         """Report that a message will never be settled."""
-        self._broken()
+        self._on_broken()
 
     def advance(self) -> None:
         """Remove the settled messages at the front, and answer the pings behind them."""

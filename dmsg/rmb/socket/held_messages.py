@@ -89,7 +89,7 @@ class HeldMessages(TurnTaker):
     def caught_up(self, delivery: object) -> None:
         """Stop waiting for ``delivery``."""
         self._for.discard(delivery)
-        self._soon()
+        self._process_soon()
 
     def put(self, data: bytes, *, is_message: bool) -> None:
         """Store a message or ping of the session."""
@@ -105,7 +105,7 @@ class HeldMessages(TurnTaker):
         self._for.clear()
         self.size = 0
 
-    def _soon(self) -> None:
+    def _process_soon(self) -> None:
         if self._waiting and not self._for:
             self._next_turn()
 
@@ -116,7 +116,7 @@ class HeldMessages(TurnTaker):
         self._spend(self._resume)
         if self.size < MAX_HELD_SIZE // 2:
             self._release()
-        self._soon()
+        self._process_soon()
 
     def _resume(self) -> None:
         share = self.share

@@ -56,9 +56,9 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
         if isinstance(self.transport, ProtocolWrapper):
             self._open()
         else:
-            self._silence = self._door.reactor.callLater(self._door.patience, self._silent)
+            self._silence = self._door.reactor.callLater(self._door.patience, self._first_byte_late)
 
-    def _silent(self) -> None:
+    def _first_byte_late(self) -> None:
         self._silence = None
         self.transport.abortConnection()
 

@@ -86,7 +86,7 @@ class _QuickSocket(_ServerSocket):
 _S = TypeVar("_S", bound=_ServerSocket)
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     """Do nothing: this transport has no guard to tell."""
 
 
@@ -116,7 +116,7 @@ class UpgradeResource:
 
         if self._is_plain(request):
             transport = cast(SocketTransport, request.channel.transport)
-            getattr(transport, "request_is_taken", _nobody)()
+            getattr(transport, "request_is_taken", _do_nothing)()
             self._release(request)
             request.channel.transport = None
             self.take(transport, request.getHeader(b"sec-websocket-key") or b"", receiver)
@@ -126,7 +126,7 @@ class UpgradeResource:
         def build(addr: IAddress | None) -> _ServerSocket:
             return self._build(_ServerSocket, receiver)
 
-        getattr(request.channel.transport, "request_is_taken", _nobody)()
+        getattr(request.channel.transport, "request_is_taken", _do_nothing)()
         self._release(request)
         self._factory.buildProtocol = build  # type: ignore[method-assign]
         rendered: bytes | int = self._resource.render(request)

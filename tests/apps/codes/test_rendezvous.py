@@ -38,7 +38,7 @@ class RendezvousTests(SynchronousTestCase):
     def offer(self, **options: Any) -> OfferedCode:
         host = self.lab.network.host("alice")
         offered = self.result_of(
-            offer_code(host, self.alice, wrong_guess=self.guesses.append, warned=self.warnings.append, **options)
+            offer_code(host, self.alice, on_wrong_guess=self.guesses.append, on_warning=self.warnings.append, **options)
         )
         assert isinstance(offered, OfferedCode), offered
         return offered

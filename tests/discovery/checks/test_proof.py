@@ -42,7 +42,7 @@ class ProofTests(TestCase):
     async def why_not(self, server: Any, key: SecKey, version: str) -> str:
         port = server.ports[0].getHost().port
         entry = Entry(version, 0, 1, key.public.hex(), server=ServerMeta(f"127.0.0.1:{port}", 1))
-        return await self.looks()._why_not(entry, "127.0.0.1", True)
+        return await self.looks()._reason_against(entry, "127.0.0.1", True)
 
     @asynchronous
     async def test_servers_of_each_family_prove_their_key(self) -> None:
@@ -101,7 +101,7 @@ class ProofTests(TestCase):
         """``localhost`` is this machine, whoever wrote it."""
         looks = self.looks()
         entry = server(1, "localhost:1")
-        self.assertIn("not one that is looked at", await looks._why_not(entry, "1.1.1.1", True))
+        self.assertIn("not one that is looked at", await looks._reason_against(entry, "1.1.1.1", True))
         self.assertEqual(looks.looked, 0)
-        self.assertNotEqual(await looks._why_not(entry, "127.0.0.1", True), "")
+        self.assertNotEqual(await looks._reason_against(entry, "127.0.0.1", True), "")
         self.assertEqual(looks.looked, 1)

@@ -7,7 +7,7 @@ import json
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.discovery.entries.dialects import Dialect, decode, signed_one
+from dmsg.discovery.entries.dialects import Dialect, decode, find_signed_form
 from dmsg.discovery.entries.entry import ClientMeta, Entry, EntryInvalid, EntrySignatureError, ServerMeta, Successor
 from dmsg.discovery.entries.gojson import STRICT
 from dmsg.discovery.entries.rules import (
@@ -59,8 +59,8 @@ class SignedTests(SynchronousTestCase):
         plain = [Entry("0.0.1", number, 9, key.public.hex(), ClientMeta(())) for number in range(3)]
         for signed in range(3):
             ways = [one.sign(key) if number == signed else one for number, one in enumerate(plain)]
-            self.assertEqual(signed_one(ways).sequence, signed)
-        self.assertRaises(EntrySignatureError, signed_one, plain)
+            self.assertEqual(find_signed_form(ways).sequence, signed)
+        self.assertRaises(EntrySignatureError, find_signed_form, plain)
 
     def test_a_key_that_follows(self) -> None:
         """The seed's dialect knows it, that of 2019 ignores it."""

@@ -85,7 +85,7 @@ class SQLiteStoreTests(StoreMixin, TestCase):
         path = self.mktemp()
         store = SQLiteStore(path)
         self.addCleanup(store.close)
-        self.assertEqual((await store.count(), await store.size(), store._one("SELECT 1 WHERE 0")), (0, 0, 0))
+        self.assertEqual((await store.count(), await store.size(), store._fetch_one("SELECT 1 WHERE 0")), (0, 0, 0))
 
     def test_a_file_that_is_no_database_is_refused(self) -> None:
         path = Path(self.mktemp())

@@ -92,7 +92,7 @@ class RaceTests(SynchronousTestCase):
 
     def make_link(self, make_user: Any, failed: Any) -> Link:
         handshake = XKHandshake(SecKey.generate(), self.server.public)
-        return RecordLink(self.clock, TurnFlush(self.clock), handshake, make_user, failed=failed)
+        return RecordLink(self.clock, TurnFlush(self.clock), handshake, make_user, on_failure=failed)
 
     def answer(self, link: Any) -> None:
         """Answer the first message of a link's handshake, as the server does."""

@@ -62,7 +62,7 @@ class GuardTests(SynchronousTestCase):
         self.site = gated_site(self.page, self.clock, self.refused.append, Requesters(self.clock, 0, 1), max_body=1000)
 
     def guard(self, **options: Any) -> GuardedFactory:
-        return GuardedFactory(self.site, self.clock, refused=self.refused.append, **options)
+        return GuardedFactory(self.site, self.clock, on_refused=self.refused.append, **options)
 
     def connect(self, factory: GuardedFactory, host: str = "203.0.113.1", said: bytes = b"") -> Connection:
         kind = IPv6Address if ":" in host else IPv4Address

@@ -672,12 +672,12 @@ class KeepingTests(SynchronousTestCase):
         self.current.wake()
         self.assertEqual((len(self.session.got), self.current._queued_count), (8, 0))
         self.current._queued_count = 3
-        self.current._got([])
+        self.current._batch_read([])
         self.assertEqual(self.current._queued_count, 0)
         self.current._queued_count = 3
         self.current.closed = False
         self.patch(Delivery, "_read", lambda current: None)
-        self.current._got([QueuedMessage(99, b"one")])
+        self.current._batch_read([QueuedMessage(99, b"one")])
         self.assertEqual(self.current._queued_count, 2)
 
     def test_expired_messages_are_removed_and_not_sent(self) -> None:
@@ -785,11 +785,11 @@ class KeepingTests(SynchronousTestCase):
         current = Delivery(Session(1), self.session, self.store)
         current.start()
         self.assertTrue(current.offer(self.message(bytes(11))))
-        self.assertFalse(current._crowded(1))
+        self.assertFalse(current._reaches_limit(1))
         self.assertTrue(current.offer(self.message(bytes(19))))
-        self.assertFalse(current._crowded(1))
+        self.assertFalse(current._reaches_limit(1))
         self.assertTrue(current.offer(self.message(bytes(1))))
-        self.assertTrue(current._crowded(1))
+        self.assertTrue(current._reaches_limit(1))
         self.assertTrue(current.offer(self.message(bytes(20))))
         self.assertFalse(current.offer(self.message(bytes(1))))
         self.assertEqual((current.size, self.session.got), (11 + delivery.OVERHEAD, [bytes(11)]))
@@ -812,15 +812,17 @@ class KeepingTests(SynchronousTestCase):
             with mock.patch.object(delivery, "LINE_SIZE", 16):
                 current._line = deque([self.message()] * line)
                 current._queued_count, current._line_size = behind, size
-                self.assertEqual((current._crowded(1), not current._crowded(2)), (held, let_go), (line, behind, size))
+                self.assertEqual(
+                    (current._reaches_limit(1), not current._reaches_limit(2)), (held, let_go), (line, behind, size)
+                )
         for line, size, too_long in ((11, 31, False), (12, 0, True), (1, 32, True)):
             with mock.patch.object(delivery, "LINE_SIZE", 16):
                 current._line, current._line_size = deque([self.message()] * line), size
-                self.assertEqual(current._too_long, too_long, (line, size))
+                self.assertEqual(current._is_too_long, too_long, (line, size))
         for count, size, full in ((2, 9, False), (3, 0, True), (1, 10, True)):
             with mock.patch.multiple(delivery, WINDOW_MESSAGES=3, WINDOW_SIZE=10):
                 current._window, current._size = deque([self.message()] * count), size
-                self.assertEqual(current._full, full, (count, size))
+                self.assertEqual(current._is_full, full, (count, size))
 
     def test_the_queue_is_read_before_new_messages_are_sent(self) -> None:
         """There may be something in it that goes first."""
@@ -914,7 +916,7 @@ class KeepingTests(SynchronousTestCase):
         self.patch(delivery, "WINDOW_MESSAGES", 100)
         self.store.kept.update(dict.fromkeys(range(1, 51), b"kept"))
         inside = deepest = 0
-        got = Delivery._got
+        got = Delivery._batch_read
 
         def count(current: Delivery, batch: list[QueuedMessage]) -> None:
             nonlocal inside, deepest
@@ -923,7 +925,7 @@ class KeepingTests(SynchronousTestCase):
             got(current, batch)
             inside -= 1
 
-        self.patch(Delivery, "_got", count)
+        self.patch(Delivery, "_batch_read", count)
         self.current.wake()
         self.assertEqual((len(self.session.got), deepest), (50, 1))
 

@@ -129,11 +129,11 @@ class RelayRequests:
         relays: Iterable[str],
         *,
         only_connected: bool,
-        answered: Callable[[float], None] = lambda seconds: None,
+        on_answered: Callable[[float], None] = lambda seconds: None,
     ) -> AttemptOutcome:
         """Ask one relay after the other until one accepts the message.
 
-        :param answered: called with the seconds that a relay took to answer, whatever it answered: the relay is
+        :param on_answered: called with the seconds that a relay took to answer, whatever it answered: the relay is
             reachable.
         """
         failed = False
@@ -145,7 +145,7 @@ class RelayRequests:
             began = self._reactor.seconds()
             code = await self._poster.post(relay, data, only_connected=only_connected)
             if code:
-                answered(self._reactor.seconds() - began)
+                on_answered(self._reactor.seconds() - began)
             self._doubts.answered(data, code)
             if code == 202:
                 self._count(self.success, relay)

@@ -81,7 +81,7 @@ class Federation:
 
     :ivar asking: the requests to other relays, shared with the offers of kept messages.
     :param is_connected: whether a session, given as text, is connected here by now.
-    :param finished: called with a message that came from the queue and its error, or None when it was accepted.
+    :param on_finished: called with a message that came from the queue and its error, or None when it was accepted.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Federation:
         wall_clock: Callable[[], float],
         domains: frozenset[str],
         is_connected: Callable[[str], bool],
-        finished: Callable[[Mail, str | None], None],
+        on_finished: Callable[[Mail, str | None], None],
         random: Random | None = None,
         max_size: int = MAX_ITEMS_SIZE,
     ) -> None:
@@ -105,7 +105,7 @@ class Federation:
         self._queue = queue
         self._now = wall_clock
         self._domains = domains
-        self._finished = finished
+        self._on_finished = on_finished
         self._random = random or Random()
         self._slots: Slots[_Item] = Slots(poster.takes_many)
         self.asking = RelayRequests(reactor, poster, ranker, self._slots, registry)
@@ -142,7 +142,7 @@ class Federation:
         """
         item = _Item(mail, relays, done, self._reactor.seconds())
         if not self._has_room(item):
-            self._only_keep(item)
+            self._store_only(item)
             return
         self._hold(item)
         # The sender does not resend, so the message must survive this process from now on.
@@ -150,7 +150,7 @@ class Federation:
             self._keep(item)
         self._make_ready(item)
 
-    def _only_keep(self, item: _Item) -> None:
+    def _store_only(self, item: _Item) -> None:
         """Put a message into the queue only, because too many are under way; it is taken up when there is room."""
 
         mail = item.mail
@@ -187,7 +187,7 @@ class Federation:
                 self._finished_before = self._finished_count
                 self._queue.federation_again()
             self._taking = True
-            self._queue.take_federation().addCallbacks(self._on_batch, lambda _: None).addBoth(self._took)
+            self._queue.take_federation().addCallbacks(self._on_batch, lambda _: None).addBoth(self._taking_ended)
 
     def _may_begin_again(self) -> bool:
         """Whether to read the queue again from its first message, for the messages that were passed over."""
@@ -246,7 +246,7 @@ class Federation:
                 return
             item.is_offered = True
             outcome = await self.asking.ask_all(
-                item.mail.data, item.relays, only_connected=False, answered=item.record_answer
+                item.mail.data, item.relays, only_connected=False, on_answered=item.record_answer
             )
             if outcome is not AttemptOutcome.FAILED:
                 self._finish(item, None if outcome is AttemptOutcome.TAKEN else REMOTE + OFFLINE)
@@ -343,7 +343,7 @@ class Federation:
                 self._queue.remove(FEDERATION, [queued.id])
                 continue
             mail = Mail(queued.data, header.until(self._now()), None, header)
-            item = _Item(mail, frozenset(), self._finished, self._reactor.seconds())
+            item = _Item(mail, frozenset(), self._on_finished, self._reactor.seconds())
             item.queue_id = queued.id
             if self._has_room(item):
                 self._hold(item)
@@ -352,7 +352,7 @@ class Federation:
             else:
                 self._passed_over = True
 
-    def _took(self, result: object) -> None:
+    def _taking_ended(self, result: object) -> None:
         self._taking = False
 
     # --- the end ---

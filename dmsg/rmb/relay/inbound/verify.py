@@ -137,7 +137,7 @@ class InboundVerifier:
             switch.limited.count(header.source.twin)
             return self._later(Drop.INTAKE_RATE, "too many messages of this twin", 10)
         try:
-            receiver = await self._again_if_elsewhere(header.destination.twin, receiver)
+            receiver = await self._refetch_if_elsewhere(header.destination.twin, receiver)
             if receiver is not None:
                 switch.rules.carried(header, now)
             await self._intake.take(header, data, receiver, only_connected=only_connected)
@@ -158,7 +158,7 @@ class InboundVerifier:
         twin = await self._switch.registry.get(envelope.source.twin)
         verify(envelope.signature, challenge(envelope), twin.account)
 
-    async def _again_if_elsewhere(self, number: int, twin: Twin | None) -> Twin | None:
+    async def _refetch_if_elsewhere(self, number: int, twin: Twin | None) -> Twin | None:
         """Ask the registry again when the cached entry does not list this relay, because the twin may have moved
         here."""
         domains = self._switch.rules.domains

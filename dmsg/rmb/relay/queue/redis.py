@@ -265,12 +265,12 @@ class RedisQueue:
                 size += len(some[-1].data)
             appending = Deferred.fromCoroutine(self._append(some))
             self._appending.add(appending)
-            appending.addErrback(self._not_appended, some).addBoth(self._ended, appending)
+            appending.addErrback(self._append_failed, some).addBoth(self._ended, appending)
 
     def _ended(self, result: object, appending: Deferred[None]) -> None:
         self._appending.discard(appending)
 
-    def _not_appended(self, failure: Failure, batch: list[_Append]) -> None:
+    def _append_failed(self, failure: Failure, batch: list[_Append]) -> None:
         why = "the relay is shutting down" if failure.check(CancelledError) else str(failure.value)
         if self.trouble is None and not self._closed:
             _log.error(
@@ -375,7 +375,7 @@ class RedisQueue:
 
     def _remove(self, session: str, ids: Sequence[QueueId]) -> Deferred[object]:
         if session == FEDERATION:
-            self._quietly("XACK", FEDERATION_STREAM, GROUP, *ids)
+            self._execute_quietly("XACK", FEDERATION_STREAM, GROUP, *ids)
         removing: Deferred[object] = self._redis.eval(_REMOVE, [self._key(session), UNTIL, KEPT], list(ids))
         return removing
 
@@ -432,13 +432,13 @@ class RedisQueue:
         elif what == "=":
             watcher.connected_elsewhere(session)
 
-    def _quietly(self, *command: str | QueueId) -> None:
+    def _execute_quietly(self, *command: str | QueueId) -> None:
         self._redis.execute_command(*command).addErrback(lambda _: None)
 
     def connected_here(self, session: str) -> None:
         """Register the session as connected here; other processes end their connections of it."""
         self.present([session])
-        self._quietly("PUBLISH", CHANNEL, f"{self._name} = {session}")
+        self._execute_quietly("PUBLISH", CHANNEL, f"{self._name} = {session}")
 
     def present(self, sessions: Sequence[str]) -> None:
         for start in range(0, len(sessions), POLLED):

@@ -40,7 +40,7 @@ RETRY_EVERY = 1.0
 _log = Logger()
 
 
-def _some(cursor: sqlite3.Cursor, column: int) -> list[Any]:
+def _rows_within_limit(cursor: sqlite3.Cursor, column: int) -> list[Any]:
     """Return rows up to ``BATCH_BYTES`` of a column."""
     rows = []
     size = 0
@@ -302,7 +302,7 @@ class SQLiteQueue:
                     "SELECT id, data FROM messages WHERE session = ? AND id > ? ORDER BY id LIMIT ?",
                     (session, after or 0, BATCH),
                 )
-                batch = [QueuedMessage(*row) for row in _some(cursor, 1)]
+                batch = [QueuedMessage(*row) for row in _rows_within_limit(cursor, 1)]
                 left = self._removals.left(session, batch)
                 if left or not batch:
                     return succeed(left)
@@ -330,7 +330,7 @@ class SQLiteQueue:
             cursor = self._db.execute(
                 "SELECT id, session, data FROM messages WHERE until <= ? ORDER BY until LIMIT ?", (now, EXPIRED)
             )
-            rows = [row for row in _some(cursor, 2) if not self._removals.has(row[1], row[0])]
+            rows = [row for row in _rows_within_limit(cursor, 2) if not self._removals.has(row[1], row[0])]
         except sqlite3.Error as error:
             return fail(QueueUnavailable(str(error)))
         for number, session, _ in rows:
