@@ -244,8 +244,8 @@ def _crashed(boots: Sequence[Row], sessions: Sequence[Row], newest: date) -> Ite
     for (producer, role), rows in sorted(ends.items(), key=lambda item: -len(item[1])):
         down = sum(row["down_seconds"] or 0 for row in rows)
         times = "" if len(rows) == 1 else f" {len(rows)} times, the last"
-        newest = _time_text(max(row["last_at"] for row in rows))
-        text = f"{role} crashed{times} at {newest}; was down for {_duration(down)}"
+        last_time = _time_text(max(row["last_at"] for row in rows))
+        text = f"{role} crashed{times} at {last_time}; was down for {_duration(down)}"
         if lost[producer]:
             text += f", {lost[producer]} sessions were lost"
         text += lost_with(rows)
