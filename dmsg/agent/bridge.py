@@ -39,7 +39,7 @@ SMALL_WINDOW = 64 * 1024
 class ProgramLink(Interface):
     """Interface of a program's connection that a bridge uses."""
 
-    def joined(self, bridge: Bridge) -> None:
+    def stream_opened(self, bridge: Bridge) -> None:
         """Note that the stream is open."""
 
     def write(self, data: bytes) -> None:
@@ -103,7 +103,7 @@ class Bridge(Protocol):
     def connectionMade(self) -> None:
         self._way = self._server_now()
         if self._line is not None:
-            self._line.joined(self)
+            self._line.stream_opened(self)
         else:
             self.transport.pauseProducing()  # Reading pauses until a program takes the stream.
 
@@ -157,9 +157,9 @@ class Bridge(Protocol):
         self._line = line
         self._program_half_closes = half_close
         if self.transport is not None:
-            line.joined(self)
+            line.stream_opened(self)
 
-    def go(self) -> None:
+    def start_passing(self) -> None:
         """Start passing data, because the program knows that it has the stream."""
         if self._close_reason is None:
             self.transport.resumeProducing()
@@ -233,7 +233,7 @@ class Bridge(Protocol):
             raise WireError("a DATA frame after END")
         return self.transport.send(payload)
 
-    def gone(self) -> None:
+    def program_lost(self) -> None:
         """Abort the stream, because the program's connection is lost."""
         self._line = None
         self._count_unread(-self._unread)

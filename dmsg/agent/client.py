@@ -48,7 +48,7 @@ class AgentClient:
     ) -> None:
         self._reactor = reactor
         self._key = found.key
-        self._road = AgentConnections(reactor, found.path, program)
+        self._connections = AgentConnections(reactor, found.path, program)
         self._services: set[AgentListeningPort] = set()
         self._on_warning = on_warning
         self.status = "online"
@@ -68,9 +68,9 @@ class AgentClient:
     async def _stop(self) -> None:
         for one in list(self._services):
             await one.stopListening()
-        for stream in list(self._road.streams):
+        for stream in list(self._connections.streams):
             stream.stop()
-        waiting = [stream.closed for stream in self._road.streams]
+        waiting = [stream.closed for stream in self._connections.streams]
         for over in waiting:
             await over
 
@@ -88,7 +88,7 @@ class AgentClient:
 
     def _wait(self, timeout: float | None, *, published: bool) -> Deferred[None]:
         request = {"do": "wait", "published": published, "timeout": timeout or PATIENCE}
-        answer = Deferred.fromCoroutine(self._road.ask(request, (timeout or PATIENCE) + PATIENCE))
+        answer = Deferred.fromCoroutine(self._connections.ask(request, (timeout or PATIENCE) + PATIENCE))
         return answer.addCallback(lambda _: None)
 
     # --- streams ---
@@ -123,9 +123,9 @@ class AgentClient:
     ) -> IProtocol:
         deadline = self._reactor.seconds() + timeout
         while True:
-            connection = StreamConnection(self._road, partial(_build, factory))
+            connection = StreamConnection(self._connections, partial(_build, factory))
             try:
-                await self._road.open(connection, request)
+                await self._connections.open(connection, request)
             except AWAY:
                 if self._reactor.seconds() + RETRY_DELAY >= deadline:
                     raise ConnectTimeout(
@@ -133,7 +133,7 @@ class AgentClient:
                     ) from None
                 await deferLater(self._reactor, RETRY_DELAY)
                 continue
-            return await self._road.with_timeout(connection.started, timeout + PATIENCE)
+            return await self._connections.with_timeout(connection.started, timeout + PATIENCE)
 
     # --- services ---
 
@@ -154,7 +154,7 @@ class AgentClient:
         return Deferred.fromCoroutine(self._listen(factory, port))
 
     async def _listen(self, factory: IProtocolFactory, port: int) -> IListeningPort:
-        listening = AgentListeningPort(self._road, self._key, self._services, self._on_warning, factory, port)
+        listening = AgentListeningPort(self._connections, self._key, self._services, self._on_warning, factory, port)
         await listening.register()
         self._services.add(listening)
         factory.doStart()

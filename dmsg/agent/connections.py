@@ -138,8 +138,8 @@ class StreamConnection(Protocol):
     :ivar closed: Deferred that fires when the connection is closed.
     """
 
-    def __init__(self, road: AgentConnections, build: Callable[[OpenedStream], IProtocol | None]) -> None:
-        self._road = road
+    def __init__(self, connections: AgentConnections, build: Callable[[OpenedStream], IProtocol | None]) -> None:
+        self._road = connections
         self._build = build
         self._reader = Reader()
         self._carrier: LocalCarrier | None = None
@@ -196,7 +196,7 @@ class StreamConnection(Protocol):
             self._give_up()
             return
         stream = self._carrier.stream
-        if stream.disconnecting and not stream.over:
+        if stream.disconnecting and not stream.has_ended:
             self._road.reactor.callLater(CLOSING, self._give_up)
             return
         reason = stream.reason_of_stop

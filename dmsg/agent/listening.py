@@ -50,14 +50,14 @@ class AgentListeningPort:
 
     def __init__(
         self,
-        road: AgentConnections,
+        connections: AgentConnections,
         key: PubKey,
         services: set[AgentListeningPort],
         on_warning: Callable[[str], None],
         factory: IProtocolFactory,
         port: int,
     ) -> None:
-        self._road = road
+        self._connections = connections
         self._key = key
         self._services = services
         self._on_warning = on_warning
@@ -67,7 +67,9 @@ class AgentListeningPort:
         self._is_registered = False
         self._tries = 0
         self._taking = DeferredSemaphore(MAX_TAKING)
-        self._registration = RetryLoop(road.reactor, self._register_again, self._delay, "registering with the agent")
+        self._registration = RetryLoop(
+            connections.reactor, self._register_again, self._delay, "registering with the agent"
+        )
 
     async def register(self) -> None:
         """Ask the agent for the port.
@@ -76,8 +78,8 @@ class AgentListeningPort:
         """
         lines = LineConnection(self._on_line)
         request = {"do": "listen", "port": self._port, "as": str(self._key), **describe_service(self._factory)}
-        await self._road.open(lines, request)
-        await self._road.with_timeout(lines.answered)
+        await self._connections.open(lines, request)
+        await self._connections.with_timeout(lines.answered)
         self._lines = lines
 
     def watch(self) -> None:
@@ -119,9 +121,9 @@ class AgentListeningPort:
             _log.info("the stream from {peer} was not accepted: {error}", peer=str(peer)[:16], error=str(error))
 
     def _accept(self, number: int, protocol: IProtocol) -> Deferred[IProtocol]:
-        connection = StreamConnection(self._road, lambda opened: protocol)
-        opened = self._road.open(connection, {"do": "accept", "stream": number, "half_close": True})
-        return opened.addCallback(lambda _: self._road.with_timeout(connection.started))
+        connection = StreamConnection(self._connections, lambda opened: protocol)
+        opened = self._connections.open(connection, {"do": "accept", "stream": number, "half_close": True})
+        return opened.addCallback(lambda _: self._connections.with_timeout(connection.started))
 
     def _agent_lost(self) -> None:
         self._lines = None

@@ -270,7 +270,7 @@ class ProgramConnection(Protocol):
         if self._bridge is not None:
             bridge = self._bridge
             self._forget()
-            bridge.gone()
+            bridge.program_lost()
         if self._listening is not None and self.service is not None:
             self._agent.services.pop(self.service.port, None)
             self._listening.stopListening()
@@ -292,13 +292,13 @@ class ProgramConnection(Protocol):
 
     # --- the connection as the link of a bridge (ProgramLink) ---
 
-    def joined(self, bridge: Bridge) -> None:
+    def stream_opened(self, bridge: Bridge) -> None:
         self._bridge = bridge
         self._agent.bridges.add(bridge)
         self.say(bridge.describe())
         assert self.transport is not None
         self.transport.registerProducer(_ProgramProducer(bridge), True)  # type: ignore[attr-defined]
-        bridge.go()
+        bridge.start_passing()
         if self._reader.waiting:
             # The program has sent more without waiting for the answer.
             self.reactor.callLater(0, self.dataReceived, b"")

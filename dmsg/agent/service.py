@@ -65,7 +65,7 @@ class Agent(TwistedService):
         self._watch = ClockWatch(reactor)
         self._checks = LoopingCall(self._check)
         self._checks.clock = reactor
-        self._looked = reactor.seconds()
+        self._updated_at = reactor.seconds()
         self._factory = _ProgramFactory(self, reactor)
         self.shared = SharedWindow()
         self.bridges: set[Bridge] = set()
@@ -127,7 +127,7 @@ class Agent(TwistedService):
 
     def _check(self) -> None:
         now = self._reactor.seconds()
-        seconds, self._looked = max(now - self._looked, 0.001), now
+        seconds, self._updated_at = max(now - self._updated_at, 0.001), now
         for bridge in self.bridges:
             bridge.update_rates(seconds)
 

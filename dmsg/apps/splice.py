@@ -177,7 +177,7 @@ class SpliceFactory(Factory):
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         if addr is not None and not self._allowed(addr):
             return None
-        if self.joints >= self._max and not self._make_room():
+        if self.pair_count >= self._max and not self._make_room():
             return None
         self.total += 1
 
@@ -189,7 +189,7 @@ class SpliceFactory(Factory):
         return half
 
     @property
-    def joints(self) -> int:
+    def pair_count(self) -> int:
         """Number of connections now."""
         return len(self._halves)
 

@@ -43,32 +43,32 @@ class ProvokedFrames:
     that were on their way to it.
     """
 
-    __slots__ = ("_before", "_lately", "_since")
+    __slots__ = ("_before", "_recent", "_since")
 
     def __init__(self) -> None:
-        self._lately = self._before = 0
+        self._recent = self._before = 0
         self._since = 0.0
 
     def add(self, number: int, now: float) -> None:
         """Expect ``number`` more frames."""
         self._forget_old(now)
-        self._lately += number
+        self._recent += number
 
     def take(self, now: float) -> bool:
         """Use up one expected frame; return False if none is expected."""
         self._forget_old(now)
         if self._before:
             self._before -= 1
-        elif self._lately:
-            self._lately -= 1
+        elif self._recent:
+            self._recent -= 1
         else:
             return False
         return True
 
     def _forget_old(self, now: float) -> None:
         if (passed := now - self._since) >= PROVOKED_LASTS:
-            self._before = self._lately if passed < 2 * PROVOKED_LASTS else 0
-            self._lately = 0
+            self._before = self._recent if passed < 2 * PROVOKED_LASTS else 0
+            self._recent = 0
             self._since = now
 
 

@@ -76,99 +76,101 @@ class Examination:
 
 async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, limit: int) -> bool:
     """Do all checks, and return whether none has failed."""
-    all_ = Examination()
-    _versions(all_)
-    _config(all_)
-    _book(all_)
-    _proxy(all_)
-    key = _key(all_, key_file)
+    examination = Examination()
+    _versions(examination)
+    _config(examination)
+    _book(examination)
+    _proxy(examination)
+    key = _key(examination, key_file)
     if not urls:
-        all_.found(
+        examination.found(
             Verdict.WRONG,
             "discovery",
             "no discovery is set",
             "; ".join(f"{what}: {line}" for what, line in WAYS_TO_A_DISCOVERY),
         )
-        return all_.well
+        return examination.well
     servers: dict[str, Entry] = {}
     for url in urls:
-        await _discovery(reactor, all_, url, servers)
+        await _discovery(reactor, examination, url, servers)
     if servers:
-        await _network(reactor, all_, urls, list(servers.values())[:limit])
+        await _network(reactor, examination, urls, list(servers.values())[:limit])
     if key is not None:
-        await _entry(reactor, all_, urls, key)
-    return all_.well
+        await _entry(reactor, examination, urls, key)
+    return examination.well
 
 
 # --- this machine ---
 
 
-def _versions(all_: Examination) -> None:
+def _versions(examination: Examination) -> None:
     names = ("dmsg", "twisted", "cryptography", "coincurve")
     text = ", ".join(f"{name} {version(name)}" for name in names)
     text += f", Python {platform.python_version()}, {ssl.OPENSSL_VERSION}"
-    all_.found(Verdict.OK, "versions", text)
+    examination.found(Verdict.OK, "versions", text)
 
 
-def _config(all_: Examination) -> None:
+def _config(examination: Examination) -> None:
     try:
         content = read_config()
     except DmsgError as error:
-        all_.found(Verdict.WRONG, "config", str(error), "correct that line, or use `dmsg config`")
+        examination.found(Verdict.WRONG, "config", str(error), "correct that line, or use `dmsg config`")
         return
     what = f"the settings in {config_path()} are valid" if content else f"no settings in {config_path()}"
-    all_.found(Verdict.OK, "config", what)
+    examination.found(Verdict.OK, "config", what)
 
 
-def _proxy(all_: Examination) -> None:
+def _proxy(examination: Examination) -> None:
     """Report the proxy of the environment, which every connection but those to this machine uses."""
     try:
         proxy = proxy_for("relay.example")
     except ProxyError as error:
-        all_.found(Verdict.WRONG, "proxy", str(error), f"correct the variable: {', '.join(VARIABLES)}")
+        examination.found(Verdict.WRONG, "proxy", str(error), f"correct the variable: {', '.join(VARIABLES)}")
         return
     if proxy is not None:
-        all_.found(Verdict.OK, "proxy", f"connections go through the proxy {proxy.shown}")
+        examination.found(Verdict.OK, "proxy", f"connections go through the proxy {proxy.display_url}")
 
 
-def _book(all_: Examination) -> None:
+def _book(examination: Examination) -> None:
     names = AddressBook()
     try:
         number = len(names.all())
     except DmsgError as error:
-        all_.found(Verdict.WRONG, "names", str(error), "correct that line, or move the file away")
+        examination.found(Verdict.WRONG, "names", str(error), "correct that line, or move the file away")
         return
-    all_.found(Verdict.OK, "names", f"{number} names in {names.path}" if number else f"no names in {names.path} yet")
+    examination.found(
+        Verdict.OK, "names", f"{number} names in {names.path}" if number else f"no names in {names.path} yet"
+    )
 
 
-def _key(all_: Examination, key_file: str | None) -> SecKey | None:
+def _key(examination: Examination, key_file: str | None) -> SecKey | None:
     if key_file is None:
-        all_.found(Verdict.NOTE, "key", "no key file is set: each command creates a new key for its run")
+        examination.found(Verdict.NOTE, "key", "no key file is set: each command creates a new key for its run")
         return None
     try:
         key = read_key_file(key_file)
     except DmsgError as error:
-        all_.found(
+        examination.found(
             Verdict.WRONG, "key", str(error), "create one with `dmsg key new FILE`, or add --create to the command"
         )
         return None
-    all_.found(Verdict.OK, "key", f"{key_file} holds the key {key.public.text}")
+    examination.found(Verdict.OK, "key", f"{key_file} holds the key {key.public.text}")
     return key
 
 
 # --- discovery ---
 
 
-async def _discovery(reactor: Reactor, all_: Examination, url: str, servers: dict[str, Entry]) -> None:
-    await _time_there(reactor, all_, url)
+async def _discovery(reactor: Reactor, examination: Examination, url: str, servers: dict[str, Entry]) -> None:
+    await _time_there(reactor, examination, url)
     lookup = Lookup(reactor, url, timeout=PATIENCE)
     try:
         began = reactor.seconds()
         listed = await lookup.available_servers()
         took = reactor.seconds() - began
-        await _invitation(all_, lookup)
+        await _invitation(examination, lookup)
     except DmsgError as error:
-        all_.found(
+        examination.found(
             Verdict.WRONG,
             "discovery",
             str(error),
@@ -180,7 +182,7 @@ async def _discovery(reactor: Reactor, all_: Examination, url: str, servers: dic
     what = f"discovery {url} answers in {milliseconds(took)}"
     if not listed:
         advice = "start a server with --discovery and this URL: servers register themselves"
-        all_.found(Verdict.WRONG, "discovery", f"{what}, but lists no server", advice)
+        examination.found(Verdict.WRONG, "discovery", f"{what}, but lists no server", advice)
         return
     ours = [entry for entry in listed if not any(mark.startswith("messaging-") for mark in features(entry.version))]
     others = len(listed) - len(ours)
@@ -188,13 +190,15 @@ async def _discovery(reactor: Reactor, all_: Examination, url: str, servers: dic
     if others:
         what += f" of dmsg and {others} of the Messaging System, which this command does not check"
     if ours:
-        all_.found(Verdict.OK, "discovery", what)
+        examination.found(Verdict.OK, "discovery", what)
     else:
-        all_.found(Verdict.WRONG, "discovery", what, "commands other than `dmsg messaging` need a dmsg-server there")
+        examination.found(
+            Verdict.WRONG, "discovery", what, "commands other than `dmsg messaging` need a dmsg-server there"
+        )
     servers.update({entry.static: entry for entry in ours})
 
 
-async def _invitation(all_: Examination, lookup: Lookup) -> None:
+async def _invitation(examination: Examination, lookup: Lookup) -> None:
     """Check that a discovery still knows the server of the invitation by which its network was joined."""
     try:
         networks = [one for one in joined_networks().values() if one.discovery.rstrip("/") == lookup.url]
@@ -208,13 +212,13 @@ async def _invitation(all_: Examination, lookup: Lookup) -> None:
         except EntryNotFound:
             text = f"network {network.name}: discovery does not know the server of its invitation any more"
             advice = f"ask its host for a new invitation, then: dmsg leave {network.name}; dmsg join INVITATION"
-            all_.found(Verdict.WRONG, "network", text, advice)
+            examination.found(Verdict.WRONG, "network", text, advice)
         else:
             text = f"network {network.name}: discovery knows the server of its invitation"
-            all_.found(Verdict.OK, "network", text)
+            examination.found(Verdict.OK, "network", text)
 
 
-async def _time_there(reactor: Reactor, all_: Examination, url: str) -> None:
+async def _time_there(reactor: Reactor, examination: Examination, url: str) -> None:
     began, wall = reactor.seconds(), time.time()
     client = WebClient(reactor, make_pool(reactor, persistent=False), PATIENCE)
     asking = client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor, timeout=PATIENCE)
@@ -226,23 +230,23 @@ async def _time_there(reactor: Reactor, all_: Examination, url: str) -> None:
         raise
     except Exception:  # The next check reports why discovery does not answer.
         return
-    _clock(all_, url, response, wall, took)
+    _clock(examination, url, response, wall, took)
 
 
-def _clock(all_: Examination, url: str, response: IResponse, asked_at: float, took: float) -> None:
+def _clock(examination: Examination, url: str, response: IResponse, asked_at: float, took: float) -> None:
     said = response.headers.getRawHeaders("date", [None])[0]
     try:
         there = parsedate_to_datetime(said).timestamp()
     except (TypeError, ValueError):
-        all_.found(Verdict.NOTE, "clock", f"discovery {url} does not send its time, so the clock is not checked")
+        examination.found(Verdict.NOTE, "clock", f"discovery {url} does not send its time, so the clock is not checked")
         return
     # The server read its clock at some time between request and answer, and reports whole seconds.
     off = there + 0.5 - (asked_at + took / 2)
     if abs(off) <= CLOCK_OFF:
-        all_.found(Verdict.OK, "clock", f"the clock agrees with that of {url}")
+        examination.found(Verdict.OK, "clock", f"the clock agrees with that of {url}")
     else:
         ahead = "behind" if off > 0 else "ahead of"
-        all_.found(
+        examination.found(
             Verdict.WRONG,
             "clock",
             f"the clock is {abs(off):.0f} s {ahead} that of {url}",
@@ -253,30 +257,30 @@ def _clock(all_: Examination, url: str, response: IResponse, asked_at: float, to
 # --- servers and streams ---
 
 
-async def _network(reactor: Reactor, all_: Examination, urls: Sequence[str], servers: Sequence[Entry]) -> None:
+async def _network(reactor: Reactor, examination: Examination, urls: Sequence[str], servers: Sequence[Entry]) -> None:
     asking, answering = (Client(reactor, SecKey.generate(), list(urls), on_warning=lambda text: None) for _ in range(2))
     for client in (asking, answering):
         client.startService()
     try:
         reached = 0
         for entry in servers:
-            reached += await _server(reactor, all_, asking, entry)
+            reached += await _server(reactor, examination, asking, entry)
         if not reached:
             ports = sorted({str(entry.server.address).rpartition(":")[2] for entry in servers if entry.server})
-            all_.found(
+            examination.found(
                 Verdict.WRONG,
                 "servers",
                 "no server can be reached",
                 f"check that no firewall blocks outgoing TCP to port {', '.join(ports)}",
             )
             return
-        await _stream(reactor, all_, asking, answering)
+        await _stream(reactor, examination, asking, answering)
     finally:
         for client in (asking, answering):
             await client.stopService()
 
 
-async def _server(reactor: Reactor, all_: Examination, client: Client, entry: Entry) -> bool:
+async def _server(reactor: Reactor, examination: Examination, client: Client, entry: Entry) -> bool:
     assert entry.server is not None
     name = f"server {entry.key.short} at {entry.server.address}"
     try:
@@ -290,16 +294,16 @@ async def _server(reactor: Reactor, all_: Examination, client: Client, entry: En
     except Exception as error:
         why = shorten(str(error)) or f"no answer within {PATIENCE:g} s"
         advice = "clients use other servers; if the server is yours, read its log and check that its port is open"
-        all_.found(Verdict.NOTE, "server", f"{name} cannot be reached: {why}", advice)
+        examination.found(Verdict.NOTE, "server", f"{name} cannot be reached: {why}", advice)
         return False
     far = " (slow: other servers may be nearer, see --prefer)" if took > SLOW else ""
     failed = "".join(f"; {carrier} failed: {why}" for carrier, why in session.carriers_failed.items())
     by = f", by {session.carrier}{failed}" if failed or session.carrier != PLAIN else ""
-    all_.found(Verdict.OK, "server", f"{name}: {milliseconds(took)}{by}{far}")
+    examination.found(Verdict.OK, "server", f"{name}: {milliseconds(took)}{by}{far}")
     return True
 
 
-async def _stream(reactor: Reactor, all_: Examination, asking: Client, answering: Client) -> None:
+async def _stream(reactor: Reactor, examination: Examination, asking: Client, answering: Client) -> None:
     try:
         await answering.when_published(PATIENCE)
         stream = stream_of(await asking.probe(answering.public_key, timeout=PATIENCE))
@@ -310,27 +314,27 @@ async def _stream(reactor: Reactor, all_: Examination, asking: Client, answering
     except CancelledError:
         raise
     except Exception as error:
-        all_.found(
+        examination.found(
             Verdict.WRONG,
             "stream",
             f"a stream from this machine through a server and back failed: {shorten(str(error))}",
             "the servers themselves can be reached: `dmsg trace KEY` tests each server of a peer",
         )
         return
-    all_.found(Verdict.OK, "stream", f"a stream through a server and back takes {milliseconds(took)}")
+    examination.found(Verdict.OK, "stream", f"a stream through a server and back takes {milliseconds(took)}")
 
 
 # --- the entry of a key ---
 
 
-async def _entry(reactor: Reactor, all_: Examination, urls: Sequence[str], key: SecKey) -> None:
+async def _entry(reactor: Reactor, examination: Examination, urls: Sequence[str], key: SecKey) -> None:
     client = Client(reactor, SecKey.generate(), list(urls))
     try:
         try:
             entry = await client.entry(key.public)
         except EntryNotFound:
             text = "discovery has no entry of this key: peers cannot reach it now"
-            all_.found(
+            examination.found(
                 Verdict.NOTE,
                 "entry",
                 text,
@@ -338,13 +342,13 @@ async def _entry(reactor: Reactor, all_: Examination, urls: Sequence[str], key: 
             )
             return
         except DmsgError as error:
-            all_.found(Verdict.WRONG, "entry", str(error))
+            examination.found(Verdict.WRONG, "entry", str(error))
             return
         if entry.client is None and entry.server is not None:
-            all_.found(Verdict.NOTE, "entry", f"this key belongs to a server, at {entry.server.address}")
+            examination.found(Verdict.NOTE, "entry", f"this key belongs to a server, at {entry.server.address}")
             return
         if entry.client is None or not entry.client.delegated_servers:
-            all_.found(Verdict.WRONG, "entry", "the entry of this key names no server", "restart its program")
+            examination.found(Verdict.WRONG, "entry", "the entry of this key names no server", "restart its program")
             return
         client.startService()
         ways = 0
@@ -355,17 +359,19 @@ async def _entry(reactor: Reactor, all_: Examination, urls: Sequence[str], key: 
                 raise
             except Exception as error:
                 why = shorten(str(error))
-                all_.found(Verdict.NOTE, "entry", f"this key cannot be reached through server {text[:8]}: {why}")
+                examination.found(Verdict.NOTE, "entry", f"this key cannot be reached through server {text[:8]}: {why}")
             else:
                 stream_of(probed).loseConnection()
                 ways += 1
         number = len(entry.client.delegated_servers)
         if ways:
-            all_.found(Verdict.OK, "entry", f"this key can be reached through {ways} of its {number} servers")
+            examination.found(Verdict.OK, "entry", f"this key can be reached through {ways} of its {number} servers")
         else:
             advice = (
                 "perhaps its program was killed: start it, or withdraw the entry with `dmsg discovery delete -k FILE`"
             )
-            all_.found(Verdict.WRONG, "entry", f"this key can be reached through none of its {number} servers", advice)
+            examination.found(
+                Verdict.WRONG, "entry", f"this key can be reached through none of its {number} servers", advice
+            )
     finally:
         await client.stopService()

@@ -30,7 +30,7 @@ def patience_of(client: object) -> float:
 
 @contextmanager
 def watch_connection(
-    reactor: Reactor, transport_of: Callable[[], object], patience: float, tell_it: Callable[[str], None]
+    reactor: Reactor, transport_of: Callable[[], object], patience: float, print_notice: Callable[[str], None]
 ) -> Iterator[None]:
     """Print when the connection to the other side has been lost for long, how long to wait for it, and when it is back.
 
@@ -45,10 +45,10 @@ def watch_connection(
         if not away and since is not None and (gone := reactor.seconds() - since) >= NOTICE_AFTER:
             away = True
             until = clock_time(max(0.0, patience - gone))
-            tell_it(f"the other side is away; it is waited for until {until}, Ctrl-C gives up")
+            print_notice(f"the other side is away; it is waited for until {until}, Ctrl-C gives up")
         elif away and since is None:
             away = False
-            tell_it("the other side is back")
+            print_notice("the other side is back")
 
     looking = LoopingCall(look)
     looking.clock = reactor

@@ -61,7 +61,7 @@ class EntryPublisher:
         self._random = random
         self._features = {**features, REFRESH: True}
         self._on_warning = on_warning
-        self._contest = KeyConflict(reactor.seconds)
+        self._key_conflict = KeyConflict(reactor.seconds)
         self._failures = 0
         self._publishing = RetryLoop(
             reactor, self._publish, lambda failures: retry_delay(failures, random), "publishing the entry"
@@ -93,7 +93,7 @@ class EntryPublisher:
     def soon(self, delay: float = PUBLISH_DELAY) -> None:
         """Post within ``delay`` seconds if the entry has changed or discovery has lost it."""
         # After a failure the delay grows. A change must not cut it short, or a failing discovery would be flooded.
-        if not self._failures or not self._publishing.planned:
+        if not self._failures or not self._publishing.is_planned:
             self._publishing.soon(delay)
 
     def changed(self) -> None:
@@ -177,7 +177,7 @@ class EntryPublisher:
         if is_said and entry.client is not None and entry.client.delegated_servers == delegated:
             return bool(self._reactor.seconds() - self._posted_at >= REFRESH_EVERY)
         if not self._lookups.is_posted_here(entry) and entry.client != ClientMeta(delegated):
-            given_up = self._contest.lost()
+            given_up = self._key_conflict.lost()
             self._on_warning(
                 "another program with the same key has replaced its entry in discovery"
                 + (f"; not posted again for {CONFLICT_TIME / 60:.0f} minutes" if given_up else "; posted again")

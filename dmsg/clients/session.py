@@ -37,12 +37,12 @@ class SessionCore(Protocol):
     """Interface of the core of a family: the rules for one connection, without I/O.
 
     :ivar accepting: whether streams opened by others are offered to the application.
-    :ivar left: whether the last read may have left whole frames behind.
+    :ivar has_frames_left: whether the last read may have left whole frames behind.
     :ivar broken: error with which the connection has to end. The events before it are delivered first.
     """
 
     accepting: bool
-    left: bool
+    has_frames_left: bool
     broken: RemoteProtocolError | None
 
     def receive_frames(self, buffer: bytearray, end: int, limit: int = ...) -> tuple[int, Sequence[object]]:
@@ -165,8 +165,8 @@ class Session:
         taken, events = core.receive_frames(buffer, end, FRAMES)
         self._deliver(events)
         link = self._link
-        if core.left and link is not None:
-            link.left()
+        if core.has_frames_left and link is not None:
+            link.note_frames_left()
         if core.broken is not None:
             self.why_lost = str(core.broken)
             raise core.broken

@@ -80,7 +80,7 @@ class Client(DelegatedClient[ClientSession]):
             random=random,
             on_warning=on_warning,
         )
-        self._doorman = HandshakeLimits(reactor.seconds, self.factories.values)
+        self._handshake_limits = HandshakeLimits(reactor.seconds, self.factories.values)
 
     @property
     def profile(self) -> Profile:
@@ -163,7 +163,7 @@ class Client(DelegatedClient[ClientSession]):
             entry.server.address,
             self.dialect,
             lambda: self.factories.get(0),
-            doorman=self._doorman,
+            handshake_limits=self._handshake_limits,
             carriers=carriers_of(features(entry.version), parse_address(entry.server.address)[1]),
             memory=self._carriers,
         )

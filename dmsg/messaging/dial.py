@@ -37,7 +37,7 @@ class SessionEndpoint:
         dialect: Dialect,
         accept: Callable[[], IProtocolFactory | None],
         *,
-        doorman: HandshakeLimits | None = None,
+        handshake_limits: HandshakeLimits | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
         carriers: Sequence[Carrier] = (PLAIN,),
         memory: CarrierMemory | None = None,
@@ -57,7 +57,7 @@ class SessionEndpoint:
         self._server = server
         self._dialect = dialect
         self._accept = accept
-        self._doorman = doorman
+        self._handshake_limits = handshake_limits
         self._timeout = timeout
         self._memory = memory or CarrierMemory()
         # Frames of channels are not encrypted on the link, so a websocket has to mask them.
@@ -88,7 +88,7 @@ class SessionEndpoint:
                 remote,
                 self._dialect,
                 accept=self._accept,
-                doorman=self._doorman,
+                handshake_limits=self._handshake_limits,
             )
             session.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
             return session
@@ -99,7 +99,7 @@ class SessionEndpoint:
         def connected(session: ClientSession) -> ClientSession:
             assert race.used is not None
             session.carrier, session.carriers_failed = race.used, race.failed
-            self._memory.worked(self._server, race.used)
+            self._memory.record_success(self._server, race.used)
             return session
 
         return race.connect(make_session).addCallback(connected)

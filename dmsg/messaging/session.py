@@ -87,7 +87,7 @@ class ClientSession(Session):
         dialect: Dialect = SEED,
         *,
         accept: Callable[[], IProtocolFactory | None] = lambda: None,
-        doorman: HandshakeLimits | None = None,
+        handshake_limits: HandshakeLimits | None = None,
         ephemeral: Callable[[], SecKey | None] = lambda: None,
     ) -> None:
         self._reactor = reactor
@@ -98,10 +98,10 @@ class ClientSession(Session):
             dialect.profile,
             two_ids=dialect.two_ids,
             ephemeral=ephemeral,
-            refusal=doorman.at(server) if doorman is not None else lambda initiator, ephemeral: None,
+            refusal=handshake_limits.at(server) if handshake_limits is not None else lambda initiator, ephemeral: None,
         )
         super().__init__(turn, server, core, accept)
-        self._doorman = doorman
+        self._handshake_limits = handshake_limits
         self._opening: Pending[ClientChannel, ClientChannel] = Pending()
         self._closing: dict[ClientChannel, IDelayedCall] = {}
         self._holding: dict[ClientChannel, IDelayedCall] = {}
@@ -234,8 +234,8 @@ class ClientSession(Session):
 
     def _record_proof(self, channel: ClientChannel) -> None:
         """Tell the rate limits that the remote has proved its key, so that its next requests are preferred."""
-        if self._doorman is not None:
-            self._doorman.remember(channel.remote)
+        if self._handshake_limits is not None:
+            self._handshake_limits.remember(channel.remote)
 
     def _on_rejected(self, event: Rejected) -> None:
         refused = TransportRefused(CloseReason.UNSPECIFIED, f"refused: {event.why}")
@@ -243,7 +243,7 @@ class ClientSession(Session):
 
     def _on_data(self, event: DataReceived) -> None:
         stream: ChannelStream | None = event.channel.user
-        if stream is None or stream.over:
+        if stream is None or stream.has_ended:
             return
         try:
             data = stream.understand(event.data)
@@ -261,7 +261,7 @@ class ClientSession(Session):
         stream.unread += size
         stream.data_received(data)
         # The data are delivered before the link is paused, because the application may read them at once.
-        if stream.unread > UNREAD_PAUSE and not stream.over and event.channel not in self._holding:
+        if stream.unread > UNREAD_PAUSE and not stream.has_ended and event.channel not in self._holding:
             self._hold(event.channel)
 
     def _on_closed(self, event: Closed) -> None:

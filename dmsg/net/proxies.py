@@ -68,7 +68,7 @@ class Proxy:
     password: str = ""
 
     @property
-    def shown(self) -> str:
+    def display_url(self) -> str:
         """URL without user and password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
@@ -157,11 +157,11 @@ class ProxyEndpoint:
         try:
             protocol = await self._endpoint.connect(factory)
         except ConnectError as error:
-            raise ProxyError(f"cannot connect to the proxy {self._proxy.shown}: {shorten(str(error))}") from None
+            raise ProxyError(f"cannot connect to the proxy {self._proxy.display_url}: {shorten(str(error))}") from None
         assert isinstance(protocol, _Handshake)
 
         def too_late(result: object, seconds: float) -> IProtocol:
-            raise ProxyError(f"the proxy {self._proxy.shown} did not answer within {seconds:g} s")
+            raise ProxyError(f"the proxy {self._proxy.display_url} did not answer within {seconds:g} s")
 
         try:
             found: IProtocol = await protocol.opened.addTimeout(self._timeout, self._reactor, too_late)
@@ -208,7 +208,7 @@ class _Handshake(Protocol):
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def _error(self, problem: str) -> ProxyError:
-        return ProxyError(f"the proxy {self._proxy.shown} {problem} (asked for {self._host}:{self._port})")
+        return ProxyError(f"the proxy {self._proxy.display_url} {problem} (asked for {self._host}:{self._port})")
 
     def _take(self, size: int) -> bytes | None:
         """Remove and return ``size`` bytes from the front of the buffer; None if fewer have arrived."""

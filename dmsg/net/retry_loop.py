@@ -40,7 +40,7 @@ class RetryLoop:
         self.busy = False
 
     @property
-    def planned(self) -> bool:
+    def is_planned(self) -> bool:
         """Whether the next run is scheduled."""
         return self._call is not None
 

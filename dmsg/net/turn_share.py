@@ -60,9 +60,9 @@ class TurnShare:
         """Whether ``owner`` has time left in this turn."""
         if self._most_around < self._part * LEAST_FACTOR:  # No wide block has used up its share.
             return self._used.get(owner, 0.0) < self._part
-        return self.left(owner) > 0.0
+        return self.seconds_left(owner) > 0.0
 
-    def left(self, owner: Hashable) -> float:
+    def seconds_left(self, owner: Hashable) -> float:
         """Return the seconds left to ``owner`` in this turn. Receivers that work frame by frame compare them with the
         clock after each.
         """

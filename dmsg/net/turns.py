@@ -91,7 +91,7 @@ class TurnAccount(Protocol):
     def allows(self, owner: Hashable) -> bool:
         """Whether ``owner`` has time left in this turn."""
 
-    def left(self, owner: Hashable) -> float:
+    def seconds_left(self, owner: Hashable) -> float:
         """Seconds that ``owner`` may still use in this turn."""
 
     def used(self, owner: Hashable, seconds: float) -> None:

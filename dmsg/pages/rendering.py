@@ -26,7 +26,7 @@ Parts = dict[str, Tag]
 def parts(
     source: StatusSource,
     samples: History,
-    happenings: RecentEvents,
+    recent_events: RecentEvents,
     tables: Iterable[Table],
     wall: float,
 ) -> Parts:
@@ -40,7 +40,7 @@ def parts(
         "charts": tags.div(*(draw(chart, samples) for chart in source.charts), class_="charts"),
         "reasons": _reasons(source.reasons(), samples),
         "tables": tags.div(*map(table, tables), class_="tables"),
-        "events": _events(happenings, wall),
+        "events": _events(recent_events, wall),
     }
 
 
@@ -145,9 +145,9 @@ def _reasons(reasons: Mapping[str, float], samples: History) -> Tag:
     return tags.div(tags.h2("Refused, dropped or ended"), tags.table(head, tags.tbody(*rows)))
 
 
-def _events(happenings: RecentEvents, wall: float) -> Tag:
+def _events(recent_events: RecentEvents, wall: float) -> Tag:
     rows = []
-    for at, text in reversed(happenings.events):
+    for at, text in reversed(recent_events.events):
         clock = time.strftime("%H:%M:%S" if wall - at < 86400 else "%Y-%m-%d %H:%M", time.localtime(at))
         rows.append(tags.tr(tags.td(clock, class_="when"), tags.td(printable(text))))
     if not rows:

@@ -74,7 +74,7 @@ class Sampler:
         self._reactor = reactor
         self._wall = wall
         self.samples = History()
-        self.happenings = RecentEvents()
+        self.recent_events = RecentEvents()
         self._watchers: dict[Watcher, None] = {}
         self._sample_loop = RetryLoop(
             reactor, self._sample, lambda failures: INTERVAL, "looking at what the page shows"
@@ -98,7 +98,7 @@ class Sampler:
         reasons = shown.reasons()
         counted = {reason_number(name): number for name, number in reasons.items() if number}
         self.samples.add(self._reactor.seconds(), shown.numbers(), counted)
-        self.happenings.update(self._wall(), shown.facts(), reasons)
+        self.recent_events.update(self._wall(), shown.facts(), reasons)
         if self._watchers:
             content = {name: flatten(part) for name, part in (await self.parts()).items()}
             for one in list(self._watchers):
@@ -108,7 +108,7 @@ class Sampler:
     async def parts(self) -> Parts:
         """Return the parts of the page as they are now."""
         tables = await self.source.tables()
-        return parts(self.source, self.samples, self.happenings, tables, self._wall())
+        return parts(self.source, self.samples, self.recent_events, tables, self._wall())
 
     def watch(self, request: Request) -> None:
         """Send updates to a browser from now on.

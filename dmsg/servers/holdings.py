@@ -42,7 +42,7 @@ class LinkHoldings(MemoryWatch[Link]):
                 # The link reads or writes before it holds anything, and is then added again.
                 stirred.pop(link, None)
                 continue
-            link.shed()
+            link.free_buffers()
             size = link.holds + session.backlog
             if size < SMALL:
                 # A few bytes may stay. The link stays in the table unless it holds nothing.

@@ -52,7 +52,7 @@ class Registration:
         mark: Callable[[str], str],
         available: Callable[[], int],
     ) -> None:
-        self._contest = KeyConflict(reactor.seconds)
+        self._key_conflict = KeyConflict(reactor.seconds)
         self._reactor = reactor
         self._key = key
         self._random = random
@@ -175,7 +175,7 @@ class Registration:
             self.registered_at = self._reactor.seconds()
             if other not in (None, self.address):
                 self.shared_with = other
-                given_up = self._contest.lost()
+                given_up = self._key_conflict.lost()
                 _log.warn(
                     "another server, at {other}, posts the entry of this key: clients are sent to one or the other; "
                     "give one of them a key of its own",

@@ -82,7 +82,7 @@ class RelayServer(ListeningService):
         )
         self.registration.address = public_address
         factory.proxies = TrustedProxies(settings.trusted_proxies)
-        self._looking: Deferred[None] | None = None
+        self._reachability_check: Deferred[None] | None = None
         self.reachable: bool | None = None
         """Whether the server reached itself at its public address; None before the check."""
         self.factory.registration = self.registration
@@ -142,7 +142,7 @@ class RelayServer(ListeningService):
             self.registration.address = self.registration.address or address_of(self.ports[0])
             self.registration.start()
             if self.settings.public_address is not None:
-                self._looking = self._check_reachability(self.settings.public_address)
+                self._reachability_check = self._check_reachability(self.settings.public_address)
 
     @property
     def metrics_port(self) -> IListeningPort | None:
@@ -161,7 +161,7 @@ class RelayServer(ListeningService):
         """Check whether the server reaches itself at its public address, and warn if not."""
 
         def looked(result: object) -> None:
-            self._looking = None
+            self._reachability_check = None
             # The server stays registered even if the check fails: some routers do not lead connections to their own
             # public address back inside.
             self.reachable = not isinstance(result, Failure)
@@ -183,8 +183,8 @@ class RelayServer(ListeningService):
 
     async def _stop(self) -> None:
         # Posting stops before anything else. A POST in the middle of the shutdown would bring the entry back.
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._reachability_check is not None:
+            self._reachability_check.cancel()
         self.registration.stop()
         try:
             # New clients are refused at once, while those that are connected get time to move.

@@ -142,7 +142,7 @@ class ServedSession(Generic[PeerT, LimitsT]):
         if relay.steps and link is not None:
             if relay.steps >= STEPS:
                 # The relay stopped at its limit, so whole frames may be left in the buffer.
-                link.left()
+                link.note_frames_left()
             self._factory.charge_frames(link, self._peer, relay.steps, relay.strays, relay.refused)
         return taken
 

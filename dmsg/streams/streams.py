@@ -160,7 +160,7 @@ class Streams:
         :param final: whether one of the two ends gave the reason, so that another transport may be useless.
         """
         end = stream.secure_end
-        if stream.over:
+        if stream.has_ended:
             return
         resumable = end.token is not None and self.resume_timeout > 0 and not self._stopped
         if reason == CloseReason.QUEUE_FULL:
@@ -210,7 +210,7 @@ class Streams:
             and self._live.get(stream.secure_end.token) is stream
         )
 
-    def offered(self, resume: Resume, remote: PubKey) -> ClientStream | int | None:
+    def find_offered(self, resume: Resume, remote: PubKey) -> ClientStream | int | None:
         """Return the stream that ``remote`` wants to resume, the reason if it is closed, or None if there is none."""
         stream = self._live.get(resume.token)
         if stream is not None:
@@ -240,7 +240,7 @@ class Streams:
 
     def migrate(self, stream: ClientStream) -> None:
         """Move a stream whose transport is about to end; only the initiator of the stream does."""
-        if stream.end is not None and stream.end.token is not None and stream.end.initiator and not stream.over:
+        if stream.end is not None and stream.end.token is not None and stream.end.initiator and not stream.has_ended:
             self._search(stream)
 
     # --- resuming ---
@@ -269,10 +269,10 @@ class Streams:
             if isinstance(result, Failure) and not result.check(CancelledError):
                 if result.check(DmsgError) is None:
                     _log.failure("unhandled error while a stream was resumed", result)
-                if not stream.over and stream in self._waiting:
+                if not stream.has_ended and stream in self._waiting:
                     reason = getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM)
                     self._give_up(stream, reason, clean=getattr(result.value, "final", False))
-            elif not stream.over and stream in self._waiting and not isinstance(result, Failure):
+            elif not stream.has_ended and stream in self._waiting and not isinstance(result, Failure):
                 # The search began while the stream still had a transport and found no better one.  Meanwhile that
                 # transport was lost.
                 self._search(stream)

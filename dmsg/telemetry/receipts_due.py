@@ -82,7 +82,7 @@ class ReceiptsDue:
     def __len__(self) -> int:
         return len(self._open) + len(self._ended)
 
-    def carries(self, transport: bytes, initiator: bytes, responder: bytes) -> None:
+    def add_transport(self, transport: bytes, initiator: bytes, responder: bytes) -> None:
         """Record an accepted transport; each of its ends, given by public key, owes a receipt."""
         self._open[transport] = _Transport(initiator, responder, {initiator, responder})
 

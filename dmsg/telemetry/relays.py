@@ -88,7 +88,7 @@ class RelayTelemetry:
         assert carried.identity is not None
         self._open[carried] = now
         if carried.secure:
-            self._receipts_due.carries(carried.identity, carried.source, carried.target)
+            self._receipts_due.add_transport(carried.identity, carried.source, carried.target)
         self._telemetry.record(
             "transport_open",
             {

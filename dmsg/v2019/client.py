@@ -199,10 +199,10 @@ class Client(DelegatedClient[ClientSession]):
 
             return opening
 
-        return self._reach(address.public_key, prepare, timeout, via).addErrback(self._what_to_do, address)
+        return self._reach(address.public_key, prepare, timeout, via).addErrback(self._explain_old_servers, address)
 
     @staticmethod
-    def _what_to_do(failure: Failure, address: DmsgAddress) -> Failure:
+    def _explain_old_servers(failure: Failure, address: DmsgAddress) -> Failure:
         """Replace the error if all common servers are of 2019, because their reasons do not tell what to do."""
         error = failure.value
         if isinstance(error, ConnectFailed) and error.attempts and all(PLAIN_ONLY in why for _, why in error.attempts):
@@ -260,7 +260,7 @@ class Client(DelegatedClient[ClientSession]):
     def refused(self) -> dict[str, int]:
         """Number of refused requests of other clients, by reason; ``handshakes`` were refused before computing them."""
         found = {reason.name.lower(): number for reason, number in self.streams.refused.items()}
-        return {**found, "handshakes": self.streams.doorman.refused}
+        return {**found, "handshakes": self.streams.handshake_limits.refused}
 
     def server_session(self, server: PubKey) -> Deferred[ClientSession]:
         """Return the session with ``server`` for measurements; connect if there is none."""
@@ -278,13 +278,13 @@ class Client(DelegatedClient[ClientSession]):
             entry.server.address,
             self.streams,
             pings=lambda: self._carries_secure(entry),
-            no_pings=lambda: self._is_plain(entry),
+            no_pings=lambda: self._mark_plain(entry),
             receipts=self.streams.receipts and entry.offers(RECEIPT_FEATURE),
             carriers=carriers_of(features(entry.version), parse_address(entry.server.address)[1]),
             memory=self._carriers,
         )
 
-    def _is_plain(self, entry: Entry) -> None:
+    def _mark_plain(self, entry: Entry) -> None:
         """Remember that a server is of 2019, as a connection showed, although its entry has the mark of dmsg.
 
         The mark remains when a program of 2019 replaces a newer one with the same key.
@@ -318,7 +318,7 @@ class Client(DelegatedClient[ClientSession]):
         """Wait until closing streams have sent what was written to them, as TCP does when a program has ended."""
         until = self._reactor.seconds() + CLOSING
         while self._reactor.seconds() < until and any(
-            one.disconnecting and not one.over for one in self._all_streams()
+            one.disconnecting and not one.has_ended for one in self._all_streams()
         ):
             await deferLater(self._reactor, CLOSING_CHECK_INTERVAL)
 

@@ -101,7 +101,7 @@ class SessionEndpoint:
             raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
         assert race.used is not None
         session.carrier, session.carriers_failed = race.used, race.failed
-        self._memory.worked(self._server, race.used)
+        self._memory.record_success(self._server, race.used)
         session.pings.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
         if self._pings():
             session.lost.addCallback(lambda _: self._no_pings() if session.refused_extension else None)

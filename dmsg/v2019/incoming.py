@@ -47,7 +47,7 @@ class IncomingSession(CarryingSession[ClientTransport], Protocol):
     pings: Pings
 
     @property
-    def linked(self) -> bool:
+    def is_linked(self) -> bool:
         """Whether the session has a connection."""
 
     def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> ClientStream:
@@ -124,7 +124,7 @@ class Incoming:
             # secure transports, so the signed entry of that client decides.
             def looked(offers: frozenset[str] | Failure) -> None:
                 streams.asking -= 1
-                if transport.state is not State.OFFERED or not self._session.linked:
+                if transport.state is not State.OFFERED or not self._session.is_linked:
                     return
                 # Programs of 2019 post their entry before they send REQUESTs.  An initiator without an entry is
                 # therefore a newer program that has just started.
@@ -156,7 +156,7 @@ class Incoming:
         assert streams is not None and transport.offer is not None
         hello = transport.offer.hello
         if hello.resume is not None:
-            stream = streams.offered(hello.resume, transport.remote)
+            stream = streams.find_offered(hello.resume, transport.remote)
             if isinstance(stream, int):
                 self._core.answer_ended(transport, stream)
                 return
@@ -249,13 +249,13 @@ class Incoming:
         unconfirmed = self._unconfirmed.pop(transport)
         if event.left is not None:
             event.left.carrier.leave(CloseReason.MOVED)
-        if unconfirmed is None or stream.over:
+        if unconfirmed is None or stream.has_ended:
             # The application closed the stream, or the transport was evicted, while the confirmation was in flight.
             self._core.close(transport, CloseReason.ABORTED)
             return
         factory = unconfirmed.factory
         if self._streams is not None:
-            self._streams.doorman.remember(transport.remote)
+            self._streams.handshake_limits.remember(transport.remote)
         if factory is None:
             self._continue_stream(stream, event, self._reactor.seconds() - unconfirmed.asked_at)
             return

@@ -99,7 +99,7 @@ class ClientSession(Session):
             random=random,
             budget=budget,
             receipts_to=server if receipts else None,
-            refusal=streams.doorman.at(server) if streams is not None else lambda initiator, ephemeral: None,
+            refusal=streams.handshake_limits.at(server) if streams is not None else lambda initiator, ephemeral: None,
             make_room=self._make_room,
         )
         super().__init__(turn, server, core, accept)
@@ -283,7 +283,7 @@ class ClientSession(Session):
 
     def _on_accepted(self, event: Accepted) -> None:
         if self._streams is not None and event.transport.is_secure:
-            self._streams.doorman.remember(event.transport.remote)
+            self._streams.handshake_limits.remember(event.transport.remote)
         self._outgoing.opening.succeed(event.transport, event)
 
     def _on_data(self, event: DataReceived) -> None:
@@ -325,7 +325,7 @@ class ClientSession(Session):
 
     def _on_resumed(self, event: Resumed) -> None:
         stream: ClientStream = event.transport.carrier.stream
-        if not stream.over:
+        if not stream.has_ended:
             stream.requeue(event.unsent)
             # This comes last, because the application's callbacks may do anything, even close the stream.
             stream.acknowledged_all(tickets_among(event.tickets), len(event.tickets))
@@ -369,7 +369,7 @@ class ClientSession(Session):
         self.flush()
 
     @property
-    def linked(self) -> bool:
+    def is_linked(self) -> bool:
         """Whether the session has a connection."""
         return self._link is not None
 

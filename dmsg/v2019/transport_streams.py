@@ -68,7 +68,7 @@ class TransportStreams(Streams):
         is_known: Callable[[PubKey], bool] = lambda remote: False,
     ) -> None:
         super().__init__(reactor, key, schedule, resume_timeout=resume_timeout, budget=budget, reconnect=reconnect)
-        self.doorman = HandshakeLimits(reactor.seconds, factories)
+        self.handshake_limits = HandshakeLimits(reactor.seconds, factories)
         self.probes = Probes(reactor)
         """Factory for the streams of other clients that only measure round trips."""
         self.instance = os.urandom(INSTANCE_SIZE)

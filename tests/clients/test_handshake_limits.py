@@ -35,8 +35,8 @@ class HandshakeLimitsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.factories: list[Any] = []
-        self.doorman = HandshakeLimits(self.clock.seconds, lambda: self.factories)
-        self.here, self.there = (self.doorman.at(KEYS[name].public) for name in "CB")
+        self.handshake_limits = HandshakeLimits(self.clock.seconds, lambda: self.factories)
+        self.here, self.there = (self.handshake_limits.at(KEYS[name].public) for name in "CB")
         self.count = 0
 
     def asked(self, count: float, *who: bytes, at: Any = None) -> int:
@@ -52,10 +52,10 @@ class HandshakeLimitsTests(SynchronousTestCase):
         self.assertIs(self.here(A, request(1)), CloseReason.NOT_AUTHENTIC)
         # by whomever, and at whichever server, it is said again
         self.assertIs(self.there(B, request(1)), CloseReason.NOT_AUTHENTIC)
-        self.assertEqual(self.doorman.refused, 2)
+        self.assertEqual(self.handshake_limits.refused, 2)
 
     def test_handshakes_of_a_single_server_are_limited(self) -> None:
-        self.doorman.remember(A)
+        self.handshake_limits.remember(A)
         self.assertEqual(self.asked(OF_ONE_BURST + 10, A), OF_ONE_BURST)
         self.assertIs(self.here(A, request(0)), CloseReason.RATE_LIMITED)
         self.clock.advance(1)
@@ -64,7 +64,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         self.assertEqual(self.asked(10, A, at=self.there), 10)
 
     def test_strangers_do_not_displace_known_keys(self) -> None:
-        self.doorman.remember(A)
+        self.handshake_limits.remember(A)
         # as many as there are places, each under a name of its own
         names = [bytes([2]) + number.to_bytes(32, "big") for number in range(int(OF_STRANGERS_BURST) + 50)]
         self.assertEqual(self.asked(len(names), *names), OF_STRANGERS_BURST)
@@ -91,13 +91,13 @@ class HandshakeLimitsTests(SynchronousTestCase):
     def test_servers_are_counted_apart_and_forgotten(self) -> None:
         self.patch(doorman_module, "MAX_SERVERS", 2)
         for name in "ABC":
-            self.asked(1, A, at=self.doorman.at(KEYS[name].public))
-        self.assertEqual(len(self.doorman._of_strangers), 2)
+            self.asked(1, A, at=self.handshake_limits.at(KEYS[name].public))
+        self.assertEqual(len(self.handshake_limits._of_strangers), 2)
 
     def test_each_server_has_its_own_share(self) -> None:
         others = [bytes([2]) + number.to_bytes(32, "big") for number in range(100)]
         for one in (A, *others):
-            self.doorman.remember(one)  # type: ignore[arg-type]
+            self.handshake_limits.remember(one)  # type: ignore[arg-type]
         least = RESERVED_BURST * len(others)
         self.assertEqual(self.asked(OF_KNOWN_BURST + least + 500, *others), OF_KNOWN_BURST + least)
         self.assertEqual(self.asked(RESERVED_BURST + 5, A), RESERVED_BURST)
@@ -105,14 +105,14 @@ class HandshakeLimitsTests(SynchronousTestCase):
     def test_of_one_stranger(self) -> None:
         self.assertEqual(self.asked(ONE_STRANGER_BURST + 10, A), ONE_STRANGER_BURST)
         self.assertEqual(self.asked(5, B), 5)
-        self.doorman.remember(A)
+        self.handshake_limits.remember(A)
         self.assertEqual(self.asked(300, A), 300)
 
     def test_the_number_of_known_keys_is_limited(self) -> None:
         self.patch(doorman_module, "KNOWN", 3)
         for number in range(5):
-            self.doorman.remember(bytes([number]))  # type: ignore[arg-type]
-        self.assertEqual(len(self.doorman._known), 3)
+            self.handshake_limits.remember(bytes([number]))  # type: ignore[arg-type]
+        self.assertEqual(len(self.handshake_limits._known), 3)
 
     def test_initiators_refused_by_all_listeners_are_not_admitted(self) -> None:
         """Nobody whom no listener takes; everybody, as long as one asks nothing, or there is none."""

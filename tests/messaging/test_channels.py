@@ -50,8 +50,8 @@ class PingTests(SynchronousTestCase):
         b = self.network.client(B, None)
         pings = [self.ping() for _ in range(MAX_PINGS + 3)]
         self.assertEqual(len(b.core.channels), MAX_PINGS)
-        self.assertTrue(all(one.transport.over for one in pings[:3]))
-        self.assertFalse(pings[-1].transport.over)
+        self.assertTrue(all(one.transport.has_ended for one in pings[:3]))
+        self.assertFalse(pings[-1].transport.has_ended)
 
 
 class ChannelCase(SynchronousTestCase):

@@ -22,8 +22,8 @@ class HandshakeLimitsTests(SynchronousTestCase):
     """At one client's core."""
 
     def setUp(self) -> None:
-        self.doorman = HandshakeLimits(Clock().seconds, tuple)
-        self.core = ClientConnection(B, Profile.SEED, refusal=self.doorman.at(KEYS["X"].public))
+        self.handshake_limits = HandshakeLimits(Clock().seconds, tuple)
+        self.core = ClientConnection(B, Profile.SEED, refusal=self.handshake_limits.at(KEYS["X"].public))
         self.core.accepting = True
 
     def opening(self, number: int, *, ping: bool = False, ephemeral: bool = False) -> bytes:
@@ -42,26 +42,26 @@ class HandshakeLimitsTests(SynchronousTestCase):
             taken, events = self.core.receive_frames(data, len(data), FRAMES)
             del data[:taken]
             counts.append(len(events))
-            self.assertEqual(self.core.left, len(events) == FRAMES // HANDSHAKE_FRAMES)
+            self.assertEqual(self.core.has_frames_left, len(events) == FRAMES // HANDSHAKE_FRAMES)
         self.assertEqual(counts, [16, 16, 8])
 
     def test_a_repeated_opening_is_refused(self) -> None:
         once = self.opening(1, ephemeral=True)
         self.assertEqual([type(event) for event in self.receive(once)], [Requested])
         self.assertEqual(self.receive(self.opening(2, ephemeral=True)), [])
-        self.assertEqual((self.core.drops[DropReason.REFUSED], self.doorman.refused), (1, 1))
+        self.assertEqual((self.core.drops[DropReason.REFUSED], self.handshake_limits.refused), (1, 1))
         self.assertEqual(self.core.data_to_send()[-1][0], CHANNEL_CLOSED)
 
     def test_pings_have_one_ephemeral_and_come_again(self) -> None:
         for number in range(3):
             self.receive(self.opening(number, ping=True))
-        self.assertEqual((len(self.core.channels), self.doorman.refused), (3, 0))
+        self.assertEqual((len(self.core.channels), self.handshake_limits.refused), (3, 0))
 
     def test_channels_opened_and_closed_repeatedly_are_limited(self) -> None:
         """What is opened and closed again and again in one name."""
         once = [self.opening(0, ping=True) + encode_close(Profile.SEED, 0)] * 3
-        self.doorman._of_stranger.charge(f"{KEYS['X'].public} {A.public}", ONE_STRANGER_BURST - 2, 0.0)
+        self.handshake_limits._of_stranger.charge(f"{KEYS['X'].public} {A.public}", ONE_STRANGER_BURST - 2, 0.0)
         for data in once:
             self.receive(data)
-        self.assertEqual(self.doorman.refused, 1)
+        self.assertEqual(self.handshake_limits.refused, 1)
         self.assertLess(len(self.core.channels), ID_COUNT)

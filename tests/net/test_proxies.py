@@ -47,7 +47,7 @@ class ChoiceTests(SynchronousTestCase):
 
     def test_user_and_password_are_decoded_and_hidden(self) -> None:
         proxy = parse_proxy("socks5://al%40ice:p%3Aw@[::1]:9050")
-        self.assertEqual((proxy.user, proxy.password, proxy.shown), ("al@ice", "p:w", "socks5://[::1]:9050"))
+        self.assertEqual((proxy.user, proxy.password, proxy.display_url), ("al@ice", "p:w", "socks5://[::1]:9050"))
 
 
 @implementer(IStreamClientEndpoint)

@@ -93,33 +93,36 @@ class RecentEventsTests(SynchronousTestCase):
     """What is told of changes."""
 
     def test_changes_and_counts(self) -> None:
-        happenings = RecentEvents()
-        happenings.update(0.0, [Fact("State", "ok", is_event=True), Fact("Up for", "1 s")], {"flood": 5})
-        self.assertEqual(list(happenings.events), [])
-        happenings.update(
+        recent_events = RecentEvents()
+        recent_events.update(0.0, [Fact("State", "ok", is_event=True), Fact("Up for", "1 s")], {"flood": 5})
+        self.assertEqual(list(recent_events.events), [])
+        recent_events.update(
             2.0, [Fact("State", "draining", is_event=True), Fact("Up for", "3 s")], {"flood": 8, "refused": 1}
         )
-        self.assertEqual(happenings.events, [(2.0, "State: draining (was ok)"), (2.0, "flood: 3"), (2.0, "refused: 1")])
-        # what goes on is one event with the sum, at the time of the last; each reason has one
-        happenings.update(20.0, [Fact("State", "ok", is_event=True)], {"flood": 10})
         self.assertEqual(
-            happenings.events[1:], [(2.0, "refused: 1"), (20.0, "State: ok (was draining)"), (20.0, "flood: 5 in 18 s")]
+            recent_events.events, [(2.0, "State: draining (was ok)"), (2.0, "flood: 3"), (2.0, "refused: 1")]
         )
-        happenings.update(60.0, [Fact("State", "ok", is_event=True)], {"flood": 11})
-        self.assertEqual(happenings.events[-1], (60.0, "flood: 1"))
-        self.assertEqual(len(happenings.events), 4)
+        # what goes on is one event with the sum, at the time of the last; each reason has one
+        recent_events.update(20.0, [Fact("State", "ok", is_event=True)], {"flood": 10})
+        self.assertEqual(
+            recent_events.events[1:],
+            [(2.0, "refused: 1"), (20.0, "State: ok (was draining)"), (20.0, "flood: 5 in 18 s")],
+        )
+        recent_events.update(60.0, [Fact("State", "ok", is_event=True)], {"flood": 11})
+        self.assertEqual(recent_events.events[-1], (60.0, "flood: 1"))
+        self.assertEqual(len(recent_events.events), 4)
 
     def test_repeated_events_do_not_fill_the_list(self) -> None:
-        happenings = RecentEvents()
-        happenings.update(0.0, [Fact("State", "ok", is_event=True)], {"flood": 0})
-        happenings.update(1.0, [Fact("State", "draining", is_event=True)], {"flood": 0})
+        recent_events = RecentEvents()
+        recent_events.update(0.0, [Fact("State", "ok", is_event=True)], {"flood": 0})
+        recent_events.update(1.0, [Fact("State", "draining", is_event=True)], {"flood": 0})
         for at in range(2000):
-            happenings.update(at * 31.0, [Fact("State", "draining", is_event=True)], {"flood": at, f"r{at % 5}": at})
-        self.assertIn((1.0, "State: draining (was ok)"), happenings.events)
-        self.assertEqual(len(happenings.events), 7)
+            recent_events.update(at * 31.0, [Fact("State", "draining", is_event=True)], {"flood": at, f"r{at % 5}": at})
+        self.assertIn((1.0, "State: draining (was ok)"), recent_events.events)
+        self.assertEqual(len(recent_events.events), 7)
         for at in range(200):
-            happenings.update(1e6 + at, [Fact("State", str(at), is_event=True)], {})
-        self.assertEqual(len(happenings.events), EVENTS_KEPT + 6)
+            recent_events.update(1e6 + at, [Fact("State", str(at), is_event=True)], {})
+        self.assertEqual(len(recent_events.events), EVENTS_KEPT + 6)
 
 
 class RenderingTests(SynchronousTestCase):

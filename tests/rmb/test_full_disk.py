@@ -115,8 +115,10 @@ class PartsTests(SynchronousTestCase):
         one = Removals()
         one.add("1", range(4))
         self.assertEqual((len(one), one.forgotten, one.has("1", 0), one.has("1", 3)), (3, 1, False, True))
-        self.assertEqual(one.left("1", [QueuedMessage(0, b""), QueuedMessage(1, b"")]), [QueuedMessage(0, b"")])
-        self.assertEqual(one.left("2", [QueuedMessage(1, b"")]), [QueuedMessage(1, b"")])
+        self.assertEqual(
+            one.without_removed("1", [QueuedMessage(0, b""), QueuedMessage(1, b"")]), [QueuedMessage(0, b"")]
+        )
+        self.assertEqual(one.without_removed("2", [QueuedMessage(1, b"")]), [QueuedMessage(1, b"")])
         one.done("1", [1, 2, 3])
         self.assertEqual(one.oldest(), {})
 

@@ -62,7 +62,7 @@ class ClientStreamTests(SynchronousTestCase):
         self.stream.suspend(nowhere)
         self.stream.setWriteDeadline(5)
         self.clock.advance(5)
-        self.assertFalse(self.stream.over)
+        self.assertFalse(self.stream.has_ended)
         end.in_flight_bytes = 1
         self.stream.setWriteDeadline(5)
         self.clock.advance(5)

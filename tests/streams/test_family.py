@@ -174,7 +174,7 @@ class FamilyTests(SynchronousTestCase):
         proposal = Proposal(ONE, TWO.public, hello)
         offer = Offer(TWO, proposal.payload)
         assert offer.hello.resume is not None
-        self.assertIs(self.streams[1].offered(offer.hello.resume, ONE.public), theirs)
+        self.assertIs(self.streams[1].find_offered(offer.hello.resume, ONE.public), theirs)
         told = Hello(0, theirs.secure_end.offer_window(), resume=theirs.secure_end.position())
         result, payload = offer.accept(told)
         theirs.secure_end.answers = {two.line: theirs.secure_end.answer(result, offer.hello, told)}

@@ -247,10 +247,10 @@ class SpliceTests(SynchronousTestCase):
             half.makeConnection(transport)
             transport.away_since = away
             halves.append(transport)
-        self.assertEqual(factory.joints, 2)
+        self.assertEqual(factory.pair_count, 2)
         third = factory.buildProtocol(None)
         self.assertIsNotNone(third)
-        self.assertEqual(([one.aborted for one in halves], factory.joints), ([False, True], 2))
+        self.assertEqual(([one.aborted for one in halves], factory.pair_count), ([False, True], 2))
         halves[0].away_since = None
         self.assertIsNone(factory.buildProtocol(None))
         halves[0].over = True

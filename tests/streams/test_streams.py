@@ -70,7 +70,7 @@ class Stream:
 
     def __init__(self, number: int = 1, peer: Any = B, *, initiator: bool = True, token: bool = True) -> None:
         self.end: Any = End(number.to_bytes(16, "big") if token else None, initiator=initiator)
-        self.over = False
+        self.has_ended = False
         self.held = 0
         self.reasons: list[int] = []
         self.carrier: Any = None
@@ -89,7 +89,7 @@ class Stream:
         self.carrier = carrier
 
     def carrier_closed(self, reason: int) -> None:
-        self.over = True
+        self.has_ended = True
         self.reasons.append(reason)
 
     def probe(self) -> None:
@@ -143,7 +143,7 @@ class LossTests(StreamsCase):
         self.assertEqual(nowhere.in_flight(), 3)
         self.table.moved(one)
         self.searches[0][1].callback(None)
-        self.assertEqual((self.table.suspended, self.table.resumed, one.over), (1, 1, False))
+        self.assertEqual((self.table.suspended, self.table.resumed, one.has_ended), (1, 1, False))
         other.carrier.close(CloseReason.UNSPECIFIED)
         self.assertEqual(self.table.suspended, 0)
         self.table.closed(one, 0)
@@ -174,7 +174,7 @@ class LossTests(StreamsCase):
 
     def test_a_finished_stream_is_not_lost_again(self) -> None:
         stream = self.add()
-        stream.over = True
+        stream.has_ended = True
         self.table.lost(stream, 0, final=False)
         self.assertEqual((stream.reasons, self.searches, self.table.suspended), ([], [], 0))
 
@@ -183,7 +183,7 @@ class LossTests(StreamsCase):
             stream = self.add()
             self.table.lost(stream, reason, final=False)
             self.clock.advance(RESUME_TIMEOUT - 1)
-            self.assertFalse(stream.over)
+            self.assertFalse(stream.has_ended)
             self.clock.advance(1)
             self.assertEqual(stream.reasons, [told])
             self.assert_empty()
@@ -210,7 +210,7 @@ class StandingTests(StreamsCase):
         self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
         self.table.moved(stream)
         self.searches[0][1].errback(DmsgError("late"))
-        self.assertEqual((stream.over, stream.reasons), (False, []))
+        self.assertEqual((stream.has_ended, stream.reasons), (False, []))
 
     def test_a_reason_of_none_is_no_clean_end(self) -> None:
         """But where the remote says it, and nobody else could."""
@@ -276,7 +276,7 @@ class SearchTests(StreamsCase):
         self.assertEqual(len(self.searches), 2)
         self.table.stop()
         self.assertEqual((self.stream.reasons, self.cancelled), ([CloseReason.ABORTED], 2))
-        self.assertFalse(moving.over)
+        self.assertFalse(moving.has_ended)
         self.table.migrate(moving)
         self.table.lost(moving, CloseReason.PEER_DISCONNECTED, final=False)
         self.assertEqual((len(self.searches), moving.reasons), (2, [CloseReason.PEER_DISCONNECTED]))
@@ -287,7 +287,7 @@ class SearchTests(StreamsCase):
         for stream in (self.add(3, initiator=False), self.add(4, token=False)):
             self.table.migrate(stream)
         gone = self.add(5)
-        gone.over = True
+        gone.has_ended = True
         self.table.migrate(gone)
         ended = self.add(6)
         ended.end = None
@@ -305,33 +305,33 @@ class EndedTests(StreamsCase):
         stream = self.add(1, initiator=False)
         self.table.closed(stream, CloseReason.TIMEOUT)
         for _ in range(int(RESUME_TIMEOUT // STALL_CHECK)):
-            self.assertEqual(self.table.offered(self.resume(stream), B), CloseReason.TIMEOUT)
+            self.assertEqual(self.table.find_offered(self.resume(stream), B), CloseReason.TIMEOUT)
             self.clock.advance(STALL_CHECK)
         for _ in range(2):
             self.clock.advance(STALL_CHECK)
-        self.assertIsNone(self.table.offered(self.resume(stream), B))
+        self.assertIsNone(self.table.find_offered(self.resume(stream), B))
         self.assert_empty()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_offered_resumes_match_the_state(self) -> None:
         stream, own = self.add(1, initiator=False), self.add(2)
-        self.assertIs(self.table.offered(self.resume(stream), B), stream)
-        self.assertIs(self.table.offered(self.resume(stream, 0), B), None)
-        self.assertIs(self.table.offered(self.resume(stream), C), None)
-        self.assertIs(self.table.offered(self.resume(own), B), None)
+        self.assertIs(self.table.find_offered(self.resume(stream), B), stream)
+        self.assertIs(self.table.find_offered(self.resume(stream, 0), B), None)
+        self.assertIs(self.table.find_offered(self.resume(stream), C), None)
+        self.assertIs(self.table.find_offered(self.resume(own), B), None)
         self.table.closed(stream, 7)
-        self.assertEqual(self.table.offered(self.resume(stream), B), 7)
+        self.assertEqual(self.table.find_offered(self.resume(stream), B), 7)
         for stranger in (A, C):
-            self.assertIs(self.table.offered(self.resume(stream), stranger), None)
+            self.assertIs(self.table.find_offered(self.resume(stream), stranger), None)
         self.clock.advance(RESUME_TIMEOUT + STALL_CHECK)
-        self.assertIs(self.table.offered(self.resume(stream), B), None)
+        self.assertIs(self.table.find_offered(self.resume(stream), B), None)
 
     def test_so_many_are_remembered(self) -> None:
         self.patch(streams_module, "MAX_ENDED", 3)
         streams = [self.add(number) for number in range(5)]
         for stream in streams:
             self.table.closed(stream, 7)
-        self.assertEqual([self.table.offered(self.resume(one), B) for one in streams], [None, None, 7, 7, 7])
+        self.assertEqual([self.table.find_offered(self.resume(one), B) for one in streams], [None, None, 7, 7, 7])
 
     def test_a_used_token_cannot_be_reused(self) -> None:
         first = self.add(1)
@@ -357,7 +357,7 @@ class RoomTests(StreamsCase):
         streams = [friend, *(self.add(number) for number in (2, 3, 4))]
         for stream in streams:
             self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
-        self.assertEqual([stream.over for stream in streams], [False, True, False, False])
+        self.assertEqual([stream.has_ended for stream in streams], [False, True, False, False])
         self.assertEqual(self.table._waiting_of, {friend.getPeer(): 1, streams[1].getPeer(): 2})
 
     def test_suspended_streams_are_limited_in_total(self) -> None:
@@ -365,7 +365,7 @@ class RoomTests(StreamsCase):
         streams = [self.add(number, peer=KEYS[name].public) for number, name in enumerate("BCA")]
         for stream in streams:
             self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
-        self.assertEqual([stream.over for stream in streams], [True, False, False])
+        self.assertEqual([stream.has_ended for stream in streams], [True, False, False])
 
 
 class WatchTests(StreamsCase):
@@ -472,14 +472,14 @@ class OptionTests(StreamsCase):
         self.table.resume_timeout = 0.5
         stream = self.add()
         self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
-        self.assertEqual((self.table.suspended, stream.over), (1, False))
+        self.assertEqual((self.table.suspended, stream.has_ended), (1, False))
         self.clock.advance(0.5)
-        self.assertTrue(stream.over)
+        self.assertTrue(stream.has_ended)
 
     def test_only_the_peer_of_a_stream_can_resume_it(self) -> None:
         """Whichever of the two keys is the greater."""
         for number, (peer, stranger) in enumerate(((B, C), (C, B))):
             stream = self.add(number + 1, peer=peer, initiator=False)
             resume = Resume(stream.end.token, 1, 0, bytes(32))
-            self.assertIs(self.table.offered(resume, stranger), None)
-            self.assertIs(self.table.offered(resume, peer), stream)
+            self.assertIs(self.table.find_offered(resume, stranger), None)
+            self.assertIs(self.table.find_offered(resume, peer), stream)

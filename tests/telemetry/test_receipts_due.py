@@ -31,7 +31,7 @@ class ReceiptsDueTests(SynchronousTestCase):
         return self.owed.takes(payload, by, now)
 
     def carry(self, transport: bytes = TRANSPORT) -> None:
-        self.owed.carries(transport, key(A), key(B))
+        self.owed.add_transport(transport, key(A), key(B))
 
     def test_each_end_owes_a_single_receipt(self) -> None:
         self.carry()
@@ -104,7 +104,7 @@ class FormerTests(SynchronousTestCase):
         self.assertEqual(self.owed._former, {})
 
     def test_former_receipts_are_marked(self) -> None:
-        self.owed.carries(TRANSPORT, key(A), key(B))
+        self.owed.add_transport(TRANSPORT, key(A), key(B))
         other = replace(RECEIPT, transport=bytes(16))
         self.assertIs(self.owed.takes(RECEIPT.sign(A), key(A), 101.0), ReceiptVerdict.KNOWN)
         self.assertIs(self.owed.takes(other.sign(A), key(A), 101.0), ReceiptVerdict.FORMER)
@@ -114,7 +114,7 @@ class FormerTests(SynchronousTestCase):
         self.patch(owed_module, "MAX_DUE", 4)
         for number in range(1, 10):
             transport = bytes([number]) * 16
-            self.owed.carries(transport, key(A), key(B))
+            self.owed.add_transport(transport, key(A), key(B))
             self.assertTrue(self.owed.takes(replace(RECEIPT, transport=transport).sign(A), key(A), 101.0))
         self.assertEqual(len(self.owed._received), 4)
         self.assertIs(
@@ -124,7 +124,7 @@ class FormerTests(SynchronousTestCase):
         self.assertEqual((self.owed._received, self.owed._former), ({}, {}))
 
     def test_receipts_in_order_are_not_former(self) -> None:
-        self.owed.carries(TRANSPORT, key(A), key(B))
+        self.owed.add_transport(TRANSPORT, key(A), key(B))
         for by, data in (
             (A, RECEIPT.sign(A)),
             (B, replace(RECEIPT, role=Role.RESPONDER, signer=B.public, peer=A.public).sign(B)),

@@ -290,7 +290,7 @@ class ResumeTests(ResumeCase):
         self.network.settle()
         # its ephemeral key was used once: it is not even looked at
         self.assertEqual(liar.take()[-1].payload, bytes((CloseReason.NOT_AUTHENTIC,)))
-        self.streams["B"].doorman._seen.clear()
+        self.streams["B"].handshake_limits._seen.clear()
         liar.send(Frame(1, 4, request).encode())
         self.network.settle()
         self.assertEqual(liar.take()[-1].payload, bytes((CloseReason.NO_SUCH_STREAM,)))

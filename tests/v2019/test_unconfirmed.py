@@ -112,7 +112,7 @@ class RoomTests(SecureCase):
         # what is confirmed stays, whoever comes
         for number in range(3, 6):
             self.ask_raw(raw, KEYS["C"], range(number, number + 1))
-        self.assertFalse(cast(Any, protocol).transport.over)
+        self.assertFalse(cast(Any, protocol).transport.has_ended)
         self.assertEqual([frame.type for frame in raw.take()].count(ACCEPT), 3)
         self.assertEqual((self.b.core.incoming, len(self.b._incoming._unconfirmed)), (3, 2))
         self.network.clock.advance(CONFIRM_TIMEOUT)
@@ -148,7 +148,7 @@ class RoomTests(SecureCase):
         second = self.a.open(B, Accepting(), port=7, secure=True)
         self.network.settle()
         self.assertEqual(self.failureResultOf(second).value.reason, CloseReason.TOO_MANY_TRANSPORTS)
-        self.assertFalse(cast(Any, self.successResultOf(first)).transport.over)
+        self.assertFalse(cast(Any, self.successResultOf(first)).transport.has_ended)
 
 
 class OneReadTests(SecureCase):
@@ -192,7 +192,7 @@ class OneReadTests(SecureCase):
             with self.subTest(behind=behind):
                 self.receive(*self.held[:behind], self.request(999), *self.held[behind:])
                 self.held.clear()
-                self.assertFalse(self.one.transport.over)
+                self.assertFalse(self.one.transport.has_ended)
                 self.assertEqual((self.b.core.incoming, len(self.b._incoming._unconfirmed)), (2, 0))
         self.assertEqual(cast(Any, self.listeners[7]).built[-1].data, b"hello")
 

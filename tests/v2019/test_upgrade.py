@@ -239,7 +239,7 @@ class WhoMayTests(OldServerCase):
         self.network.settle()
         # its ephemeral key was used once
         self.assertEqual(client.take()[-1].payload, bytes((CloseReason.NOT_AUTHENTIC,)))
-        self.streams["B"].doorman._seen.clear()
+        self.streams["B"].handshake_limits._seen.clear()
         client = self.request()
         client.take()
         client.send(Frame(FWD, 2, message).encode())

@@ -72,12 +72,12 @@ def say_left_out(walked: WalkResult) -> None:
             notice(f"and {len(paths) - SHOWN_THINGS} more")
 
 
-def print_beside_bars(progress: Progress, tell_it: Callable[[], None]) -> None:
+def print_beside_bars(progress: Progress, print_text: Callable[[], None]) -> None:
     """Print something without disturbing the bars, which are redrawn below it."""
     shown = progress.live.is_started
     if shown:
         progress.stop()
-    tell_it()
+    print_text()
     if shown:
         progress.start()
 

@@ -124,7 +124,7 @@ class NameResolver:
         self._running = 0
         self._good: OrderedDict[str, list[Address]] = OrderedDict()
 
-    def led_to_a_server(self, host: str, addresses: list[Address]) -> None:
+    def remember_addresses(self, host: str, addresses: list[Address]) -> None:
         """Remember the addresses of a name that led to a server; :meth:`resolve` falls back on them."""
         remember(self._good, host, addresses, MAX_REMEMBERED)
 

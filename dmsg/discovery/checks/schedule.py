@@ -320,7 +320,7 @@ class ServerChecks:
             why = await self._ask(_CheckedAddress(str(one), port, place, listed, carrier, host), entry, refreshes)
             if not why:
                 if number is None:
-                    self._names.led_to_a_server(host, [one])
+                    self._names.remember_addresses(host, [one])
                 break
         return why
 

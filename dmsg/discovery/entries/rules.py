@@ -151,14 +151,14 @@ class Replacement:
 
     :ivar first: whether the key had no entry before.
     :ivar checked: whether the entry's server may be listed at once.
-    :ivar look_at: time of the next check of the server, in seconds since 1970.
-    :ivar keeps_look: whether a check that is already planned is kept instead of ``look_at``.
+    :ivar check_at: time of the next check of the server, in seconds since 1970.
+    :ivar keeps_check: whether a check that is already planned is kept instead of ``check_at``.
     """
 
     first: bool
     checked: bool
-    look_at: float
-    keeps_look: bool
+    check_at: float
+    keeps_check: bool
 
 
 def decide_post(present: PresentState | None, entry: Entry, now: float, terms: Terms) -> Replacement:

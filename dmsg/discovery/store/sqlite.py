@@ -180,7 +180,7 @@ class SQLiteStore:
             with transaction(db):
                 present, planned = self._present(entry.static)
                 decision = decide_post(present, entry, now, terms)
-                look_at = planned if decision.keeps_look and planned is not None else decision.look_at
+                check_at = planned if decision.keeps_check and planned is not None else decision.check_at
                 body = entry.to_json()
                 around = self._register_blocks(terms.place)
                 db.execute(
@@ -194,7 +194,7 @@ class SQLiteStore:
                         listable(entry),
                         not terms.refreshes,
                         now,
-                        look_at,
+                        check_at,
                         kind(entry),
                         terms.place,
                         size_of(body),

@@ -134,7 +134,7 @@ class ClientChannel:
         self.offer: Offer | None = None
         self.ciphers: ChannelCiphers | None = None
 
-    def moves(self, event: Input) -> bool:
+    def apply(self, event: Input) -> bool:
         """Apply an input to the state; return False, without a change, if the table does not have the pair."""
         after = TRANSITIONS.get((self.state, event))
         if after is None:

@@ -93,7 +93,7 @@ class ClientConnection:
         self.drops: Counter[DropReason] = Counter()
         self.broken: RemoteProtocolError | None = None
         """Error after which nothing more can be read from the link; the events before it are delivered first."""
-        self.left = False
+        self.has_frames_left = False
         """Whether the last read may have left whole frames behind."""
 
     def data_to_send(self) -> list[bytes]:
@@ -129,7 +129,7 @@ class ClientConnection:
         channel.proposal = Proposal(self._key, remote, self._profile, ephemeral=ephemeral)
         channel.reports_messages = report_messages
         channel.named = not self._two_ids
-        channel.moves(Input.SEND_OPEN)
+        channel.apply(Input.SEND_OPEN)
         self._doubtful.pop(channel.id, None)
         self.channels[channel.id] = channel
         self._out.append(encode_open(self._profile, channel.id, remote, channel.proposal.message))
@@ -140,7 +140,7 @@ class ClientConnection:
 
         :raises LocalProtocolError: the channel does not wait for an answer.
         """
-        if not channel.moves(Input.SEND_OPENED):
+        if not channel.apply(Input.SEND_OPENED):
             raise LocalProtocolError("this channel is not waiting for an answer")
         assert channel.offer is not None
         channel.ciphers, message = channel.offer.accept()
@@ -167,7 +167,7 @@ class ClientConnection:
         :returns: whether ChannelClosed will follow.  The caller must call :meth:`give_up` if it does not arrive.
         """
         opening = channel.state is State.OPENING
-        if channel.moves(Input.SEND_CLOSE):
+        if channel.apply(Input.SEND_CLOSE):
             if not (opening and self._is_ambiguous(channel)):
                 self._out.append(encode_close(self._profile, channel.name))
             return True
@@ -190,7 +190,7 @@ class ClientConnection:
         if channel.state is State.ABANDONED and self._is_ambiguous(channel):
             # The channel's id stays in use until the server's answer names the other id.
             return True
-        if not channel.moves(Input.SEND_CLOSED):
+        if not channel.apply(Input.SEND_CLOSED):
             return False
         self._say_closed(channel)
         self._forget(channel)
@@ -219,8 +219,8 @@ class ClientConnection:
     def receive_frames(self, buffer: bytearray, end: int, limit: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
         """Process the whole frames at the start of ``buffer``.
 
-        :param limit: maximum number of frames to process.  If it is reached, :attr:`left` is True and the caller passes
-            the rest again.
+        :param limit: maximum number of frames to process.  If it is reached, :attr:`has_frames_left` is True and the caller
+            passes the rest again.
         :returns: number of bytes processed, and the events; see also :attr:`broken`.
         """
         events: list[Event] = []
@@ -300,7 +300,7 @@ class ClientConnection:
         if joined:
             assert channel is not None
             events.append(DataReceived(channel, b"".join(joined)))
-        self.left = not limit
+        self.has_frames_left = not limit
         return position, events
 
     def _control(self, frame_type: int, body: bytes, events: list[Event]) -> None:
@@ -359,7 +359,7 @@ class ClientConnection:
             self.drops[DropReason.REFUSED] += 1
             self._out.append(encode_closed(self._profile, body[0]))
             return
-        offered.moves(Input.RECV_OPEN)
+        offered.apply(Input.RECV_OPEN)
         self._doubtful.pop(offered.id, None)
         self.channels[offered.id] = offered
         if ping:
@@ -376,7 +376,7 @@ class ClientConnection:
             # The server's ids are separate from this side's.  A server that reuses an id has closed its former channel.
             channel = next((one for one in self.channels.values() if one.named and one.name == name), None)
         if channel is not None:
-            if not channel.moves(Input.RECV_OPEN):
+            if not channel.apply(Input.RECV_OPEN):
                 raise HandshakeError("channel id is in use")
             self._forget(channel)
         if name not in self.channels:
@@ -411,12 +411,12 @@ class ClientConnection:
         except HandshakeError as error:
             # The remote believes that the channel is open, so the channel has to be closed, not only forgotten.
             self.drops[DropReason.BAD_FRAME] += 1
-            channel.moves(Input.SEND_CLOSE)
+            channel.apply(Input.SEND_CLOSE)
             self._end(channel)
             events.append(Rejected(channel, f"the answer is not the remote's: {error}"))
             return
         channel.proposal = None
-        channel.moves(Input.RECV_OPENED)
+        channel.apply(Input.RECV_OPENED)
         events.append(Opened(channel))
 
     def _close_late_channel(self, body: bytes, channel: ClientChannel | None) -> None:
@@ -440,7 +440,7 @@ class ClientConnection:
 
     def _remote_closes(self, channel: ClientChannel, events: list[Event]) -> None:
         before = channel.state
-        if not channel.moves(Input.RECV_CLOSE):
+        if not channel.apply(Input.RECV_CLOSE):
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
         self._say_closed(channel)
@@ -450,7 +450,7 @@ class ClientConnection:
 
     def _closed(self, channel: ClientChannel, events: list[Event]) -> None:
         before = channel.state
-        if not channel.moves(Input.RECV_CLOSED):
+        if not channel.apply(Input.RECV_CLOSED):
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
         if before in (State.CLOSING, State.ABANDONED):

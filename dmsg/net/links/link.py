@@ -366,7 +366,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
 
     # --- the next turn ---
 
-    def left(self) -> None:
+    def note_frames_left(self) -> None:
         """Note that the user left whole frames in the buffer, to be offered again in the next turn, before new data."""
         self._left = True
         self._next_turn()
@@ -474,7 +474,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             received += self.in_websocket.reader.held
         return max(held_bytes(self._tcp), self.queued() - self._unwritten()) + self._unwritten() + received
 
-    def shed(self) -> None:
+    def free_buffers(self) -> None:
         """Free buffer space that is not needed."""
         shed_sent_bytes(self._tcp)
 

@@ -35,7 +35,7 @@ class CarrierMemory:
         last = self._worked.get(server)
         return sorted(carriers, key=lambda carrier: carrier != last)
 
-    def worked(self, server: PubKey, carrier: Carrier) -> None:
+    def record_success(self, server: PubKey, carrier: Carrier) -> None:
         """Remember the carrier by which a server was reached."""
         self._worked.pop(server, None)
         if carrier != PLAIN:

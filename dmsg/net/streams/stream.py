@@ -223,7 +223,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         return CloseReason.UNSPECIFIED if self.disconnecting and not self.unsent else CloseReason.ABORTED
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the stream has ended, even if the application does not know it yet."""
         return self._loss is not None
 

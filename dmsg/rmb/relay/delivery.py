@@ -164,7 +164,7 @@ class Delivery:
         self._read()
 
     @property
-    def trusted(self) -> bool:
+    def is_trusted(self) -> bool:
         """Whether a message counts as delivered once it is handed to the session's connection."""
         return self.lazy and self.answers and not self.stalled
 
@@ -234,7 +234,7 @@ class Delivery:
     def _release(self) -> None:
         held, self._held = self._held, set()
         for holder in held:
-            holder.caught_up(self)
+            holder.stop_waiting_for(self)
 
     def check(self) -> None:
         """Store the window and the line in the queue if a message has been in the line for two checks, one a second."""
@@ -280,7 +280,7 @@ class Delivery:
         self._sent += 1
         self._sent_size += len(message.data)
         self._carrier.send(message.data)
-        if self.trusted:
+        if self.is_trusted:
             self._hand_later()
         elif message.queue_id is None and (self.stalled or message.durable):
             self._keep(message)
@@ -297,7 +297,7 @@ class Delivery:
         :returns: whether all messages are counted; otherwise call this method again later.
         """
         self._handing = False
-        if not self.trusted or self.closed:
+        if not self.is_trusted or self.closed:
             return True
         most = self._sent_size - self._carrier.unsent
         handed = []
@@ -465,7 +465,7 @@ class Delivery:
         def kept(number: QueueId) -> None:
             message.queue_id = number
             message.settle()
-            if message.confirmed or (message.handed and self.trusted):
+            if message.confirmed or (message.handed and self.is_trusted):
                 self._remove([message])
             else:
                 self._skip.add(number)
@@ -487,7 +487,7 @@ class Delivery:
     def close(self) -> list[Message]:
         """End the delivery; return the messages that are neither confirmed nor stored in the queue."""
         self.count_delivered()
-        delivered = self.trusted
+        delivered = self.is_trusted
         self.closed = True
         left = [
             message

@@ -103,7 +103,7 @@ class Presence:
         """Whether the session with the name that the queue uses is connected."""
         return self.named(name) is not None
 
-    def comes_back(self, session: Session) -> Deferred[bool]:
+    def wait_for_session(self, session: Session) -> Deferred[bool]:
         """Whether a session is connected, or connects within :data:`COME_BACK` if this relay has just started."""
         if session in self.sessions:
             return succeed(True)

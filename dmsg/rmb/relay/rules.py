@@ -95,7 +95,7 @@ class Rules:
         self.check_message(header, now)
         return False
 
-    def carried(self, header: Header, now: float) -> None:
+    def grant_answer(self, header: Header, now: float) -> None:
         """Let the destination of a request send one answer outside its rate limit; the registry must know that twin."""
         if header.kind == "request":
             for window in self.windows:
@@ -138,7 +138,7 @@ class Rules:
             return Decision(Action.PROBE, others) if others else Decision(Action.REFUSE, drop=Drop.OFFLINE)
         return Decision(Action.QUEUE, others)
 
-    def for_intake(self, header: Header, twin: Twin | None) -> Decision:
+    def route_inbound(self, header: Header, twin: Twin | None) -> Decision:
         """Decide about a message that another relay brings; it is never forwarded a second time.
 
         A QUEUE decision lists the relays to which the message may be offered.

@@ -78,7 +78,7 @@ class RelaySite(Resource):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._switch = switch
-        self._bringing = InboundVerifier(switch)
+        self._verifier = InboundVerifier(switch)
         self._upgrade = upgrade
         self._reactor = reactor
         self._metrics = metrics
@@ -280,7 +280,7 @@ class RelaySite(Resource):
         address, body = self._address_of(request), self._body_from_relay(request)
         if body is None:
             return self._refuse(request, Drop.DRAINING, 503, "shutting down")
-        full = self._bringing.too_many(address, self._reactor.seconds())
+        full = self._verifier.too_many(address, self._reactor.seconds())
         if full is not None:
             # An address that continues regardless should at least have to connect again.
             close_after(request)
@@ -290,10 +290,10 @@ class RelaySite(Resource):
         def taken(judged: tuple[Verdict, bool]) -> bytes:
             verdict, worthless = judged
             if worthless:
-                self._bringing.charge(address, self._reactor.seconds())
+                self._verifier.charge(address, self._reactor.seconds())
             return self._judged(request, verdict)
 
-        taking = Deferred.fromCoroutine(self._bringing.take(body, only_connected=only_connected))
+        taking = Deferred.fromCoroutine(self._verifier.take(body, only_connected=only_connected))
         return self._finish(taking.addCallback(taken), request)
 
     def _body_from_relay(self, request: Request) -> bytes | None:
@@ -324,18 +324,18 @@ class RelaySite(Resource):
         try:
             messages = batch.decode(body)
         except EnvelopeError as error:
-            self._bringing.charge(address, self._reactor.seconds())
+            self._verifier.charge(address, self._reactor.seconds())
             return self._refuse(request, Drop.BAD_INTAKE, 400, f"bad request: {error}")
         request.setHeader(b"content-type", b"text/plain; charset=utf-8")
-        BatchAnswer(self._bringing, request, address, self._reactor).take_all(messages)
+        BatchAnswer(self._verifier, request, address, self._reactor).take_all(messages)
         return NOT_DONE_YET
 
 
 class BatchAnswer:
     """Answer to one request with several messages, written as each outcome becomes known."""
 
-    def __init__(self, bringing: InboundVerifier, request: Request, address: str, reactor: IReactorTime) -> None:
-        self._bringing = bringing
+    def __init__(self, verifier: InboundVerifier, request: Request, address: str, reactor: IReactorTime) -> None:
+        self._verifier = verifier
         self._request = request
         self._address = address
         self._reactor = reactor
@@ -349,18 +349,18 @@ class BatchAnswer:
         """Process each message on its own, so that none waits for another."""
         self._left = len(messages)
         for number, (data, only_connected) in enumerate(messages):
-            full = self._bringing.too_many(self._address, self._reactor.seconds())
+            full = self._verifier.too_many(self._address, self._reactor.seconds())
             if full is not None:
                 self._known(number, full.status)
                 continue
-            taking = Deferred.fromCoroutine(self._bringing.take(data, only_connected=only_connected))
+            taking = Deferred.fromCoroutine(self._verifier.take(data, only_connected=only_connected))
             self._taking[number] = taking
             taking.addCallbacks(self._answer_verdict, self._failed, callbackArgs=(number,), errbackArgs=(number,))
 
     def _answer_verdict(self, judged: tuple[Verdict, bool], number: int) -> None:
         verdict, worthless = judged
         if worthless:
-            self._bringing.charge(self._address, self._reactor.seconds())
+            self._verifier.charge(self._address, self._reactor.seconds())
         self._known(number, verdict.status)
 
     def _failed(self, failure: Failure, number: int) -> None:

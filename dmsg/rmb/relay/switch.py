@@ -130,7 +130,7 @@ class Switch:
             # Unconfirmed messages go into the queue, which the new connection reads to its end.
             call_isolated(before.end, Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
         session.heard_at = self._clock.seconds()
-        self.queue.connected_here(str(session.session))
+        self.queue.note_connected(str(session.session))
         session.delivery.start()
 
     def lost(self, session: RelaySession) -> None:
@@ -139,7 +139,7 @@ class Switch:
             return
         session.is_lost = True
         if self.presence.remove(session):
-            self.queue.absent(str(session.session))
+            self.queue.note_absent(str(session.session))
         self.waiting.pop(session.delivery, None)
         self.lookups.lost(session)
         self.unfinished -= session.unfinished
@@ -262,7 +262,7 @@ class Switch:
         if receiver is None:
             return False
         self.count_in(mail)
-        self.rules.carried(mail.header, self.now())
+        self.rules.grant_answer(mail.header, self.now())
         if not receiver.delivery.offer(mail):
             self._enqueue(mail.destination, mail)
         return True
@@ -296,7 +296,7 @@ class Switch:
         """Queue, forward, probe or refuse a message whose receiver is not connected here, as the rules decide."""
         decision = self.rules.route(mail.header, twin)
         if decision.action is not Action.REFUSE:
-            self.rules.carried(mail.header, self.now())
+            self.rules.grant_answer(mail.header, self.now())
         if decision.action is Action.QUEUE:
             self.count_in(mail)
             self._enqueue(mail.destination, mail, other_relays=decision.relays)
@@ -321,7 +321,7 @@ class Switch:
             else:
                 otherwise()
 
-        self.queue.elsewhere(str(mail.destination)).addErrback(lambda _: False).addCallback(known)
+        self.queue.is_elsewhere(str(mail.destination)).addErrback(lambda _: False).addCallback(known)
 
     def _offline(self, mail: Mail) -> None:
         """Refuse a message whose receiver is offline, unless the receiver reconnects in a moment."""
@@ -332,7 +332,7 @@ class Switch:
                 self._say(mail.header, texts.OFFLINE)
                 mail.settle()
 
-        self.presence.comes_back(mail.destination).addCallback(known)
+        self.presence.wait_for_session(mail.destination).addCallback(known)
 
     def _probe(self, mail: Mail, relays: frozenset[str]) -> None:
         """Offer a message to the receiver's other relays, where the session may be connected."""

@@ -86,7 +86,7 @@ class HeldMessages(TurnTaker):
         """Hold the session until ``delivery`` has caught up."""
         self._for.add(delivery)
 
-    def caught_up(self, delivery: object) -> None:
+    def stop_waiting_for(self, delivery: object) -> None:
         """Stop waiting for ``delivery``."""
         self._for.discard(delivery)
         self._process_soon()
@@ -120,7 +120,7 @@ class HeldMessages(TurnTaker):
 
     def _resume(self) -> None:
         share = self.share
-        until = share.now() + share.left(self.owner) if share is not None else 0.0
+        until = share.now() + share.seconds_left(self.owner) if share is not None else 0.0
         for _ in range(AT_ONCE):
             if self._for or not self._waiting:
                 break

@@ -173,7 +173,7 @@ class Socket(HeldReading, TurnTaker):
     def _take_all(self, found: Iterator[tuple[int, bytes]]) -> None:
         """Process as many frames as the owner's share of this turn allows."""
         share = self.share
-        until = share.now() + share.left(self.owner) if share is not None else 0.0
+        until = share.now() + share.seconds_left(self.owner) if share is not None else 0.0
         for steps, (first, content) in enumerate(found, 1):
             self._take(first, content)
             if self._feeding is not found:

@@ -181,7 +181,7 @@ class UsedTokens:
         self._most = limit
         self._count = 0
         self._of: dict[int, OrderedDict[bytes, int]] = {}
-        self._greediest: PriorityQueue[int] = PriorityQueue()
+        self._counts_by_twin: PriorityQueue[int] = PriorityQueue()
         self._ends: PriorityQueue[int] = PriorityQueue()
 
     def __len__(self) -> int:
@@ -203,7 +203,7 @@ class UsedTokens:
         self._count += 1
         self._rank(twin)
         if self._count > self._most:
-            greediest = self._greediest.first()
+            greediest = self._counts_by_twin.first()
             assert greediest is not None
             self._drop(greediest)
         return True
@@ -221,9 +221,9 @@ class UsedTokens:
     def _rank(self, twin: int) -> None:
         used = self._of[twin]
         if used:
-            self._greediest.put(twin, -len(used))
+            self._counts_by_twin.put(twin, -len(used))
             self._ends.put(twin, next(iter(used.values())))
         else:
             del self._of[twin]
-            self._greediest.remove(twin)
+            self._counts_by_twin.remove(twin)
             self._ends.remove(twin)

@@ -63,7 +63,7 @@ class Congestion:
             peer.paused_by = None
 
     @staticmethod
-    def takes(route: Route, size: int) -> bool:
+    def reserve(route: Route, size: int) -> bool:
         """Whether the congested peer of ``route`` has room for ``size`` bytes more; counts the bytes if so."""
         destination = route.peer
         queue = destination.port.queued()
@@ -83,7 +83,7 @@ class Congestion:
         return True
 
     @staticmethod
-    def takes_answer(peer: RelayPeer, size: int) -> bool:
+    def reserve_answer(peer: RelayPeer, size: int) -> bool:
         """Whether a congested peer has room for a control frame of ``size`` bytes; counts the bytes if so."""
         if peer.port.queued() > PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM:
             return False
@@ -102,13 +102,13 @@ class Congestion:
                 self._on_paused(destination)
 
     @staticmethod
-    def routed(source: RelayPeer, destination: RelayPeer) -> None:
+    def route_added(source: RelayPeer, destination: RelayPeer) -> None:
         """Resume a source that is paused for another peer, because its new route leads to ``destination``."""
         if source.paused_by not in (None, destination):
             _resume(source)
 
     @staticmethod
-    def unrouted(source: RelayPeer, destination: RelayPeer) -> None:
+    def route_removed(source: RelayPeer, destination: RelayPeer) -> None:
         """Resume a source that is paused for ``destination``, because none of its routes leads there any more."""
         if source.paused_by is destination:
             _resume(source)

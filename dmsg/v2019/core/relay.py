@@ -228,7 +228,7 @@ class Relay(RouteTable):
         own_id = route.back.to_id
         if source.routes.get(own_id) is not route:
             return  # Earlier frames of this read closed the transport.
-        if not self.congestion.takes(route, len(run)):
+        if not self.congestion.reserve(route, len(run)):
             self._overflow(source, own_id, route, run)
             return
         destination.port.send(run)
@@ -392,8 +392,8 @@ class Relay(RouteTable):
             responder.destinations[peer] = responder.destinations.get(peer, 0) + 1
             self.route_count += 2
             self.transports_opened += 1
-            self.congestion.routed(peer, responder)
-            self.congestion.routed(responder, peer)
+            self.congestion.route_added(peer, responder)
+            self.congestion.route_added(responder, peer)
             self._answer(responder, encode_frame(REQUEST, to_id, payload))
 
     def _may_ask(self, peer: RelayPeer, responder: RelayPeer) -> bool:

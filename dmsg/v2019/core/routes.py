@@ -126,7 +126,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
                 one.destinations[two] = count
             else:
                 del one.destinations[two]
-                self.congestion.unrouted(one, two)
+                self.congestion.route_removed(one, two)
 
     def _close_both(self, peer: RelayPeer, own_id: int, route: Route, reason: CloseReason) -> None:
         self._drop_route(peer, own_id, route, reason, by_server=True)
@@ -175,7 +175,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
         if peer not in self.peers:
             return
         # An attacker that provokes answers and never reads would otherwise fill the server's memory.
-        if not peer.congested or self.congestion.takes_answer(peer, len(frame)):
+        if not peer.congested or self.congestion.reserve_answer(peer, len(frame)):
             peer.port.send(frame)
         else:
             self._end_peer(peer, DropReason.SEND_BUFFER_FULL)

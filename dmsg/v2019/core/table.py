@@ -129,7 +129,7 @@ class ClientConnection(SecureTable):
         self.established = False
         self.broken: RemoteProtocolError | None = None
         """Error for which the connection must end.  Nothing more is read; events of earlier frames are returned."""
-        self.left = False
+        self.has_frames_left = False
         """Whether the last read may have left whole frames behind."""
 
     # --- calls of the application ---
@@ -231,8 +231,8 @@ class ClientConnection(SecureTable):
         """Process the whole frames at the start of ``buffer``.
 
         :param end: length of the plaintext in ``buffer``.
-        :param limit: maximum number of frames to take.  Once it is reached, :attr:`left` is set, and the caller offers
-            the rest again.
+        :param limit: maximum number of frames to take.  Once it is reached, :attr:`has_frames_left` is set, and the
+            caller offers the rest again.
         :returns: number of bytes taken and the events; see :attr:`broken`, too.
         """
         events: list[Event] = []
@@ -290,7 +290,7 @@ class ClientConnection(SecureTable):
             if self._handshake_cost:
                 limit = max(0, limit - self._handshake_cost)
                 self._handshake_cost = 0
-        self.left = not limit
+        self.has_frames_left = not limit
         if self.unread_requests:
             events += self.read_requests()
         return position, events

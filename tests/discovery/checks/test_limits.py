@@ -100,7 +100,7 @@ class NamesTests(SynchronousTestCase):
         first = self.resolve("honest.example", "2.2.2.2")
         self.answer("8.8.8.8")
         addresses = self.successResultOf(first)
-        self.names.led_to_a_server("honest.example", addresses)
+        self.names.remember_addresses("honest.example", addresses)
         for number in range(limits.RESOLVING):
             self.assertNoResult(self.resolve(f"{number}.slow", f"1.1.{number}.1"))
         self.assertEqual(self.successResultOf(self.resolve("honest.example", "2.2.2.2")), addresses)

@@ -126,7 +126,7 @@ class PostTests(SynchronousTestCase):
         self.assertEqual(decision.first, first)
         self.assertEqual(first, there is None)
         self.assertEqual(new.sequence, 0 if there is None else next_sequence(there.head.sequence))
-        self.assertIn(decision.look_at, (7.0, NEVER))
+        self.assertIn(decision.check_at, (7.0, NEVER))
         if before is not None:
             self.assertGreater(time_order(new.timestamp), before.head.order)
         if not terms.checked:
@@ -134,4 +134,4 @@ class PostTests(SynchronousTestCase):
             address = "" if new.server is None else new.server.address
             is_same = there is not None and there.target == address
             self.assertEqual(decision.checked, is_same and there is not None and there.checked)
-            self.assertEqual(decision.keeps_look, is_same and terms.refreshes)
+            self.assertEqual(decision.keeps_check, is_same and terms.refreshes)

@@ -86,7 +86,7 @@ class RedisStoreTests(StoreMixin, TestCase):
             expected, found = [], []
             try:
                 decision = decide_post(present, entry, 7.0, terms)
-                look_at = planned if decision.keeps_look and planned is not None else decision.look_at
+                look_at = planned if decision.keeps_check and planned is not None else decision.check_at
                 expected += [decision.first, decision.checked, look_at]
             except EntryInvalid as error:
                 expected += [type(error), str(error), getattr(error, "deletion", None)]

@@ -51,7 +51,7 @@ class CoreCase(SynchronousTestCase):
 
     def receive(self, data: bytes, most: int = 1000) -> list[Event]:
         taken, events = self.core.receive_frames(bytearray(data), len(data), most)
-        self.assertTrue(taken == len(data) or self.core.left or self.core.broken)
+        self.assertTrue(taken == len(data) or self.core.has_frames_left or self.core.broken)
         return events
 
     def sent(self) -> list[Any]:
@@ -80,7 +80,7 @@ class DataTests(CoreCase):
     """Messages of one read."""
 
     def test_a_new_connection_has_zero_counters(self) -> None:
-        self.assertIs(self.core.left, False)
+        self.assertIs(self.core.has_frames_left, False)
         self.assertIs(self.core.has_free_id, True)
         self.assertEqual(self.core.drops, {})
         self.assertIs(ClientConnection(A, self.profile).accepting, False)
@@ -157,7 +157,7 @@ class ReadTests(CoreCase):
             del data[:taken]
             told.append(len(events))
         self.assertEqual(told, [2, 2, 1])
-        self.assertIs(self.core.left, False)
+        self.assertIs(self.core.has_frames_left, False)
 
     def test_joining_of_data_stops_at_another_frame(self) -> None:
         channel = self.open()

@@ -168,8 +168,8 @@ class RaceTests(SynchronousTestCase):
         memory, server = CarrierMemory(), self.server.public
         carriers = [PLAIN, WEBSOCKET, SECURE]
         self.assertEqual(memory.order(server, carriers), carriers)
-        memory.worked(server, SECURE)
+        memory.record_success(server, SECURE)
         self.assertEqual(memory.order(server, carriers), [SECURE, PLAIN, WEBSOCKET])
         self.assertEqual(memory.order(SecKey.generate().public, carriers), carriers)
-        memory.worked(server, PLAIN)
+        memory.record_success(server, PLAIN)
         self.assertEqual(memory.order(server, carriers), carriers)

@@ -173,7 +173,7 @@ class ReceivingTests(StreamCase):
         self.stream.pauseProducing()
         self.stream.data_received(b"a")
         self.stream.carrier_closed(CloseReason.PEER_DISCONNECTED)
-        self.assertTrue(self.stream.over)
+        self.assertTrue(self.stream.has_ended)
         self.assertIsNone(self.lost)
         self.assertIn(self.stream, UNREAD)
         # nothing comes any more, and it is accounted for
@@ -377,7 +377,7 @@ class SendingTests(StreamCase):
         self.clock.advance(5)
         self.failureResultOf(late, DmsgTimeout)
         self.carrier.ack(self.stream)
-        self.assertFalse(self.stream.over)
+        self.assertFalse(self.stream.has_ended)
 
     def test_a_probe_is_sent_on_an_idle_stream_only(self) -> None:
         """Nothing, and only where nothing else asks; its answer is no traffic."""
@@ -457,9 +457,9 @@ class EndTests(StreamCase):
         for _ in range(2):
             self.clock.advance(LINGER - 1)
             self.carrier.ack(self.stream)
-        self.assertFalse(self.stream.over)
+        self.assertFalse(self.stream.has_ended)
         self.clock.advance(LINGER - 1)
-        self.assertFalse(self.stream.over)
+        self.assertFalse(self.stream.has_ended)
         self.clock.advance(1)
         # all was sent: a reader that holds ACKs back may have it
         self.assertEqual(self.carrier.closed, [CloseReason.UNSPECIFIED])
@@ -478,7 +478,7 @@ class EndTests(StreamCase):
         self.clock.advance(LINGER / 2)
         self.stream.acknowledged_all((), 0)
         self.clock.advance(LINGER / 2)
-        self.assertTrue(self.stream.over)
+        self.assertTrue(self.stream.has_ended)
 
     def test_unsent_data_at_the_linger_timeout_is_an_unclean_end(self) -> None:
         self.carrier.window = 1
@@ -501,7 +501,7 @@ class EndTests(StreamCase):
         self.clock.advance(LINGER - 1)
         self.stream.suspend(other)
         self.clock.advance(100)
-        self.assertFalse(self.stream.over)
+        self.assertFalse(self.stream.has_ended)
         self.stream.requeue(self.carrier.sent)
         self.stream.move(other)
         other.turn()
@@ -551,7 +551,7 @@ class EndTests(StreamCase):
         self.clock.advance(10)
         self.stream.setWriteDeadline(5)
         self.clock.advance(5)
-        self.assertFalse(self.stream.over)
+        self.assertFalse(self.stream.has_ended)
         self.stream.write(b"x")
         self.carrier.turn()
         self.stream.setDeadline(5)
@@ -576,7 +576,7 @@ class EndTests(StreamCase):
         for _ in range(3):
             self.clock.advance(4)
             self.stream.acknowledged_all((), 0)
-        self.assertTrue(self.stream.over)
+        self.assertTrue(self.stream.has_ended)
 
     def test_acknowledged_data_counts_as_traffic_for_the_idle_limit(self) -> None:
         """What comes, and what is acknowledged, is traffic."""
@@ -588,12 +588,12 @@ class EndTests(StreamCase):
         self.carrier.turn()
         self.carrier.ack(self.stream)
         self.clock.advance(9)
-        self.assertFalse(self.stream.over)
+        self.assertFalse(self.stream.has_ended)
         self.stream.setIdleTimeout(None)
         self.clock.advance(100)
         self.stream.setIdleTimeout(10)
         self.clock.advance(9.5)
-        self.assertFalse(self.stream.over)
+        self.assertFalse(self.stream.has_ended)
         self.clock.advance(0.5)
         self.assertEqual(str(self.lost), "idle deadline passed")
 

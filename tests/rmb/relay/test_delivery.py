@@ -106,7 +106,7 @@ class HeldMessagesTests(SynchronousTestCase):
         parking.wait_for(self)
         for number in range(50):
             parking.put(b"%d" % number, is_message=True)
-        parking.caught_up(self)
+        parking.stop_waiting_for(self)
         clock.advance(0)
         self.assertEqual((taken, parking.size), ([b"%d" % number for number in range(50)], 0))
         self.assertGreaterEqual(share.waited, 50 / (MOST / 0.001 + 1))
@@ -354,7 +354,7 @@ class HandingTests(SynchronousTestCase):
         """It is asked at once whether it answers pings, and does."""
         self.assertEqual(self.session.pings, [0])
         self.current.confirmed(0)
-        self.assertTrue(self.current.trusted)
+        self.assertTrue(self.current.is_trusted)
 
     def test_messages_handed_to_a_connection_count_as_delivered(self) -> None:
         """As soon as it is with the connection: its sender is told, and nothing is left for the next connection."""
@@ -411,13 +411,13 @@ class HandingTests(SynchronousTestCase):
         self.current.offer(self.message(b"1"))
         self.current.count_delivered()
         self.current.stall()
-        self.assertFalse(self.current.trusted)
+        self.assertFalse(self.current.is_trusted)
         self.current.offer(self.message(b"2"))
         self.assertEqual(list(self.store.kept.values()), [b"1", b"2"])
         self.current.ping_behind()
         self.current.confirmed(2)
         self.assertEqual(self.store.kept, {})
-        self.assertTrue(self.current.trusted)
+        self.assertTrue(self.current.is_trusted)
 
     def test_messages_are_stored_only_before_the_first_pong(self) -> None:
         """What comes from a client that does not send it again."""
@@ -696,7 +696,7 @@ class KeepingTests(SynchronousTestCase):
             def wait_for(self, delivery: Delivery) -> None:
                 told.append("held")
 
-            def caught_up(self, delivery: Delivery) -> None:
+            def stop_waiting_for(self, delivery: Delivery) -> None:
                 told.append("free")
 
         self.ledger.holder = Holder()  # type: ignore[assignment]

@@ -454,13 +454,13 @@ class IntakeTests(FederationCase):
         """Of an address, and of a twin; only what is signed counts against the twin."""
         await self.make()
         page = self.one.ports[0].factory.site.resource
-        page._bringing._of_twins.count = 2
+        page._verifier._of_twins.count = 2
         statuses = [(await self.post(self.message()))[0] for _ in range(2)]
         spoilt = self.message("B")
         statuses += [(await self.post(spoilt))[0], (await self.post(self.message()))[0]]
         self.assertEqual([202, 202, 401, 503], statuses)
-        page._bringing._rate._rate, page._bringing._rate._burst = 0.001, 1.0
-        page._bringing._rate._buckets.clear()
+        page._verifier._rate._rate, page._verifier._rate._burst = 0.001, 1.0
+        page._verifier._rate._buckets.clear()
         self.assertEqual([401, 503], [(await self.post(spoilt))[0] for _ in range(2)])
 
     @asynchronous

@@ -60,7 +60,7 @@ class RemoveTests(SwitchCase):
     def test_the_queue_hears_of_the_last_connection_of_a_session_only(self) -> None:
         """Other processes on the same queue may deliver to an absent session; a replaced connection is not absent."""
         absent: list[str] = []
-        self.patch(self.queue, "absent", absent.append)
+        self.patch(self.queue, "note_absent", absent.append)
         old, _ = self.connect(A, "s")
         new, _ = self.connect(A, "s")
         old.lost("gone")
@@ -74,7 +74,7 @@ class StopTests(SwitchCase):
         """Whoever waits for a session learns that the session does not come."""
         here = self.switch.presence
         here._started = self.clock.seconds()
-        waiting = [here.comes_back(Session(twin)) for twin in (A, A, B)]
+        waiting = [here.wait_for_session(Session(twin)) for twin in (A, A, B)]
         waiting[0].cancel()
         waiting[0].addErrback(lambda _: None)
         here.stop()

@@ -76,7 +76,7 @@ class AnswerTests(SynchronousTestCase):
             windows = [FixedWindow(1, 10_000), FixedWindow(1, 10_000)]
             rules = Rules(limiter=windows[0])
             rules.windows.append(windows[1])
-            rules.carried(header(kind), NOW)
+            rules.grant_answer(header(kind), NOW)
             for window in windows:
                 answers = [window.measure(B.twin, 1, NOW, is_answer=True) for _ in range(2)]
                 self.assertEqual(answers, [True, free], kind)

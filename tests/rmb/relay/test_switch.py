@@ -311,7 +311,7 @@ class WayTests(SwitchCase):
         here = self.switch.presence
         here._started = self.clock.seconds()
         away, other = Session(B), Session(C)
-        waiting = [here.comes_back(away), here.comes_back(away), here.comes_back(other)]
+        waiting = [here.wait_for_session(away), here.wait_for_session(away), here.wait_for_session(other)]
         self.connect(B)
         self.assertEqual([self.successResultOf(one) for one in waiting[:2]], [True, True])
         self.assertNoResult(waiting[2])
@@ -319,9 +319,9 @@ class WayTests(SwitchCase):
         self.clock.advance(presence.COME_BACK)
         self.assertIs(self.successResultOf(waiting[2]), False)
         self.assertEqual(here._coming_back, {})
-        self.assertIs(self.successResultOf(here.comes_back(away)), True)
+        self.assertIs(self.successResultOf(here.wait_for_session(away)), True)
         here._started = self.clock.seconds() - presence.START_GRACE
-        self.assertIs(self.successResultOf(here.comes_back(other)), False)
+        self.assertIs(self.successResultOf(here.wait_for_session(other)), False)
 
     def test_messages_are_not_written_down_before_delivery_by_default(self) -> None:
         session, wire = RelaySession(self.switch, Session(A), resends=False), Wire()
@@ -381,13 +381,13 @@ class WayTests(SwitchCase):
         self.assertEqual((error.destination.twin, error.destination.connection), (A, "s"))
 
     def test_a_receiver_is_offline_when_the_queue_does_not_know_better(self) -> None:
-        self.patch(self.queue, "elsewhere", lambda session: fail(QueueUnavailable("away")))
+        self.patch(self.queue, "is_elsewhere", lambda session: fail(QueueUnavailable("away")))
         a, wire = self.connect(A)
         self.send(a, B, tags="fail-fast")
         self.assertEqual((wire.got[-1].error.message, len(self.queue)), (TEXTS[Drop.OFFLINE], 0))
 
     def test_a_receiver_that_another_process_has_gets_the_message_through_the_queue(self) -> None:
-        self.patch(self.queue, "elsewhere", lambda session: succeed(True))
+        self.patch(self.queue, "is_elsewhere", lambda session: succeed(True))
         a, wire = self.connect(A)
         self.send(a, B, tags="fail-fast")
         self.clock.advance(0)

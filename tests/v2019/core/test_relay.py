@@ -356,7 +356,7 @@ class CongestionTests(RelayCase):
         for queued in (PEER_QUEUE_LIMIT // 16, PEER_QUEUE_LIMIT // 16 + 1):
             there = self.peers[0].routes[2]
             there.queued, there.mark = queued - 10, self.peers[1].sent
-            self.assertIs(self.relay.congestion.takes(there, 10), queued * 16 <= PEER_QUEUE_LIMIT)
+            self.assertIs(self.relay.congestion.reserve(there, 10), queued * 16 <= PEER_QUEUE_LIMIT)
 
     def test_the_queue_of_a_peer_is_always_bounded(self) -> None:
         for number in range(40):

@@ -283,9 +283,9 @@ class ReceiveTests(ClientCase):
     def test_so_many_frames_of_a_read(self) -> None:
         data = bytearray(b"".join(Frame(FWD, 1, b"\0%cx" % number).encode() for number in range(5)))
         taken, events = self.core.receive_frames(data, len(data), 2)
-        self.assertEqual((taken, len(events), self.core.left), (2 * len(data) // 5, 2, True))
+        self.assertEqual((taken, len(events), self.core.has_frames_left), (2 * len(data) // 5, 2, True))
         taken, events = self.core.receive_frames(data, len(data), 6)
-        self.assertEqual((taken, len(events), self.core.left), (len(data), 5, False))
+        self.assertEqual((taken, len(events), self.core.has_frames_left), (len(data), 5, False))
 
     def test_an_accept_must_match_its_request(self) -> None:
         transport = self.core.request(REMOTE)

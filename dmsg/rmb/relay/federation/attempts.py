@@ -71,7 +71,7 @@ class RelayRequests:
         self._poster = poster
         self._ranker = ranker
         self._slots = slots
-        self._doubts = UnverifiedTwins(reactor.seconds, registry)
+        self._unverified = UnverifiedTwins(reactor.seconds, registry)
         self._offering: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
         self._waiting = 0
         self._under_way: set[Deferred[Any]] = set()
@@ -118,7 +118,7 @@ class RelayRequests:
             began = self._reactor.seconds()
             outcome = await self.ask_all(data, relays, only_connected=True)
             failed = outcome is AttemptOutcome.FAILED
-            self._slots.learn(relays, None if failed else self._reactor.seconds() - began)
+            self._slots.record_speed(relays, None if failed else self._reactor.seconds() - began)
             return outcome
         finally:
             decrement(offering, twin)
@@ -137,7 +137,7 @@ class RelayRequests:
             reachable.
         """
         failed = False
-        if await self._doubts.refuses(data):
+        if await self._unverified.refuses(data):
             return AttemptOutcome.REFUSED
         for relay in self._ranker.order(relays, self._reactor.seconds()):
             if self.stopped:
@@ -146,7 +146,7 @@ class RelayRequests:
             code = await self._poster.post(relay, data, only_connected=only_connected)
             if code:
                 on_answered(self._reactor.seconds() - began)
-            self._doubts.answered(data, code)
+            self._unverified.answered(data, code)
             if code == 202:
                 self._count(self.success, relay)
                 return AttemptOutcome.TAKEN

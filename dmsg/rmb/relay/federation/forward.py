@@ -185,7 +185,7 @@ class Federation:
                 self._passed_over = False
                 self._again_at = self._reactor.seconds() + PASSED_OVER_FOR
                 self._finished_before = self._finished_count
-                self._queue.federation_again()
+                self._queue.release_federation()
             self._taking = True
             self._queue.take_federation().addCallbacks(self._on_batch, lambda _: None).addBoth(self._taking_ended)
 

@@ -160,10 +160,10 @@ class Slots(Generic[Item]):
 
         :param took: seconds until a relay answered; None when none did.
         """
-        self.learn(self._attempts[item].relays, took)
+        self.record_speed(self._attempts[item].relays, took)
         self.cancel(item)
 
-    def learn(self, relays: Relays, took: float | None) -> None:
+    def record_speed(self, relays: Relays, took: float | None) -> None:
         """Record how quickly relays answered.
 
         :param took: seconds until a relay answered; None when none did.

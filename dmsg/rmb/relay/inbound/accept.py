@@ -45,7 +45,7 @@ class InboundAcceptor:
         if receiver is not None and receiver.delivery.offer(mail):
             switch.count_in(mail)
             return taken
-        decision = switch.rules.for_intake(header, twin)
+        decision = switch.rules.route_inbound(header, twin)
         if receiver is None and only_connected and decision.action is Action.QUEUE:
             decision = Decision(Action.REFUSE, drop=Drop.OFFLINE)
         if receiver is not None or decision.drop is None:
@@ -64,7 +64,7 @@ class InboundAcceptor:
             if elsewhere:
                 self._keep(mail, frozenset(), accepted)
             else:
-                switch.presence.comes_back(mail.destination).addCallback(back)
+                switch.presence.wait_for_session(mail.destination).addCallback(back)
 
         def back(is_back: bool) -> None:
             receiver = switch.sessions.get(mail.destination)
@@ -75,7 +75,7 @@ class InboundAcceptor:
             else:
                 self._keep(mail, frozenset(), accepted)
 
-        switch.queue.elsewhere(str(mail.destination)).addErrback(lambda _: False).addCallback(known)
+        switch.queue.is_elsewhere(str(mail.destination)).addErrback(lambda _: False).addCallback(known)
 
     def _keep(self, mail: Mail, other_relays: frozenset[str], accepted: Deferred[None]) -> None:
         """Put a message into the queue.

@@ -139,7 +139,7 @@ class InboundVerifier:
         try:
             receiver = await self._refetch_if_elsewhere(header.destination.twin, receiver)
             if receiver is not None:
-                switch.rules.carried(header, now)
+                switch.rules.grant_answer(header, now)
             await self._intake.take(header, data, receiver, only_connected=only_connected)
         except MessageRefused as refused:
             if refused.drop is Drop.OFFLINE:

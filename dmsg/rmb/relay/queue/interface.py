@@ -119,19 +119,19 @@ class RelayQueue(Interface):
     def present(sessions: Sequence[str]) -> None:
         """Note that these sessions are connected to this process; repeated every half minute."""
 
-    def absent(session: str) -> None:
+    def note_absent(session: str) -> None:
         """Note that this session is no longer connected to this process."""
 
-    def connected_here(session: str) -> None:
+    def note_connected(session: str) -> None:
         """Note that this session has connected to this process, so that other processes end their connections of it."""
 
     def take_federation() -> Deferred[list[QueuedMessage]]:
         """Take some messages for other relays that no process has taken yet."""
 
-    def federation_again() -> None:
+    def release_federation() -> None:
         """Make the messages that were taken but not finished available again."""
 
-    def elsewhere(session: str) -> Deferred[bool]:
+    def is_elsewhere(session: str) -> Deferred[bool]:
         """Whether the session is connected to another process on the same queue."""
 
     def close() -> Deferred[None]:

@@ -324,7 +324,7 @@ class RedisQueue:
             except Exception as error:
                 raise QueueUnavailable(f"{self._public_url}: {error or type(error).__name__}") from None
             batch = [QueuedMessage(bytes(number), bytes(fields[1])) for number, fields in entries or ()]
-            left = self._removals.left(session, batch)
+            left = self._removals.without_removed(session, batch)
             if left or not batch:
                 return left
             after = batch[-1].id
@@ -355,7 +355,7 @@ class RedisQueue:
             raise QueueUnavailable(f"{self._public_url}: {error or type(error).__name__}") from None
         entries = [*left[1], *(read[0][1] if read else ())]
         batch = [QueuedMessage(bytes(number), bytes(fields[1])) for number, fields in entries if fields]
-        return self._removals.left(FEDERATION, batch)
+        return self._removals.without_removed(FEDERATION, batch)
 
     def poll(self, sessions: Sequence[str]) -> Deferred[list[str]]:
         keys = [self._key(session) for session in sessions[:POLLED]]
@@ -435,7 +435,7 @@ class RedisQueue:
     def _execute_quietly(self, *command: str | QueueId) -> None:
         self._redis.execute_command(*command).addErrback(lambda _: None)
 
-    def connected_here(self, session: str) -> None:
+    def note_connected(self, session: str) -> None:
         """Register the session as connected here; other processes end their connections of it."""
         self.present([session])
         self._execute_quietly("PUBLISH", CHANNEL, f"{self._name} = {session}")
@@ -445,14 +445,14 @@ class RedisQueue:
             keys = [PRESENT + session for session in sessions[start : start + POLLED]]
             self._redis.eval(_PRESENT, keys, [self._name, str(PRESENCE)]).addErrback(lambda _: None)
 
-    def absent(self, session: str) -> None:
+    def note_absent(self, session: str) -> None:
         # The script leaves the key alone when another process has registered the session meanwhile.
         self._redis.eval(_ABSENT, [PRESENT + session], [self._name]).addErrback(lambda _: None)
 
-    def federation_again(self) -> None:
+    def release_federation(self) -> None:
         """Do nothing: ``XAUTOCLAIM`` returns unfinished messages after ``ABANDONED_AFTER`` seconds."""
 
-    def elsewhere(self, session: str) -> Deferred[bool]:
+    def is_elsewhere(self, session: str) -> Deferred[bool]:
         result: Deferred[bytes | None] = self._redis.execute_command("GET", PRESENT + session)
         return result.addCallbacks(lambda name: name not in (None, self._name.encode()), lambda _: False)
 

@@ -51,6 +51,6 @@ class Removals:
             found.setdefault(session, []).append(number)
         return found
 
-    def left(self, session: str, batch: list[QueuedMessage]) -> list[QueuedMessage]:
+    def without_removed(self, session: str, batch: list[QueuedMessage]) -> list[QueuedMessage]:
         """Return the messages of a batch without those that were delivered and still wait to be deleted."""
         return [one for one in batch if (session, one.id) not in self._ids] if self._ids else batch

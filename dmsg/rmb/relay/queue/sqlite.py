@@ -303,7 +303,7 @@ class SQLiteQueue:
                     (session, after or 0, BATCH),
                 )
                 batch = [QueuedMessage(*row) for row in _rows_within_limit(cursor, 1)]
-                left = self._removals.left(session, batch)
+                left = self._removals.without_removed(session, batch)
                 if left or not batch:
                     return succeed(left)
                 after = batch[-1].id
@@ -343,10 +343,10 @@ class SQLiteQueue:
     def present(self, sessions: Sequence[str]) -> None:
         """Do nothing: the file belongs to one process, so no other one needs to know where a session is connected."""
 
-    def absent(self, session: str) -> None:
+    def note_absent(self, session: str) -> None:
         """Do nothing: the file belongs to one process, so no other one needs to know where a session is connected."""
 
-    def connected_here(self, session: str) -> None:
+    def note_connected(self, session: str) -> None:
         """Do nothing: the file belongs to one process, so no other one needs to know where a session is connected."""
 
     def take_federation(self) -> Deferred[list[QueuedMessage]]:
@@ -357,10 +357,10 @@ class SQLiteQueue:
 
         return self.read(FEDERATION, self._last_taken).addCallback(taken)
 
-    def federation_again(self) -> None:
+    def release_federation(self) -> None:
         self._last_taken = None
 
-    def elsewhere(self, session: str) -> Deferred[bool]:
+    def is_elsewhere(self, session: str) -> Deferred[bool]:
         return succeed(False)
 
     def close(self) -> Deferred[None]:

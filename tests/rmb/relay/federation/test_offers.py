@@ -141,9 +141,9 @@ class RuleTests(SynchronousTestCase):
     def test_relays_may_deliver_only_for_their_own_twins(self) -> None:
         header, both = cast(Any, SimpleNamespace(fail_fast=False)), cast(Any, SimpleNamespace())
         both.relays = frozenset({"here", "there", ""})
-        self.assertIs(Rules(frozenset({"here"})).for_intake(header, None).action, Action.REFUSE)
-        self.assertEqual(Rules(frozenset({"here"})).for_intake(header, both), Decision(Action.QUEUE, RELAYS))
-        self.assertEqual(Rules(frozenset()).for_intake(header, both), Decision(Action.QUEUE, frozenset()))
-        self.assertIs(Rules(frozenset({"elsewhere"})).for_intake(header, both).action, Action.REFUSE)
+        self.assertIs(Rules(frozenset({"here"})).route_inbound(header, None).action, Action.REFUSE)
+        self.assertEqual(Rules(frozenset({"here"})).route_inbound(header, both), Decision(Action.QUEUE, RELAYS))
+        self.assertEqual(Rules(frozenset()).route_inbound(header, both), Decision(Action.QUEUE, frozenset()))
+        self.assertIs(Rules(frozenset({"elsewhere"})).route_inbound(header, both).action, Action.REFUSE)
         header.fail_fast = True
-        self.assertIs(Rules(frozenset({"here"})).for_intake(header, both).action, Action.REFUSE)
+        self.assertIs(Rules(frozenset({"here"})).route_inbound(header, both).action, Action.REFUSE)

@@ -150,10 +150,10 @@ class QueueTests(RedisCase):
         one, two = await self.queue(), await self.queue()
         one.present(["1", "1:s"])
         await self.pause(0.05)
-        self.assertEqual([True, True, False], [await two.elsewhere(name) for name in ("1", "1:s", "2")])
-        one.absent("1")
+        self.assertEqual([True, True, False], [await two.is_elsewhere(name) for name in ("1", "1:s", "2")])
+        one.note_absent("1")
         await self.pause(0.05)
-        self.assertFalse(await two.elsewhere("1"))
+        self.assertFalse(await two.is_elsewhere("1"))
 
 
 class _Closing:

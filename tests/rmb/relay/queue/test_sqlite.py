@@ -148,7 +148,7 @@ class SQLiteQueueTests(SynchronousTestCase):
 
         expected = [[b"0", b"1"], [b"2", b"3"], [b"4"], [], []]
         self.assertEqual([take() for _ in range(5)], expected)
-        queue.federation_again()
+        queue.release_federation()
         self.assertEqual([take() for _ in range(5)], expected)
 
 
