@@ -115,7 +115,7 @@ class SessionTests(SocketPairCase):
             def now(self) -> float:
                 return 0.0
 
-            def left(self, owner: object) -> float:
+            def seconds_left(self, owner: object) -> float:
                 return 1.0
 
             def used(self, owner: object, seconds: float) -> None:

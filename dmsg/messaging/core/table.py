@@ -219,8 +219,8 @@ class ClientConnection:
     def receive_frames(self, buffer: bytearray, end: int, limit: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
         """Process the whole frames at the start of ``buffer``.
 
-        :param limit: maximum number of frames to process.  If it is reached, :attr:`has_frames_left` is True and the caller
-            passes the rest again.
+        :param limit: maximum number of frames to process.  If it is reached, :attr:`has_frames_left` is True, and the
+            caller passes the rest again.
         :returns: number of bytes processed, and the events; see also :attr:`broken`.
         """
         events: list[Event] = []

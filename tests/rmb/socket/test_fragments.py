@@ -103,7 +103,7 @@ class _Counting:
     def allows(self, owner: object) -> bool:
         return True
 
-    def left(self, owner: object) -> float:
+    def seconds_left(self, owner: object) -> float:
         return 0.002
 
     def used(self, owner: object, seconds: float) -> None:
