@@ -7,6 +7,7 @@ it took.  So each worker writes the durations into a file of its directory.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -17,9 +18,25 @@ FILE = "durations.jsonl"
 """Name of the file in the directory of a worker."""
 
 
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def _of_children() -> float:
+    """Return the processor seconds of the child processes that still run, such as the Java of Spark."""
+    spent = 0
+    for task in Path("/proc/self/task").glob("*/children"):
+        try:
+            for child in task.read_text().split():
+                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                spent += sum(map(int, fields[11:15]))
+        except OSError:
+            continue  # The thread or the child has ended.
+    return spent / TICKS
+
+
 def _used() -> tuple[float, float]:
-    """Return the seconds on the wall clock, and those of the processor, ended child processes included."""
-    spent = 0.0
+    """Return the seconds on the wall clock, and those of the processor with child processes included."""
+    spent = _of_children()
     for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         usage = resource.getrusage(which)
         spent += usage.ru_utime + usage.ru_stime

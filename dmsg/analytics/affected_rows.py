@@ -105,20 +105,21 @@ def read_events(
     return pa.concat_tables(found)
 
 
-def with_columns(rows: pa.Table, schema: pa.Schema, values: Mapping[str, str]) -> pa.Table:
-    """Return the rows of a data file with the columns and types of its table; a column that the file lacks is NULL.
+def with_columns(rows: pa.Table, schema: pa.Schema, values: Mapping[str, str], *, lacking: bool = True) -> pa.Table:
+    """Return the rows of a data file with the columns and types of its table.
 
     :param values: values of the partition columns, which are not in the file.
+    :param lacking: whether to add the columns that the file lacks, as NULL.
     """
-    columns = []
+    columns = {}
     for one in schema:
         if one.name in rows.column_names:
-            columns.append(rows[one.name].cast(one.type))
+            columns[one.name] = rows[one.name].cast(one.type)
         elif one.name in values:
-            columns.append(pa.array([values[one.name]] * rows.num_rows, pa.string()).cast(one.type))
-        else:
-            columns.append(pa.nulls(rows.num_rows, one.type))
-    return pa.table(columns, schema)
+            columns[one.name] = pa.repeat(pa.scalar(values[one.name]), rows.num_rows).cast(one.type)
+        elif lacking:
+            columns[one.name] = pa.nulls(rows.num_rows, one.type)
+    return pa.table(columns, pa.schema([one for one in schema if one.name in columns]))
 
 
 def subtract(stored: pa.Table, rows: pa.Table) -> pa.Table | None:

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from dmsg.analytics import bronze
+from dmsg.analytics.changes import days_around
 from dmsg.analytics.data_files import File
 from dmsg.analytics.event_rules import LACKING
 from dmsg.analytics.intake import convert_files
@@ -339,16 +340,17 @@ class Pipeline:
         )
         duplicates = 0
         if days:
-            files = lake.table("", "bronze").files()
-            events = sum(
-                one.rows or 0 for one in files if one.values["family"] in FAMILIES and one.values["dt"] in days
-            )
-            self._tuning.choose(small=events < SMALL_EVENTS, events=events)
+            table, near = lake.table("", "bronze"), days_around(days)
+            files = [one for one in table.files() if one.values["family"] in FAMILIES and one.values["dt"] in near]
+            events = sum(one.rows or 0 for one in files if one.values["dt"] in days)
+            few = self._tuning.may and lake.hold(table, files) is not None
+            self._tuning.choose(small=events < SMALL_EVENTS, few=few, events=events)
             tables = Refinement(
                 *(lake, claim, before, state, days),
                 today=self.now.date(),
                 changed=taken.changed,
                 events=events,
+                few=few,
                 small=self._tuning.is_small,
                 step=self._step,
             )

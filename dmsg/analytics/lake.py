@@ -6,7 +6,7 @@ with the transaction that names this directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from urllib.parse import unquote
@@ -20,7 +20,7 @@ from dmsg.analytics import silver
 from dmsg.analytics.affected_rows import with_columns
 from dmsg.analytics.data_files import File, RowCount
 from dmsg.analytics.delta import APPLICATION, Delta
-from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow, read_part, write_part
+from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow, read_part, read_small, write_part
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import BRONZE, QUARANTINE, REGISTER, write_options
 from dmsg.analytics.store import BRONZE_KEY, FILES, Store, unrefined
@@ -37,6 +37,12 @@ assert _OF_EVENTS.keys() == VIEWS.keys()
 
 MERGED_FILE = 128 * 1024 * 1024
 """Size in bytes that a file which Spark makes of small ones has at most, about."""
+HELD_ROWS = 50_000
+"""Number of rows up to which Arrow reads the files of a table in this process. Spark would take ten times as much CPU
+to open a file, and a query of rows in memory needs no shuffle.
+"""
+HELD_BYTES = 64 * 1024 * 1024
+"""Size in bytes up to which it does so, because producers choose the lengths of texts."""
 _READ = {"__globPaths__": "false"}
 """Reader options that turn off glob patterns: a file name may contain any character, as ``*`` or ``[``."""
 
@@ -44,9 +50,15 @@ _READ = {"__globPaths__": "false"}
 def with_types(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return the rows with the columns and types of a table."""
     # A cast in SQL text takes one call to Java; each column or type made in Python takes dozens.
-    return rows.selectExpr(
-        *[f"CAST(`{one.name}` AS {one.dataType.simpleString()}) AS `{one.name}`" for one in schema.fields]
-    )
+    return rows.selectExpr(*columns_of(schema, schema.names))
+
+
+def columns_of(schema: StructType, there: Container[str]) -> list[str]:
+    """Return the columns of a table in SQL, with their types; a column that is not there is NULL."""
+    return [
+        f"CAST({f'`{one.name}`' if one.name in there else 'NULL'} AS {one.dataType.simpleString()}) AS `{one.name}`"
+        for one in schema.fields
+    ]
 
 
 class Lake(Store):
@@ -175,6 +187,8 @@ class Lake(Store):
     def _rows(self, table: Delta, wanted: Callable[[File], bool], version: int | None = None) -> DataFrame:
         """Return the rows of those files of a table for which ``wanted`` is true."""
         files = [file for file in table.files(version) if wanted(file)]
+        if (held := self.hold(table, files)) is not None:
+            return self._of_memory(table, held)
         names = [f"`{name}`" for name in table.schema.fieldNames()]
         found: DataFrame | None = None
         # Spark derives the partition columns from the paths, which must all have the same depth. Files that delta-rs
@@ -185,11 +199,32 @@ class Lake(Store):
                 reader = self.spark.read.options(**_READ, basePath=table.uri).schema(table.schema)
                 rows = reader.parquet(*paths).selectExpr(*names)
                 found = rows if found is None else found.unionByName(rows)
-        if found is not None:
-            return found
-        # An empty frame made from Python rows would start Python workers to unpack nothing; one made from Arrow does
-        # not.
-        return self.frame(arrow_schema(table.schema).empty_table(), table.schema)
+        assert found is not None
+        return found
+
+    @staticmethod
+    def hold(table: Delta, files: Sequence[File]) -> pa.Table | None:
+        """Return the rows of these files, without columns that no file has; None if they are too many for memory.
+
+        It is None for a damaged file, too: Spark then names the file.
+        """
+        if sum(HELD_ROWS + 1 if file.rows is None else file.rows for file in files) > HELD_ROWS:
+            return None
+        schema, left = arrow_schema(table.schema), HELD_BYTES
+        parts = [schema.empty_table()] if not files else []
+        for file in files:
+            rows = read_small(table.storage(), file.path, left)
+            if rows is None:
+                return None
+            parts.append(with_columns(rows, schema, file.values, lacking=False))
+            left -= parts[-1].nbytes
+        return pa.concat_tables(parts, promote_options="default")
+
+    def _of_memory(self, table: Delta, rows: pa.Table) -> DataFrame:
+        # Columns that no file has, of which bronze has dozens, are made by Spark, which drops them where nobody asks.
+        there = StructType([one for one in table.schema.fields if one.name in rows.column_names])
+        held = self.frame(rows.select(there.names), there)
+        return held.selectExpr(*columns_of(table.schema, there.names))
 
     def read(self, layer: str, name: str, state: State, days: Iterable[str] | None = None) -> DataFrame:
         """Return the rows of a table in the version that belongs to ``state``.
@@ -212,7 +247,9 @@ class Lake(Store):
         :param schema: columns of the frame; None for those of the rows.
         """
         # Spark makes a partition of each chunk of an Arrow table, and was seen to lose the chunks behind an empty one.
-        return self.spark.createDataFrame(rows.combine_chunks(), schema)
+        found = self.spark.createDataFrame(rows.combine_chunks(), schema)
+        # Only so does Spark know that there is one partition: it then aggregates and joins without a shuffle.
+        return found.coalesce(1) if rows.num_rows <= HELD_ROWS else found
 
     def stored(self, layer: str, name: str, state: State, days: Iterable[str] | None = None) -> pa.Table:
         """Return the rows of a table that holds few, read without Spark, with the table's columns and types."""

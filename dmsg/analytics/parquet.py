@@ -89,6 +89,31 @@ def read_part(files: pafs.FileSystem, path: str, names: list[str] | None = None)
         return pq.ParquetFile(file).read(names)
 
 
+def read_small(files: pafs.FileSystem, path: str, most: int) -> pa.Table | None:
+    """Read a Parquet file into memory; None if it is damaged, or if its values take more than ``most`` bytes.
+
+    A file can hold a long text once that a million rows share. Such texts are read once, and counted in each row.
+    """
+    try:
+        with files.open_input_file(path) as file:
+            found = pq.ParquetFile(file)
+            footer, texts = found.metadata, [one.name for one in found.schema_arrow if one.type in _TEXTS]
+            if sum(footer.row_group(index).total_byte_size for index in range(footer.num_row_groups)) > most:
+                return None
+            rows = pq.ParquetFile(file, metadata=footer, read_dictionary=texts).read()
+    except (pa.ArrowInvalid, OSError):
+        return None
+    return rows if sum(map(_size, rows.columns)) <= most else None
+
+
+def _size(column: pa.ChunkedArray) -> int:
+    """Return the size of a column in bytes if each row holds its own text."""
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = [pc.sum(pc.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0 for chunk in column.chunks]
+    return sum(lengths)
+
+
 def is_of_arrow(path: str) -> bool:
     """Whether Arrow wrote the Parquet file at that path."""
     return path.rpartition("/")[2].startswith(PREFIX)

@@ -65,6 +65,7 @@ class Refinement:
     :param today: day of the run.
     :param changed: days that have new events, by family.
     :param events: number of events in those days.
+    :param few: whether they are so few that every table is collected and written by Arrow.
     :param small: whether to write several tables at the same time.
     :param step: called with the name of each step as it begins.
     """
@@ -80,6 +81,7 @@ class Refinement:
         today: date,
         changed: Mapping[str, Iterable[str]],
         events: int,
+        few: bool,
         small: bool,
         step: Callable[[str], None],
     ) -> None:
@@ -92,6 +94,7 @@ class Refinement:
         self._small = small
         self._hint = bounded(events)
         self._in_memory = events <= MEMORY_EVENTS
+        self._few = few
         self._collected: dict[str, tuple[tuple[str, ...], DataFrame]] = {}
         self._changes = Changes(days, changed)
         # A run that was killed may have written to the tables. What it wrote is replaced without being compared.
@@ -239,7 +242,7 @@ class Refinement:
         lake, number = self._lake, self._claim.number
         schema = lake.table(layer, name).schema
         collected = None
-        if self._in_memory and name not in _OF_CLIENTS:
+        if self._few or (self._in_memory and name not in _OF_CLIENTS):
             collected = with_types(rows, schema).toArrow()
         elif self._can_compare and name in _OFTEN_FEW:
             collected = with_types(rows.limit(COMPARED_ROWS + 1), schema).toArrow()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from py4j.java_gateway import java_import
 from pyspark import SparkConf, SparkContext
@@ -67,6 +68,8 @@ SMALL_SETTINGS = MEDIUM_SETTINGS | {
     "spark.sql.adaptive.enabled": "false",
     SHUFFLE_PARTITIONS: "2",
     "spark.executor.heartbeatInterval": "60s",
+    # Spark describes the plan of each query for its web pages, which are switched off.
+    "spark.sql.maxPlanStringLength": "0",
 }
 
 
@@ -92,6 +95,15 @@ class Load(Enum):
 
 
 _OF_LOAD = {Load.SMALL: SMALL_SETTINGS, Load.MEDIUM: MEDIUM_SETTINGS, Load.LARGE: {}}
+
+
+_ASKED = (
+    ("org.apache.spark.sql", "functions"),
+    ("org.apache.spark.api.python", "PythonUtils"),
+    ("org.apache.spark.sql.api.python", "PythonSQLUtils"),
+    ("org.apache.spark.sql.classic", "SparkSession"),
+)
+"""Java classes for which PySpark asks again and again."""
 
 
 class JavaMissing(Exception):
@@ -153,6 +165,28 @@ def _without_submitted(options: dict[str, str]) -> dict[str, str]:
     SparkContext._ensure_initialized()  # noqa: SLF001  # PySpark has no other name for it
     given = dict(SparkConf().getAll())
     return {key: value for key, value in options.items() if key not in given}
+
+
+class _Members:
+    """Java class whose members are asked for once."""
+
+    def __init__(self, java_class: object) -> None:
+        self._java_class = java_class
+
+    def __getattr__(self, name: str) -> object:
+        found = self.__dict__[name] = getattr(self._java_class, name)
+        return found
+
+
+def _keep_classes(jvm: Any) -> None:
+    """Keep the Java classes that Python asks for by name, and their members, for every column.
+
+    Each such question is a call to Java, and one by a short name searches all of Spark's archives.
+    """
+    for package, name in _ASKED:
+        java_import(jvm, f"{package}.{name}")
+        kept = _Members(getattr(jvm, name))
+        jvm.__dict__.update({name: kept, f"{package}.{name}": kept})
 
 
 def make_session(
@@ -220,8 +254,5 @@ def make_session(
         raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0]}") from None
     if not connect:
         session.sparkContext.setLogLevel("FATAL")
-        # Python asks Java for these classes by their short names for every column. Without the imports each such
-        # question searches all of Spark's archives.
-        for asked in ("org.apache.spark.sql.functions", "org.apache.spark.api.python.PythonUtils"):
-            java_import(session.sparkContext._jvm, asked)  # noqa: SLF001  # PySpark has no other name for it
+        _keep_classes(session.sparkContext._jvm)  # noqa: SLF001  # PySpark has no other name for it
     return session

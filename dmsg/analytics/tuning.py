@@ -14,6 +14,12 @@ LITTLE = {
     "spark.sql.files.minPartitionNum": "1",
 }
 """Spark settings for small jobs."""
+FEW = {
+    # All rows are in one partition, so that a join without a broadcast needs neither a job of its own nor a shuffle.
+    "spark.sql.optimizer.disableHints": "true",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+}
+"""Further settings for jobs whose rows are all in memory."""
 PARTITION_ROWS = 1_000_000
 """Number of events for each partition of a shuffle: their rows fit in the memory of a task (about 150 MB)."""
 TASK_ROWS = 100_000
@@ -34,27 +40,29 @@ class Tuning:
     """Switch between the settings for small jobs and those for large ones.
 
     :param may: whether to use the settings for small jobs at all.
+    :ivar may: the same.
     :ivar is_small: whether they are in use.
     """
 
     def __init__(self, spark: SparkSession, *, may: bool) -> None:
         self._spark = spark
-        self._may = may
+        self.may = may
         self.is_small = may
         self._usual: dict[str, str | None] = {}
 
-    def choose(self, *, small: bool, events: int = 0) -> None:
+    def choose(self, *, small: bool, few: bool = False, events: int = 0) -> None:
         """Choose the settings for a job.
 
+        :param few: whether all rows of a small job are in memory.
         :param events: number of events of a large job, which decides how many partitions a shuffle has. A number of
             partitions that the user has set stays.
         """
-        self.is_small = small and self._may
+        self.is_small = small and self.may
         conf = self._spark.conf
-        for name, little in LITTLE.items():
+        for name, wanted in (LITTLE | FEW).items():
             usual = self._usual.setdefault(name, conf.get(name, None))
-            if self.is_small:
-                conf.set(name, little)
+            if self.is_small and (few or name in LITTLE):
+                conf.set(name, wanted)
             elif usual is None:
                 conf.unset(name)
             elif name == SHUFFLE_PARTITIONS and usual in _OURS:

@@ -11,15 +11,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import duckdb
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import data_files, runs
+from dmsg.analytics import data_files, lake as lake_module, runs
 from dmsg.analytics.delta import APPLICATION, Delta, LakeError
+from dmsg.analytics.parquet import read_small
 from dmsg.analytics.runs import DONE, Runs, State, TablesBusy
 from dmsg.analytics.schemas import BRONZE, SILVER, Table
 from dmsg.analytics.store import Store
@@ -371,6 +374,47 @@ class FrameTests(LakeCase):
         chunks = pa.chunked_array([pa.array(some, pa.string()) for some in (["a", "b"], [], ["c"])])
         found = self.pipeline().lake.frame(pa.table({"file": chunks})).collect()
         self.assertEqual(sorted(row.file for row in found), ["a", "b", "c"])
+
+
+class MemoryTests(LakeCase):
+    """Rows that Arrow reads into memory are those that Spark reads from the files."""
+
+    def test_rows_of_each_table(self) -> None:
+        lake = Story.told().pipeline().lake
+        state = lake.computed()
+        names = [
+            ("", "bronze"),
+            ("silver", "heartbeats"),
+            ("silver", "verdicts"),
+            ("gold", "latency_hour"),
+            ("gold", "boot"),
+        ]
+        for layer, name in names:
+
+            def rows() -> pa.Table:
+                found = lake.bronze() if name == "bronze" else lake.read(layer, name, state)  # noqa: B023
+                return found.toArrow()
+
+            held = rows()
+            self.assertGreater(held.num_rows, 2, name)
+            for limit in ("HELD_ROWS", "HELD_BYTES"):
+                with patch.object(lake_module, limit, 1):
+                    found = rows()
+                self.assertEqual(found.schema, held.schema, name)
+                self.assertEqual(sorted(map(str, found.to_pylist())), sorted(map(str, held.to_pylist())), name)
+
+    def test_a_text_that_many_rows_share_counts_in_each(self) -> None:
+        place = Path(self.mktemp())
+        place.mkdir()
+        text = pa.array(["x" * 1000] * 1000)
+        for column in (text, text.dictionary_encode()):
+            pq.write_table(pa.table({"a": column, "n": range(1000)}), place / "a.parquet")
+            self.assertLess((place / "a.parquet").stat().st_size, 20_000)
+            files = pafs.SubTreeFileSystem(str(place), pafs.LocalFileSystem())
+            self.assertIsNone(read_small(files, "a.parquet", 1_000_000))
+            found = read_small(files, "a.parquet", 1_100_000)
+            assert found is not None
+            self.assertEqual(found["a"].cast(pa.string()).to_pylist(), text.to_pylist())
 
 
 class OthersTests(LakeCase):

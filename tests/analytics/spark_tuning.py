@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import broadcasts
 from dmsg.analytics.session import SHUFFLE_PARTITIONS
-from dmsg.analytics.tuning import LITTLE, Tuning, shuffle_partitions
+from dmsg.analytics.tuning import FEW, LITTLE, Tuning, shuffle_partitions
 from tests.analytics.support import spark
 
 
@@ -51,9 +51,11 @@ class TuningTests(SynchronousTestCase):
     def test_a_session_is_switched_and_switched_back(self) -> None:
         tuning, conf = self.tuning("4", 100)
         before = dict(conf.values)
+        tuning.choose(small=True, few=True)
+        self.assertEqual({name: conf.values[name] for name in LITTLE | FEW}, LITTLE | FEW)
         tuning.choose(small=True)
-        self.assertEqual({name: conf.values[name] for name in LITTLE}, LITTLE)
-        tuning.choose(small=False)
+        self.assertEqual(conf.values, before | LITTLE)
+        tuning.choose(small=False, few=True)
         self.assertEqual(conf.values, before)
         tuning.choose(small=False, events=50_000_000)
         self.assertEqual(conf.values, {**before, SHUFFLE_PARTITIONS: "100"})
@@ -72,6 +74,12 @@ class TuningTests(SynchronousTestCase):
 
 class BroadcastTests(SynchronousTestCase):
     """What grows with traffic is sent to every executor only if it is small."""
+
+    def setUp(self) -> None:
+        conf = spark().conf
+        for name, value in (("spark.sql.optimizer.disableHints", "false"), ("spark.sql.maxPlanStringLength", "10000")):
+            self.addCleanup(conf.set, name, str(conf.get(name)))
+            conf.set(name, value)
 
     def marked(self, rows: int, events: int) -> bool:
         joined = broadcasts.bounded(events)(spark().range(rows))

@@ -24,6 +24,7 @@ from dmsg.analytics.schemas import BRONZE, GOLD, QUARANTINE, RAW, SILVER
 from dmsg.analytics.session import JAVA_OPTIONS, SMALL_SETTINGS, Load, make_session
 from dmsg.analytics.store import NUMBERS, SUMS
 from dmsg.analytics.table_plans import daily_tables, overall_tables, silver_tables
+from dmsg.analytics.tuning import FEW, LITTLE
 from tests.analytics.comparison import compare, unlike, until
 from tests.analytics.oracle import connect
 
@@ -48,7 +49,7 @@ def spark() -> SparkSession:
     if not _spark:
         # With Java's own sizes, its collector takes a tenth of the processor: the tests leave 250 MB of plans behind.
         heap = f"{SMALL_SETTINGS[JAVA_OPTIONS]} -Xms1g -Xmn384m -XX:MetaspaceSize=256m"
-        settings = {"spark.sql.shuffle.partitions": "1", JAVA_OPTIONS: heap}
+        settings = LITTLE | FEW | {JAVA_OPTIONS: heap}
         _spark.append(make_session("local[2]", load=Load.SMALL, settings=settings))
     return _spark[0]
 
@@ -107,7 +108,12 @@ def write_file(path: Path, rows: Iterable[dict[str, Any]], *, end: bool = True, 
 
 def frame(rows: Iterable[dict[str, Any]], schema: StructType) -> DataFrame:
     """Rows in memory; a column that a row lacks is NULL."""
-    return spark().createDataFrame(pa.Table.from_pylist(list(rows), schema=arrow_schema(schema)), schema)
+    return held(pa.Table.from_pylist(list(rows), schema=arrow_schema(schema)), schema)
+
+
+def held(rows: pa.Table, schema: StructType) -> DataFrame:
+    """The same of a table, in one partition as the frames of a run."""
+    return spark().createDataFrame(rows, schema).coalesce(1)
 
 
 def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -168,7 +174,7 @@ class Memory:
 
     def _keep(self, name: str, rows: DataFrame, schema: StructType) -> DataFrame:
         self._kept[name] = with_types(rows, schema).toArrow()
-        return spark().createDataFrame(self._kept[name], schema)
+        return held(self._kept[name], schema)
 
     def _computed(self, name: str) -> DataFrame:
         return self._keep(name, self._plans[name](), {**SILVER, **GOLD, "numbers": NUMBERS}[name].schema)

@@ -6,7 +6,7 @@ percentiles is not a percentile: it was 21 % off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pyspark.sql import Column, DataFrame, functions as F
 
@@ -23,9 +23,10 @@ def bucket_of(milliseconds: Column) -> Column:
     return F.when(milliseconds <= FIRST_MS, 0).otherwise(F.least(index, F.lit(BUCKETS - 1))).cast("int")
 
 
-def merge_buckets(counts: list[Column]) -> Column:
-    """Return an array of counts from a column for each bucket."""
-    return F.array(*[F.coalesce(count, F.lit(0)).cast("long") for count in counts])
+def merge_buckets(counts: Iterable[str]) -> Column:
+    """Return an array of counts from an SQL expression for each bucket."""
+    # One text is one call to Java; a column for each bucket would take hundreds.
+    return F.expr(f"array({', '.join(f'CAST(coalesce({count}, 0) AS BIGINT)' for count in counts)})")
 
 
 def quantile(histogram: str, total: str, share: float) -> Column:
@@ -69,9 +70,9 @@ def sum_counts(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
 
     :param name: name of an array column. Rows in which it is NULL do not count.
     """
-    sums = [F.sum(F.get(name, F.lit(index))).alias(f"b{index}") for index in range(BUCKETS)]
+    sums = [F.expr(f"sum(get({name}, {index})) AS b{index}") for index in range(BUCKETS)]
     counted = rows.where(F.col(name).isNotNull()).groupBy(*keys).agg(*sums)
-    return counted.select(*keys, merge_buckets([F.col(f"b{index}") for index in range(BUCKETS)]).alias(name))
+    return counted.select(*keys, merge_buckets(f"b{index}" for index in range(BUCKETS)).alias(name))
 
 
 def sum_aggregate(name: str) -> Column:
@@ -92,13 +93,15 @@ def latency(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
     :param rows: rows with the counts ``rtt`` and ``accept``.
     """
     both = rows.groupBy(*keys).agg(sum_aggregate("rtt"), sum_aggregate("accept"))
-    return with_percentiles(with_percentiles(both, "rtt"), "accept")
+    return with_percentiles(both, "rtt", "accept")
 
 
-def with_percentiles(rows: DataFrame, name: str) -> DataFrame:
-    """Add the number of samples and the percentiles :data:`SHARES`: ``rtt_samples``, ``rtt_p50`` and so on."""
-    nothing = F.lit(0).cast("long")
-    rows = rows.withColumn(f"{name}_samples", F.coalesce(F.expr(f"aggregate({name}, 0L, (a, x) -> a + x)"), nothing))
-    for share in SHARES:
-        rows = rows.withColumn(f"{name}_p{share}", quantile(name, f"{name}_samples", share / 100))
-    return rows
+def with_percentiles(rows: DataFrame, *names: str) -> DataFrame:
+    """Add for each array column the number of samples and the percentiles :data:`SHARES`: ``rtt_samples``, ``rtt_p50``
+    and so on."""
+    samples = {f"{name}_samples": F.expr(f"coalesce(aggregate({name}, 0L, (a, x) -> a + x), 0L)") for name in names}
+    percentiles = {
+        f"{name}_p{share}": quantile(name, f"{name}_samples", share / 100) for name in names for share in SHARES
+    }
+    # Spark plans the whole query again for each step, so there are as few as possible.
+    return rows.withColumns(samples).withColumns(percentiles)

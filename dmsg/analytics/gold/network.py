@@ -60,7 +60,7 @@ def network_day(
         sum_aggregate("rtt"),
         sum_aggregate("accept"),
     )
-    together = with_percentiles(with_percentiles(together, "rtt"), "accept")
+    together = with_percentiles(together, "rtt", "accept")
     counts = {field.name for field in DAILY["network_day"].schema.fields if field.dataType == LongType()}
     names = DAILY["network_day"].schema.fieldNames()
     return together.select(*[F.coalesce(name, nothing).alias(name) if name in counts else name for name in names])

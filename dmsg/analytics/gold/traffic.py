@@ -115,14 +115,10 @@ def latency_hour(transports: DataFrame) -> DataFrame:
         .groupBy(*keys, bucket_of(took).alias("bucket"))
         .agg(F.count(F.lit(1)).alias("n"))
         .groupBy(*keys)
-        .agg(
-            merge_buckets([F.sum(F.when(F.col("bucket") == index, F.col("n"))) for index in range(BUCKETS)]).alias(
-                "accept"
-            )
-        )
+        .agg(merge_buckets(f"sum(CASE WHEN bucket = {index} THEN n END)" for index in range(BUCKETS)).alias("accept"))
     )
     both = answers.join(openings, keys, "full_outer")
-    both = with_percentiles(with_percentiles(both, "rtt"), "accept")
+    both = with_percentiles(both, "rtt", "accept")
     return both.select(*DAILY["latency_hour"].schema.fieldNames())
 
 
