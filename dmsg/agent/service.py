@@ -242,6 +242,7 @@ def _stream(bridge: Bridge, now: float) -> dict[str, object]:
         "incoming": bridge.incoming,
         "server": described["server"],
         "secure": described["secure"],
+        "cipher": bridge.transport.cipher,
         "seconds": now - bridge.since,
         "bytes_in": bridge.bytes_in,
         "bytes_out": bridge.bytes_out,

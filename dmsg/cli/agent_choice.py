@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dmsg.agent.socket_path import AgentError, FoundAgent, find_agent
+from dmsg.base.cipher_names import AUTO
 from dmsg.cli.output import fail, notice
 from dmsg.clients.server_choice import ServerChoice
 from dmsg.errors import DmsgError
@@ -66,7 +67,7 @@ def key_in(path: str | None) -> PubKey | None:
 
 def _is_suitable(settings: ClientSettings, found: FoundAgent) -> bool:
     """Whether the settings ask for nothing that the agent's connections may not have."""
-    usual = (ServerChoice(), RESUME_TIMEOUT, False, False)
-    asked = (settings.choice, settings.resume_timeout, settings.receipts, settings.share)
+    usual = (ServerChoice(), RESUME_TIMEOUT, False, False, AUTO)
+    asked = (settings.choice, settings.resume_timeout, settings.receipts, settings.share, settings.cipher)
     same_network = set(settings.discovery) == set(found.discovery)
     return same_network and asked == usual and settings.encryption == found.encryption

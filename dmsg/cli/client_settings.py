@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import click
 from click.core import ParameterSource
 
+from dmsg.base.cipher_names import AUTO
 from dmsg.cli.loading import load
 from dmsg.cli.output import notice
 from dmsg.clients.server_choice import ServerChoice
@@ -54,6 +55,7 @@ class ClientSettings:
     receipts: bool
     create: bool = False
     share: bool = False
+    cipher: str = AUTO
     agent: FoundAgent | None = None
     """Agent whose key and connections are used; None if the command has its own."""
 
@@ -86,6 +88,7 @@ class ClientSettings:
             self.discovery,
             self.choice,
             encryption=self.encryption,
+            cipher=self.cipher,
             resume_timeout=self.resume_timeout,
             receipts=self.receipts,
             on_warning=notice,

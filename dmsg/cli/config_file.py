@@ -24,6 +24,7 @@ NETWORK = (
     "agent",
     "min-servers",
     "encryption",
+    "cipher",
     "prefer",
     "only",
     "resume",

@@ -16,6 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS
+from dmsg.base.cipher_names import AUTO, CIPHER_SETTINGS
 from dmsg.base.urls import check_url
 from dmsg.cli.agent_choice import through_agent
 from dmsg.cli.client_settings import ClientSettings
@@ -276,6 +277,13 @@ encryption_option = click.option(
     type=click.Choice(["require", "prefer", "off"]),
     help="End-to-end encryption: require it, prefer it where the peer supports it, or turn it off.",
 )
+cipher_option = click.option(
+    "--cipher",
+    default=AUTO,
+    show_default=True,
+    type=click.Choice(CIPHER_SETTINGS),
+    help="Cipher to prefer between clients; auto measures which one is faster here.",
+)
 prefer_option = click.option(
     "--prefer", multiple=True, type=PUBLIC_KEY, metavar="SERVER", help="Prefer this server to others; repeatable."
 )
@@ -385,6 +393,7 @@ def _with_client_options(
         key_file: str | None,
         min_servers: int,
         encryption: str,
+        cipher: str,
         prefer: tuple[PubKey, ...],
         only: tuple[PubKey, ...],
         resume_timeout: float,
@@ -396,7 +405,7 @@ def _with_client_options(
     ) -> object:
         urls = split_urls(discovery)
         choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
-        settings = ClientSettings(urls, key_file, choice, encryption, resume_timeout, receipts, create, share)
+        settings = ClientSettings(urls, key_file, choice, encryption, resume_timeout, receipts, create, share, cipher)
         if agent and by_agent is not None:
             settings = through_agent(settings, able=by_agent)
         if not settings.discovery:
@@ -412,6 +421,7 @@ def _with_client_options(
         share_option,
         servers_option,
         encryption_option,
+        cipher_option,
         prefer_option,
         only_option,
         resume_option,

@@ -35,6 +35,10 @@ class ClientStream(StreamTransport):
         return None if self.end is None else self.end.binding
 
     @property
+    def cipher(self) -> str | None:
+        return None if self.end is None else self.end.cipher.value
+
+    @property
     def can_half_close(self) -> bool:  # type: ignore[override]
         return self.end is not None and self.end.half_close
 

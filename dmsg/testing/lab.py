@@ -32,6 +32,7 @@ from twisted.web.client import URI, Agent
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
+from dmsg.base.cipher_names import Cipher
 from dmsg.clients.server_choice import ServerChoiceOptions
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
@@ -72,6 +73,7 @@ class ClientOptions(ServerChoiceOptions, total=False):
     encryption: str | Encryption
     resume_timeout: float
     receipts: bool
+    cipher: str
 
 
 class Lab:
@@ -145,6 +147,8 @@ class Lab:
     def add_client(self, name: str, **options: Unpack[ClientOptions]) -> Client:
         """Start a client on the host of that name."""
         host = self.network.host(name)
+        # Measuring would let this machine's processor decide, and a seed would not repeat its run elsewhere.
+        options.setdefault("cipher", Cipher.AES_256_GCM.value)
         client = Client(host.reactor, self.key(name), self.lookups(host), random=self.random, **options)
         client.startService()
         self.clients[name] = client

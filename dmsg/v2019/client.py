@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.bounded_tables import remember
+from dmsg.base.cipher_names import AUTO
 from dmsg.base.memory import CLIENTS, Memory
 from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening, log_warning
 from dmsg.clients.server_choice import ANY, ServerChoice, ServerChoiceOptions
@@ -33,6 +34,7 @@ from dmsg.errors import (
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.addresses import parse_address
 from dmsg.net.carriers.names import carriers_of
+from dmsg.net.cipher_choice import preferred_cipher
 from dmsg.net.pacing import PacedQueue
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
@@ -86,6 +88,8 @@ class Client(DelegatedClient[ClientSession]):
     :param discovery: URLs of discovery, or a :class:`~dmsg.discovery.lookup.lookups.Lookups`.
     :param choice: servers to use; ``min_servers``, ``prefer`` and ``only`` may be given as keywords.
     :param encryption: ``require``, ``prefer`` or ``off``, see :class:`~dmsg.v2019.transport_streams.Encryption`.
+    :param cipher: cipher to prefer, ``auto`` (the faster one here), ``aes-256-gcm`` or ``chacha20-poly1305``.  Two
+        clients use AES-256-GCM if both prefer it.
     :param resume_timeout: seconds to keep trying to resume a stream whose server is lost; 0 disables resuming.
     :param receipts: whether to sign receipts for what servers delivered, if they ask (docs/pipeline/receipts.md).
     """
@@ -100,6 +104,7 @@ class Client(DelegatedClient[ClientSession]):
         choice: ServerChoice = ANY,
         *,
         encryption: str | Encryption = Encryption.REQUIRE,
+        cipher: str = AUTO,
         resume_timeout: float = RESUME_TIMEOUT,
         receipts: bool = False,
         random: Random | None = None,
@@ -111,7 +116,7 @@ class Client(DelegatedClient[ClientSession]):
 
         :param memory: memory account that limits what the streams hold; None means that of all clients of the process.
 
-        :raises ValueError: ``min_servers`` or ``encryption`` has an invalid value.
+        :raises ValueError: ``min_servers``, ``encryption`` or ``cipher`` has an invalid value.
         """
         self.encryption = Encryption(encryption)
         super().__init__(
@@ -134,6 +139,7 @@ class Client(DelegatedClient[ClientSession]):
             self.factories.get,
             self._turn.add_stream,
             encryption=self.encryption,
+            cipher=preferred_cipher(cipher),
             resume_timeout=resume_timeout,
             receipts=receipts,
             factories=self.factories.values,

@@ -173,7 +173,14 @@ class Incoming:
             self._refuse(transport, CloseReason.REFUSED)
             return
         token = hello.token if streams.resume_timeout > 0 else None
-        answer = Hello(0, INITIAL_WINDOW, token, tags=hello.tags, half_close=hello.half_close)
+        answer = Hello(
+            0,
+            INITIAL_WINDOW,
+            token,
+            tags=hello.tags,
+            half_close=hello.half_close,
+            aes_gcm=hello.aes_gcm and streams.prefers_aes,
+        )
         end = self._core.accept_secure(transport, answer)
         end.token = token
         stream = self._session.make_stream(transport, _address(self._local, hello.port), _address(transport.remote, 0))
@@ -190,7 +197,8 @@ class Incoming:
         if len(mine) >= MAX_ANSWERS:
             self._not_confirmed(mine[0], CloseReason.TOO_MANY_TRANSPORTS)
         TransportCarrier(self._session, transport, stream)
-        self._core.answer_resume(transport, stream.secure_end)
+        assert self._streams is not None
+        self._core.answer_resume(transport, stream.secure_end, aes_gcm=self._streams.prefers_aes)
         self._unconfirmed.add(transport, None)
 
     def _not_confirmed(self, transport: ClientTransport, reason: CloseReason = CloseReason.TIMEOUT) -> None:

@@ -109,7 +109,9 @@ class Outgoing:
             assert self._streams is not None
             goes_on = resumable and self._streams.resume_timeout > 0 and probe is None
             token = os.urandom(TOKEN_SIZE) if goes_on else None
-            hello = Hello(port, INITIAL_WINDOW, token, probe=probe, tags=True, half_close=True)
+            hello = Hello(
+                port, INITIAL_WINDOW, token, probe=probe, tags=True, half_close=True, aes_gcm=self._streams.prefers_aes
+            )
             proposal = Proposal(self._streams.key, remote, hello, upgrade=upgrade and self._is_plain)
         waiting, transport = self._request(remote, proposal, None, INITIAL_WINDOW, timeout)
         if transport is None:
@@ -180,7 +182,7 @@ class Outgoing:
         # A higher generation makes earlier attempts obsolete, which may still arrive over slower servers.
         end.generation += 1
         window = end.offer_window()
-        hello = Hello(0, window, resume=end.position())
+        hello = Hello(0, window, resume=end.position(), aes_gcm=streams.prefers_aes)
         proposal = Proposal(streams.key, peer.public_key, hello, upgrade=upgrade and self._is_plain)
         waiting, transport = self._request(peer.public_key, proposal, end, window, timeout)
         if transport is None:

@@ -10,6 +10,7 @@ from enum import Enum
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory, IReactorTime
 
+from dmsg.base.cipher_names import Cipher
 from dmsg.base.fair_rate import FairRate
 from dmsg.clients.handshake_limits import HandshakeLimits
 from dmsg.errors import CloseReason
@@ -45,6 +46,7 @@ class TransportStreams(Streams):
 
     :param factory: returns the factory that listens on a port, or None.
     :param factories: returns all factories that listen.
+    :param cipher: cipher that this client prefers for its transports.
     :param receipts: whether to sign receipts for servers that ask for them.
     :param reconnect: see :class:`~dmsg.streams.streams.Streams`.
     :param features_of: returns the features in the signed entry of a client.
@@ -59,6 +61,7 @@ class TransportStreams(Streams):
         schedule: Callable[[StreamTransport], None],
         *,
         encryption: Encryption = Encryption.REQUIRE,
+        cipher: Cipher = Cipher.CHACHA20_POLY1305,
         resume_timeout: float = RESUME_TIMEOUT,
         budget: Budget | None = None,
         receipts: bool = False,
@@ -78,6 +81,8 @@ class TransportStreams(Streams):
         """Receipts of transports whose connection was lost, for the next connection to their server."""
         self.factory = factory
         self.encryption = encryption
+        self.prefers_aes = cipher is Cipher.AES_256_GCM
+        """Whether to offer and to accept AES-256-GCM for transports."""
         self.features_of = features_of
         self.is_known = is_known
         self._look_ups = FairRate()

@@ -72,6 +72,8 @@ hellos = st.builds(
     token=st.none() | st.binary(min_size=16, max_size=16),
     ended=st.none() | st.integers(0, 255),
     tags=st.booleans(),
+    half_close=st.booleans(),
+    aes_gcm=st.booleans(),
 )
 
 

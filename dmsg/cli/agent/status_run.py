@@ -103,7 +103,7 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
 def _path_text(names: AddressBook, one: Answer) -> str:
     if one["away"] is not None:
         return f"no way for {human_time(one['away'])}"
-    kind = "" if one["secure"] else ", not encrypted"
+    kind = f", {one.get('cipher', 'encrypted')}" if one["secure"] else ", not encrypted"
     return f"by {_name(names, one['server'])}{kind}" if one["server"] else "?"
 
 

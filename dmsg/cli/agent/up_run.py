@@ -106,7 +106,7 @@ def _arguments(settings: ClientSettings) -> list[str]:
     words += [f"--discovery={url}" for url in settings.discovery]
     words += [f"--prefer={key}" for key in choice.prefer] + [f"--only={key}" for key in choice.only]
     words += [f"--min-servers={choice.min_servers}", f"--encryption={settings.encryption}"]
-    words.append(f"--resume={settings.resume_timeout}")
+    words += [f"--resume={settings.resume_timeout}", f"--cipher={settings.cipher}"]
     flags = {"--receipts": settings.receipts, "--create": settings.create, "--share": settings.share}
     return words + [flag for flag, given in flags.items() if given]
 

@@ -66,10 +66,10 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
             secure = entry.offers(FEATURE)
             if not state.json:
                 say(f"{_key_and_name(key)}, offers {'' if secure else 'no '}secure transports")
-            used = None
+            used = cipher = None
             try:
                 transport = await open_probe(client, key, at, timeout, notice)
-                used = transport.server
+                used, cipher = transport.server, transport.cipher
                 transport.loseConnection()
             except CancelledError:
                 raise
@@ -83,14 +83,15 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
                 mark = "*" if server == used else ""
                 if state.json:
                     names = ("address", "free", "carrier", "to_server", "to_peer")
-                    tell("", server=text, taken=bool(mark), **dict(zip(names, row, strict=True)))
+                    taken = {"taken": bool(mark), "cipher": cipher if mark else None}
+                    tell("", server=text, **taken, **dict(zip(names, row, strict=True)))
                 table.add_row(mark, server.short + "...", *row)
             if not state.json:
                 print_table(screen(160), table)
             if used is None:
                 raise SystemExit(1)
             if not state.json:
-                say("* marks the server that is used")
+                say(f"* marks the server that is used; cipher to the peer: {cipher or 'none'}")
 
         await with_client(reactor, settings, use)
 

@@ -194,6 +194,12 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         return not self._outbox.waiting
 
     @property
+    def cipher(self) -> str | None:
+        """Name of the cipher between the two clients, such as ``aes-256-gcm``; None on a plain stream, or if this end
+        does not know it."""
+        return None
+
+    @property
     def binding(self) -> bytes | None:
         """Channel binding (RFC 5056): 32 bytes, the hash of the end-to-end handshake, which covers both keys. None
         without one.

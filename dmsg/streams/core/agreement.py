@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TypedDict
 
+from dmsg.base.cipher_names import Cipher
 from dmsg.errors import HandshakeError, fit_close_reason
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.noise.handshake import TAG_SIZE as _TAG_SIZE, Handshake, HandshakeResult, Pattern
@@ -54,6 +55,7 @@ OPTION_END = 0x00
 OPTION_OPEN = 0x01
 OPTION_TAGS = 0x02
 OPTION_HALF_CLOSE = 0x03
+OPTION_AES_GCM = 0x04
 OPTION_RESUME = 0x82
 OPTION_ENDED = 0x83
 OPTION_PROBE = 0x84
@@ -95,6 +97,8 @@ class Hello:
     :ivar tags: for a new stream: the sender can compute the rolling hashes over the tags of frames.  Used if both
         hellos have it; otherwise, as with programs before 0.2, the hashes are over the data.
     :ivar half_close: for a new stream: the sender supports half-close.  Used if both hellos have it.
+    :ivar aes_gcm: for this transport: the sender prefers AES-256-GCM.  Used if both hellos have it; otherwise the
+        cipher is ChaCha20-Poly1305.
     :ivar probe: 0 measures the client and 1 measures it if a program listens on ``port``; None for a stream that an
         application sees.
     """
@@ -107,6 +111,7 @@ class Hello:
     probe: int | None = None
     tags: bool = False
     half_close: bool = False
+    aes_gcm: bool = False
 
     def encode(self) -> bytes:
         """Return the bytes on the wire."""
@@ -118,6 +123,8 @@ class Hello:
             parts.append(_option(OPTION_TAGS, b""))
         if self.half_close:
             parts.append(_option(OPTION_HALF_CLOSE, b""))
+        if self.aes_gcm:
+            parts.append(_option(OPTION_AES_GCM, b""))
         if (resume := self.resume) is not None:
             value = _resume.pack(resume.token, resume.generation, resume.received, resume.hash)
             parts.append(_option(OPTION_RESUME, value))
@@ -149,6 +156,11 @@ class Hello:
         return cls(port, window, **_options(options))
 
 
+def agreed_cipher(one: Hello, other: Hello) -> Cipher:
+    """Return the cipher of a transport, given the hellos of its two ends."""
+    return Cipher.AES_256_GCM if one.aes_gcm and other.aes_gcm else Cipher.CHACHA20_POLY1305
+
+
 def _option(kind: int, value: bytes) -> bytes:
     return bytes((kind, len(value))) + value
 
@@ -157,6 +169,7 @@ _SIZES = {
     OPTION_OPEN: TOKEN_SIZE,
     OPTION_TAGS: 0,
     OPTION_HALF_CLOSE: 0,
+    OPTION_AES_GCM: 0,
     OPTION_RESUME: _resume.size,
     OPTION_ENDED: 1,
     OPTION_PROBE: 1,
@@ -169,6 +182,7 @@ class _Options(TypedDict, total=False):
     token: bytes
     tags: bool
     half_close: bool
+    aes_gcm: bool
     resume: Resume
     ended: int
     probe: int
@@ -188,6 +202,8 @@ def _options(options: dict[int, bytes]) -> _Options:
             values["tags"] = True
         elif kind == OPTION_HALF_CLOSE:
             values["half_close"] = True
+        elif kind == OPTION_AES_GCM:
+            values["aes_gcm"] = True
         elif kind == OPTION_RESUME:
             values["resume"] = Resume(*_resume.unpack(value))
         elif kind == OPTION_ENDED:

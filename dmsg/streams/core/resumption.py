@@ -18,12 +18,14 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from dmsg.base.buffers import NO_QUEUE, NO_TABLE
+from dmsg.base.cipher_names import Cipher
 from dmsg.errors import CloseReason, DmsgError
+from dmsg.noise.ciphers import NEVER, begin_cipher, next_key, rekey_after
 from dmsg.noise.handshake import HandshakeResult
-from dmsg.streams.core.agreement import HASH_SIZE, Hello, Resume
+from dmsg.streams.core.agreement import HASH_SIZE, Hello, Resume, agreed_cipher
 from dmsg.streams.core.budget import BUDGET, Budget
 
 INITIAL_WINDOW = 256 * 1024
@@ -119,7 +121,8 @@ class Answer(NamedTuple):
 
     def is_confirmed_by(self, frame_type: int, payload: bytes | memoryview) -> bool:
         """Whether the frame is the initiator's first authentic one, which proves that it holds the keys."""
-        return is_authentic(ChaCha20Poly1305(self.result.receive_key).decrypt, 0, frame_type, payload)
+        cipher = begin_cipher(agreed_cipher(self.hello, self.reply), self.result.receive_key)
+        return is_authentic(cipher.decrypt, 0, frame_type, payload)
 
 
 def is_authentic(decrypt: Callable[..., bytes], nonce: int, frame_type: int, payload: bytes | memoryview) -> bool:
@@ -164,18 +167,22 @@ class ResumableEnd:
         "_end_given",
         "_given",
         "_measured_at",
+        "_next_open_key",
         "_next_sequence",
         "_open_nonce",
+        "_open_rekey",
         "_opening",
         "_peer",
         "_received_hash",
         "_received_sequence",
         "_seal_nonce",
+        "_seal_rekey",
         "_sent_hash",
         "_tags",
         "acknowledged",
         "answers",
         "binding",
+        "cipher",
         "consumed",
         "generation",
         "half_close",
@@ -243,6 +250,12 @@ class ResumableEnd:
         self._encrypt_into: Callable[..., object] = _no_keys
         self._decrypt: Callable[..., bytes] = _no_keys
         self._decrypt_into: Callable[..., int] = _no_keys
+        self._next_open_key: Callable[..., bytes] = _no_keys
+        """Method of the opening cipher that derives its next key."""
+        self._seal_rekey = self._open_rekey = NEVER
+        """Nonces before which the keys of the two directions change."""
+        self.cipher = Cipher.CHACHA20_POLY1305
+        """Cipher of the present or the last transport."""
         self._before = (0, 0)
         self._given = 0
         """Number of bytes that the application got over earlier transports; bytes below it arrive again after a move
@@ -267,11 +280,19 @@ class ResumableEnd:
 
     # --- attaching and detaching transports ---
 
-    def attach(self, transport: Transport, result: HandshakeResult, hello: Hello, told_window: int) -> None:
+    def attach(
+        self,
+        transport: Transport,
+        result: HandshakeResult,
+        hello: Hello,
+        told_window: int,
+        cipher: Cipher = Cipher.CHACHA20_POLY1305,
+    ) -> None:
         """Continue the stream over ``transport``, with the keys of its handshake.
 
         :param hello: hello of the other end.
         :param told_window: receive window that this end named in its own hello, in bytes.
+        :param cipher: cipher on which the two hellos agree.
         """
         self.detach()
         self._need_hashes()
@@ -280,9 +301,12 @@ class ResumableEnd:
             self.in_flight = deque()
         self._before = (self.acknowledged, self.received)
         transport.secure = self
-        sealing, opening = ChaCha20Poly1305(result.send_key), ChaCha20Poly1305(result.receive_key)
+        self.cipher = cipher
+        sealing, opening = begin_cipher(cipher, result.send_key), begin_cipher(cipher, result.receive_key)
         self._encrypt, self._encrypt_into = sealing.encrypt, sealing.encrypt_into
         self._decrypt, self._decrypt_into = opening.decrypt, opening.decrypt_into
+        self._next_open_key = opening.encrypt
+        self._seal_rekey = self._open_rekey = rekey_after(cipher)
         self._seal_nonce = self._open_nonce = 0
         self._next_sequence = 0
         self._acked_sequence = self._received_sequence = 0xFFFF  # The first frame has sequence 0.
@@ -299,7 +323,7 @@ class ResumableEnd:
             self.transport.secure = None
             self.transport = None
             # The ciphers are half of the memory of a suspended stream, and the next transport has other keys.
-            self._encrypt = self._encrypt_into = self._decrypt = self._decrypt_into = _no_keys
+            self._encrypt = self._encrypt_into = self._decrypt = self._decrypt_into = self._next_open_key = _no_keys
             if not self.in_flight:
                 self.in_flight = NO_QUEUE
             # The rolling hashes are the other half.  Those of directions without data can be created again.
@@ -307,6 +331,19 @@ class ResumableEnd:
                 self._sent_hash = _NO_HASH
             if not self.received:
                 self._received_hash = _NO_HASH
+
+    def _rekey_sealing(self) -> None:
+        """Change the key of the sending direction; called before the message with nonce ``_seal_rekey``."""
+        sealing = AESGCM(next_key(self._encrypt))
+        self._encrypt, self._encrypt_into = sealing.encrypt, sealing.encrypt_into
+        self._seal_rekey += rekey_after(self.cipher)
+
+    def _rekey_opening(self) -> None:
+        """Change the key of the receiving direction; called after the message before nonce ``_open_rekey``."""
+        opening = AESGCM(next_key(self._next_open_key))
+        self._decrypt, self._decrypt_into = opening.decrypt, opening.decrypt_into
+        self._next_open_key = opening.encrypt
+        self._open_rekey += rekey_after(self.cipher)
 
     @property
     def delivered(self) -> tuple[int, int]:
@@ -398,7 +435,8 @@ class ResumableEnd:
         self.received, self._received_hash = answer.reply.resume.received, answer.received_hash
         self.remote_ended = answer.remote_ended
         self.generation = answer.generation
-        self.attach(transport, answer.result, answer.hello, answer.reply.window)
+        cipher = agreed_cipher(answer.hello, answer.reply)
+        self.attach(transport, answer.result, answer.hello, answer.reply.window, cipher)
         return self.resume(answer.hello.resume)
 
     def is_authentic(self, frame_type: int, payload: bytes | memoryview) -> bool:

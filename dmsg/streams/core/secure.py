@@ -20,6 +20,7 @@ import struct
 
 from cryptography.exceptions import InvalidTag
 
+from dmsg.base.cipher_names import Cipher
 from dmsg.errors import CloseReason, fit_close_reason
 from dmsg.noise.handshake import HandshakeResult
 from dmsg.streams.core.agreement import Hello
@@ -74,7 +75,14 @@ class SecureEnd(ResumableEnd):
 
     __slots__ = ()
 
-    def go_over(self, transport: Transport, result: HandshakeResult, hello: Hello, told_window: int) -> bytes:
+    def go_over(
+        self,
+        transport: Transport,
+        result: HandshakeResult,
+        hello: Hello,
+        told_window: int,
+        cipher: Cipher = Cipher.CHACHA20_POLY1305,
+    ) -> bytes:
         """Attach ``transport``, over which the responder has answered RESUME, and ask the responder for a proof.
 
         Until the responder has proved that it moved (``prove``), nothing else is sent and unacknowledged data are
@@ -85,7 +93,7 @@ class SecureEnd(ResumableEnd):
         """
         assert hello.resume is not None
         agreed = self.compare(hello.resume)
-        self.attach(transport, result, hello, told_window)
+        self.attach(transport, result, hello, told_window, cipher)
         payload = self.seal_data(b"", None)
         self.unproven = agreed
         return payload
@@ -115,6 +123,8 @@ class SecureEnd(ResumableEnd):
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
         nonce = self._seal_nonce
+        if nonce == self._seal_rekey:
+            self._rekey_sealing()
         self._seal_nonce = nonce + 1
         payload = self._encrypt(pack_nonce(nonce), b"".join((_sequence(sequence), data)), associated)
         # A frame without data takes no position in the stream, so nothing of it enters the rolling hash.
@@ -131,6 +141,8 @@ class SecureEnd(ResumableEnd):
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
         nonce = self._seal_nonce
+        if nonce == self._seal_rekey:
+            self._rekey_sealing()
         self._seal_nonce = nonce + 1
         plain_end = start + SEQUENCE_SIZE + size
         end = plain_end + TAG_SIZE
@@ -155,6 +167,8 @@ class SecureEnd(ResumableEnd):
             self.told_window = window
             plain = _long_ack.pack(self._received_sequence, digest, window)
         nonce = self._seal_nonce
+        if nonce == self._seal_rekey:
+            self._rekey_sealing()
         self._seal_nonce = nonce + 1
         return self._encrypt(pack_nonce(nonce), plain, _ACK_DATA)
 
@@ -165,6 +179,8 @@ class SecureEnd(ResumableEnd):
         """
         plain = fit_close_reason(reason, size).to_bytes(size, "big")
         nonce = self._seal_nonce
+        if nonce == self._seal_rekey:
+            self._rekey_sealing()
         self._seal_nonce = nonce + 1
         return plain + self._encrypt(pack_nonce(nonce), plain, _CLOSE_DATA)
 
@@ -227,6 +243,8 @@ class SecureEnd(ResumableEnd):
                     raise
                 raise SecureError(self._diagnose(bytes(payload), _FWD_DATA)) from None
         self._open_nonce += 1
+        if self._open_nonce == self._open_rekey:
+            self._rekey_opening()
         return plain, False
 
     def open_ack(self, payload: bytes | memoryview) -> tuple[int, list[object]]:
@@ -284,6 +302,8 @@ class SecureEnd(ResumableEnd):
         except InvalidTag:
             raise SecureError(self._diagnose(bytes(payload), associated)) from None
         self._open_nonce = nonce + 1
+        if nonce + 1 == self._open_rekey:
+            self._rekey_opening()
         return plain
 
     def _open_in_place(self, payload: memoryview, associated: bytes) -> memoryview:
@@ -293,6 +313,8 @@ class SecureEnd(ResumableEnd):
         except InvalidTag:
             raise SecureError(CloseReason.NOT_AUTHENTIC) from None  # The frame is too large to try other nonces on.
         self._open_nonce += 1
+        if self._open_nonce == self._open_rekey:
+            self._rekey_opening()
         return plain
 
     def _diagnose(self, payload: bytes, associated: bytes) -> CloseReason:

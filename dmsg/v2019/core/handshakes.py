@@ -18,7 +18,7 @@ from random import Random
 from dmsg.errors import CloseReason, HandshakeError
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.noise.handshake import HANDSHAKE_FRAMES, HandshakeResult
-from dmsg.streams.core.agreement import PREFACE_FRAMES, Hello, Offer, is_secure, preface
+from dmsg.streams.core.agreement import PREFACE_FRAMES, Hello, Offer, agreed_cipher, is_secure, preface
 from dmsg.streams.core.budget import Budget
 from dmsg.streams.core.resumption import Answer, SecureError
 from dmsg.streams.core.secure import SecureEnd
@@ -102,20 +102,23 @@ class SecureTable(TransportTable):
         """
         offer, result = self._answer(transport, hello)
         end = self._new_end(transport, result, hello.window, offer.hello.token, offer.hello, hello)
-        end.attach(transport, result, offer.hello, hello.window)
+        end.attach(transport, result, offer.hello, hello.window, agreed_cipher(offer.hello, hello))
         return end
 
-    def answer_resume(self, transport: ClientTransport, end: SecureEnd) -> None:
+    def answer_resume(self, transport: ClientTransport, end: SecureEnd, *, aes_gcm: bool = False) -> None:
         """Answer RESUME with the position of ``end``; :class:`Confirmed` or :class:`Closed` follows.
 
         The stream stays unchanged until then, because the sender of the REQUEST has not yet proved that it holds the
         initiator's key.
 
+        :param aes_gcm: whether this end prefers AES-256-GCM.
         :raises LocalProtocolError: the transport is not waiting for an answer.
         """
-        assert transport.offer is not None and transport.offer.hello.resume is not None
-        position = replace(end.position(), generation=transport.offer.hello.resume.generation)
-        told = Hello(0, end.offer_window(), resume=position)
+        assert transport.offer is not None
+        asked = transport.offer.hello
+        assert asked.resume is not None
+        position = replace(end.position(), generation=asked.resume.generation)
+        told = Hello(0, end.offer_window(), resume=position, aes_gcm=aes_gcm and asked.aes_gcm)
         offer, result = self._answer(transport, told)
         transport.answer = end.answer(result, offer.hello, told)
         end.keep_answer(transport, transport.answer)
@@ -247,11 +250,13 @@ class SecureTable(TransportTable):
             if end is None:
                 token = hello.token if hello.token == proposal.hello.token else None
                 end = self._new_end(transport, result, transport.told_window, token, proposal.hello, hello)
-                end.attach(transport, result, hello, transport.told_window)
+                cipher = agreed_cipher(proposal.hello, hello)
+                end.attach(transport, result, hello, transport.told_window, cipher)
             elif hello.resume is None or hello.resume.token != end.token:
                 raise HandshakeError("ACCEPT does not resume the stream that was asked for")
             else:
-                asking = end.go_over(transport, result, hello, transport.told_window)
+                cipher = agreed_cipher(proposal.hello, hello)
+                asking = end.go_over(transport, result, hello, transport.told_window, cipher)
                 self._outgoing.append(encode_frame(FWD, transport.id, asking))
         except HandshakeError:
             self._fail(transport, CloseReason.NOT_AUTHENTIC, events)
