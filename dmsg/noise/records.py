@@ -5,6 +5,9 @@ The nonce of ChaCha20-Poly1305 is four zero bytes and the sequence as 8 bytes li
 empty. The sequence starts at 1 and grows by one per record and direction. Two rules are stricter than those of the
 reference. Sequences must strictly grow, while the reference accepts replays (section 2 of its description). A
 connection ends before its 32-bit sequence wraps, because nonces would repeat.
+
+With AES-256-GCM (:mod:`dmsg.noise.ciphers`), nonces and records are the same. The key changes before each record whose
+sequence is a multiple of ``REKEY_AFTER``, and that record must not be left out.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from __future__ import annotations
 import struct
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from dmsg.base.cipher_names import Cipher
 from dmsg.errors import DropReason, LocalProtocolError, RemoteProtocolError
+from dmsg.noise.ciphers import AEAD, begin_cipher, next_key, rekey_after
 
 LENGTH_SIZE = 2
 SEQUENCE_SIZE = 4
@@ -38,16 +43,24 @@ _nonce = struct.Struct("<4xQ").pack
 class RecordSealer:
     """Sealer that encrypts the records of one direction."""
 
-    __slots__ = ("_encrypt", "_encrypt_into", "sequence")
+    __slots__ = ("_encrypt", "_encrypt_into", "_rekey_after", "_rekey_at", "sequence")
 
-    def __init__(self, key: bytes, sequence: int = 0) -> None:
-        """:param key: 32 bytes of the encryption key.
+    def __init__(self, key: bytes, sequence: int = 0, cipher: Cipher = Cipher.CHACHA20_POLY1305) -> None:
+        """:param key: 32 bytes, the key of this direction from the handshake.
         :param sequence: sequence number of the last record sent, which is also the last nonce; 0 if none was sent.
         """
-        cipher = ChaCha20Poly1305(key)
+        self._use(begin_cipher(cipher, key))
+        self._rekey_after = self._rekey_at = rekey_after(cipher)
+        self.sequence = sequence
+
+    def _use(self, cipher: AEAD) -> None:
         self._encrypt = cipher.encrypt
         self._encrypt_into = cipher.encrypt_into
-        self.sequence = sequence
+
+    def _rekey(self) -> None:
+        """Change the key; called before the record with the sequence ``_rekey_at``."""
+        self._use(AESGCM(next_key(self._encrypt)))
+        self._rekey_at += self._rekey_after
 
     @property
     def exhausted(self) -> bool:
@@ -66,6 +79,8 @@ class RecordSealer:
             raise LocalProtocolError("record is too long or the connection's nonces are used up")
         # The sequence is used up even if the encryption fails. Two plaintexts under one nonce would reveal both.
         self.sequence = sequence
+        if sequence == self._rekey_at:
+            self._rekey()
         if size <= COPY_LIMIT:
             return _header.pack(size + OVERHEAD, sequence) + self._encrypt(_nonce(sequence), plaintext, None)
         record = bytearray(HEADER_SIZE + size + TAG_SIZE)
@@ -83,6 +98,8 @@ class RecordSealer:
         if size > MAX_PLAINTEXT or sequence > MAX_SEQUENCE:
             raise LocalProtocolError("record is too long or the connection's nonces are used up")
         self.sequence = sequence
+        if sequence == self._rekey_at:
+            self._rekey()
         self._seal_into(plaintext, size, sequence, buffer)
         return HEADER_SIZE + size + TAG_SIZE
 
@@ -102,19 +119,40 @@ class RecordOpener:
         its sequence did not grow. Records before that one are opened as usual.
     """
 
-    __slots__ = ("_decrypt", "_decrypt_into", "_held", "_held_size", "_needed", "broken", "sequence")
+    __slots__ = (
+        "_decrypt",
+        "_decrypt_into",
+        "_encrypt",
+        "_held",
+        "_held_size",
+        "_needed",
+        "_rekey_after",
+        "_rekey_at",
+        "broken",
+        "sequence",
+    )
 
-    def __init__(self, key: bytes, sequence: int = 0) -> None:
-        """:param key: 32 bytes of the encryption key.
+    def __init__(self, key: bytes, sequence: int = 0, cipher: Cipher = Cipher.CHACHA20_POLY1305) -> None:
+        """:param key: 32 bytes, the key of this direction from the handshake.
         :param sequence: sequence number of the last record received, which is also the last nonce; 0 if none was.
         """
-        cipher = ChaCha20Poly1305(key)
-        self._decrypt = cipher.decrypt
-        self._decrypt_into = cipher.decrypt_into
+        self._use(begin_cipher(cipher, key))
+        self._rekey_after = self._rekey_at = rekey_after(cipher)
         self.sequence = sequence
         self._held: bytearray | None = None
         self._needed = 0
         self.broken: RemoteProtocolError | None = None
+
+    def _use(self, cipher: AEAD) -> None:
+        self._decrypt = cipher.decrypt
+        self._decrypt_into = cipher.decrypt_into
+        self._encrypt = cipher.encrypt
+        """Method that derives the next key."""
+
+    def _rekey(self) -> None:
+        """Change the key; called before the record with the sequence ``_rekey_at``."""
+        self._use(AESGCM(next_key(self._encrypt)))
+        self._rekey_at += self._rekey_after
 
     @property
     def held(self) -> int:
@@ -143,6 +181,7 @@ class RecordOpener:
         nonce = _nonce
         decrypt = self._decrypt
         sequence = self.sequence
+        rekey_at = self._rekey_at
         # Small plaintexts are collected and copied together: at 64 bytes, a slice assignment for each would be a fifth
         # of the total cost.
         small: list[bytes] = []
@@ -165,6 +204,12 @@ class RecordOpener:
                         )
                     )
                     break
+                if number >= rekey_at:
+                    if number > rekey_at:
+                        self.broken = _no_key_change(number, rekey_at)
+                        break
+                    self._rekey()
+                    decrypt, rekey_at = self._decrypt, self._rekey_at
                 if length <= COPY_LIMIT:
                     small.append(decrypt(nonce(number), data[position + HEADER_SIZE : following], None))
                 else:
@@ -187,22 +232,31 @@ class RecordOpener:
             at = _append(buffer, at, small)
         self.sequence = sequence
         if position < end and self.broken is None:
-            if end - position >= LENGTH_SIZE:
-                # A record that is too short is refused at once, without waiting for its end.
-                length = int.from_bytes(data[position : position + LENGTH_SIZE], "big")
-                if length < OVERHEAD:
-                    self.broken = _too_short(length)
-                    return at
-                wanted = LENGTH_SIZE + length
-            else:
-                wanted = LENGTH_SIZE
-            self._held = bytearray(memoryview(data)[position:])
-            self._needed = wanted
+            self._keep_unfinished(data, position)
         return at
+
+    def _keep_unfinished(self, data: bytes | bytearray | memoryview, position: int) -> None:
+        """Keep the record that begins at ``position``, of which more bytes have to come."""
+        wanted = LENGTH_SIZE
+        if len(data) - position >= LENGTH_SIZE:
+            # A record that is too short is refused at once, without waiting for its end.
+            length = int.from_bytes(data[position : position + LENGTH_SIZE], "big")
+            if length < OVERHEAD:
+                self.broken = _too_short(length)
+                return
+            wanted += length
+        self._held = bytearray(memoryview(data)[position:])
+        self._needed = wanted
 
 
 def _too_short(length: int) -> RemoteProtocolError:
     return RemoteProtocolError(DropReason.BAD_RECORD, f"record of {length} bytes is too short")
+
+
+def _no_key_change(number: int, expected: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        DropReason.BAD_RECORD, f"record sequence {number} without {expected}, at which the key changes"
+    )
 
 
 def _append(buffer: bytearray, at: int, pieces: list[bytes]) -> int:

@@ -1,8 +1,9 @@
 """Noise XK handshake of a connection: bytes in and out, and two keys at the end.
 
 The client is the initiator and knows the server's key. Each handshake message has a 2-byte big-endian length in front,
-so messages take 51, 51 and 67 bytes on TCP. Messages are sent without payload. A received payload is dropped, as the
-reference does.
+so messages take 51, 51 and 67 bytes on TCP. A client that prefers AES-256-GCM says so in the payload of the first
+message, and a server that agrees in the payload of the second. All other messages are sent without payload. Other
+payloads are dropped, as the reference does.
 
 The server proves its key with the second message, and the client with the third. So a server pays for a Diffie-Hellman
 before it knows who asks. Any error ends the connection; nothing is retried.
@@ -14,14 +15,20 @@ from collections.abc import Callable
 from functools import partial
 
 from dmsg.base.buffers import PrefixedBuffer
+from dmsg.base.cipher_names import Cipher
 from dmsg.errors import HandshakeError
 from dmsg.keys import PubKey, SecKey
 from dmsg.noise.handshake import MAX_FRAMED_MESSAGE, Handshake, Pattern
 
+AES_OFFER = 0x01
+"""Bit in the first byte of a payload: the sender prefers AES-256-GCM."""
 MAX_LINK_MESSAGE = 1024
 """Maximum size of a message in bytes, unless a family sets another. Messages of 2019 have 49 or 65 bytes; a payload
 would make them longer.
 """
+AES_FEATURE = "aes1"
+"""Mark in the version of a server's entry: the server understands the payload of the first message."""
+_AES_OFFER = bytes((AES_OFFER,))
 
 
 class XKHandshake:
@@ -31,9 +38,10 @@ class XKHandshake:
     too, for any kind of frames, and :meth:`trailing_data` holds the bytes that the peer sent after its last message.
 
     :ivar keys: keys of 32 bytes to send and to receive with; None before the end.
+    :ivar cipher: cipher on which both sides have agreed.
     """
 
-    __slots__ = ("_buffer", "_handshake", "_make", "_outgoing", "keys", "remote")
+    __slots__ = ("_aes_gcm", "_buffer", "_handshake", "_is_client", "_make", "_outgoing", "cipher", "keys", "remote")
 
     def __init__(
         self,
@@ -42,8 +50,11 @@ class XKHandshake:
         *,
         ephemeral: SecKey | None = None,
         max_message: int = MAX_LINK_MESSAGE,
+        aes_gcm: bool = False,
     ) -> None:
         """:param remote: public key of the server, if this side is the initiator.
+        :param aes_gcm: whether this side prefers AES-256-GCM. A client must set it only for a server whose signed entry
+            has the mark :data:`AES_FEATURE`.
         :param max_message: maximum size in bytes of a received message, at most
             :data:`~dmsg.noise.handshake.MAX_FRAMED_MESSAGE`.
         :raises ValueError: ``max_message`` is larger than that.
@@ -59,8 +70,11 @@ class XKHandshake:
         self._outgoing = b""
         self.remote: PubKey | None = None
         self.keys: tuple[bytes, bytes] | None = None
+        self.cipher = Cipher.CHACHA20_POLY1305
+        self._aes_gcm = aes_gcm
+        self._is_client = remote is not None
         if remote is not None:
-            self._write(self._begin())
+            self._write(self._begin(), _AES_OFFER if aes_gcm else b"")
 
     def receive_data(self, data: bytes) -> None:
         """Process the next bytes of the stream.
@@ -77,11 +91,15 @@ class XKHandshake:
                 return
             # The loop stops at the last message: bytes behind it are records, not messages.
             handshake = self._handshake or self._begin()
-            handshake.read_message(message)
-            if handshake.result is None:
-                self._write(handshake)
-            else:
+            payload = handshake.read_message(message)
+            if handshake.result is not None:
                 self._finish(handshake)
+                return
+            # This was the first message, of the client, or the second, of the server. Only the server's answer decides.
+            agreed = self._aes_gcm and payload[:1] != b"" and bool(payload[0] & AES_OFFER)
+            if agreed:
+                self.cipher = Cipher.AES_256_GCM
+            self._write(handshake, _AES_OFFER if agreed and not self._is_client else b"")
 
     def data_to_send(self) -> bytes:
         """Return the bytes to send to the peer now, and clear them."""
@@ -98,8 +116,8 @@ class XKHandshake:
         self._make = None
         return handshake
 
-    def _write(self, handshake: Handshake) -> None:
-        message = handshake.write_message()
+    def _write(self, handshake: Handshake, payload: bytes = b"") -> None:
+        message = handshake.write_message(payload)
         self._outgoing += len(message).to_bytes(2, "big") + message
         if handshake.result is not None:
             self._finish(handshake)

@@ -5,12 +5,22 @@ from __future__ import annotations
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
+from dmsg.base.cipher_names import AUTO, CIPHER_SETTINGS
+from dmsg.base.options import NETWORK, Choice, Option
 from dmsg.net.reactor import Reactor
 from dmsg.tap.relay import RelayOptions, relay_rows
 from dmsg.tap.running import StopOnFailure
 from dmsg.tap.telemetry import TELEMETRY_ROWS, sender, telemetry
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.server import Server
+
+CIPHER = Option(
+    name="cipher",
+    default=AUTO,
+    help="Cipher to prefer for connections; auto measures which one is faster here",
+    kind=Choice({word: word for word in CIPHER_SETTINGS}),
+    group=NETWORK,
+)
 
 
 class Options(RelayOptions):
@@ -24,7 +34,7 @@ class Options(RelayOptions):
         "--discovery http://discovery.example.org:9090 --key-file server.key"
     )
     limits_class = Limits
-    rows = (*relay_rows("server", Limits), *TELEMETRY_ROWS)
+    rows = (*relay_rows("server", Limits), CIPHER, *TELEMETRY_ROWS)
 
     def finish(self) -> None:
         self["telemetry-settings"] = telemetry(self)
@@ -43,6 +53,7 @@ def makeService(options: Options, reactor: Reactor | None = None) -> IService:
         options.settings(reactor),
         limits=options.limits(),
         telemetry=options["telemetry-settings"],
+        cipher=options["cipher"],
     )
     options.reload_on_hangup(reactor, server)
     follower = sender(reactor, options, lambda: options["discovery"], server.telemetry)

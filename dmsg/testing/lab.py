@@ -135,6 +135,7 @@ class Lab:
                 public_address=f"{host.address}:{SERVER_PORT}", discovery=self.lookups(host), random=self.random
             ),
             limits=limits,
+            cipher=Cipher.AES_256_GCM.value,
         )
         server.startService()
         self.servers[name] = server

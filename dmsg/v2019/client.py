@@ -39,6 +39,7 @@ from dmsg.net.pacing import PacedQueue
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import UNREAD, StreamTransport
+from dmsg.noise.xk import AES_FEATURE
 from dmsg.streams.carrier import ClientStream
 from dmsg.streams.core.agreement import FEATURE, PING_FEATURE, UPGRADE_FEATURE
 from dmsg.streams.holdings import StreamHoldings
@@ -286,6 +287,7 @@ class Client(DelegatedClient[ClientSession]):
             pings=lambda: self._carries_secure(entry),
             no_pings=lambda: self._mark_plain(entry),
             receipts=self.streams.receipts and entry.offers(RECEIPT_FEATURE),
+            aes_gcm=self.streams.prefers_aes and entry.offers(AES_FEATURE),
             carriers=carriers_of(features(entry.version), parse_address(entry.server.address)[1]),
             memory=self._carriers,
         )

@@ -39,6 +39,7 @@ class SessionEndpoint:
         pings: Callable[[], bool] = lambda: False,
         no_pings: Callable[[], None] = lambda: None,
         receipts: bool = False,
+        aes_gcm: bool = False,
         carriers: Sequence[Carrier] = (PLAIN,),
         memory: CarrierMemory | None = None,
     ) -> None:
@@ -49,6 +50,7 @@ class SessionEndpoint:
         :param no_pings: callback invoked when a connection shows that the server supports neither PING nor secure
             transports.
         :param receipts: whether the server gets receipts.
+        :param aes_gcm: whether this client prefers AES-256-GCM and the server understands the offer.
 
         :raises DmsgError: the address is malformed.
         """
@@ -65,6 +67,7 @@ class SessionEndpoint:
         self._pings = pings
         self._no_pings = no_pings
         self._receipts = receipts
+        self._aes_gcm = aes_gcm
         self._timeout = timeout
 
     def open(self) -> Deferred[ClientSession]:
@@ -74,7 +77,9 @@ class SessionEndpoint:
     async def _open(self) -> ClientSession:
         started = self._reactor.seconds()
         carriers = self._memory.order(self._server, list(self._endpoints))
-        make_link = record_links(self._reactor, self._turn, self._key, self._server, timeout=self._timeout)
+        make_link = record_links(
+            self._reactor, self._turn, self._key, self._server, timeout=self._timeout, aes_gcm=self._aes_gcm
+        )
         race = CarrierRace(self._reactor, carriers, self._endpoints.__getitem__, make_link)
         session = await race.connect(
             lambda remote: ClientSession(

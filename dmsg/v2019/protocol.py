@@ -142,8 +142,10 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
         random: Random | None = None,
         ephemeral: Callable[[], SecKey | None] = lambda: None,
         telemetry: Telemetry | None = None,
+        aes_gcm: bool = False,
     ) -> None:
         self._key = key
+        self._aes_gcm = aes_gcm
         self.telemetry: RelayTelemetry | None = None
         if telemetry is not None:
             self.telemetry = RelayTelemetry(telemetry, reactor.seconds, bytes(key.public))
@@ -180,7 +182,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
         return RecordLink(
             self._reactor,
             self._turn,
-            XKHandshake(self._key, ephemeral=self._ephemeral()),
+            XKHandshake(self._key, ephemeral=self._ephemeral(), aes_gcm=self._aes_gcm),
             self._make_session,
             on_failure=self._handshake_failed,
             timeout=self._handshake_timeout,

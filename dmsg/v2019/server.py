@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from dmsg.base.cipher_names import AUTO, Cipher
 from dmsg.discovery.entries.entry import with_feature
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.cipher_choice import preferred_cipher
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.links.records import RecordLink
 from dmsg.net.reactor import Reactor
-from dmsg.noise.xk import XKHandshake
+from dmsg.noise.xk import AES_FEATURE, XKHandshake
 from dmsg.servers.server import DRAIN_CHECK_INTERVAL, RelayServer
 from dmsg.servers.settings import DEFAULTS, ServerSettings
 from dmsg.telemetry.service import SentCounts, Telemetry, TelemetrySettings
@@ -33,6 +35,8 @@ class Server(RelayServer):
     :param settings: settings that servers of all families have.
     :param limits: limits of one client; assign to ``ServerFactory.limits`` to change them later.
     :param telemetry: settings for writing events for the pipeline, or None.
+    :param cipher: cipher to prefer for connections: ``auto`` (the faster one here), ``aes-256-gcm`` or
+        ``chacha20-poly1305``. AES-256-GCM is used with clients that prefer it, too.
     :ivar ready: Deferred that fires with the listening ports.
     """
 
@@ -48,14 +52,25 @@ class Server(RelayServer):
         *,
         limits: Limits | None = None,
         telemetry: TelemetrySettings | None = None,
+        cipher: str = AUTO,
     ) -> None:
-        """:raises DmsgError: the public address is malformed, or the directory of telemetry cannot be used."""
+        """:raises DmsgError: the public address is malformed, or the directory of telemetry cannot be used.
+        :raises ValueError: ``cipher`` has an invalid value.
+        """
+        self._aes_gcm = preferred_cipher(cipher) is Cipher.AES_256_GCM
         self.telemetry = Telemetry(reactor, telemetry, "server", key) if telemetry is not None else None
         super().__init__(
             reactor,
             key,
             listen,
-            ServerFactory(reactor, key, limits=limits, admission=settings.admission, telemetry=self.telemetry),
+            ServerFactory(
+                reactor,
+                key,
+                limits=limits,
+                admission=settings.admission,
+                telemetry=self.telemetry,
+                aes_gcm=self._aes_gcm,
+            ),
             settings,
             mark=self._mark,
         )
@@ -100,6 +115,7 @@ class Server(RelayServer):
 
     def _mark(self, version: str) -> str:
         version = with_feature(version, RELAY_FEATURE)
+        version = with_feature(version, AES_FEATURE, self._aes_gcm)
         return with_feature(version, RECEIPT_FEATURE, self.telemetry is not None)
 
     def client_name(self, key: bytes) -> str:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
+from dmsg.base.cipher_names import Cipher
 from dmsg.base.pool import BufferPool
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
@@ -30,9 +31,11 @@ class KeyedHandshake(LinkHandshake, Protocol):
     """Interface of a handshake that agrees on keys.
 
     :ivar keys: keys to send and to receive with; None until the handshake is done.
+    :ivar cipher: cipher on which the two ends have agreed.
     """
 
     keys: tuple[bytes, bytes] | None
+    cipher: Cipher
 
 
 class RecordLink(Link):
@@ -65,7 +68,8 @@ class RecordLink(Link):
         keyed, self._keyed = self._keyed, None
         assert keyed is not None and keyed.keys is not None
         send, receive = keyed.keys
-        self._sealer, self._opener = RecordSealer(send), RecordOpener(receive)
+        cipher = keyed.cipher
+        self._sealer, self._opener = RecordSealer(send, cipher=cipher), RecordOpener(receive, cipher=cipher)
 
     # --- records in ---
 
@@ -176,11 +180,21 @@ class RecordLink(Link):
 
 
 def record_links(
-    reactor: IReactorTime, turn: TurnFlush, key: SecKey, remote: PubKey, *, timeout: float = HANDSHAKE_TIMEOUT
+    reactor: IReactorTime,
+    turn: TurnFlush,
+    key: SecKey,
+    remote: PubKey,
+    *,
+    timeout: float = HANDSHAKE_TIMEOUT,
+    aes_gcm: bool = False,
 ) -> MakeLink:
-    """Return a factory of links to a server of known key: Noise XK, then records."""
+    """Return a factory of links to a server of known key: Noise XK, then records.
+
+    :param aes_gcm: see :class:`~dmsg.noise.xk.XKHandshake`.
+    """
 
     def make_link(make_user: MakeUser, on_failure: OnFailure) -> RecordLink:
-        return RecordLink(reactor, turn, XKHandshake(key, remote), make_user, on_failure=on_failure, timeout=timeout)
+        handshake = XKHandshake(key, remote, aes_gcm=aes_gcm)
+        return RecordLink(reactor, turn, handshake, make_user, on_failure=on_failure, timeout=timeout)
 
     return make_link
