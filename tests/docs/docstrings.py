@@ -54,10 +54,22 @@ def _texts(node: ast.AST) -> Iterator[tuple[int, str]]:
                     yield second.lineno, text
 
 
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the module and all statements in it. Expressions, nine of ten nodes, have no docstrings."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            part = getattr(node, name, None)
+            if isinstance(part, list):
+                waiting += part
+
+
 def docstrings() -> Iterator[Docstring]:
     """Yield all docstrings of the product."""
     for place, tree in modules():
-        for node in ast.walk(tree):
+        for node in _statements(tree):
             for line, text in _texts(node):
                 yield Docstring(f"{place}:{line}", text)
 

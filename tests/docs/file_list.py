@@ -29,7 +29,11 @@ def is_listed(path: Path) -> bool:
 
 def description(path: Path) -> str:
     """Return the first sentence of a module's docstring, without markup and full stop."""
-    text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0].split())
+    source = path.read_text()
+    # Parse only up to the end of the docstring; a module that does not begin with one has none.
+    begin = source.find('"""')
+    head = source[: source.find('"""', begin + 3) + 3] if begin in (0, 1) else ""
+    text = " ".join((ast.get_docstring(ast.parse(head)) or "").partition("\n\n")[0].split())
     sentence = re.split(r"\.(?=\s|$)", text, maxsplit=1)[0]
     return re.sub(r":\w+:`~?([^`]+)`", r"\1", sentence).replace("``", "").replace("**", "")
 

@@ -57,6 +57,8 @@ def text_of(node: ast.expr) -> str | None:
 
 def _kind(node: ast.AST) -> tuple[str, ast.Call] | None:
     """Return the kind of message that a node makes, and the call that has its text."""
+    if not isinstance(node, ast.Raise | ast.Call):
+        return None
     match node:
         case ast.Raise(exc=ast.Call(func=func) as call):
             return ast.unparse(func).rpartition(".")[2], call
