@@ -32,6 +32,23 @@ print(json.dumps([told, random]))
 sys.exit(3)
 """
 
+ENDS = """
+import atexit, sys, threading
+class Late:
+    def __del__(self):
+        print("deleted")
+def tell():
+    print("at exit")
+    sys.stderr.write("an error")
+atexit.register(tell)
+late = Late()
+late.itself = late
+del late
+threading.Thread(target=lambda: (threading.Event().wait(0.05), print("thread"))).start()
+print("x" * 300_000)
+sys.exit({status})
+"""
+
 
 class _Program(ProcessProtocol):
     def __init__(self) -> None:
@@ -82,6 +99,25 @@ class ForkingTests(TestCase):
         self.assertEqual(told[1], told[2])
         self.assertEqual(told[0]["parent"], os.getpid())
         self.assertEqual(len(set(drawn)), 3, "forked programs must not draw the same numbers")
+
+    @asynchronous
+    async def test_a_forked_program_ends_like_a_started_one(self) -> None:
+        for status, expected in (("None", 0), ("7", 7), ("258", 2), ("True", 1), ("'no'", 1)):
+            ends = []
+            for forked in (True, False):
+                program = self.start(ENDS.format(status=status), forked=forked)
+                ended = await program.ended
+                self.assertEqual(ended.exitCode, expected)
+                ends.append((program.out, program.err))
+            self.assertEqual(*ends)
+            self.assertTrue(ends[0][0].endswith(b"x\nthread\nat exit\ndeleted\n"))
+
+    @asynchronous
+    async def test_output_that_cannot_be_written(self) -> None:
+        for forked in (True, False):
+            program = self.start("import sys; sys.stdout = open('/dev/full', 'w'); print('lost')", forked=forked)
+            self.assertEqual((await program.ended).exitCode, 120)
+            self.assertIn(b"No space left", program.err)
 
     @asynchronous
     async def test_signals_and_errors(self) -> None:
