@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from twisted.internet.defer import maybeDeferred
 from twisted.internet.endpoints import serverFromString
@@ -12,8 +13,10 @@ from twisted.logger import Logger
 from dmsg.net.reactor import Reactor
 from dmsg.pages.access import Access
 from dmsg.pages.model import StatusSource
-from dmsg.pages.sampler import Sampler
-from dmsg.pages.site import Health, Rendered, StatusPages, status_site
+
+if TYPE_CHECKING:
+    from dmsg.pages.sampler import Sampler
+    from dmsg.pages.site import Health, Rendered
 
 _log = Logger()
 
@@ -38,8 +41,11 @@ class StatusPort:
     ) -> None:
         self._reactor = reactor
         self._where = where
-        self._sampling = Sampler(reactor, source, time.time)
-        self._pages = StatusPages(metrics, health, self._sampling, Access(token))
+        self._source = source
+        self._metrics = metrics
+        self._health = health
+        self._access = Access(token)
+        self._sampling: Sampler | None = None
         self.port: IListeningPort | None = None
         self.refused = 0
 
@@ -47,9 +53,16 @@ class StatusPort:
         """Listen, and start sampling the entity. Raises the errors of listening."""
         if self._where is None:
             return
-        site = status_site(self._reactor, self._pages, self._refuse)
+        # Only an entity with a status page spends the time to import templates and routes.
+        from dmsg.pages.sampler import Sampler
+        from dmsg.pages.site import StatusPages, status_site
+
+        sampling = Sampler(self._reactor, self._source, time.time)
+        pages = StatusPages(self._metrics, self._health, sampling, self._access)
+        site = status_site(self._reactor, pages, self._refuse)
         self.port = await serverFromString(self._reactor, self._where).listen(site)
-        self._sampling.start()
+        self._sampling = sampling
+        sampling.start()
         _log.info("status page, /metrics and /health are at {address}", address=str(self.port.getHost()))
 
     def _refuse(self, _: str) -> None:
@@ -57,7 +70,8 @@ class StatusPort:
 
     async def stop(self) -> None:
         """Stop sampling, and close the port and the connections of watchers."""
-        self._sampling.stop()
+        if self._sampling is not None:
+            self._sampling.stop()
         port, self.port = self.port, None
         if port is not None:
             await maybeDeferred(port.stopListening)

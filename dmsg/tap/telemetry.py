@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twisted.python.usage import UsageError
 
 from dmsg.base.options import TELEMETRY, Option, Text, rows_of
-from dmsg.collector.sender import KEY_FILE, SpoolSender
 from dmsg.collector.wire import PORT, PORT_NUMBER
 from dmsg.keys import PubKey, load_or_create_key
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.tap.options import EntityOptions
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
+from dmsg.telemetry.vouchers import SENDER_KEY_FILE
+
+if TYPE_CHECKING:
+    from dmsg.collector.sender import SpoolSender
 
 
 def collector_address(value: str) -> DmsgAddress:
@@ -50,7 +54,7 @@ def telemetry(options: EntityOptions) -> TelemetrySettings | None:
     settings = options.make(TelemetrySettings)
     settings.prepare()
     if options["telemetry-to"] is not None:
-        load_or_create_key(settings.directory / KEY_FILE)
+        load_or_create_key(settings.directory / SENDER_KEY_FILE)
     return settings
 
 
@@ -60,5 +64,8 @@ def sender(
     """Return the sender of finished files to the collector, or None if no collector is configured."""
     if telemetry is None or options["telemetry-to"] is None:
         return None
+    # The sender needs a whole client, which takes a third as long to import as the rest of an entity.
+    from dmsg.collector.sender import SpoolSender
+
     directory: Path = options["telemetry-settings"].directory
     return SpoolSender(reactor, directory, options["telemetry-to"], discovery, sent=telemetry.sent)

@@ -12,7 +12,7 @@ from dmsg.errors import DropReason
 from dmsg.pages import sampler
 from tests.pages.browser import Browser, chromium
 from tests.pages.test_pages import PageCase
-from tests.support import asynchronous
+from tests.support import asynchronous, some
 
 CLIENTS = 1000
 """Connected while a browser looks."""
@@ -85,7 +85,7 @@ class BrowserTests(PageCase):
         self.addCleanup(browser.close)
         await deferToThread(browser.go, self.base(self.server) + "/")
         await deferToThread(browser.until, "document.getElementById('lost').hidden")
-        watchers = self.server._status._sampling._watchers
+        watchers = some(self.server._status._sampling)._watchers
         await self.until(lambda: watchers)
         # it hangs: nothing is said any more, and its connection stays; and there is no place for another one
         self.patch(sampler, "MAX_WATCHERS", 0)
