@@ -9,6 +9,9 @@ is started as usual.
 A forked program ends without the interpreter's clean-up of modules: that would write to each page of memory that the
 program shares with the process it was forked from, which costs ten times as much as ``dmsg --help``.
 
+Workers of trial are forked too, each together with a fork server of its own for the programs of its tests. Only one
+process of a run imports the modules.
+
 ``DMSG_TESTS_FORK=0`` starts every program as usual; ``make long WHICH=programs`` runs the tests in that way.
 """
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import importlib
 import io
@@ -32,6 +36,8 @@ COMMAND = "from dmsg.cli.entry import entry; entry()"
 """Code of the ``dmsg`` program."""
 DEBUGGED = f"from twisted.internet.defer import setDebugging; setDebugging(True); {COMMAND}"
 """The same, with full reports of errors that nobody handled."""
+WORKER = "from twisted.trial._dist.workertrial import main; main()"
+"""Code of a worker of trial."""
 CODES = (COMMAND, DEBUGGED, "from twisted.scripts.twistd import run; run()")
 """Code after ``-c`` of the programs that are forked."""
 LONGEST = 200_000
@@ -43,11 +49,17 @@ _INTERPRETER_PREFIXES = ("PYTHON", "LC_", "LANG", "LD_", "COVERAGE", "MALLOC_")
 _NOT_IMPORTED = ("dmsg.analytics", "dmsg.cli.__main__", "dmsg.cli.pipeline")
 _PR_SET_CHILD_SUBREAPER = 36
 _REACTOR = "twisted.internet.reactor"
+_BEYOND = 200
+"""First descriptor beyond those that a new program closes or overwrites."""
+_inherited: socket.socket | None = None
+"""Connection of a forked worker to its fork server."""
 
 
 def _import_all() -> None:
-    """Import the modules of the programs, but no reactor: each program installs its own."""
-    import twisted.scripts.twistd  # noqa: F401
+    """Import the modules of the programs and of workers, but no reactor: each program installs its own."""
+    import hypothesis  # noqa: F401
+    import twisted.scripts.twistd
+    import twisted.trial._dist.worker  # noqa: F401
 
     import dmsg
 
@@ -72,8 +84,12 @@ def _become(request: dict[str, Any], given: list[int]) -> str:
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.argv = ["-c", *request["arguments"]]
-    sys.path.insert(0, "")
+    code: str = request["code"]
+    if code == WORKER:
+        sys.argv = request["arguments"]
+    else:
+        sys.argv = ["-c", *request["arguments"]]
+        sys.path.insert(0, "")
     sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding=sys.stdin.encoding, errors=sys.stdin.errors)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
@@ -87,17 +103,21 @@ def _become(request: dict[str, Any], given: list[int]) -> str:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.__stdin__ = sys.stdin  # type: ignore[misc]
-    code: str = request["code"]
     return code
+
+
+def _high_socketpair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets, whose descriptors are not below ``_BEYOND``."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    first, second = (socket.socket(fileno=fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _BEYOND)) for one in pair)
+    for one in pair:
+        one.close()
+    return first, second
 
 
 def _serve(connection: socket.socket) -> str:
     """Serve requests until the connection ends; in a forked program, return the code to run."""
-    import gc
-
-    _import_all()
-    gc.collect()
-    gc.freeze()
+    global _inherited
     while True:
         message, given, _, _ = socket.recv_fds(connection, LONGEST, MOST_DESCRIPTORS)
         if not message:
@@ -110,7 +130,23 @@ def _serve(connection: socket.socket) -> str:
             if program == 0:
                 connection.detach()
                 os.read(ready, 1)
-                return _become(pickle.loads(message), given)
+                request = pickle.loads(message)
+                if request["code"] == WORKER:
+                    _inherited, theirs = _high_socketpair()
+                    # What Python makes of the variable when it starts.
+                    first = request["environment"]["PYTHONPATH"].split(os.pathsep)
+                    sys.path[:] = dict.fromkeys([*first, *sys.path])
+                    if os.fork() == 0:
+                        _inherited.close()
+                        os.closerange(3, _BEYOND)
+                        # Its programs close the descriptors below.
+                        with theirs:
+                            own = socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3))
+                        return _serve(own)
+                    theirs.close()
+                    # The worker imports this module by its name.
+                    sys.modules["tests.forking"] = sys.modules["__main__"]
+                return _become(request, given)
             os.write(tell, program.to_bytes(4, "big"))
             # The program has lost its parent: the kernel gives it to the test, see ForkServer.fork.
             os._exit(0)
@@ -147,6 +183,11 @@ def _end(code: str, status: object) -> None:
 
 def _run(connection: socket.socket) -> None:
     """Serve requests; in a forked program, run its code in the namespace of this module, as ``__main__``."""
+    import gc
+
+    _import_all()
+    gc.collect()
+    gc.freeze()
     code = _serve(connection)
     try:
         exec(code, globals())
@@ -164,26 +205,35 @@ class ForkServer:
     """Client side of the process that has imported the modules."""
 
     def __init__(self) -> None:
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection = _inherited or self._start()
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LONGEST)
+        self._environment = _interpreter_variables(dict(os.environ))
+        self._prctl = ctypes.CDLL(None).prctl
+
+    def _start(self) -> socket.socket:
+        connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
             # Without -P, "import redis" would find the module beside this file.
             command = [sys.executable, "-P", __file__, str(number)]
             self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
-        self._environment = _interpreter_variables(dict(os.environ))
-        self._prctl = ctypes.CDLL(None).prctl
+        return connection
 
     def fork(
         self, arguments: list[str], environment: dict[str, str], directory: str, given: dict[int, int]
     ) -> int | None:
         """Fork a program.
 
-        :param arguments: one of :data:`CODES`, and the arguments of the program.
+        :param arguments: one of :data:`CODES` or :data:`WORKER`, and the arguments of the program.
         :param given: descriptors of the program, mapped to descriptors of this process.
         :return: its process id, a child of this process; None if the program has to be started as usual.
         """
-        if _interpreter_variables(environment) != self._environment or not {0, 1, 2} <= set(given):
+        wanted, own = _interpreter_variables(environment), dict(self._environment)
+        if arguments[0] == WORKER:
+            # Trial hands the search path to its workers in this variable; _serve gives it to them.
+            for variables in (wanted, own):
+                variables.pop("PYTHONPATH", None)
+        if wanted != own or not {0, 1, 2} <= set(given):
             return None
         request = {
             "code": arguments[0],
@@ -209,8 +259,13 @@ def fork_server() -> ForkServer:
     return ForkServer()
 
 
+def _is_measured() -> bool:
+    """Whether workers measure which lines they run, from their start."""
+    return any(name.startswith("COVERAGE") for name in os.environ)
+
+
 def install() -> None:
-    """Make ``reactor.spawnProcess`` fork the programs of :data:`CODES`."""
+    """Make ``reactor.spawnProcess`` fork the programs of :data:`CODES`, and workers of trial."""
     if not sys.platform.startswith("linux") or os.environ.get("DMSG_TESTS_FORK") == "0":
         return
     from twisted.internet.process import Process
@@ -219,7 +274,10 @@ def install() -> None:
 
     def fork(self: Any, path: Any, uid: Any, gid: Any, program: Any, words: Any, environment: Any, more: Any) -> bool:
         said = [os.fsdecode(word) for word in words]
-        if said[:2] == [sys.executable, "-c"] and said[2] in CODES and uid is None and gid is None:
+        is_worker = said[0] == sys.executable and "".join(said[1:2]).endswith("/trial/_dist/workertrial.py")
+        if is_worker and not _is_measured():
+            said[1:1] = ["-c", WORKER]
+        if said[:2] == [sys.executable, "-c"] and said[2] in (*CODES, WORKER) and uid is None and gid is None:
             given = os.environ if environment is None else environment
             pid = fork_server().fork(
                 said[2:],
