@@ -248,7 +248,11 @@ class ClientSession(Session):
         try:
             data = stream.understand(event.data)
         except (HandshakeError, TransportClosed) as error:
-            _log.info("{peer}: {error}", peer=str(stream.getPeer())[:13], error=error)
+            _log.info(
+                "the stream with {peer} ends, because a message of its channel is wrong: {error}",
+                peer=str(stream.getPeer())[:13],
+                error=error,
+            )
             self._end_now(event.channel)
             self._end_stream(stream, error.reason if isinstance(error, TransportClosed) else CloseReason.ACKS_DIFFER)
             return

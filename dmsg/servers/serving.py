@@ -257,9 +257,9 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
             link.hold(HoldReason.TOO_FAST)
             self._reactor.callLater(wait, link.release, HoldReason.TOO_FAST)
         if strays and self._strays.charge(owner, strays, now) > 0.0:
-            raise RemoteProtocolError(DropReason.FLOOD, "too many frames that belong to no transport")
+            raise RemoteProtocolError(DropReason.FLOOD, "too many frames that belong to no transport of this client")
         if refused and self._refusals.charge(owner, refused, now) > 0.0 and peer.police.ignores_refusals(now):
-            raise RemoteProtocolError(DropReason.FLOOD, "too many requests")
+            raise RemoteProtocolError(DropReason.FLOOD, "too many requests above the rate of their destinations")
 
     def is_busy(self, peer: PeerT) -> bool:
         """Whether a client has anything open."""

@@ -103,12 +103,12 @@ def parse_receipt(data: bytes) -> Receipt:
     if version != VERSION or role not in (0, 1) or max(out, received) >= 2**63:
         raise ReceiptError("malformed")
     if signer == peer:
-        raise ReceiptError("both ends are the same client")
+        raise ReceiptError("the receipt names one client as both ends")
     try:
         receipt = Receipt(Role(role), transport, PubKey(server), PubKey(signer), PubKey(peer), out, received)
         receipt.signer.verify(_CONTEXT + body, Signature(data[_BODY.size :]))
     except KeyFormatError:
-        raise ReceiptError("malformed key or signature") from None
+        raise ReceiptError("a key or the signature in the receipt is malformed") from None
     except SignatureError:
         raise ReceiptError("the receipt is not signed by the client that it names") from None
     return receipt

@@ -141,7 +141,7 @@ class CheckedItems:
         """
         above, slash, _ = entry.path.rpartition("/")
         if entry.path in self._kinds or (slash and self._kinds.get(above) != DIRECTORY):
-            raise TransferError("an entry is out of order")
+            raise TransferError("the list of files has an entry twice, or before its directory")
         check_names(entry.path, hidden=self._hidden)
         self._names += len(os.fsencode(entry.path)) + len(os.fsencode(entry.target))
         if len(self.entries) >= ENTRIES_LIMIT or self._names > NAMES_LIMIT:

@@ -35,7 +35,7 @@ class Offer:
         :raises TransferError: the offer has several items, or none.
         """
         if len(self.things) != 1:
-            raise TransferError("one file or directory was expected")
+            raise TransferError(f"{len(self.things)} files and directories are offered where one was expected")
         return replace(self, things=[(name, *self.things[0][1:])])
 
 

@@ -141,7 +141,7 @@ def call(
             for number, answer in answers.items():
                 click.echo(json.dumps(line_of(number, answer)))
             if not any(isinstance(answer, Reply) for answer in answers.values()):
-                raise RmbError("no twin answered")
+                raise RmbError("no twin answered: the reasons are in the lines above")
         finally:
             await client.stopService()
 

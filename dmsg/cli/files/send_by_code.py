@@ -230,7 +230,7 @@ class _TransferDialogue:
             # The output is checked before the sender is told that the text has arrived.
             return succeed(None if state.status is None else "it could not be written")
         if offer.kind == "pipe" and sys.stdout.isatty():
-            notice(f"{describe_offer(offer)}: say where to put it: dmsg receive CODE > FILE")
+            notice(f"{describe_offer(offer)}: a terminal cannot take it; write it to a file: dmsg receive CODE > FILE")
             return succeed("the receiver's standard output is a terminal")
         if self._max_size is not None and offer.size > self._max_size:
             return succeed(f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}")

@@ -117,7 +117,7 @@ async def watch(
         rows = _filter_rows(await fleet.poll(), sort, name_filter)
         _say(console, rows)
         if name_filter and not rows:
-            raise DmsgError(f"no watched entity has the column {name_filter!r}")
+            raise DmsgError(f"no row contains {name_filter!r}: --only looks at name, kind, status and problem")
         if any(one.worse for one in rows):
             raise SystemExit(1)
         return

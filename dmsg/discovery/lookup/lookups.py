@@ -94,7 +94,11 @@ class Lookups:
             nonlocal timer
             if over:
                 if left and isinstance(result, Failure) and not result.check(CancelledError):
-                    _log.info("{url}: {error}", url=self.lookups[number].shown_url, error=str(result.value))
+                    _log.info(
+                        "discovery {url} failed after another discovery had answered: {error}",
+                        url=self.lookups[number].shown_url,
+                        error=str(result.value),
+                    )
                 return
             results[number] = result
             good = not all(isinstance(one, Failure) for one in results.values())

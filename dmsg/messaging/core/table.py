@@ -268,7 +268,7 @@ class ClientConnection:
                 assert to.ciphers is not None
                 try:
                     if length != size - SEND_OVERHEAD:
-                        raise HandshakeError("message has a wrong length")
+                        raise HandshakeError("the sizes of a Send frame and of its message differ")
                     data = to.ciphers.open(view[body + SEND_OVERHEAD : following])
                 except HandshakeError:
                     if joined:
@@ -377,7 +377,7 @@ class ClientConnection:
             channel = next((one for one in self.channels.values() if one.named and one.name == name), None)
         if channel is not None:
             if not channel.apply(Input.RECV_OPEN):
-                raise HandshakeError("channel id is in use")
+                raise HandshakeError("the server gave the channel an id that is in use")
             self._forget(channel)
         if name not in self.channels:
             return name

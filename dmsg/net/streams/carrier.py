@@ -92,7 +92,7 @@ class EndedCarrier:
         return False
 
     def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
-        raise AssertionError("a stream that is over sends nothing")  # pragma: no cover
+        raise AssertionError("a stream that has ended sends nothing")  # pragma: no cover
 
     def flush(self) -> None:
         pass

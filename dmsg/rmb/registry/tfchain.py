@@ -52,7 +52,7 @@ class Scale:
         :raises ScaleError: fewer bytes are left.
         """
         if self._at + size > len(self._data):
-            raise ScaleError("the data ends too early")
+            raise ScaleError("the record of the twin ends too early")
         self._at += size
         return self._data[self._at - size : self._at]
 

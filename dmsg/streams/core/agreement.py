@@ -146,7 +146,7 @@ class Hello:
         while position < len(data) and data[position] != OPTION_END:
             following = position + 2 + (data[position + 1] if position + 1 < len(data) else len(data))
             if following > len(data):
-                raise HandshakeError("hello is cut off")
+                raise HandshakeError("the hello is cut off inside an option")
             kind = data[position]
             # Two programs could disagree about which of two values counts, so the hello is refused.
             if kind in options:
@@ -333,5 +333,5 @@ def _message(payload: bytes, longest: int) -> bytes:
     # The maximum leaves room for options of later versions and bounds the work for a stranger's message.
     message = payload[KEYS_SIZE:]
     if not MIN_MESSAGE <= len(message) <= longest:
-        raise HandshakeError("handshake message has a wrong length")
+        raise HandshakeError("the handshake message in REQUEST or ACCEPT has a wrong length")
     return message

@@ -172,7 +172,7 @@ class ClientConnection(SecureTable):
         :raises LocalProtocolError: the transport is not open, its window is closed, or the data are too long.
         """
         if transport.state is not State.OPEN:
-            raise LocalProtocolError("transport is not open")
+            raise LocalProtocolError("the transport is not open: nothing can be sent")
         size = len(data)
         if size > MAX_FWD_DATA or not transport.window_open:
             raise LocalProtocolError("window is closed or data is too long for one frame")
@@ -352,7 +352,9 @@ class ClientConnection(SecureTable):
             text = f"server refuses this client: {close_reason_text(close_reason(payload))}"
             raise RemoteProtocolError(DropReason.REFUSED, text)
         if frame_type != OK:
-            raise RemoteProtocolError(DropReason.NO_OK_FRAME, f"first frame of the server has type {frame_type:#x}")
+            raise RemoteProtocolError(
+                DropReason.NO_OK_FRAME, f"the server's first frame has type {frame_type:#x}, not OK"
+            )
         self.established = True
         events.append(Established())
 

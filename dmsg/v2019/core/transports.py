@@ -115,7 +115,7 @@ class TransportTable:
     def _move(transport: ClientTransport, event: Input) -> None:
         state = TRANSITIONS.get((transport.state, event))
         if state is None:
-            raise LocalProtocolError(f"{event.name} in state {transport.state}")
+            raise LocalProtocolError(f"{event.name} is not possible for a transport in state {transport.state}")
         transport.state = state
 
     # --- frames to send ---

@@ -132,7 +132,7 @@ def parse_drain(payload: bytes) -> tuple[int, list[PubKey]]:
     """
     keys = payload[2:]
     if len(payload) < 2 or len(keys) % PUBKEY_SIZE or len(keys) > MAX_HINTS * PUBKEY_SIZE:
-        raise KeyFormatError(f"the frame has {len(payload)} bytes")
+        raise KeyFormatError(f"{len(payload)} bytes are not a time and whole keys")
     servers = [PubKey(keys[start : start + PUBKEY_SIZE]) for start in range(0, len(keys), PUBKEY_SIZE)]
     return int.from_bytes(payload[:2], "big"), servers
 

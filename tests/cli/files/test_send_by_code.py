@@ -320,7 +320,7 @@ class PersonTests(CodeCase):
         transport: Any = sender.transport
         transport.write(b"\x1b]0;title\x07")
         self.assertEqual(await receiver.ended, 1)
-        self.assertIn(b"say where to put it", b" ".join(receiver.out.split()))
+        self.assertIn(b"a terminal cannot take it", b" ".join(receiver.out.split()))
         self.assertNotIn(b"title", receiver.out)
         await self.ends(sender, 4, "standard output is a terminal")
 

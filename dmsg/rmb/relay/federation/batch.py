@@ -52,16 +52,16 @@ def decode(body: bytes) -> list[tuple[bytes, bool]]:
     at = 0
     while at < len(body):
         if len(found) >= MAX_BATCH:
-            raise EnvelopeError(f"more than {MAX_BATCH} messages")
+            raise EnvelopeError(f"the batch has more than {MAX_BATCH} messages")
         if len(body) - at < _HEAD.size:
-            raise EnvelopeError("batch is cut off")
+            raise EnvelopeError("the batch is cut off")
         flags, size = _HEAD.unpack_from(body, at)
         at += _HEAD.size
         # An unknown flag may change what a message means, so it is refused and not ignored.
         if flags & ~_ONLY_CONNECTED:
-            raise EnvelopeError("unknown flags")
+            raise EnvelopeError("a message of the batch has unknown flags")
         if size > len(body) - at:
-            raise EnvelopeError("batch is cut off")
+            raise EnvelopeError("the batch is cut off")
         found.append((body[at : at + size], bool(flags)))
         at += size
     if not found:
@@ -88,7 +88,7 @@ class AnswerParser:
         *lines, self._rest = (self._rest + data).split(b"\n")
         # The rest counts too: a relay that never ends its line would otherwise fill the memory.
         if max(len(self._rest), *map(len, lines), 0) > LONGEST_LINE:
-            raise ValueError("line is too long")
+            raise ValueError("a line of the answer to a batch is too long")
         for one in lines:
             number, _, status = one.partition(b" ")
             if not (number.isdigit() and status.isdigit()):
