@@ -1,1 +1,1 @@
-"""The agent and its programs."""
+"""Tests of the agent and of its programs."""

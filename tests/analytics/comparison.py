@@ -1,4 +1,4 @@
-"""The gold tables of a lake beside DuckDB's answers to the same questions."""
+"""Comparison of the gold tables of a lake with DuckDB's answers to the same questions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEYS = (
 
 
 def differences(gold: list[dict[str, Any]], oracle: list[dict[str, Any]], keys: list[str]) -> list[str]:
-    """What two answers to a question do not share; columns that only one has are passed over."""
+    """Return the rows in which two answers to a question differ. Columns that only one answer has are ignored."""
     found: list[str] = []
 
     def keyed(rows: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
@@ -58,7 +58,7 @@ def differences(gold: list[dict[str, Any]], oracle: list[dict[str, Any]], keys: 
 
 
 def unlike(name: str, gold: list[dict[str, Any]], base: DuckDBPyConnection, today: date) -> list[str]:
-    """What the rows of a gold table do not share with DuckDB's answer."""
+    """Return the rows in which a gold table differs from DuckDB's answer."""
     cursor = base.execute(queries(today)[name])
     assert cursor.description is not None
     names = [column[0] for column in cursor.description]
@@ -74,12 +74,12 @@ def unlike(name: str, gold: list[dict[str, Any]], base: DuckDBPyConnection, toda
 
 
 def until(today: date) -> int:
-    """The end of a day, in ms since 1970: later events are of the future."""
+    """Return the end of a day, in ms since 1970; events after it count as events of the future."""
     return (today - date(1970, 1, 1)).days * DAY_MS + DAY_MS
 
 
 def compare(lake: Lake, spool: Path, checked: Path, today: date) -> dict[str, list[str]]:
-    """Table -> what is different."""
+    """Compare all gold tables; return the differences by table."""
     base = connect(spool, checked, until=until(today))
     state = lake.state()
     found = {}

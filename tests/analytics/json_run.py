@@ -16,7 +16,7 @@ from tests.cli.json_output import check
 
 
 class JsonTests(SynchronousTestCase):
-    """A network that never was, from its events to what an operator asks."""
+    """Pipeline over a simulated network, from its events to the answers to an operator's questions."""
 
     def test_each_command_prints_json_objects(self) -> None:
         here = Path(self.mktemp()).absolute()
@@ -59,7 +59,8 @@ class JsonTests(SynchronousTestCase):
         self.assertGreater(len(said("top", "traffic_hour", *tables)), 0)
         self.assertEqual(said("report", "--html", "r.html", *tables), [{"wrote": "r.html"}])
         (ranked,) = said("rank", "-k", "operator.key", "--ranking", "ranking.json", *tables)
-        self.assertEqual(ranked["wrote"], "ranking.json")  # names of servers that never were are no keys
+        # Names of servers that are not in the events are not public keys.
+        self.assertEqual(ranked["wrote"], "ranking.json")
         said("attention", *tables)
         self.assertEqual(len(said("optimize", *tables)), 1)
         self.assertEqual(said("forget", "--before", "2026-11-20", *tables), [{"forgotten": 2, "left": 1}])

@@ -1,7 +1,7 @@
-"""Each gold table once more, in DuckDB, from the files of the spool: another engine, other ways.
+"""Each gold table computed again in DuckDB, from the files of the spool: by another engine and in other ways.
 
-Minutes are counted one by one instead of as bits, words are joined instead of
-grouped, percentiles come from windows over buckets.
+Minutes are counted one by one instead of as bits, words are joined instead of grouped, percentiles come from windows
+over buckets.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dmsg.telemetry.schema import BUCKETS, Type, columns
 
 _TYPES = {Type.STRING: "VARCHAR", Type.LONG: "BIGINT", Type.BOOLEAN: "BOOLEAN", Type.HISTOGRAM: "INTEGER[]"}
 FIELDS = ", ".join(f"'{field.name}': '{_TYPES[field.type]}'" for field in columns())
-"""An event's columns, as read_json wants them."""
+"""Columns of an event, as DuckDB's read_json expects them."""
 _BOUND = "CASE WHEN {0} < 0 THEN 0 ELSE 0.1 * pow(2, {0} / 2.0) END"
 
 
 def connect(
     spool: Path, checked: Path, *, threads: int = 2, memory: str = "6GB", until: float = 2.0**53
 ) -> duckdb.DuckDBPyConnection:
-    """A database with the events ``e``: deduplicated, with day and hour.
+    """Return a database with the table ``e`` of events: without duplicates, with day and hour.
 
-    :param until: ms since 1970; later events are of the future.
+    :param until: ms since 1970; later events count as events of the future.
     """
     base = duckdb.connect()
     base.execute(f"SET threads = {threads}; SET memory_limit = '{memory}'; SET TimeZone = 'UTC'")
@@ -48,7 +48,7 @@ def connect(
 
 
 def _quantiles(source: str, name: str, keys: str = "server, dt, hr") -> str:
-    """server, dt, hr, bucket, n -> samples and three percentiles."""
+    """Return the SQL that turns rows of server, dt, hr, bucket and n into number of samples and three percentiles."""
     lower, upper = (
         _BOUND.format("(bucket - 1)"),
         f"CASE WHEN bucket = {BUCKETS - 1} THEN {_BOUND.format('(bucket - 1)')} ELSE {_BOUND.format('bucket')} END",
@@ -67,7 +67,7 @@ def _quantiles(source: str, name: str, keys: str = "server, dt, hr") -> str:
 
 
 def queries(today: date) -> dict[str, str]:
-    """Table -> SQL."""
+    """Return the SQL query of each table, by the table's name."""
     answers = f"""SELECT producer AS server, dt, hr, i AS bucket, rtt[i + 1] AS n
                   FROM tr, range({BUCKETS}) AS r(i) WHERE rtt IS NOT NULL"""
     openings = f"""SELECT producer AS server, dt, hr, 1 AS n, coalesce(accept_us / 1000, accept_ms) AS took,

@@ -1,4 +1,6 @@
-"""Servers, clients and bytes of known size: one server is killed, one receiver is too slow, one server lies by 3 %."""
+"""The pipeline on events of real servers, while clients send data of known size: one server is killed, one receiver is
+too slow, and one server reports 3 % too much.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,18 @@ MB = 1_000_000
 WHOLE, SHORT = 60 * MB, 4 * MB
 SOON = 60.0
 WARM = 8 * MB
-"""After so much the sender has a large window."""
+"""Bytes after which the sender has a large window."""
 TRIES = 6
 LIE = 1.03
 WRITTEN = 1.5
-"""Seconds after which a server has written what happened."""
+"""Seconds after which a server has written its events."""
 
 
 class _Taking(Protocol):
-    """:ivar begun: fires when some of it has come."""
+    """Protocol that counts the bytes that it receives.
+
+    :ivar begun: fires after the first :data:`WARM` bytes.
+    """
 
     def __init__(self) -> None:
         self.received = 0
@@ -54,7 +59,7 @@ class _Taking(Protocol):
 
 
 class RealTests(TestCase):
-    """What the pipeline says of them is true."""
+    """The pipeline's tables match what the servers and clients did."""
 
     timeout = 300
 
@@ -111,7 +116,8 @@ class RealTests(TestCase):
             await self.until(lambda client=client: len(client.servers) == 2, "two servers")
             await client.when_published(SOON)
 
-        # a receiver that does not read for a while: the relay ends its transport with queue_full, and it goes on
+        # A receiver that does not read for a while: the relay ends its transport with queue_full, and the stream goes
+        # on.
         for _ in range(TRIES):
             slow, taken = await self.send(a, b, WHOLE)
             await taken.begun.addTimeout(SOON, reactor)
@@ -130,7 +136,7 @@ class RealTests(TestCase):
                 break
         self.assertTrue(a.streams.resumed, "nothing was too much for the server")
 
-        # a server that is killed while it carries
+        # A server that is killed while it carries a stream.
         stream, taken = await self.send(a, b, MB)
         sent = MB
 
@@ -156,7 +162,7 @@ class RealTests(TestCase):
         child, _ = await self.server(url, name)
         for client in (a, b):
             await self.until(lambda client=client: not len(client.streams.kept_receipts), "receipts handed in")
-        # enough that is whole, for both to be judged by
+        # Enough streams that end in order for both servers to be judged.
         for _ in range(12):
             stream, taken = await self.send(a, b, SHORT)
             await self.until(lambda taken=taken: taken.received == SHORT, "a short one")
@@ -166,7 +172,7 @@ class RealTests(TestCase):
             one.signal("TERM")
             await one.ended
         self.judge(killed, "")
-        # the same again, with a server that says 3 % more
+        # The same files again, with a server that reports 3 % more.
         honest = next(key for key in servers if key != killed)
         self.judge(killed, honest)
 
@@ -202,7 +208,8 @@ class RealTests(TestCase):
         witnessed = [row for row in lost if row["words"] == 2]
         self.assertTrue(witnessed, lost)
         self.assertTrue(all(2 * MB <= row["most_bytes"] <= WHOLE for row in witnessed), lost)
-        # all that arrived was carried by somebody, and said: what ended in order exactly, the rest between two words
+        # All bytes that arrived were carried and reported by a server: exactly for transports that ended in order,
+        # between two values for the others.
         least, most = (sum(row[name] for row in witnessed) for name in ("least_bytes", "most_bytes"))
         credited, uncertain = (
             sum(row[name] for row in rows("settlement_day")) for name in ("credited_bytes", "uncertain_bytes")
@@ -212,7 +219,7 @@ class RealTests(TestCase):
             self.assertGreaterEqual(most + credited + uncertain, self.sent)
 
     def lie(self, spool: Path, liar: str) -> None:
-        """Its files as it would have written them."""
+        """Change the server's files to what the server would have written if it reported too much."""
         for path in spool.glob("*/events-*.gz"):
             lines = []
             for line in gzip.decompress(path.read_bytes()).splitlines():
@@ -225,7 +232,7 @@ class RealTests(TestCase):
 
 @skipUnless(os.geteuid() == 0 and shutil.which("unshare"), "needs root and unshare, for a host name of its own")
 class HostNameTests(SynchronousTestCase):
-    """A machine whose name leads nowhere, as many a container and laptop."""
+    """A machine whose host name cannot be resolved, as in many containers and on many laptops."""
 
     def test_spark_starts(self) -> None:
         program = "from dmsg.analytics.session import make_session; print(make_session('local[1]').range(3).count())"

@@ -21,18 +21,18 @@ from dmsg.analytics.store import Store
 from tests.analytics.long_runs import DMSG, PATIENCE, ProcessCase, analytics, simulate
 
 PACKAGE = "org.apache.hadoop:hadoop-aws:3.5.0"
-"""Spark's own way to S3, of the release of Hadoop that it brings."""
+"""Spark's file system for S3, of the release of Hadoop that this release of Spark contains."""
 BUCKET = "dmsg"
 OUT = f"s3a://{BUCKET}/tables"
 MOTO = "import sys; from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
 
 
 ELSEWHERE = 'mount -t tmpfs elsewhere "$0" && mount -t tmpfs elsewhere /tmp && cd "$0" && exec "$@"'
-"""A command that sees neither a directory of ours nor /tmp."""
+"""Command that runs another command in which neither the test's directory nor /tmp is visible."""
 
 
 def may_mount() -> bool:
-    """Whether this machine lets us hide a directory from a process."""
+    """Tell whether this machine lets a test hide a directory from a process."""
     return (
         shutil.which("unshare") is not None
         and not subprocess.run(
@@ -42,7 +42,9 @@ def may_mount() -> bool:
 
 
 class ObjectStoreTests(ProcessCase):
-    """The same tables as in a directory; one writer; a killed one is taken up; no directory is shared."""
+    """Runs on an object store: the tables are those of a run on a directory, only one run writes at a time, the next
+    run continues a killed one, and no directory is shared.
+    """
 
     def setUp(self) -> None:
         super().setUp()
@@ -90,7 +92,7 @@ class ObjectStoreTests(ProcessCase):
         ]
 
     def rows(self, out: str) -> dict[str, Counter[str]]:
-        """All gold tables, comparable."""
+        """Return all gold tables in a form that can be compared."""
 
         def plain(row: dict[str, Any]) -> str:
             return repr(sorted((key, f"{of:.9g}" if isinstance(of, float) else of) for key, of in row.items()))
@@ -107,7 +109,7 @@ class ObjectStoreTests(ProcessCase):
         return sorted(path for path in (self.root / "sim").glob("*/*") if path.is_file())
 
     def as_here(self) -> None:
-        """The tables in the bucket are those of a run over the same files in a directory."""
+        """Assert that the tables in the bucket are those of a run over the same files in a directory."""
         analytics(*self.run_arguments(self.root / "out"))
         expected, found = self.rows(str(self.root / "out")), self.rows(OUT)
         self.assertTrue(expected["traffic_hour"])
@@ -120,7 +122,7 @@ class ObjectStoreTests(ProcessCase):
         self.put(self.files())
         within = ("unshare", "--mount", "sh", "-c", ELSEWHERE, str(self.root))
         master = self.cluster(within)
-        # workers of one address would read each other's files, as those of two machines cannot
+        # Workers with the same address would read each other's files; workers on two machines cannot.
         settings = ("--conf=spark.executor.memory=900m", "--conf=spark.shuffle.readHostLocalDisk=false")
         arguments = [*self.run_command(), "--master", master, *settings]
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -132,7 +134,7 @@ class ObjectStoreTests(ProcessCase):
         later = [path for path in files if path.name.startswith("events-")][::3]
         self.assertGreater(len(later), 1)
         self.put([path for path in files if path not in later])
-        # a run is killed while it writes; two take it up at once, and one of them is told so
+        # A run is killed while it writes. Two others continue it at the same time, and one of the two is refused.
         killed = subprocess.Popen(self.run_command(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         until = time.monotonic() + PATIENCE
         while "Contents" not in self.client.list_objects_v2(Bucket=BUCKET, Prefix="tables/silver/"):
@@ -149,12 +151,12 @@ class ObjectStoreTests(ProcessCase):
         self.assertEqual(sorted(process.returncode for process in two), [0, 1], said)
         (told,) = [text for process, (_, text) in zip(two, said, strict=True) if process.returncode]
         self.assertIn(f"another run writes to {OUT}", told.splitlines()[-1])
-        # more of it
+        # More events.
         self.put(later)
         subprocess.run(self.run_command(), check=True, capture_output=True, text=True, timeout=PATIENCE)
         self.as_here()
         before = self.rows(OUT)
-        # commands that need no Spark
+        # Commands that need no Spark.
         for arguments in (["attention"], ["top"], ["optimize"], ["report", "--html", str(self.root / "report.html")]):
             done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=PATIENCE)
             self.assertEqual(done.returncode, 0, done.stderr)

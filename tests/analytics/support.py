@@ -1,4 +1,4 @@
-"""One Spark session for all tests, and spools written by hand."""
+"""Helpers of the tests of the pipeline: one Spark session for all tests, and spools written by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOW = datetime(2026, 3, 13, 12, tzinfo=UTC)
 
 
 def key(number: int) -> str:
-    """Of a server."""
+    """Return the public key of server ``number``."""
     return f"02{number:064x}"
 
 
@@ -45,9 +45,10 @@ _spark: list[SparkSession] = []
 
 
 def spark() -> SparkSession:
-    """The session; its Java ends with this process."""
+    """Return the Spark session of all tests; its Java process ends with this process."""
     if not _spark:
-        # With Java's own sizes, its collector takes a tenth of the processor: the tests leave 250 MB of plans behind.
+        # With Java's own sizes, Java's garbage collector takes a tenth of the processor: the tests leave 250 MB of
+        # plans behind.
         heap = f"{SMALL_SETTINGS[JAVA_OPTIONS]} -Xms1g -Xmn384m -XX:MetaspaceSize=256m"
         settings = LITTLE | FEW | {JAVA_OPTIONS: heap}
         _spark.append(make_session("local[2]", load=Load.SMALL, settings=settings))
@@ -55,12 +56,12 @@ def spark() -> SparkSession:
 
 
 def ms(day: date, time: str) -> int:
-    """``HH:MM:SS[.fff]`` of a day as ms since 1970."""
+    """Return ``HH:MM:SS[.fff]`` of a day as ms since 1970."""
     return int(datetime.fromisoformat(f"{day}T{time}+00:00").timestamp() * 1000)
 
 
 class Boot:
-    """One process that writes events."""
+    """Start of a process that writes events."""
 
     def __init__(self, producer: str, name: str, role: str = "server", *, started: int | None = None) -> None:
         self.producer, self.boot, self.role = producer, name, role
@@ -68,7 +69,7 @@ class Boot:
         self._first = started
 
     def event(self, kind: str, day: date, time: str, **fields: Any) -> dict[str, Any]:
-        """Write one; numbers follow each other."""
+        """Write an event and return it; sequence numbers are consecutive."""
         ts = ms(day, time)
         self._first = ts if self._first is None else self._first
         row = {
@@ -86,7 +87,7 @@ class Boot:
         return row
 
     def beats(self, day: date, first: str, count: int, **fields: Any) -> None:
-        """A heartbeat each minute."""
+        """Write ``count`` heartbeats, one each minute."""
         start = ms(day, first)
         for number in range(count):
             at = datetime.fromtimestamp(start / 1000 + 60 * number, UTC)
@@ -94,7 +95,7 @@ class Boot:
 
 
 def write_file(path: Path, rows: Iterable[dict[str, Any]], *, end: bool = True, garbage: Iterable[bytes] = ()) -> None:
-    """A finished file of a spool."""
+    """Write a finished file of a spool."""
     lines = [json.dumps(row).encode() for row in rows]
     lines += list(garbage)
     if end:
@@ -107,12 +108,12 @@ def write_file(path: Path, rows: Iterable[dict[str, Any]], *, end: bool = True, 
 
 
 def frame(rows: Iterable[dict[str, Any]], schema: StructType) -> DataFrame:
-    """Rows in memory; a column that a row lacks is NULL."""
+    """Return a data frame of these rows; a column that a row lacks is NULL."""
     return held(pa.Table.from_pylist(list(rows), schema=arrow_schema(schema)), schema)
 
 
 def held(rows: pa.Table, schema: StructType) -> DataFrame:
-    """The same of a table, in one partition as the frames of a run."""
+    """Return a data frame of a table, in one partition as the frames of a run."""
     return spark().createDataFrame(rows, schema).coalesce(1)
 
 
@@ -121,7 +122,7 @@ def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _naive(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows as Spark's own ``collect`` has them."""
+    """Return the rows as Spark's own ``collect`` returns them."""
     return _in_order(
         {key: value.replace(tzinfo=None) if isinstance(value, datetime) else value for key, value in row.items()}
         for row in table.to_pylist()
@@ -129,14 +130,15 @@ def _naive(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def rows_of(rows: DataFrame) -> list[dict[str, Any]]:
-    """The rows, in an order of their own."""
+    """Return the rows in a fixed order."""
     return _naive(rows.toArrow())
 
 
 class Memory:
-    """The tables of events in memory: the plans of a run, each computed when somebody asks for it.
+    """The tables of events in memory: the plans of a run, each computed when a test first reads it.
 
-    :param events: rows as entities write them; ``receipts``: as those who check receipts write them.
+    :param events: rows of events, as entities write them; ``receipts``: rows of checked receipts, as the check of
+        receipts writes them.
     """
 
     def __init__(self, events: Iterable[dict[str, Any]], receipts: Iterable[dict[str, Any]] = ()) -> None:
@@ -180,13 +182,13 @@ class Memory:
         return self._keep(name, self._plans[name](), {**SILVER, **GOLD, "numbers": NUMBERS}[name].schema)
 
     def table(self, name: str) -> list[dict[str, Any]]:
-        """The rows of a table, in an order of their own."""
+        """Return the rows of a table in a fixed order."""
         self._read(name)
         return _naive(self._kept[name])
 
 
 class LakeCase(SynchronousTestCase):
-    """A spool and the tables made of it, in directories of the test."""
+    """Test case with a spool and with tables made of the spool, in directories of the test."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).absolute()
@@ -195,31 +197,32 @@ class LakeCase(SynchronousTestCase):
         self.checked.mkdir()
 
     def pipeline(self, out: Path | None = None, **options: Any) -> Pipeline:
-        """The jobs over this test's tables."""
+        """Return a pipeline with this test's tables."""
         return Pipeline(spark(), str(out or self.out), now=NOW, **options)
 
     def sources(self) -> list[Source]:
-        """What a run reads."""
+        """Return the sources that a run reads."""
         return [spool_source(str(self.spool)), receipts_source(str(self.checked))]
 
     def run_jobs(self, out: Path | None = None, **options: Any) -> RunOutcome:
-        """One run."""
+        """Run the pipeline once."""
         return self.pipeline(out, **options).run(self.sources())
 
     def table(self, name: str, layer: str = "gold", out: Path | None = None) -> list[dict[str, Any]]:
-        """The current rows, in an order of their own."""
+        """Return the current rows of a table in a fixed order."""
         lake = self.pipeline(out).lake
         return _in_order(row.asDict(recursive=True) for row in lake.read(layer, name, lake.state()).collect())
 
     def tables(self, names: Iterable[str], out: Path | None = None) -> dict[str, list[dict[str, Any]]]:
-        """Several of them."""
+        """Return the current rows of several tables."""
         return {name: self.table(name, out=out) for name in names}
 
 
 class RulesCase(LakeCase):
-    """What events become in memory, with DuckDB's word beside each table; :class:`ByRuns` asks the same of runs.
+    """Test case that computes tables from events in memory and compares each table with DuckDB's answer.
+    :class:`ByRuns` repeats its tests with runs.
 
-    :cvar ended: files of the spool have a last line that says so, which is an event, too.
+    :cvar ended: whether files of the spool end with the line that marks their end, which is an event, too.
     """
 
     ended = False
@@ -231,7 +234,7 @@ class RulesCase(LakeCase):
         self._files = 0
 
     def refine(self, events: Iterable[dict[str, Any]], receipts: Iterable[dict[str, Any]] = ()) -> None:
-        """Make the tables of these, and of what came before."""
+        """Compute the tables from these rows and from those of earlier calls."""
         for root, name, all_rows, rows in (
             (self.spool, "events", self._events, list(events)),
             (self.checked, "receipts", self._receipts, list(receipts)),
@@ -243,20 +246,20 @@ class RulesCase(LakeCase):
         self.compute()
 
     def compute(self) -> None:
-        """Of all that was given."""
+        """Compute the tables from all rows so far."""
         self._memory = Memory(self._events, self._receipts)
         self._oracle = connect(self.spool, self.checked, until=until(NOW.date()))
         self.addCleanup(self._oracle.close)
 
     def made(self, name: str) -> list[dict[str, Any]]:
-        """The rows of a gold table."""
+        """Return the rows of a gold table, after comparing them with DuckDB's."""
         rows = self._memory.table(name)
         self.assertEqual(unlike(name, rows, self._oracle, NOW.date())[:3], [], name)
         return rows
 
 
 class ByRuns(RulesCase):
-    """The same of files, by runs over what is new; all tables are compared."""
+    """Repeat the tests with files, and with a run over the new files each time; all tables are compared."""
 
     ended = True
 

@@ -1,4 +1,6 @@
-"""What commands may say with ``--json``: the schema of the documents, looked at wherever a test runs a command so."""
+"""Check of the output of commands with ``--json`` against the schema in the documentation, wherever a test runs such a
+command.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ AS_IT_IS = frozenset(
         "config unset",
     }
 )
-"""Commands that say nothing, or whose output is another program's, or a picture for people: no objects."""
+"""Commands without JSON objects: their output is empty, another program's, or a picture for people."""
 
 
 def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """All commands, by their names."""
+    """Yield the names of all commands below this one."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
@@ -49,7 +51,7 @@ def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
 
 @cache
 def document() -> dict[str, Any]:
-    """The schema."""
+    """Return the schema."""
     found: dict[str, Any] = json.loads(SCHEMA.read_text())
     return found
 
@@ -62,9 +64,9 @@ def _validator(command: str) -> Any:
 
 
 def check(arguments: Sequence[str], out: str) -> int:
-    """Look at what a command said; how many objects there were.
+    """Check the output of a command; return the number of its objects.
 
-    :raises AssertionError: a line is none of the command's objects.
+    :raises AssertionError: a line is not an object that the schema gives for this command.
     """
     command = command_of(arguments)
     if command is None or command in AS_IT_IS:
@@ -79,7 +81,7 @@ def check(arguments: Sequence[str], out: str) -> int:
 
 
 def command_of(arguments: Sequence[str]) -> str | None:
-    """Which one it is; None: none that the schema knows."""
+    """Return the name of the command that these arguments run; None if the schema does not have the command."""
     words = [word for word in arguments if not word.startswith("-")]
     for number in (2, 1):
         if " ".join(words[:number]) in document()["$defs"]["commands"]:

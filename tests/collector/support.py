@@ -1,4 +1,4 @@
-"""Files as entities write them."""
+"""Files of a spool, as entities write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def spool_name(number: int, boot: str = BOOT, prefix: str = "events-") -> str:
 
 
 def packed(producer: str = "02ab", count: int = 3, first: int = 0) -> bytes:
-    """A finished file."""
+    """Return the content of a finished file."""
     rows = ({"v": 1, "type": "heartbeat", "producer": producer, "seq": first + number} for number in range(count))
     return gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in rows), mtime=0)
 
@@ -27,5 +27,5 @@ def offer_of(name: str, data: bytes) -> Offer:
 
 
 def kept_files(root: Path) -> dict[str, bytes]:
-    """What a store has, by name."""
+    """Return the files of a store, by name."""
     return {path.name: path.read_bytes() for path in root.glob("*/*/*.jsonl.gz")}

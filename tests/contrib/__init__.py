@@ -1,1 +1,1 @@
-"""What operators take from contrib/, tried with the programs that it is for."""
+"""Tests of the files in contrib/, with the programs that use these files."""

@@ -1,1 +1,1 @@
-"""Parsers and tables, and bytes that look for a way to break them."""
+"""Fuzzing of parsers and tables with bytes that are meant to break them."""

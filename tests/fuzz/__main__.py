@@ -1,8 +1,11 @@
-"""Atheris looks for bytes that reach something new in what strangers' bytes come to.
+"""Guided fuzzing: Atheris looks for bytes that reach new lines in the code that handles bytes of strangers.
 
-``make long WHICH=fuzz-guided SECONDS=600`` shares the time among all targets.  What it finds stays in a
-directory of this run; ``--keep`` puts the smallest set that reaches as much into the corpus,
-which every run of the tests uses.
+``make long WHICH=fuzz-guided SECONDS=600`` shares the time among all targets.  The results stay in a directory of this
+run; ``--keep`` adds the smallest set of inputs with the same coverage to the corpus, which every run of the tests
+uses.
+
+``make long WHICH=fuzz-guided SECONDS=600`` shares the time among all targets.  What it finds stays in a directory of
+this run; ``--keep`` puts the smallest set that reaches as much into the corpus, which every run of the tests uses.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ from tests.fuzz.targets import TARGETS
 CORPUS = Path(__file__).with_name("corpus")
 MAX_LENGTH = 2048
 KEPT, KEPT_LENGTH = 60, 512
-"""Files of a target that the corpus has at most, and bytes of each; shorter ones first."""
+"""Maximum number of files in the corpus for each target, and maximum size of a file in bytes; shorter files are
+preferred.
+"""
 
 
 def run_one(name: str, arguments: list[str]) -> None:
-    """In a process of its own: libFuzzer ends it."""
+    """Fuzz a target in a process of its own, because libFuzzer ends its process."""
     import atheris
 
     with atheris.instrument_imports(include=["dmsg"]):
@@ -39,7 +44,7 @@ def run_one(name: str, arguments: list[str]) -> None:
 
 
 def fuzz(name: str, seconds: float, work: Path) -> tuple[int, str]:
-    """The status of libFuzzer, and what it said."""
+    """Fuzz a target for some seconds; return the exit status of libFuzzer and its output."""
     found = work / name
     found.mkdir()
     for number, seed in enumerate(seeds()[name]):
@@ -55,7 +60,7 @@ def fuzz(name: str, seconds: float, work: Path) -> tuple[int, str]:
 
 
 def steps(name: str, data: bytes) -> set[tuple[str, int, int]]:
-    """From which line to which a target goes with these bytes."""
+    """Return the steps of the product's code for this input: file, line, and next line."""
     found: set[tuple[str, int, int]] = set()
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -81,7 +86,9 @@ def steps(name: str, data: bytes) -> set[tuple[str, int, int]]:
 
 
 def keep(name: str, work: Path) -> int:
-    """The smallest of what was found, each of which takes a step that those before it do not, into the corpus.
+    """Add the smallest inputs that were found to the corpus, each with a step that smaller inputs do not take.
+
+    :returns: number of files that the corpus then has for the target.
 
     :returns: how many files it has then.
     """
@@ -103,7 +110,7 @@ def keep(name: str, work: Path) -> int:
 
 
 def main() -> int:
-    """The command.  Status 1: something was found."""
+    """Run the command; return 1 if a fault was found."""
     if sys.argv[1:2] == ["--one"]:
         run_one(sys.argv[2], sys.argv[3:])
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)

@@ -1,4 +1,4 @@
-"""Where fuzzing begins: something good for each target."""
+"""Inputs with which fuzzing begins: valid data for each target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fuzz.targets import KEYS, PUBLIC
 
 
 def cut(*reads: tuple[int, bytes]) -> bytes:
-    """As :func:`tests.fuzz.targets.pieces` reads it: who says what."""
+    """Encode reads with their number as :func:`tests.fuzz.targets.pieces` decodes them."""
     found = b""
     for which, data in reads:
         for start in range(0, len(data), 256):
@@ -29,7 +29,7 @@ def cut(*reads: tuple[int, bytes]) -> bytes:
 
 def _frames() -> list[bytes]:
     keys = bytes(PUBLIC[0] + PUBLIC[1])
-    # the relay's first draw of an id is known: see Draws in targets
+    # The relay's first draw of an id is known: see Draws in targets.
     there = 2 * 0x1000 + 1
     request, accept = Frame(REQUEST, 2, keys).encode(), Frame(ACCEPT, there, keys).encode()
     secure = SecureProposal(KEYS[1], PUBLIC[0], Hello(7, 1000, bytes(16)), ephemeral=KEYS[2]).payload
@@ -71,7 +71,7 @@ def _envelopes() -> list[bytes]:
 
 
 def seeds() -> dict[str, list[bytes]]:
-    """By target."""
+    """Return the inputs by target."""
     messages = frames.encode(frames.BINARY, b"message", b"mask") + frames.encode(frames.PING, b"p", b"mask")
     fragment = b"\x02\x83mask123\x80\x80mask"
     upgrade = (

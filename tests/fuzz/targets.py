@@ -1,7 +1,11 @@
-"""What is fuzzed: each takes any bytes and raises nothing, for what a stranger sends is an error that has a name.
+"""Targets of fuzzing: each accepts any bytes and raises nothing, because input of a stranger may only cause errors
+that have a name.
 
-``tests.fuzz`` has atheris look for bytes that reach something new; ``tests.fuzz.test_corpus`` gives
-what was found, and what was once a fault, to the same functions in every run of the tests.
+``tests.fuzz`` has Atheris look for bytes that reach new lines; ``tests.fuzz.test_corpus`` runs the same functions on
+the inputs found so far, and on those that once showed a fault, in every run of the tests.
+
+``tests.fuzz`` has atheris look for bytes that reach something new; ``tests.fuzz.test_corpus`` gives what was found,
+and what was once a fault, to the same functions in every run of the tests.
 """
 
 from __future__ import annotations
@@ -44,7 +48,9 @@ PUBLIC = [key.public for key in KEYS]
 
 
 def pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(a small number, some bytes): two bytes say which and how many, so that the fuzzer says how reads are cut."""
+    """Yield pairs of a small number and some bytes. Two bytes before each piece give the number and the size, so that
+    the fuzzer decides how reads are cut.
+    """
     while data:
         which, size, data = data[0], 1 + (data[1] if len(data) > 1 else 0), data[2:]
         yield which, data[:size]
@@ -52,7 +58,9 @@ def pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _three(table: Any, port: type[FakePort], data: bytes) -> list[FakePort]:
-    """Three clients of a server whose table adds up whatever they send; their ports."""
+    """Feed the pieces to three clients of a server and check the sums in the server's table after each piece; return
+    the clients' ports.
+    """
     ports = [port() for _ in PUBLIC]
     peers: list[Any] = [table.add(key, one) for key, one in zip(PUBLIC, ports, strict=True)]
     left = [b"", b"", b""]
@@ -73,7 +81,9 @@ def _three(table: Any, port: type[FakePort], data: bytes) -> list[FakePort]:
 
 
 def _events(core: Any, data: bytes) -> Iterator[tuple[int, list[Any]]]:
-    """What a client's core makes of a server that says anything, read by read, until it breaks."""
+    """Yield the events of a client's core after each read from a server that sends any bytes, until the core reports
+    an error.
+    """
     left = b""
     for which, piece in pieces(data):
         buffer = bytearray(left + piece)
@@ -86,13 +96,13 @@ def _events(core: Any, data: bytes) -> Iterator[tuple[int, list[Any]]]:
 
 
 def relay(data: bytes) -> None:
-    """Three clients of a server."""
+    """Three clients of a server send any bytes."""
     for port in _three(Relay(random=Draws(0x1000)), FakePort, data):  # type: ignore[arg-type]
         FrameBuffer().feed(port.data)
 
 
 def client(data: bytes) -> None:
-    """A client of a server that says anything."""
+    """A server sends any bytes to its client."""
     core = ClientConnection(PUBLIC[0], key=KEYS[0])
     core.accepting = True
     first = bytearray(Frame(OK, 0, b"").encode())
@@ -112,19 +122,19 @@ def client(data: bytes) -> None:
 
 
 def messaging_relay(data: bytes) -> None:
-    """Three clients of the older system's server."""
+    """Three clients of a messaging server send any bytes."""
     for profile in Profile:
         _three(MessagingRelay(profile), _Port, data)
 
 
 class _Port(FakePort):
-    """Also one of the older system."""
+    """Port that also has the methods of the Messaging System."""
 
     address = "192.0.2.1"
 
 
 def messaging_client(data: bytes) -> None:
-    """A client of the older system, of a server that says anything."""
+    """A messaging server sends any bytes to its client."""
     for two_ids in (False, True):
         core = MessagingClient(KEYS[0], Profile.SKYWIRE if two_ids else Profile.SEED, two_ids=two_ids)
         core.accepting = True
@@ -140,7 +150,7 @@ def messaging_client(data: bytes) -> None:
 
 
 def link_handshake(data: bytes) -> None:
-    """Both sides of the older system's four frames."""
+    """Both sides read the four frames of the Messaging System's handshake."""
     for remote in (None, PUBLIC[1]):
         handshake = JSONHandshake(KEYS[0], remote, nonce=bytes(16))
         for _, piece in pieces(data):
@@ -151,7 +161,7 @@ def link_handshake(data: bytes) -> None:
 
 
 def records(data: bytes) -> None:
-    """Bytes as they are, and a good record before them."""
+    """A record opener reads any bytes, with a good record before them and without."""
     opener = RecordOpener(bytes(32))
     buffer = bytearray(len(data) + 2 * MAX_RECORD)
     at = opener.open_into(bytes(RecordSealer(bytes(32)).seal(b"good")), buffer, 0)
@@ -162,7 +172,7 @@ def records(data: bytes) -> None:
 
 
 def hello(data: bytes) -> None:
-    """What is encrypted in a REQUEST; one that can be read is said again alike."""
+    """The parser reads the plaintext of a REQUEST; encoding a valid one again gives the same bytes."""
     with suppress(HandshakeError):
         read = Hello.decode(data)
         assert Hello.decode(read.encode()) == read
@@ -171,7 +181,7 @@ def hello(data: bytes) -> None:
 
 
 def entry(data: bytes) -> None:
-    """Entries and deletions, in both dialects; one that can be read can be written and read again."""
+    """The parser reads entries and deletions in both dialects; a valid one can be written and read again."""
     for dialect in DIALECTS:
         with suppress(DmsgError):
             ways = dialect.decode(data)
@@ -183,7 +193,7 @@ def entry(data: bytes) -> None:
 
 
 def envelope(data: bytes) -> None:
-    """Messages of the bus, and what is signed of them."""
+    """The parser reads messages of the bus and computes the data that is signed."""
     with suppress(EnvelopeError):
         read = wire.decode(data)
         wire.challenge(read)
@@ -196,7 +206,7 @@ def envelope(data: bytes) -> None:
 
 
 def websocket(data: bytes) -> None:
-    """Frames and upgrades; however they are cut, the same comes out."""
+    """The parser reads websocket frames and upgrades; the result does not depend on how the bytes are cut."""
     plain_upgrade(data)
     for masked in (False, True):
         whole, cut = frames.Frames(masked, 4096), frames.Frames(masked, 4096)
@@ -211,7 +221,7 @@ def websocket(data: bytes) -> None:
 
 
 def rmb_token(data: bytes) -> None:
-    """Tokens, and twins of a registry."""
+    """The parser reads tokens of the bus, and twins of a registry."""
     with suppress(TokenError):
         token.parse(data).check_times(1_800_000_000)
     try:
@@ -223,7 +233,7 @@ def rmb_token(data: bytes) -> None:
 
 
 def text(data: bytes) -> None:
-    """Addresses, headers of proxies, SOCKS, what is shown on a terminal, keys and receipts."""
+    """Parsers read addresses, headers of proxies, SOCKS requests, text for a terminal, keys and receipts."""
     words = data.decode("utf-8", "surrogateescape")
     with suppress(DmsgError):
         parse_address(words)

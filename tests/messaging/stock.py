@@ -1,7 +1,10 @@
-"""A client as the Go code of March and April 2019 has it, with what ends its process.
+"""Client that behaves as the Go code of March and April 2019, including the errors that end its process.
 
-Made from that code: one id or two, with its layer of acknowledgements or without, and no second thought about
-what it gets.  What would panic there is an entry of :attr:`StockClient.panics` here.
+Options choose one id or two, and whether the layer of acknowledgements is present.  Received data is not checked
+beyond what that code checks.  Where the Go code would panic, the reason is added to :attr:`StockClient.panics`.
+
+Made from that code: one id or two, with its layer of acknowledgements or without, and no second thought about what it
+gets.  What would panic there is an entry of :attr:`StockClient.panics` here.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ ACK_INTERVAL = 0.1
 class StockChannel:
     """A channel of the Go client, and the layer of acknowledgements on it.
 
-    :ivar written: sequence -> what was written and is not acknowledged; ``writes``: how many were.
+    :ivar written: unacknowledged data by sequence number; ``writes``: number of writes.
     """
 
     def __init__(self, client: StockClient, name: int) -> None:
@@ -41,7 +44,7 @@ class StockChannel:
         self.refused = False
 
     def write(self, data: bytes) -> None:
-        """Go's Write, which would wait here for the acknowledgement."""
+        """Do what Go's Write does; Write would also wait for the acknowledgement."""
         if not self.client.acks:
             self.client.send_message(self, data)
             return
@@ -50,7 +53,7 @@ class StockChannel:
         self.client.send_message(self, self._acks() + bytes((0, sequence)) + data)
 
     def _acks(self) -> bytes:
-        """Of all that are due: the loop of the Go code keeps the last only."""
+        """Return the acknowledgements of all received data; the loop of the Go code keeps only the last one."""
         last = b""
         for sequence in sorted(self.pending):
             last = bytes((1, sequence)) + sha256(self.pending[sequence]).digest()
@@ -58,13 +61,13 @@ class StockChannel:
         return last
 
     def flush(self) -> None:
-        """Acknowledge without a payload."""
+        """Send acknowledgements without a payload."""
         packet = self._acks()
         if packet and not self.over:
             self.client.send_message(self, packet)
 
     def message(self, plain: bytes) -> None:
-        """One message that was decrypted."""
+        """Handle a decrypted message."""
         if not self.client.acks:
             self.received.append(plain)
             self.client.got(self, plain)
@@ -90,22 +93,23 @@ class StockChannel:
         self.client.got(self, plain[2:])
 
     def close(self) -> None:
-        """Go's Close: acknowledges first."""
+        """Do what Go's Close does: acknowledge, then close."""
         self.flush()
         self.closing = True
         self.client.send(CLOSE_CHANNEL, bytes((self.name,)))
 
     @property
     def data(self) -> bytes:
-        """All that came."""
+        """Return all received data."""
         return b"".join(self.received)
 
 
 class StockClient(RawClient):
-    """:param later: a clock's ``callLater``.
+    """Client of the Go code.
 
-    :param got: the program: told of what it reads.
-    :ivar panics: why its process would have ended.
+    :param later: ``callLater`` of a clock.
+    :param got: the application's function, called with received data.
+    :ivar panics: reasons for which the process would have ended.
     """
 
     def __init__(
@@ -142,7 +146,7 @@ class StockClient(RawClient):
         return number
 
     def dial(self, remote: PubKey) -> StockChannel:
-        """OpenChannel."""
+        """Do what Go's OpenChannel does."""
         channel = StockChannel(self, 0)
         channel.name = number = self._add(channel)
         channel.proposal = Proposal(self.key, remote, Profile.SKYWIRE)
@@ -150,7 +154,7 @@ class StockClient(RawClient):
         return channel
 
     def send_message(self, channel: StockChannel, plain: bytes) -> None:
-        """One Send."""
+        """Send a SEND frame."""
         if channel.ciphers is None:
             self.panics.append("write before the handshake is done")
             return
@@ -158,7 +162,7 @@ class StockClient(RawClient):
         self.send(SEND, bytes((channel.name,)) + len(sealed).to_bytes(2, "big") + sealed)
 
     def frame(self, frame_type: int, body: bytes) -> None:
-        """What its ``onData`` does."""
+        """Do what Go's ``onData`` does with a frame."""
         if frame_type == OPEN_CHANNEL:
             self._open(body)
             return
@@ -172,7 +176,8 @@ class StockClient(RawClient):
         elif frame_type == CHANNEL_CLOSED:
             if self.two_ids:
                 channel.name = body[0]
-            if channel.ciphers is None or channel.closing:  # else nobody waits for it, and the id stays in use
+            # Otherwise nothing waits for the answer, and the id stays in use.
+            if channel.ciphers is None or channel.closing:
                 channel.refused = channel.ciphers is None
                 channel.over = True
                 del self.channels[body[0]]

@@ -1,4 +1,4 @@
-"""What the tests of the Messaging System share: vectors, recorded randomness, a network in memory."""
+"""Helpers of the Messaging System's tests: vectors, recorded randomness, a network in memory."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
 def vectors(name: str) -> dict[str, Any]:
-    """A file of recorded exchanges of the Go code of March 2019."""
+    """Return a file of recorded exchanges of the Go code of March 2019."""
     loaded: dict[str, Any] = json.loads((VECTORS / "messaging" / f"{name}.json").read_text())
     return loaded
 
 
 def _keys() -> dict[str, SecKey]:
-    """A, B, S and X of the vectors."""
+    """Return the secret keys A, B, S and X of the vectors."""
     return {key["name"][-1]: SecKey.from_hex(key["sec"]) for key in vectors("keys")["keys"]}
 
 
@@ -39,7 +39,7 @@ KEYS = _keys()
 
 
 def sign_with(key: SecKey, k: int, payload: bytes) -> Signature:
-    """What the Go code makes of the random number k: ECDSA over SHA-256, low s."""
+    """Sign as the Go code does with the random number k: ECDSA over SHA-256, low s."""
     point = PublicKey.from_valid_secret(k.to_bytes(32, "big")).format(False)
     x, y = int.from_bytes(point[1:33], "big"), int.from_bytes(point[33:], "big")
     r = x % ORDER
@@ -52,7 +52,7 @@ def sign_with(key: SecKey, k: int, payload: bytes) -> Signature:
 
 
 class Randomness:
-    """What a recording drew, found again by what came of it."""
+    """Random numbers of a recording, found by the public values that were made of them."""
 
     def __init__(self, calls: list[dict[str, Any]]) -> None:
         drawn = [bytes.fromhex(call["bytes"]) for call in calls]
@@ -62,17 +62,17 @@ class Randomness:
                 self._secrets[SecKey(one).public[1:]] = one
 
     def signer(self, key: SecKey, signature: str) -> Callable[[bytes], Signature]:
-        """Signs with the k whose point this recorded signature has."""
+        """Return a function that signs with the k whose point is in this recorded signature."""
         k = int.from_bytes(self._secrets[bytes.fromhex(signature)[:32]], "big")
         return lambda payload: sign_with(key, k, payload)
 
     def ephemeral(self, message: bytes) -> SecKey:
-        """The key with which a noise message begins."""
+        """Return the secret of the ephemeral key with which a Noise message begins."""
         return SecKey(self._secrets[message[1:33]])
 
 
 class Network(JoinedNetwork):
-    """A messaging server and its clients in memory."""
+    """Messaging server and its clients, in memory."""
 
     def __init__(self, profile: Profile = Profile.SEED, **server_options: Any) -> None:
         clock = Clock()
@@ -81,7 +81,7 @@ class Network(JoinedNetwork):
 
     @property
     def relay(self) -> Any:
-        """The server's table."""
+        """Relay of the server."""
         return self.factory.relay
 
     def client(
@@ -94,7 +94,7 @@ class Network(JoinedNetwork):
         host: str | None = None,
         **options: Any,
     ) -> Any:
-        """A connected client."""
+        """Return a connected client."""
         dialect = Dialect(self.profile, acks, two_ids)
         turn = TurnFlush(self.clock)
         sessions: list[ClientSession] = []
@@ -114,7 +114,7 @@ class Network(JoinedNetwork):
         return session
 
     def raw(self, key: SecKey) -> RawClient:
-        """A client of plain frames."""
+        """Return a connected client of plain frames."""
         client = RawClient(key, self.profile)
         client.server_side = self.join(client)
         self.settle()
@@ -122,13 +122,13 @@ class Network(JoinedNetwork):
         return client
 
     def advance(self, seconds: float) -> None:
-        """Time passes."""
+        """Advance the clock and deliver all data."""
         self.clock.advance(seconds)
         self.settle()
 
 
 class RawClient(Recorder):
-    """Says and hears frames as they are, after the handshake."""
+    """Client that sends and receives plain frames after the handshake."""
 
     server_side: Any = None
 
@@ -163,13 +163,13 @@ class RawClient(Recorder):
         self.frames += self._buffer.feed(data)
 
     def send(self, frame_type: int, body: bytes) -> None:
-        """One frame."""
+        """Send a frame."""
         from dmsg.messaging.core.wire import encode_frame
 
         assert self.transport is not None
         self.transport.write(encode_frame(self.profile, frame_type, body))
 
     def take(self) -> list[tuple[int, bytes]]:
-        """The frames since the last call."""
+        """Return the frames since the last call."""
         frames, self.frames = [tuple(one) for one in self.frames], []
         return frames

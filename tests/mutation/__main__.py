@@ -1,4 +1,6 @@
-"""Whether tests notice: seeded mutants of the cores of each family, each against the tests that reach it.
+"""Mutation testing: seeded mutants of the cores of each family, each run against the tests that reach it.
+
+``make long WHICH=mutate FAMILIES="v2019 rmb" SAMPLE=40``
 
 ``make long WHICH=mutate FAMILIES="v2019 rmb" SAMPLE=40``
 """
@@ -67,7 +69,7 @@ def statuses(runner: Runner, mutants: list[Mutant], jobs: int) -> Iterator[tuple
 
 
 def score(family: str, number: int, seed: int, jobs: int) -> float:
-    """Say which mutants survive, and return the percentage of the noticed ones.
+    """Print the mutants that survive, and return the percentage of the noticed ones.
 
     :raises RuntimeError: tests fail without a mutant.
     """
@@ -98,7 +100,7 @@ def score(family: str, number: int, seed: int, jobs: int) -> float:
 
 
 def main() -> int:
-    """The command.  Status 1: of a family a smaller part is noticed than ``--least``."""
+    """Run the command; return 1 if less than ``--least`` percent of a family's mutants are noticed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"one or more of {', '.join(FAMILIES)}")
     parser.add_argument("--sample", type=int, default=200, help="number of mutants of each family")
@@ -114,7 +116,7 @@ def main() -> int:
             parser.error(f"there is no family {family}; there are {', '.join(FAMILIES)}")
     if len(families) == 1:
         return int(score(families[0], arguments.sample, arguments.seed, arguments.jobs) < arguments.least)
-    # Each family in a process of its own, which has imported its tests only.
+    # Each family runs in a process of its own, which has imported only the family's tests.
     failed = 0
     for family in families:
         given = {name: value for name, value in vars(arguments).items() if name != "families"}

@@ -11,7 +11,7 @@ _STREAMS = "dmsg/streams/core"
 _V2019 = "dmsg/v2019/core"
 
 ANY = "*"
-"""In place of the changed line: whatever the change of the line is."""
+"""Placeholder for the changed line in an entry that holds for every change of the line."""
 _ONLY_SPEED = "both branches give the same bytes; one of them is quicker"
 _AT_MOST = "the number is never larger"
 _SET_BEFORE = "the value is set before it is read"
@@ -227,5 +227,5 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
 
 
 def is_equivalent(file: str, before: str, after: str) -> bool:
-    """Whether no test can notice that change of a line."""
+    """Tell whether no test can notice this change of a line."""
     return (file, before, after) in EQUIVALENT or (file, before, ANY) in EQUIVALENT

@@ -1,9 +1,9 @@
-"""Mutants of source files: which there are, and a sample of them.
+"""Mutants of source files: a list of all, and a random sample.
 
-Cosmic Ray makes the mutants. Left out are mutants that no test can notice, or none should: mutants of annotations,
-which nothing evaluates, of a module's constants, which are decisions (docs/limits.md), of the arguments of
-decorators, as the size of a cache, and of the star of a signature; and of rows of options, which the tables of the
-documentation repeat (tests/docs compares them), and of assertions, which hold whatever a test does.
+Cosmic Ray makes the mutants. Mutants that no test can or should notice are left out: of annotations, which nothing
+evaluates; of a module's constants, which are decisions (docs/limits.md); of arguments of decorators, such as the size
+of a cache; of the star of a signature; of rows of options, which tables of the documentation repeat (tests/docs
+compares them); and of assertions, which hold whatever a test does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 Place = tuple[int, int]
 """Line and column."""
 Left = tuple[Place, Place, str | tuple[str, ...]]
-"""First place, place after the last, and the words of the names of operators that are left out there."""
+"""First place, place after the last one, and words in the names of the operators that are left out in this range."""
 ALL, VALUES, STARS = "", ("Number", "Operator"), ("BinaryOperator",)
 
 

@@ -28,15 +28,15 @@ from unittest import TestCase, TestResult
 from tests.mutation.mutants import ROOT, Mutant, mutated
 
 SLOW = 1.0
-"""Seconds of the processor of a test that is run only for mutants that no quicker test reaches."""
+"""Seconds of the processor above which a test runs only for mutants that no quicker test reaches."""
 LONGEST_MEASURED = 300
-"""Seconds of the processor after which measuring the tests is given up."""
+"""Maximum seconds of the processor for measuring the tests."""
 MORE_TIME = 10
-"""How many times as long as without a mutant the tests may take before the mutant counts as one that never ends."""
+"""Factor by which tests may take longer than without a mutant, before the mutant counts as one that never ends."""
 LEAST_TIME = 10
-"""Seconds that the tests of a mutant may always take."""
+"""Seconds of the processor that the tests of a mutant may always take."""
 MORE_WALL = 10
-"""How many times as long a fork may take by the wall clock, as on a machine that is busy with others."""
+"""Factor by which a fork may take longer by the wall clock, because the machine may be busy."""
 MEMORY = 2 << 30
 """Maximum number of bytes of data of a fork; a mutant that collects without end is stopped by it."""
 NOTICED, SURVIVED = 1, 0
@@ -93,7 +93,7 @@ def _use_own_reactor() -> None:
 
 
 def fork(work: Callable[[], int], seconds: float) -> int:
-    """Start ``work`` in a fork; its result is the status of the process, whose id is returned.
+    """Run ``work`` in a fork and return the process id of the fork; the result of ``work`` is its exit status.
 
     :param seconds: of the processor that it may use.
     """

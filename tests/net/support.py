@@ -1,4 +1,4 @@
-"""Entities on real TCP, through the makeService that twistd uses."""
+"""Base class of tests with entities on real TCP, started by the makeService function that twistd uses."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tests.support import RawClient
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
 PATIENCE = 20.0
-"""Seconds that a machine under load may take for anything; nothing waits for them to pass."""
+"""Seconds that a busy machine may take for anything; no test waits for all of them to pass."""
 
 
 HEALTH = {"status": "ok", "registered": True, "reachable": None, "shared_with": None}
-"""Of a server that is registered, and was not told by which address."""
+"""Health of a server that is registered and does not know whether its public address can be reached."""
 
 
 class EntityCase(TestCase):
-    """Starts entities and stops them in reverse."""
+    """Test case that starts entities, and stops them in reverse order."""
 
-    # With trial's own 120 s, a busy machine does not come to the end of tests that need 7 s of the processor.
+    # With trial's default of 120 s, a busy machine does not finish tests that need 7 s of the processor.
     timeout = 300
 
     async def start_discovery(self, *options: str) -> str:
-        """Its URL."""
+        """Start a discovery and return its URL."""
         parsed = discovery_tap.Options()
         parsed.parseOptions([f"--listen={LOOPBACK}", "--store=memory:", "--rate-limit=0", *options])
         service: Any = discovery_tap.makeService(parsed, reactor)
@@ -41,7 +41,7 @@ class EntityCase(TestCase):
         return f"http://127.0.0.1:{port.getHost().port}"
 
     async def start_server(self, *options: str, tap: Any = server_tap) -> Any:
-        """The server entity, listening; registered when it has a discovery."""
+        """Start a server and return its entity, listening, and registered if the server has a discovery."""
         parsed = tap.Options()
         parsed.parseOptions([f"--listen={LOOPBACK}", f"--key-file={self.mktemp()}", "--create", *options])
         service: Any = tap.makeService(parsed, reactor)
@@ -55,7 +55,7 @@ class EntityCase(TestCase):
         return server
 
     async def start_client(self, url: str, *, family: Any = Client, **options: Any) -> Any:
-        """A client that others can find."""
+        """Start a client that other clients can find."""
         client = family(reactor, options.pop("key", None) or SecKey.generate(), [url], **options)
         client.startService()
         self.addCleanup(client.stopService)
@@ -63,7 +63,7 @@ class EntityCase(TestCase):
         return client
 
     async def raw_client(self, server: Any, key: SecKey | None = None, source: str = "127.0.0.1") -> RawClient:
-        """A client of plain frames, from that address."""
+        """Return a client of plain frames, connected from this address."""
         port = server.ports[0].getHost().port
         client = RawClient(key or SecKey.generate(), server._key.public)
         endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", port, bindAddress=(source, 0))
@@ -74,7 +74,7 @@ class EntityCase(TestCase):
         return client
 
     async def until(self, condition: Any, patience: float = PATIENCE) -> Any:
-        """Wait for something to become true; looks again each time the reactor has turned."""
+        """Wait for the condition to become true; the condition is checked after each turn of the reactor."""
         deadline = reactor.seconds() + patience
         while not (result := condition()):
             if reactor.seconds() > deadline:

@@ -1,4 +1,6 @@
-"""Handshakes by ``noiseprotocol`` as its README uses it, with its own functions but for secp256k1."""
+"""Handshakes of the library ``noiseprotocol``, used as its README shows, with the library's own functions except for
+secp256k1.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from dmsg.noise.suite import Secp256k1, Secp256k1KeyPair
 
 
 class _Plain(Secp256k1):
-    """Without what keys remember."""
+    """Curve without the values that keys cache."""
 
     def dh(self, private_key: SecKey, public_key: PubKey) -> bytes:
         return private_key.ecdh(public_key) + b"\0"
@@ -26,10 +28,10 @@ PLAIN_BACKEND.keypairs["Secp256k1"] = Secp256k1KeyPair
 
 
 class LibraryHandshake:
-    """One side of one handshake, as :class:`dmsg.noise.handshake.Handshake` is."""
+    """One end of a handshake, with the interface of :class:`dmsg.noise.handshake.Handshake`."""
 
     result: HandshakeResult | None
-    """None until the last message was written or read."""
+    """Result of the handshake; None until the last message was written or read."""
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class LibraryHandshake:
             keypairs["rs"] = Secp256k1KeyPair.from_public_bytes(remote)
         connection.set_prologue(prologue)
         connection.start_handshake()
-        # The library forgets this object at the end, and with it the remote key.
+        # The library removes this object at the end, and with it the remote key.
         self._state = connection.noise_protocol.handshake_state
         if ephemeral is not None:
             self._state.e = Secp256k1KeyPair.of(ephemeral)

@@ -1,1 +1,1 @@
-"""What entities show of themselves."""
+"""Tests of the pages on which entities show their state."""

@@ -1,4 +1,6 @@
-"""Headless Chromium, driven over the DevTools protocol through a pair of pipes; blocking, for a thread."""
+"""Headless Chromium, controlled over the DevTools protocol through a pair of pipes; its methods block, for use in a
+thread.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import time
 from typing import Any
 
 PATIENCE = 60.0
-"""Seconds for any one answer on a busy machine."""
+"""Seconds to wait for an answer on a busy machine."""
 OPTIONS = (
     "--headless",
     "--no-sandbox",
@@ -28,12 +30,12 @@ OPTIONS = (
 
 
 def chromium() -> str | None:
-    """Where it is; None: nowhere here."""
+    """Return the path of Chromium; None if it is not installed."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Browser:
-    """One page in one browser."""
+    """Browser with a single page."""
 
     def __init__(self, *options: str) -> None:
         program = chromium()
@@ -43,7 +45,7 @@ class Browser:
         self._read, from_browser = os.pipe()
 
         def at_three_and_four() -> None:
-            # where it looks for them; first out of each other's way
+            # Chromium expects these two descriptors, 3 and 4; both pipes are moved away from these numbers first.
             first, second = os.dup(to_browser), os.dup(from_browser)
             os.dup2(first, 3)
             os.dup2(second, 4)
@@ -68,7 +70,7 @@ class Browser:
         self.ask("Page.enable")
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command, and its answer."""
+        """Send a command and return its answer."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -97,11 +99,11 @@ class Browser:
         self.until("document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
-        """Of an expression in the page."""
+        """Return the value of an expression in the page."""
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def until(self, expression: str, patience: float = PATIENCE) -> Any:
-        """Wait until it is true."""
+        """Wait until an expression in the page is true."""
         deadline = time.monotonic() + patience
         while not (found := self.value(expression)):
             if time.monotonic() > deadline:
@@ -110,7 +112,7 @@ class Browser:
         return found
 
     def look(self, width: int, height: int, *, dark: bool = False, scripts: bool = True) -> None:
-        """How wide the window is, what its owner prefers."""
+        """Set the size of the window and the preferences of its user."""
         self.ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
@@ -119,7 +121,7 @@ class Browser:
         self.ask("Emulation.setScriptExecutionDisabled", value=not scripts)
 
     def picture(self, path: str | None = None) -> bytes:
-        """What it shows, as PNG."""
+        """Return the visible page as PNG."""
         data = base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"])
         if path is not None:
             with open(path, "wb") as file:
@@ -127,7 +129,7 @@ class Browser:
         return data
 
     def close(self) -> None:
-        """End it."""
+        """End the browser."""
         self._process.kill()
         self._process.wait()
         os.close(self._write)

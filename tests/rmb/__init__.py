@@ -1,1 +1,1 @@
-"""The reliable message bus."""
+"""Tests of the reliable message bus."""

@@ -1,8 +1,11 @@
-"""A bus of real processes under load, any of which is killed at random.
+"""Bus of real processes under load, any of which is killed at random.
 
-Two relays, two peers, a Redis for each peer, a registry.  A client of one peer
-asks, a service of the other answers; both are written so that they themselves
-lose and repeat nothing when their Redis is killed.
+The bus has two relays, two peers, a Redis for each peer, and a registry.  A client of one peer sends requests, and a
+service of the other peer answers; client and service neither lose nor repeat anything themselves when their Redis is
+killed.
+
+Two relays, two peers, a Redis for each peer, a registry.  A client of one peer asks, a service of the other answers;
+both are written so that they themselves lose and repeat nothing when their Redis is killed.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ end
 
 
 class Process:
-    """One that is started again whenever it was killed."""
+    """Process that is started again after it was killed."""
 
     def __init__(self, directory: Path, name: str, command: list[str], port: int | None) -> None:
         self.name, self.port = name, port
@@ -74,14 +77,16 @@ class Process:
         raise AssertionError(f"{self.name} does not listen")
 
     def kill(self) -> None:
-        """SIGKILL, and again from the start."""
+        """Kill the process with SIGKILL and start it again."""
         self.kills += 1
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.start()
 
     def supervise(self) -> None:
-        """As an operator's supervisor does: a peer whose Redis is away when it starts says so and ends."""
+        """Start the process again if it has ended, as an operator's supervisor does: a peer ends with an error if its
+        Redis cannot be reached at the start.
+        """
         if self.process.poll() is not None:
             self.start()
 
@@ -103,9 +108,9 @@ def twistd(name: str, *options: str) -> list[str]:
 
 
 class Bus:
-    """All of it.
+    """All processes of the bus.
 
-    :ivar processes: by name; ``killable`` those that a run may kill.
+    :ivar processes: processes by name; ``killable``: those that a run may kill.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -156,7 +161,7 @@ class Bus:
         self._wait_for_peers()
 
     def _wait_for_peers(self) -> None:
-        """Until the registry says through which relay each twin is reached."""
+        """Wait until the registry has the relay of each twin."""
         for _ in range(600):
             twins = [json.load(urllib.request.urlopen(f"{self.registry}/twins/{twin}")) for twin in self.twins]
             if all(twin["relay"] for twin in twins):
@@ -192,7 +197,7 @@ class Bus:
 
 
 def insist(call: Callable[[], Any], stop: threading.Event) -> Any:
-    """Again and again while Redis is away."""
+    """Repeat the call while Redis cannot be reached; return its result."""
     while not stop.is_set():
         try:
             return call()
@@ -202,7 +207,7 @@ def insist(call: Callable[[], Any], stop: threading.Event) -> Any:
 
 
 class Load:
-    """A client that asks so many times, and a service that answers."""
+    """Load on the bus: a client that sends ``number`` requests, and a service that answers them."""
 
     def __init__(self, bus: Bus, number: int) -> None:
         self.bus, self.number = bus, number
@@ -262,7 +267,7 @@ class Load:
                 self.collected = insist(lambda: server.llen("collected"), self.stop) or self.collected
 
     def answers(self) -> Counter[tuple[str, bool]]:
-        """How often each request was answered: (reference, without an error)."""
+        """Count the answers by request: the keys are the reference, and whether the answer is without an error."""
         found: Counter[tuple[str, bool]] = Counter()
         for raw in self.bus.redis[0].lrange("collected", 0, -1):
             message = json.loads(raw)
@@ -270,7 +275,7 @@ class Load:
         return found
 
     def errors(self) -> list[str]:
-        """What was answered instead of an answer, or beside it."""
+        """Return the errors that came as answers."""
         found = [json.loads(raw) for raw in self.bus.redis[0].lrange("collected", 0, -1)]
         return [f"{one['ref']} of {one['src']!r}: {one['err']}" for one in found if one["err"] is not None]
 
@@ -281,7 +286,9 @@ class Load:
 
 
 def run(directory: Path, number: int, kills: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Ask ``number`` times while ``kills`` processes are killed; what came of it.
+    """Send ``number`` requests while ``kills`` processes are killed; return the counts.
+
+    :param seconds: maximum duration of the run.
 
     :param seconds: after which it is given up.
     """
@@ -297,7 +304,7 @@ def run(directory: Path, number: int, kills: int, seconds: float, seed: int) -> 
             time.sleep(0.02)
             for process in bus.processes.values():
                 process.supervise()
-            # one after the other, spread over the work
+            # The kills are spread evenly over the work.
             if at < kills and load.collected >= number * (at + 0.5) / (kills + 1):
                 bus.processes[victims[at % len(victims)]].kill()
                 at += 1

@@ -1,4 +1,4 @@
-"""Relays and clients, for tests: on real TCP, or in memory with a time of their own."""
+"""Relays and clients for tests: on real TCP, or in memory with a clock of their own."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ SECRETS = {name: "0x" + (bytes([number]) * 32).hex() for number, name in enumera
 
 
 def queue_of(relay: RmbRelay) -> SQLiteQueue:
-    """The queue of a relay that keeps its queue in SQLite."""
+    """Return the queue of a relay that keeps its queue in SQLite."""
     queue = some(relay.switch).queue
     assert isinstance(queue, SQLiteQueue)
     return queue
 
 
 class RawTwin:
-    """A session that does only what a test tells it to; a Receiver of :mod:`dmsg.rmb.socket.websocket`.
+    """Session that sends only what a test sends through it; a Receiver of :mod:`dmsg.rmb.socket.websocket`.
 
-    :ivar answers_pings: it answers at once, as websocket libraries do.
-    :ivar asks: it says in its token that it sends again what is not confirmed; clients of the reference do not.
+    :ivar answers_pings: whether the session answers pings at once, as websocket libraries do.
+    :ivar asks: whether the session's token announces that it sends unconfirmed messages again; tokens of the
+        reference's clients do not.
     """
 
     def __init__(self, identity: Identity, session: Session, url: str, reactor: Any) -> None:
@@ -90,7 +91,7 @@ class RawTwin:
         self.closed.callback(why)
 
     def envelope(self, to: Session, command: str | None = "cmd", payload: bytes = b"x", **fields: Any) -> Envelope:
-        """A request to ``to``, signed when it is sent; without a command a response."""
+        """Return a request to ``to``, which is signed when it is sent; without a command, return a response."""
         envelope = Envelope(**{"uid": f"u-{len(self.raw)}", "expiration": 60, **fields})
         if command is None:
             envelope.response.SetInParent()
@@ -116,7 +117,7 @@ class RawTwin:
         return self.closed
 
     def drop(self) -> Deferred[str]:
-        """Without a word."""
+        """Close the connection without a closing frame."""
         if self.socket is not None:
             self.socket.abort()
         return self.closed
@@ -127,9 +128,9 @@ def pause(seconds: float = 0.0) -> Deferred[None]:
 
 
 class RmbCase(TestCase):
-    """A registry in memory, relays on loopback, twins A to D.
+    """Test case with a registry in memory, relays on loopback, and twins A to D.
 
-    :ivar reactor: what all of them run on.
+    :ivar reactor: the reactor of all of them.
     """
 
     timeout = 60
@@ -137,11 +138,11 @@ class RmbCase(TestCase):
     host = "127.0.0.1"
 
     def setUp(self) -> None:
-        # the same waits, of tenths of a second
+        # The same rounds, but tenths of a second long.
         self.patch(server, "ROUND", 0.2)
         for module in (periodic, federation):
             self.patch(module, "SPILL_AFTER", 0.4)
-        # every relay of a test has just been started
+        # Every relay of a test has just been started.
         self.patch(presence, "START_GRACE", 0.0)
         self.registry = TableRegistry()
         self.identities = {name: Identity(secret, "ed25519") for name, secret in SECRETS.items()}
@@ -174,7 +175,7 @@ class RmbCase(TestCase):
         return time.time() + self.offset
 
     def twin(self, name: str, relay: str | None, *, pk: bool = False, strict: bool = False) -> int:
-        """Make or change a twin; its id."""
+        """Add or change a twin; return its id."""
         identity = self.identities[name]
         current = None
         if name in self.ids:
@@ -186,7 +187,7 @@ class RmbCase(TestCase):
         return self.ids[name]
 
     async def relay(self, **options: Any) -> RmbRelay:
-        """Start one; ``relay.url`` is for websockets, ``relay.domain`` for the registry."""
+        """Start a relay; ``relay.url`` is its address for websockets, ``relay.domain`` its name in the registry."""
         settings = RelaySettings(
             **{"listen": ["tcp:0:interface=127.0.0.1"], "registry": "", "queue": "sqlite::memory:", **options}
         )
@@ -202,7 +203,7 @@ class RmbCase(TestCase):
         return relay
 
     async def named_relay(self, **options: Any) -> Any:
-        """One that knows its own name, which is its address."""
+        """Start a relay that knows its own name, which is its address."""
         relay = await self.relay(domains=frozenset({"http://pending"}), **options)
         some(relay.switch).rules.domains = some(relay.switch).federation._domains = frozenset({cast(Any, relay).domain})
         return relay
@@ -229,7 +230,7 @@ class RmbCase(TestCase):
     async def status_of(
         self, url: str, method: str = "GET", data: bytes | None = None, **headers: str
     ) -> tuple[int, str]:
-        """What a plain HTTP request is answered."""
+        """Return the answer to a plain HTTP request."""
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         agent = Agent(self.reactor)
         response = await treq.request(
@@ -238,7 +239,7 @@ class RmbCase(TestCase):
         return response.code, await response.text()
 
     async def until(self, condition: Any, seconds: float = 30.0) -> None:
-        """Wait for something to become true.  The time is for a machine that has other things to do."""
+        """Wait for the condition to become true.  The default is long enough for a busy machine."""
         deadline = self.reactor.seconds() + seconds
         while not condition():
             if self.reactor.seconds() > deadline:
@@ -247,7 +248,9 @@ class RmbCase(TestCase):
 
 
 class MemoryCase(RmbCase):
-    """The same on one host of the lab's network: no sockets, and time passes as it is let."""
+    """Test case with the same helpers on a host of the simulated network: without sockets, and with a clock that the
+    test advances.
+    """
 
     def setUp(self) -> None:
         super().setUp()
@@ -259,7 +262,7 @@ class MemoryCase(RmbCase):
         return 1.7e9 + self.network.clock.seconds() + self.offset
 
     def drive(self, running: Deferred[Any]) -> None:
-        """Let time pass until that is over."""
+        """Advance the clock until the Deferred has fired."""
         self.network.run_until(lambda: running.called, 600.0)
 
     def tearDown(self) -> Deferred[None]:  # type: ignore[override]

@@ -1,4 +1,7 @@
-"""A peer that does what peers of the reference do, and a relay that is killed between two of them.
+"""Peer that behaves as the reference's peer, and a relay between two such peers that is killed.
+
+The reference's peer never sends a message again, answers pings, does not know which messages it has received, and
+connects again after two seconds.
 
 Such a peer never sends a message again, answers pings, does not know what it has had, and connects again after two
 seconds.
@@ -29,17 +32,22 @@ from tests.ports import free_port
 from tests.rmb.killing import Process, twistd
 
 RECONNECT = 2.0
-"""Seconds before it connects again, as the reference has it."""
+"""Seconds before the peer connects again, as in the reference."""
 RATE = 1500
-"""Requests a second: about as many as the reference's peer signs."""
+"""Requests per second; the reference's peer signs about as many."""
 AHEAD = 100
-"""Requests on their way to the service at which the client waits a moment: a relay that cannot keep up loses what it
-has not read when it is killed, and that says nothing about it."""
+"""Number of unanswered requests at which the client waits. A relay that cannot keep up loses data that it has not read
+when it is killed, and losing that data says nothing about the relay.
+"""
 KEY = b"mask"
 
 
 class RsPeer:
-    """One twin, in threads of its own.
+    """Twin that runs in threads of its own.
+
+    :param handle: called with each message; the result is sent as the answer.
+    :ivar got: number of received messages by kind and uid.
+    :ivar failed: number of messages that could not be written to the socket.
 
     :param handle: called with each message; what it returns is sent.
     :ivar got: messages that came, by kind and uid.
@@ -58,7 +66,7 @@ class RsPeer:
         self._stop = threading.Event()
         self._socket: socket.socket | None = None
         self._answers: SimpleQueue[Envelope] = SimpleQueue()
-        """What a service has answered: in the reference that waits in Redis until there is a connection."""
+        """Answers of the service; in the reference, answers wait in Redis until the peer is connected."""
         for work in (self._run, self._send_answers):
             threading.Thread(target=work, daemon=True).start()
 
@@ -79,7 +87,7 @@ class RsPeer:
             self._stop.wait(RECONNECT)
 
     def _converse(self) -> None:
-        """One connection, until it is lost."""
+        """Serve a connection until it is lost."""
         query = token.make(self.identity, self.session, int(time.time()), asks=False)
         with socket.create_connection(("127.0.0.1", self._port), 5) as self._socket:
             self._socket.settimeout(None)
@@ -122,7 +130,7 @@ class RsPeer:
                 self._socket.sendall(data)
 
     def send(self, envelope: Envelope) -> None:
-        """Once, as soon as there is a connection; what the connection does with it nobody knows."""
+        """Send a message once, as soon as the peer is connected. The message may be lost with the connection."""
         wire.set_address(envelope.source, self.session)
         envelope.timestamp, envelope.expiration = int(time.time()), 600
         envelope.signature = self.identity.sign(wire.challenge(envelope))
@@ -136,7 +144,7 @@ class RsPeer:
             self.failed += 1
 
     def ready(self) -> None:
-        """Wait until it is connected."""
+        """Wait until the peer is connected."""
         if not self._connected.wait(10):
             raise AssertionError("the peer does not come to its relay")
 
@@ -148,9 +156,9 @@ class RsPeer:
 
 
 class Experiment:
-    """A relay and two such peers; one asks, the other answers.
+    """Relay and two such peers; one sends requests, the other answers.
 
-    :param options: of the relay.
+    :param options: command line options of the relay.
     """
 
     def __init__(self, directory: Path, *options: str) -> None:
@@ -176,7 +184,7 @@ class Experiment:
         return answer
 
     def run(self, number: int, kills: int, seed: int) -> dict[str, int]:
-        """Ask ``number`` times while the relay is killed ``kills`` times."""
+        """Send ``number`` requests while the relay is killed ``kills`` times; return the counts."""
         rng = random.Random(seed)
         at = sorted(rng.sample(range(number // 10, number * 9 // 10), kills))
         began, paused = time.monotonic(), 0.0
@@ -208,7 +216,7 @@ class Experiment:
         }
 
     def _settle(self, number: int) -> None:
-        """Until nothing has come for a while."""
+        """Wait until no message has come for a while."""
         before, since = -1, time.monotonic()
         while time.monotonic() - since < 3.0:
             now = sum(self.client.got.values()) + sum(self.service.got.values())
@@ -223,7 +231,7 @@ class Experiment:
 
 
 def run(number: int, kills: int, seed: int, *options: str) -> dict[str, int]:
-    """One experiment in a directory of its own."""
+    """Run an experiment in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="dmsg-rs-") as directory:
         experiment = Experiment(Path(directory), *options)
         try:

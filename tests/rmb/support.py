@@ -1,4 +1,4 @@
-"""What the tests of the message bus share."""
+"""Helpers of the tests of the message bus."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support import VECTORS
 
 
 def vectors(name: str) -> Any:
-    """A file of ``tests/vectors/rmb``."""
+    """Return a file of ``tests/vectors/rmb``."""
     return json.loads((VECTORS / "rmb" / f"{name}.json").read_text())
 
 
 def envelope_of(row: dict[str, Any]) -> Envelope:
-    """The envelope that a row of challenges.json describes."""
+    """Return the envelope that a row of challenges.json describes."""
     envelope = Envelope(uid=row["uid"], timestamp=row["timestamp"], expiration=row["expiration"])
     for name in ("tags", "schema", "federation"):
         if name in row:

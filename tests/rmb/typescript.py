@@ -1,4 +1,6 @@
-"""A16: the official TypeScript client, of the npm registry, through a relay of ours to a peer of ours."""
+"""Test A16: the official TypeScript client of the npm registry, over a relay of this product to a peer of this
+product.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ INSTALL_TIMEOUT = 150
 
 
 def modules() -> str:
-    """Where the client is installed; it is done once for a user of this machine."""
+    """Return the directory of the installed client, which is installed once for each user of this machine."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         raise SkipTest("there is no node and npm: the official TypeScript client cannot be run")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dmsg-tests" / PACKAGE.replace("/", "-")
@@ -52,7 +54,7 @@ class TypeScriptTests(PeerCase):
 
     @asynchronous
     async def test_A16_the_typescript_client_interoperates(self) -> None:
-        """Connects, calls encrypted, gets an error of a service, pings."""
+        """The client connects, sends an encrypted call, receives a service's error, and pings."""
         where = await deferToThread(modules)
         service = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", RegistrySettings(rate=0))
         service.startService()
@@ -60,7 +62,7 @@ class TypeScriptTests(PeerCase):
         url = f"http://127.0.0.1:{port_of((await service.ready)[0])}"
         await self.registry.close()
         self.registry = some(service._table)
-        self.patch(service, "_table", None)  # it is closed with this case's registry
+        self.patch(service, "_table", None)  # The table is closed with this test case's registry.
         relay = await self.named_relay()
         identity = Identity(WORDS, "sr25519")
         statement = Twin(0, identity.account, relay.domain, Encryption(WORDS).pk, False, 1).sign(identity)

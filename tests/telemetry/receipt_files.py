@@ -30,13 +30,13 @@ def signed(
     received: int,
     server: SecKey = SERVER,
 ) -> bytes:
-    """The 198 bytes of one end's receipt."""
+    """Return the 198 bytes of the receipt of one end."""
     receipt = Receipt(role, transport(number), server.public, signer.public, peer.public, sent, received)
     return receipt.sign(signer)
 
 
 def both(number: int, ab: int, ba: int, *, a: SecKey = A, b: SecKey = B, server: SecKey = SERVER) -> list[bytes]:
-    """The receipts of both ends, which agree."""
+    """Return the receipts of both ends, which agree."""
     return [
         signed(number, Role.INITIATOR, a, b, ab, ba, server),
         signed(number, Role.RESPONDER, b, a, ba, ab, server),
@@ -44,7 +44,7 @@ def both(number: int, ab: int, ba: int, *, a: SecKey = A, b: SecKey = B, server:
 
 
 def line(receipt: bytes, day: date = DAY, *, server: SecKey = SERVER, time: str = "12:00:00", **fields: Any) -> bytes:
-    """A line of a spool."""
+    """Return a line of a spool with this receipt."""
     at = datetime.fromisoformat(f"{day}T{time}").replace(tzinfo=UTC)
     row = {
         "v": 1,
@@ -63,7 +63,7 @@ def line(receipt: bytes, day: date = DAY, *, server: SecKey = SERVER, time: str 
 
 
 def write(path: Path, lines: Iterable[bytes]) -> Path:
-    """Write a sealed file, the same bytes each time."""
+    """Write a sealed file with these lines; the same lines always give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(b"".join(one + b"\n" for one in lines), mtime=0))
     return path

@@ -1,4 +1,4 @@
-"""What the server of 2019 knows, as far as its recorded exchanges show it."""
+"""Relay with the rules of the 2019 server, as far as recorded exchanges show them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dmsg.v2019.core.wire import HANDSHAKE_PAYLOAD_SIZE, PING, REQUEST, encode_c
 
 
 class OldRelay(Relay):
-    """Ends a connection for PING, and refuses without a reason: a REQUEST that is not 66 bytes long, or to nobody.
+    """Relay that ends a connection after a PING, and that refuses, without a reason, a REQUEST that is not 66 bytes
+    long or that is for a client that is not connected.
 
     Payloads of other frames are passed on as they are, as in ``payloads_are_not_checked`` and ``close_payloads`` of
     ``tests/vectors/server_rules.json``.

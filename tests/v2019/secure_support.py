@@ -1,4 +1,4 @@
-"""Two clients with secure transports on one server in memory, and a server that lies."""
+"""Test case of two clients with secure transports on a server in memory, and of a server that changes their frames."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import KEYS, Accepting, MemoryNetwork
 
 
 class SecureCase(SynchronousTestCase):
-    """A opens to B, who listens on port 7."""
+    """Test case in which A opens streams to B, which listens on port 7."""
 
     resume_timeout = 30.0
     encryption = Encryption.REQUIRE
@@ -34,7 +34,7 @@ class SecureCase(SynchronousTestCase):
             self.sessions[name] = self.network.client(KEYS[name], streams=self.streams[name])
 
     def tearDown(self) -> None:
-        """When all is over the budget of windows is what it was."""
+        """Assert that no windows remain in the budget after all streams have ended."""
         for name, session in self.sessions.items():
             session.close()
             self.streams[name].stop()
@@ -47,7 +47,7 @@ class SecureCase(SynchronousTestCase):
         self.assertEqual(BUDGET.left, self.budget_before)
 
     def make_streams(self, key: SecKey, listeners: dict[int, Factory]) -> TransportStreams:
-        """What the sessions of one client share."""
+        """Return the object that the sessions of a client share."""
         return TransportStreams(
             self.network.clock,
             key,
@@ -66,28 +66,28 @@ class SecureCase(SynchronousTestCase):
         return self.sessions["B"]
 
     def ask(self, port: int = 7, **options: Any) -> Deferred[Any]:
-        """A's request, delivered."""
+        """Send A's request, deliver it, and return the result."""
         opening = self.a.open(KEYS["B"].public, Accepting(), port=port, secure=True, **options)
         self.network.settle()
         return opening
 
     def open(self, port: int = 7, **options: Any) -> tuple[Any, Any]:
-        """A stream from A to B: both protocols."""
+        """Open a stream from A to B; return both protocols."""
         one = self.successResultOf(self.ask(port, **options))
         return one, self.listeners[port].built[-1]  # type: ignore[attr-defined]
 
     def reconnect(self, name: str) -> ClientSession:
-        """A connection more of that client, in place of the one it had."""
+        """Replace the connection of a client by a new one."""
         session = self.sessions[name] = self.network.client(KEYS[name], streams=self.streams[name])
         return session
 
     def cut(self, name: str) -> None:
-        """That client's connection is lost."""
+        """Lose the connection of a client."""
         self.sessions[name].link.transport.abortConnection()  # type: ignore[attr-defined]
         self.network.settle()
 
     def tamper(self, change: Callable[[list[Frame]], list[Frame]]) -> None:
-        """From now on the server changes what it hands to B."""
+        """Make the server change the frames that it delivers to B from now on."""
         relay = self.network.factory.relay
         port = relay.newest[KEYS["B"].public].port
         send = port.send
@@ -97,7 +97,7 @@ class SecureCase(SynchronousTestCase):
             for frame in change(buffer.feed(bytes(data))):
                 send(frame.encode())
 
-        # slots forbid it on the link itself
+        # The link's __slots__ forbid replacing the method on the link itself.
         class Liar:
             def __getattr__(self, name: str) -> Any:
                 return lie if name == "send" else getattr(port, name)

@@ -1,4 +1,4 @@
-"""Tests that every store of entries passes."""
+"""Tests that each implementation of the entry store passes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server_entry(number: int, sequence: int = 0, free: int = 5, version: str = "
 
 
 class StoreMixin:
-    """What every store does."""
+    """Mixin of tests; the test case sets ``store``."""
 
     store: Any
     assertEqual: Any
@@ -68,11 +68,11 @@ class StoreMixin:
 
     @asynchronous
     async def test_sequences_follow_the_iteration_rules(self) -> None:
-        """disc.json's, from whatever sequence and time."""
+        """The rules of disc.json hold for the iteration, whatever sequence and time the first entry has."""
         await self.refused(self.store.post(client_entry(1), 0.0), EntryInvalid, "non-zero")
         for number, case in enumerate(vectors("disc")["iterations"]):
             if case["old_sequence"] != 0:
-                continue  # a first entry has sequence 0; the others are in test_entry
+                continue  # A first entry has sequence 0; test_entry has the other cases.
             key = SecKey.from_seed(b"iteration %d" % number)
             await self.store.post(client_entry(0, case["old_timestamp"], key), 0.0)
             second = self.store.post(client_entry(case["new_sequence"], case["new_timestamp"], key), 0.0)
@@ -83,7 +83,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_exactly_a_single_concurrent_post_wins(self) -> None:
-        """Compare and set in one step."""
+        """A store compares and sets in one step."""
         await self.store.post(client_entry(), 0.0)
         posts = [
             self.store.post(client_entry(1, 2 + number), 0.0).addErrback(lambda f: f.trap(EntryInvalid))
@@ -107,7 +107,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_a_refused_deletion_tells_the_owner_the_newest_time(self) -> None:
-        """Whose clock was ahead, and is right now: he cannot look up what he has to be later than."""
+        """An owner whose clock was ahead, and is right now, cannot look up the time that a deletion has to exceed."""
         entry = client_entry(0, 10**18)
         deletion = Deletion(entry.static, 0, 10**18 + 5).sign(KEY)
         await self.store.post(entry, 0.0)
@@ -122,7 +122,7 @@ class StoreMixin:
             else:
                 self.fail("not refused")
         self.assertEqual(await self.store.post(client_entry(0, 10**18 + 6), 0.0), True)
-        # a later life of the key is told of its own deletion, not of this one
+        # A deletion after the key was used again is told the time of the newest deletion, not of this one.
         later = Deletion(entry.static, 0, 10**18 + 9).sign(KEY)
         await self.store.delete(later, 0.0)
         try:
@@ -132,14 +132,14 @@ class StoreMixin:
 
     @asynchronous
     async def test_times_are_corrected_after_the_clock_was_set_back(self) -> None:
-        """A server that has gone is no longer listed for an hour more, and looks at others go on."""
+        """A server that is gone is not listed for another hour, and checks of other servers continue."""
         day, now = 86400.0, 1000.0
         talks, quiet, never = (server_entry(number) for number in range(3))
         await self.store.post(talks, now + day, Terms(checked=False))
         await self.store.record_check(talks.static, "h:1", now + day, now + day + 60.0)
         await self.store.post(quiet, now + day, Terms(checked=False, refreshes=False))
         await self.store.record_check(quiet.static, "h:1", now + day, now + day + 60.0)
-        await self.store.post(never, now + day)  # listed without a look
+        await self.store.post(never, now + day)  # Listed without a check.
         self.assertEqual(await self.store.due(9, now, now), [])
         await self.store.shift_times(now)
         for since, there in ((now, True), (now + 1.0, False)):
@@ -149,7 +149,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_a_deleted_entry_cannot_be_posted_again(self) -> None:
-        """Anybody may have kept it."""
+        """Others may have a copy of the deleted entry."""
         entry = client_entry(0, 5)
         await self.store.post(entry, 0.0)
         await self.store.delete(Deletion(entry.static, 0, 6), 0.0)
@@ -161,7 +161,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_available_servers_are_random_live_and_limited(self) -> None:
-        """Random, live, with free connections, at most so many."""
+        """Servers are returned in random order: live ones with free connections, at most as many as asked for."""
         for number in range(30):
             await self.store.post(server_entry(number), float(number))
         await self.store.post(server_entry(99, free=0), 50.0)
@@ -190,7 +190,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_quiet_servers_exclude_refreshing_ones(self) -> None:
-        """They are not among those that refresh."""
+        """Servers that refresh their entries are listed elsewhere."""
         await self.store.post(server_entry(0), 0.0)
         for number in range(1, 4):
             await self.store.post(server_entry(number), float(number), QUIET)
@@ -204,7 +204,7 @@ class StoreMixin:
         await self.store.record_check(server_entry(2).static, "h:1", None, 200.0)
         await self.store.record_check(server_entry(0).static, "h:1", 100.0, 200.0)
         self.assertEqual(await self.store.quiet(10, 3.5), [server_entry(1).to_json()])
-        # it refreshes now
+        # This server refreshes from now on.
         await self.store.post(server_entry(1, 1), 101.0)
         self.assertEqual(await self.store.quiet(10, 3.5), [])
         await self.store.delete(Deletion(server_entry(3).static, 0, 100), 0.0)
@@ -212,7 +212,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_each_due_server_is_taken_once(self) -> None:
-        """Each is taken once, also by two processes over one store."""
+        """Also if two processes share one store."""
         for number in range(3):
             await self.store.post(server_entry(number), 10.0, Terms(checked=False, place=f"place {number}"))
         await self.store.post(server_entry(3), 10.0)
@@ -229,7 +229,9 @@ class StoreMixin:
 
     @asynchronous
     async def test_a_refreshing_server_is_listed_after_a_check(self) -> None:
-        """One that refreshes stays listed while it posts from where it was seen, and has its next look when it was."""
+        """A server that refreshes stays listed while it posts from the checked address, and its next check is when the
+        last one said.
+        """
         one = server_entry(1)
         await self.store.post(one, 10.0, UNCHECKED)
         self.assertEqual(await self.store.available(10, 0.0), [])
@@ -244,7 +246,7 @@ class StoreMixin:
         self.assertEqual(await self.store.listed([one.static], 40.0), [server_entry(1, 1).to_json()])
         self.assertEqual(await self.store.listed([one.static], 40.5), [])
         self.assertEqual(await self.store.due(10, 99.0, 200.0), [])
-        # not there once, and then not for good
+        # The first failed check does not remove the server; the last one does.
         await self.store.record_check(one.static, "h:1", None, 100.0)
         self.assertEqual(len(await self.store.available(10, 0.0)), 1)
         await self.store.record_check(one.static, "h:1", None, 100.0, listed=False)
@@ -253,12 +255,12 @@ class StoreMixin:
         self.assertEqual(await self.store.available(10, 0.0), [])
         await self.store.record_check(one.static, "h:1", 60.0, 300.0)
         self.assertEqual(await self.store.available(10, 0.0), [server_entry(1, 2).to_json()])
-        # full for a while
+        # All connections are in use for a while.
         await self.store.post(server_entry(1, 3, free=0), 61.0, UNCHECKED)
         self.assertEqual(await self.store.available(10, 0.0), [])
         await self.store.post(server_entry(1, 4), 62.0, UNCHECKED)
         self.assertEqual(await self.store.available(10, 0.0), [server_entry(1, 4).to_json()])
-        # it has moved: what is found out about where it was says nothing
+        # The server has moved: results of checks of its former address do not count.
         moved = Entry("0.0.1", 5, 9, one.static, server=ServerMeta("h:2", 5))
         await self.store.post(moved, 70.0, UNCHECKED)
         self.assertEqual(await self.store.available(10, 0.0), [])
@@ -295,7 +297,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_a_place_over_its_limit_loses_its_own_oldest_entries(self) -> None:
-        """Beyond, it loses what it posted longest ago, and nobody else loses anything."""
+        """A place loses its oldest entries above the limit; entries of other places stay."""
         dropped: list[tuple[str, str, int]] = []
         self.store.dropped = lambda *what: dropped.append(what)
         one = len(server_entry(0).to_json()) + OVERHEAD
@@ -303,7 +305,7 @@ class StoreMixin:
         await self.store.post(server_entry(0), 0.0, modest)
         for number in range(1, 4):
             await self.store.post(server_entry(number), float(number), greedy)
-        # who posts again is not the oldest any more
+        # A place that posts an entry again makes the entry its newest.
         await self.store.post(server_entry(1, 1), 4.0, greedy)
         self.assertEqual(dropped, [])
         await self.store.post(server_entry(5), 5.0, greedy)
@@ -317,7 +319,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_the_place_with_most_entries_gives_room(self) -> None:
-        """When it is too much in all."""
+        """The limit of all entries together is reached."""
         one = len(server_entry(0).to_json()) + OVERHEAD
         self.store._limit = 5 * one + OVERHEAD // 2
         dropped: list[tuple[str, str, int]] = []
@@ -329,7 +331,7 @@ class StoreMixin:
         self.assertEqual(dropped, [("total", "greedy", 1)])
         await self.refused(self.store.get(server_entry(0).static), EntryNotFound)
         self.assertEqual(await self.store.size(), 5 * one)
-        # an entry that moves takes its size along
+        # An entry that is posted from another place counts there with its size.
         await self.store.post(server_entry(1, 1), 10.0, Terms(place="place 3"))
         await self.store.post(server_entry(7), 11.0, Terms(place="place 7"))
         self.assertEqual(dropped[1:], [("total", "place 3", 1)])
@@ -337,7 +339,9 @@ class StoreMixin:
 
     @asynchronous
     async def test_blocks_around_a_place_have_so_much(self) -> None:
-        """Who has a /48 has 65536 places: of all of them together the one with most loses its oldest."""
+        """A /48 has 65536 places. If all of them together exceed the limit of a block, the place with most entries
+        loses its oldest.
+        """
         dropped: list[tuple[str, str, int]] = []
         self.store.dropped = lambda *what: dropped.append(what)
         one = len(server_entry(0).to_json()) + OVERHEAD
@@ -362,7 +366,9 @@ class StoreMixin:
 
     @asynchronous
     async def test_the_block_with_most_entries_gives_room(self) -> None:
-        """When it is too much in all: many places with little each are one place with much."""
+        """The limit of all entries together is reached: many places with few entries each count as one place with
+        many.
+        """
         one = len(server_entry(0).to_json()) + OVERHEAD
         self.store._limit = 30 * one + OVERHEAD // 2
         dropped: list[tuple[str, str, int]] = []
@@ -373,7 +379,7 @@ class StoreMixin:
             await self.store.post(server_entry(number), float(number), Terms(place=f"8.8.8.{number}"))
         self.assertEqual({place[:6] for _, place, _ in dropped}, {"8.8.8."})
         self.assertEqual(len(dropped), 20)
-        # entries that go take their part along
+        # Removed entries no longer count in their block.
         for number in range(2, 50):
             with contextlib.suppress(EntryNotFound):
                 await self.store.delete(Deletion(server_entry(number).static, 0, 100), 60.0)
@@ -385,7 +391,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_a_lowered_limit_is_reached_over_several_sweeps(self) -> None:
-        """As after a start with another limit: some go at a time, the rest in later sweeps."""
+        """After a start with a lower limit, each sweep removes only some of the entries."""
         for number in range(ROOM_AT_ONCE + 20):
             await self.store.post(server_entry(number), float(number), Terms(place=f"p{number % 3}"))
         self.store._limit = 10 * (len(server_entry(0).to_json()) + OVERHEAD)
@@ -397,7 +403,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_entries_expire_unless_posted_again(self) -> None:
-        """Unless they are posted again; a quiet server when it is not seen any more."""
+        """A server that does not refresh expires when no check reaches it any more."""
         dropped: list[tuple[str, str, int]] = []
         self.store.dropped = lambda *what: dropped.append(what)
         await self.store.post(client_entry(), 0.0, Terms(place="p", lasts=100.0))
@@ -430,7 +436,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_the_whole_range_of_numbers(self) -> None:
-        """Lua and SQLite have smaller ones."""
+        """Numbers in Lua and in SQLite have smaller ranges."""
         for low, high in ((-(2**63), 0), (2**63 - 2, 2**63 - 1), (2**62, 2**62 + 1)):
             key = SecKey.from_seed(b"%d" % low)
             await self.store.post(client_entry(0, low, key), 0.0)
